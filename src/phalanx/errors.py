@@ -1,0 +1,117 @@
+"""Every error that Phalanx raises on purpose, in one tree.
+
+    PhalanxError                      exit code 1
+    ├── ConfigError                             2   a run or worker file is wrong
+    ├── InputError                              3   something read from disk is wrong
+    │   ├── DataError                               text, tokenizer, packed data
+    │   ├── ModelError                              model directory, slicing, adapters
+    │   └── CheckpointError                         shard, manifest, resume
+    ├── TransportError                          4   a peer or a link is wrong
+    │   ├── FrameError                              malformed: truncated, over-long, mistyped
+    │   ├── OrderError                              replayed, skipped or out of order
+    │   ├── PeerRefusedError                        unknown, expired, evicted or foreign identity
+    │   └── PeerLostError                           gone, or silent beyond the deadline
+    ├── VerificationError                       5   a claim, a log or a proof does not hold
+    │   ├── CertificateError                        wrong, expired or foreign certificate
+    │   ├── SignatureError                          a signature does not match
+    │   ├── AuditLogError                           the audit log is broken
+    │   ├── EvidenceError                           an evidence file does not hold up
+    │   └── StaleReplicaError                       a copy is from another step: no verdict possible
+    └── TrainingError                           6   training cannot go on
+        ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
+        └── NoHolderError                           nobody is left who holds a stage
+
+Other exit codes: 0 success, 1 a bug in Phalanx (traceback), 130 interrupted by the user.
+"""
+
+
+class PhalanxError(Exception):
+    """Root of the tree; catch it to catch everything that Phalanx raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(PhalanxError):
+    """A run or worker file is wrong: unknown key, wrong type, impossible combination."""
+
+    exit_code = 2
+
+
+class InputError(PhalanxError):
+    """Something that was read from disk is not what it should be."""
+
+    exit_code = 3
+
+
+class DataError(InputError):
+    """Text, tokenizer or packed data is missing or malformed."""
+
+
+class ModelError(InputError):
+    """A model directory cannot be read, sliced or adapted."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint is missing, damaged, foreign or from another run."""
+
+
+class TransportError(PhalanxError):
+    """A peer or the link to it misbehaves."""
+
+    exit_code = 4
+
+
+class FrameError(TransportError):
+    """A frame is malformed: truncated, over-long or of the wrong type."""
+
+
+class OrderError(TransportError):
+    """A frame was replayed, skipped or arrived out of order."""
+
+
+class PeerRefusedError(TransportError):
+    """A peer is unknown, evicted, or not who it says it is."""
+
+
+class PeerLostError(TransportError):
+    """A peer is gone, or was silent beyond its deadline."""
+
+
+class VerificationError(PhalanxError):
+    """A claim, a log or a proof does not hold."""
+
+    exit_code = 5
+
+
+class CertificateError(VerificationError):
+    """A certificate is wrong, expired or signed by somebody else."""
+
+
+class SignatureError(VerificationError):
+    """A signature does not match what it is said to sign."""
+
+
+class AuditLogError(VerificationError):
+    """The audit log was altered, truncated or reordered."""
+
+
+class EvidenceError(VerificationError):
+    """An evidence file does not prove what it says."""
+
+
+class StaleReplicaError(VerificationError):
+    """The copy and the claim are from different optimizer steps: no verdict on the peer is possible."""
+
+
+class TrainingError(PhalanxError):
+    """Training cannot go on."""
+
+    exit_code = 6
+
+
+class NonFiniteLossError(TrainingError):
+    """The loss or a gradient is NaN or infinite although every stage was honest."""
+
+
+class NoHolderError(TrainingError):
+    """Nobody is left who holds a stage's weights."""
