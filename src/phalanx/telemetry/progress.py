@@ -1,0 +1,127 @@
+"""The progress of a training run on the terminal: a bar, or plain lines where there is no terminal."""
+
+import time
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
+_STYLES: dict[Kind, str] = {
+    "info": "",
+    "note": "dim",
+    "alarm": "yellow",
+    "verdict": "bold magenta",
+    "eviction": "bold red",
+    "takeover": "bold cyan",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one finished step looks like.
+
+    Args:
+        loss: Mean training loss of the step, in nats a token.
+        tokens_per_s: Training tokens a second.
+        audits: Audits so far.
+        alarms: Alarms so far.
+    """
+
+    loss: float
+    tokens_per_s: float
+    audits: int = 0
+    alarms: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"loss {self.loss:.4f}", f"{self.tokens_per_s:,.0f} tokens/s"]
+        parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
+        return "  ".join(parts)
+
+
+class Progress:
+    """Shows step, loss, tokens/s, audits, alarms and time left while a run goes on.
+
+    Args:
+        total_steps: Steps of the whole run.
+        start_step: Steps that were done before, when a run is resumed.
+        every: A plain line every so many steps where the console is no terminal.
+        console: Where to show it; standard output when left out.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        *,
+        every: int = 10,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total_steps
+        self._start = start_step
+        self._every = max(1, every)
+        self._console = console or Console()
+        self._clock = clock
+        self._began = clock()
+        self._task: TaskID | None = None
+        self._bar: RichProgress | None = None
+        if self._console.is_terminal:
+            self._bar = RichProgress(
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[reading]}", markup=False),
+                TextColumn("[dim]{task.fields[left]}"),
+                console=self._console,
+            )
+
+    def __enter__(self) -> Self:
+        self._began = self._clock()
+        if self._bar is not None:
+            self._task = self._bar.add_task(
+                "train", total=self._total, completed=self._start, reading="", left=""
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, step: int, reading: Reading) -> None:
+        """Show that `step` steps are done."""
+        left = self._time_left(step)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=step, reading=str(reading), left=left)
+        elif step % self._every == 0 or step in (self._start + 1, self._total):
+            self._console.print(Text(f"step {step}/{self._total}  {reading}  {left}"), soft_wrap=True)
+
+    def message(self, text: str, kind: Kind = "info") -> None:
+        """Print one message above the bar, in the colour of its kind.
+
+        The text may hold names that a peer chose: markup in it is not interpreted and control
+        characters, which could move the cursor or rename the window, are shown as a question mark.
+        """
+        self._console.print(Text(_printable(text), style=_STYLES[kind]), soft_wrap=True)
+
+    def _time_left(self, step: int) -> str:
+        done = step - self._start
+        if done <= 0 or step >= self._total:
+            return ""
+        seconds = round((self._clock() - self._began) / done * (self._total - step))
+        minutes, seconds = divmod(seconds, 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+
+
+def _printable(text: str) -> str:
+    return "".join("?" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in text)

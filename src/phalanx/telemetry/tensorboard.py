@@ -1,0 +1,84 @@
+"""Scalars for TensorBoard, when the ``tensorboard`` extra is installed; torch is not needed for it."""
+
+import importlib.util
+import logging
+import math
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+logger = logging.getLogger(__name__)
+
+
+class TensorBoardWriter:
+    """Writes scalar curves to an event file in `directory`.
+
+    Without the extra, or when the event file cannot be made, nothing is written, `note` says so in one
+    line and the line is logged as a warning: a missing picture is no reason to stop a run.
+
+    Args:
+        directory: Where the event file goes; made when missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.note: str | None = None
+        self._protos: tuple[Any, Any] | None = None
+        self._writer: Any = None
+        if importlib.util.find_spec("tensorboard") is None:
+            self._switch_off("not installed; pip install 'phalanx-train[tensorboard]' for its curves")
+            return
+        try:
+            self._load(directory)
+        except (ImportError, OSError) as exc:
+            self._switch_off(f"off ({exc})")
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        """Add one point of one curve; NaN and infinity are left out, TensorBoard has no place for them."""
+        self.scalars({name: value}, step)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Add one point to each named curve at `step`."""
+        if self._writer is None or self._protos is None:
+            return
+        event, summary = self._protos
+        points = [
+            summary.Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+            if math.isfinite(value)
+        ]
+        if points:
+            self._writer.add_event(
+                event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=points))
+            )
+
+    def close(self) -> None:
+        """Flush and close the event file; closing twice is fine."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _load(self, directory: Path) -> None:
+        with warnings.catch_warnings():
+            # deprecations inside TensorBoard and protobuf say nothing about this run
+            warnings.simplefilter("ignore")
+            from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415 - an extra
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
+
+            directory.mkdir(parents=True, exist_ok=True)
+            self._writer = EventFileWriter(str(directory), flush_secs=10)
+        self._protos = event_pb2, summary_pb2
+
+    def _switch_off(self, reason: str) -> None:
+        self.note = f"TensorBoard: {reason}"
+        logger.warning(self.note)

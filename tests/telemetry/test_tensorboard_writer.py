@@ -1,0 +1,75 @@
+import importlib.util
+import logging
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from phalanx.telemetry import TensorBoardWriter
+
+has_tensorboard = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="the tensorboard extra is not installed"
+)
+
+
+@has_tensorboard
+def test_scalars_can_be_read_back(tmp_path):
+    with TensorBoardWriter(tmp_path / "tb") as writer:
+        writer.scalar("loss", 2.5, 1)
+        writer.scalars({"loss": 2.0, "lr": float("nan")}, 2)
+
+    assert writer.note is None
+    assert read_back(tmp_path / "tb") == [("loss", 1, 2.5), ("loss", 2, 2.0)]
+
+
+@has_tensorboard
+def test_closing_twice_and_writing_after_it_do_nothing(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    writer.close()
+    writer.close()
+
+    writer.scalar("loss", 1.0, 1)
+
+
+def test_without_the_extra_it_says_so_in_one_line_and_goes_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    with caplog.at_level(logging.WARNING), TensorBoardWriter(tmp_path / "tb") as writer:
+        writer.scalar("loss", 1.0, 1)
+
+    assert caplog.messages == [writer.note]
+    assert "phalanx-train[tensorboard]" in writer.note
+    assert not (tmp_path / "tb").exists()
+
+
+def test_a_directory_that_cannot_be_made_does_not_stop_the_run(tmp_path):
+    (tmp_path / "tb").write_text("a file, not a directory")
+
+    with TensorBoardWriter(tmp_path / "tb") as writer:
+        writer.scalar("loss", 1.0, 1)
+
+    assert writer.note is not None
+
+
+def test_telemetry_loads_neither_torch_nor_tensorboard():
+    code = "import sys, phalanx.telemetry; sys.exit(bool({'torch', 'tensorboard'} & set(sys.modules)))"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def read_back(directory):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+        (file,) = directory.iterdir()
+        return [
+            (
+                value.tag,
+                event.step,
+                value.tensor.float_val[0] if value.tensor.float_val else value.simple_value,
+            )
+            for event in EventFileLoader(str(file)).Load()
+            for value in event.summary.value
+        ]
