@@ -3,9 +3,10 @@
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from datetime import date, time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,7 @@ from pydantic_core import ErrorDetails
 from phalanx.errors import ConfigError
 
 Config = TypeVar("Config", bound=BaseModel)
+LONGEST_VALUE = 80
 
 
 def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) -> Config:
@@ -31,14 +33,17 @@ def load_config(path: Path, model: type[Config], overrides: Iterable[str] = ()) 
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a TOML file") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (ValueError, RecursionError) as exc:
+        # ValueError: bad syntax, bad UTF-8, and an integer of thousands of digits
         raise ConfigError(f"{path}: is not valid TOML: {exc}") from exc
     for override in overrides:
         keys, value = parse_override(override)
         _assign(data, keys, value, override)
+    for name, value in _dates(data):
+        raise ConfigError(f'{path}: {name}: found the date or time {value}; write it as text: "{value}"')
     try:
         # JSON mode: strict types, but a TOML array may become a tuple
-        return model.model_validate_json(json.dumps(data, default=str))
+        return model.model_validate_json(json.dumps(data))
     except ValidationError as exc:
         lines = [_explain(error, model) for error in exc.errors()]
         raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from exc
@@ -55,9 +60,11 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     if not separator or not all(keys):
         raise ConfigError(f"--set {text!r}: expected section.key=value, for example train.steps=100")
     try:
-        return keys, tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"value = {raw}")
+    except (ValueError, RecursionError):
         return keys, raw.strip()
+    # a line break in the value would smuggle in further keys, which nobody would read
+    return keys, parsed["value"] if len(parsed) == 1 else raw.strip()
 
 
 def dump_toml(config: BaseModel) -> str:
@@ -73,34 +80,53 @@ def _assign(data: dict[str, Any], keys: list[str], value: Any, override: str) ->
     data[keys[-1]] = value
 
 
+def _dates(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, date | time):
+        yield name, data
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            yield from _dates(value, f"{name}.{key}".removeprefix("."))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            yield from _dates(value, f"{name}.{index}")
+
+
 def _explain(error: ErrorDetails, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in error["loc"]) or "(whole file)"
     if error["type"] == "extra_forbidden":
         choices = _choices(model, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), choices, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"{where}: unknown key{hint} choices: {', '.join(choices)}"
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"{where}: unknown key; {hint}choices: {', '.join(choices)}"
     if error["type"] == "missing":
         return f"{where}: missing; add it"
     if error["type"] == "value_error":
         return f"{where}: {error['ctx']['error']}"
-    return f"{where}: found {error['input']!r}; {error['msg'].removeprefix('Input ')}"
+    found = repr(error["input"])
+    if len(found) > LONGEST_VALUE:
+        found = f"{found[:LONGEST_VALUE]}..."
+    return f"{where}: found {found}; {error['msg'].removeprefix('Input ')}"
 
 
 def _choices(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    current: Any = model
+    current = [model]
     for part in path:
-        if isinstance(part, int) or part not in getattr(current, "model_fields", {}):
-            continue
-        current = _model_in(current.model_fields[part].annotation)
-    return sorted(getattr(current, "model_fields", {}))
+        fields = [one.model_fields[str(part)] for one in current if str(part) in one.model_fields]
+        if fields:
+            current = [inner for field in fields for inner in _models_in(field.annotation)]
+        else:
+            # an index, a key of a mapping, or the tag that picked one member of a union
+            current = [one for one in current if _has_tag(one, part)] or current
+    return sorted({name for one in current for name in one.model_fields})
 
 
-def _model_in(annotation: Any) -> Any:
+def _has_tag(model: type[BaseModel], tag: int | str) -> bool:
+    return model.__name__ == tag or any(
+        tag in get_args(field.annotation) for field in model.model_fields.values()
+    )
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in getattr(annotation, "__args__", ()):
-        found = _model_in(inner)
-        if found is not None:
-            return found
-    return None
+        return [annotation]
+    return [found for inner in get_args(annotation) for found in _models_in(inner)]
