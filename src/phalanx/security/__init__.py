@@ -1,0 +1,1 @@
+"""Keys, certificates and the audit log; nothing here loads torch."""

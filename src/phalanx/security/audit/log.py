@@ -1,0 +1,168 @@
+"""Writing the audit log."""
+
+import fcntl
+import os
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from phalanx.config import canonical_json
+from phalanx.errors import AuditLogError
+from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
+from phalanx.security.crypto import Identity, digest_hex, parse_canonical
+
+
+class AuditLog:
+    """An append-only file of signed, chained events: one canonical JSON object a line.
+
+    Reopening a log checks all of it. A last line without its newline is the trace of a crash while writing:
+    it is removed, and a `log_healed` event says so. Anything else that is wrong is an error.
+
+    Args:
+        path: The file; created with its directory where missing.
+        identity: Who signs.
+        run: The run that every event belongs to.
+
+    Raises:
+        AuditLogError: A line is broken, the log belongs to another run or signer, another process has it
+            open, or it cannot be read or written.
+
+    Guarantees:
+        Events survive the end of the process once `append` returns, and that of the machine once `sync` does.
+        Safe to use from several threads.
+    """
+
+    def __init__(self, path: Path, identity: Identity, run: str) -> None:
+        self._path, self._identity, self._run = path, identity, run
+        self._lock = threading.Lock()
+        self._head = first_head(run)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            raise AuditLogError(f"{path}: cannot be opened ({exc.strerror})") from exc
+        try:
+            self._lock_file()
+            self._resume()
+        except AuditLogError:
+            os.close(self._fd)
+            raise
+
+    @property
+    def head(self) -> LogHead:
+        """Where the log ends now; `verify_log` compares a log with it."""
+        return self._head
+
+    def append(self, kind: str, body: dict[str, Any]) -> None:
+        """Write one event.
+
+        Args:
+            kind: What happened.
+            body: JSON data about it; never a key, prompt or tensor value.
+
+        Raises:
+            AuditLogError: The body is no JSON data or too large, or the line cannot be written; the log is
+                then as it was before.
+        """
+        with self._lock:
+            line = self._seal(kind, body)
+            self._write(line + b"\n")
+            self._head = next_head(self._head, line)
+
+    def sync(self) -> None:
+        """Force all events to disk, as a checkpoint that refers to them needs.
+
+        Raises:
+            AuditLogError: The disk refuses.
+        """
+        try:
+            os.fsync(self._fd)
+        except OSError as exc:
+            raise AuditLogError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
+
+    def close(self) -> None:
+        """Force all events to disk and let others open the log; closing twice is harmless."""
+        with self._lock:
+            if self._fd >= 0:
+                os.fsync(self._fd)
+                os.close(self._fd)
+                self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _lock_file(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise AuditLogError(f"{self._path}: is open elsewhere; a log has one writer") from exc
+
+    def _resume(self) -> None:
+        try:
+            size_bytes = os.fstat(self._fd).st_size
+            partial = self._partial_line(size_bytes)
+            self._check_lines(size_bytes - len(partial))
+            if partial:
+                os.ftruncate(self._fd, size_bytes - len(partial))
+        except OSError as exc:
+            raise AuditLogError(f"{self._path}: cannot be read again ({exc.strerror})") from exc
+        if partial:
+            self.append("log_healed", {"removed_bytes": len(partial), "removed_digest": digest_hex(partial)})
+            self.sync()
+
+    def _check_lines(self, complete_bytes: int) -> None:
+        with self._path.open("rb") as file:
+            lines = walk(file, self._path, self._identity.public, self._run)
+            checked_bytes = 0
+            while checked_bytes < complete_bytes:
+                line = next(lines, None)
+                if line is None:
+                    raise AuditLogError(f"{self._path}: became shorter while it was read")
+                self._head = line.head
+                checked_bytes += line.size_bytes
+
+    def _partial_line(self, size_bytes: int) -> bytes:
+        tail = os.pread(self._fd, MAX_LINE_BYTES, max(0, size_bytes - MAX_LINE_BYTES))
+        return tail[tail.rfind(b"\n") + 1 :]
+
+    def _seal(self, kind: str, body: dict[str, Any]) -> bytes:
+        event = {
+            "sequence": self._head.num_events,
+            "time": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "run": self._run,
+            "kind": kind,
+            "body": body,
+            "previous": self._head.digest,
+        }
+        try:
+            event["signature"] = self._identity.sign(signed_part(event)).hex()
+            line = canonical_json(event)
+            # what a reader would refuse must not be written: numeric keys, 65-bit integers, deep nesting
+            parse_canonical(line)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise AuditLogError(f"{self._path}: the body of {kind!r} is no JSON data: {exc}") from exc
+        if len(line) >= MAX_LINE_BYTES:
+            raise AuditLogError(
+                f"{self._path}: {kind!r} takes {len(line)} bytes, at most {MAX_LINE_BYTES} fit a line"
+            )
+        return line
+
+    def _write(self, data: bytes) -> None:
+        if self._fd < 0:
+            raise AuditLogError(f"{self._path}: is closed")
+        start = os.fstat(self._fd).st_size
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as exc:
+            # half a line would be followed by the next one and look like an attack
+            os.ftruncate(self._fd, start)
+            raise AuditLogError(f"{self._path}: cannot be written ({exc.strerror})") from exc

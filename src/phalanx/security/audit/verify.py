@@ -1,0 +1,78 @@
+"""Checking an audit log, offline, with nothing but the signer's public key."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.errors import AuditLogError
+from phalanx.security.audit.line import Line, LogHead, walk
+from phalanx.security.crypto import Peer
+
+
+@dataclass(frozen=True)
+class LogSummary:
+    """What a whole and honest log holds.
+
+    Attributes:
+        run: The run.
+        num_events: Number of lines.
+        kinds: How often each kind of event occurs.
+        first_time: Time of the first event, RFC 3339; None in an empty log.
+        last_time: Time of the last event.
+        head: Number of events and digest of the last line.
+    """
+
+    run: str | None
+    num_events: int
+    kinds: dict[str, int]
+    first_time: str | None
+    last_time: str | None
+    head: LogHead | None
+
+
+def verify_log(path: Path, peer: Peer, expected: LogHead | None = None, run: str | None = None) -> LogSummary:
+    """Check every line of a log.
+
+    Args:
+        path: The file.
+        peer: Who signed it.
+        expected: Where the log must end, as ``summary.json`` says. Without it a log whose tail was cut off at
+            a line's end looks whole.
+        run: The run that it must be of; that of the first line if None.
+
+    Raises:
+        AuditLogError: Names the first broken line, counted from 1, and why: not JSON, another run, a gap in
+            the sequence, a broken chain, a bad signature, cut off, shorter or longer than expected.
+    """
+    kinds: Counter[str] = Counter()
+    first: Line | None = None
+    last: Line | None = None
+    try:
+        with path.open("rb") as file:
+            for line in walk(file, path, peer, run):
+                kinds[line.kind] += 1
+                first, last = first or line, line
+                if expected is not None and line.head.num_events == expected.num_events:
+                    _compare(path, line.head, expected)
+    except OSError as exc:
+        raise AuditLogError(f"{path}: cannot be read ({exc.strerror})") from exc
+    num_events = last.head.num_events if last else 0
+    if expected is not None and num_events != expected.num_events:
+        number = min(num_events, expected.num_events) + 1
+        raise AuditLogError(
+            f"{path}: line {number} is {'missing' if num_events < expected.num_events else 'not expected'}: "
+            f"the log has {num_events} events, expected {expected.num_events}"
+        )
+    return LogSummary(
+        run=last.run if last else run,
+        num_events=num_events,
+        kinds=dict(kinds),
+        first_time=first.time if first else None,
+        last_time=last.time if last else None,
+        head=last.head if last else None,
+    )
+
+
+def _compare(path: Path, head: LogHead, expected: LogHead) -> None:
+    if head.digest != expected.digest:
+        raise AuditLogError(f"{path}: line {head.num_events} is not the line that the log must end with")

@@ -1,0 +1,33 @@
+"""Digests, identities and certificates: the only place that touches keys."""
+
+from phalanx.security.crypto.canonical import parse_canonical
+from phalanx.security.crypto.certificate import (
+    CertificateFacts,
+    certificate_facts,
+    peer_from_certificate,
+    tls_server_name,
+)
+from phalanx.security.crypto.files import read_private, write_private
+from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, in_domain
+from phalanx.security.crypto.identity import Identity, Peer, check_party_name
+from phalanx.security.crypto.pki import create_authority, issue, load_authority, load_identity
+
+__all__ = [
+    "DIGEST_PATTERN",
+    "CertificateFacts",
+    "Identity",
+    "Peer",
+    "certificate_facts",
+    "check_party_name",
+    "create_authority",
+    "digest_hex",
+    "in_domain",
+    "issue",
+    "load_authority",
+    "load_identity",
+    "parse_canonical",
+    "peer_from_certificate",
+    "read_private",
+    "tls_server_name",
+    "write_private",
+]

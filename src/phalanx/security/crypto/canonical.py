@@ -1,0 +1,63 @@
+"""Strict reading of canonical JSON that somebody else wrote."""
+
+import json
+from typing import Any, NoReturn
+
+from phalanx.config import canonical_json
+
+MAX_DEPTH = 32
+_MAX_INTEGER = 2**63 - 1
+
+
+def parse_canonical(data: bytes, /) -> dict[str, Any]:
+    """Parse one JSON object that must be written in the canonical way.
+
+    The one form (sorted keys, no spaces, no double keys) means that equal data has one digest, and that two
+    readers cannot understand the same signed bytes in two ways.
+
+    Returns:
+        The object. Integers fit in 64 bits, floats are finite, text is valid Unicode, and nothing is nested
+        deeper than 32.
+
+    Raises:
+        ValueError: The bytes are anything else; the message says what. Callers turn it into their own error.
+    """
+    try:
+        value = _DECODER.decode(data.decode("utf-8"))
+        _check_depth(value)
+        if canonical_json(value) != data:
+            raise ValueError("JSON is not in canonical form (sorted keys, no spaces, no double keys)")
+    except RecursionError as exc:
+        raise ValueError(f"JSON is nested deeper than {MAX_DEPTH}") from exc
+    if not isinstance(value, dict):
+        raise ValueError(f"JSON is a {type(value).__name__}, expected an object")  # noqa: TRY004
+    return value
+
+
+def _bounded_integer(text: str) -> int:
+    # the length is looked at first: int() of a long text takes quadratic time
+    if len(text) > 20 or not -_MAX_INTEGER <= (value := int(text)) <= _MAX_INTEGER:
+        raise ValueError("JSON holds an integer of more than 64 bits")
+    return value
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"JSON holds {text}, which is no number")
+
+
+def _check_depth(value: Any) -> None:
+    layer, depth = [value], 0
+    while layer:
+        layer = [
+            inner
+            for outer in layer
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"JSON is nested deeper than {MAX_DEPTH}")
+
+
+_DECODER = json.JSONDecoder(parse_int=_bounded_integer, parse_constant=_refuse_constant)

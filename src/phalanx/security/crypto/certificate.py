@@ -1,0 +1,224 @@
+"""What a Phalanx certificate says, and the checks before any of it is believed."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
+
+from phalanx.errors import CertificateError
+from phalanx.security.crypto.identity import Peer, check_party_name
+
+_Extension = TypeVar("_Extension", bound=x509.ExtensionType)
+_INTERNAL_SUFFIX = ".phalanx.internal"
+_UNDERSTOOD = {ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE, ExtensionOID.EXTENDED_KEY_USAGE}
+_BOTH_ROLES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
+
+
+@dataclass(frozen=True)
+class CertificateFacts:
+    """What one certificate says, believed or not.
+
+    Attributes:
+        subject: Common name.
+        is_authority: Whether it may issue others.
+        peer: The party; None for an authority.
+        hosts: Further DNS names and addresses.
+        not_before: First moment of validity, UTC.
+        not_after: Last moment of validity, UTC.
+    """
+
+    subject: str
+    is_authority: bool
+    peer: Peer | None
+    hosts: tuple[str, ...]
+    not_before: datetime
+    not_after: datetime
+
+
+def tls_server_name(name: str) -> str:
+    """Return the DNS name under which TLS proves that a server is this very party."""
+    return check_party_name(name) + _INTERNAL_SUFFIX
+
+
+def party_uri(peer: Peer) -> str:
+    """Return the URI that binds the party's message key into its TLS certificate."""
+    return f"phalanx://{peer.name}?ed25519={peer.public_key.hex()}"
+
+
+def certificate_facts(pem: bytes, where: str = "certificate") -> CertificateFacts:
+    """Read a certificate without judging who signed it or when it is valid.
+
+    Raises:
+        CertificateError: It is not one X.509 certificate of our form; the message starts with `where`.
+    """
+    return _facts(_parse(pem, where), where)
+
+
+def peer_from_certificate(
+    pem: bytes, authority_pem: bytes, now: datetime | None = None, where: str = "certificate"
+) -> Peer:
+    """Return the party that a certificate names, after every check.
+
+    Args:
+        pem: Certificate of the party.
+        authority_pem: Certificate of the one trusted authority.
+        now: Time of the check; the clock's if None.
+        where: How errors call the certificate, such as its path.
+
+    Raises:
+        CertificateError: Malformed, from another authority, expired, not yet valid, not made for a party, or
+            holding a critical extension that is not understood here.
+    """
+    certificate = _parse(pem, where)
+    authority = _parse(authority_pem, f"authority of {where}")
+    check_authority(authority, now, f"authority of {where}")
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as exc:
+        raise CertificateError(
+            f"{where}: not signed by {_common_name(authority)!r}; let that authority issue one"
+        ) from exc
+    _check_time(certificate, now, where)
+    peer = _facts(certificate, where).peer
+    if peer is None:
+        raise CertificateError(f"{where}: is an authority's, expected a party's")
+    _check_party_form(certificate, where)
+    return peer
+
+
+def check_authority(authority: x509.Certificate, now: datetime | None, where: str) -> None:
+    """Return when a certificate is a currently valid authority of our form.
+
+    Raises:
+        CertificateError: It is not.
+    """
+    facts = _facts(authority, where)
+    usage = _extension(authority, x509.KeyUsage, where)
+    if not facts.is_authority or not usage.key_cert_sign:
+        raise CertificateError(f"{where}: is a party's certificate, expected an authority's")
+    if not isinstance(authority.public_key(), ec.EllipticCurvePublicKey):
+        raise CertificateError(f"{where}: expected an ECDSA key")
+    _check_time(authority, now, where)
+
+
+def parse_authority(pem: bytes, where: str) -> x509.Certificate:
+    """Parse the certificate of an authority and check it at this moment.
+
+    Raises:
+        CertificateError: It is malformed, expired or no authority.
+    """
+    authority = _parse(pem, where)
+    check_authority(authority, None, where)
+    return authority
+
+
+def _parse(pem: bytes, where: str) -> x509.Certificate:
+    # a bundle would leave it open which of its certificates is meant
+    if pem.count(b"-----BEGIN") != 1:
+        raise CertificateError(f"{where}: expected exactly one PEM certificate")
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as exc:
+        raise CertificateError(f"{where}: is not a readable X.509 certificate") from exc
+
+
+def _facts(certificate: x509.Certificate, where: str) -> CertificateFacts:
+    constraints = _extension(certificate, x509.BasicConstraints, where)
+    for extension in certificate.extensions:
+        if extension.critical and extension.oid not in _UNDERSTOOD:
+            raise CertificateError(
+                f"{where}: critical extension {extension.oid.dotted_string} is not understood"
+            )
+    peer, hosts = (None, ()) if constraints.ca else _names(certificate, where)
+    return CertificateFacts(
+        subject=_common_name(certificate),
+        is_authority=constraints.ca,
+        peer=peer,
+        hosts=hosts,
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+    )
+
+
+def _names(certificate: x509.Certificate, where: str) -> tuple[Peer, tuple[str, ...]]:
+    names = _extension(certificate, x509.SubjectAlternativeName, where)
+    dns = names.get_values_for_type(x509.DNSName)
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    internal = [name for name in dns if name.lower().endswith(_INTERNAL_SUFFIX)]
+    if len(uris) != 1 or len(internal) != 1:
+        raise CertificateError(
+            f"{where}: names {len(uris)} parties by URI and {len(internal)} by DNS, expected one each; "
+            "issue it with phalanx pki issue"
+        )
+    peer = _peer_from_uri(uris[0], where)
+    if internal[0] != tls_server_name(peer.name):
+        raise CertificateError(f"{where}: its URI names {peer.name!r}, its DNS name {internal[0]!r}")
+    hosts = (*(name for name in dns if name != internal[0]), *addresses)
+    return peer, hosts
+
+
+def _peer_from_uri(uri: str, where: str) -> Peer:
+    try:
+        parts = urlsplit(uri)
+        keys = parse_qs(parts.query, strict_parsing=True).get("ed25519", [])
+    except ValueError as exc:
+        raise CertificateError(f"{where}: its URI is malformed") from exc
+    if len(keys) != 1:
+        raise CertificateError(f"{where}: its URI holds {len(keys)} message keys, expected one")
+    peer = Peer.from_hex(parts.netloc, keys[0])
+    if uri != party_uri(peer):
+        raise CertificateError(f"{where}: its URI is not of the form phalanx://NAME?ed25519=HEX")
+    return peer
+
+
+def _check_party_form(certificate: x509.Certificate, where: str) -> None:
+    roles = set(_extension(certificate, x509.ExtendedKeyUsage, where))
+    usage = _extension(certificate, x509.KeyUsage, where)
+    try:
+        key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm) as exc:
+        raise CertificateError(f"{where}: its key is malformed") from exc
+    if roles != _BOTH_ROLES or not usage.digital_signature or usage.key_cert_sign:
+        raise CertificateError(
+            f"{where}: its usage is not that of a party (TLS client and server, nothing else)"
+        )
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise CertificateError(f"{where}: expected an ECDSA P-256 key")
+
+
+def _check_time(certificate: x509.Certificate, now: datetime | None, where: str) -> None:
+    moment = now or datetime.now(UTC)
+    if moment < certificate.not_valid_before_utc:
+        start = certificate.not_valid_before_utc.isoformat()
+        raise CertificateError(f"{where}: not valid before {start}; check this machine's clock")
+    if moment > certificate.not_valid_after_utc:
+        end = certificate.not_valid_after_utc.isoformat()
+        raise CertificateError(f"{where}: expired at {end}; issue a new one with phalanx pki issue")
+
+
+def _extension(certificate: x509.Certificate, kind: type[_Extension], where: str) -> _Extension:
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound as exc:
+        raise CertificateError(f"{where}: has no {kind.__name__}, so it is not from phalanx pki") from exc
+    except (
+        ValueError,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        UnsupportedAlgorithm,
+    ) as exc:
+        raise CertificateError(f"{where}: its extensions are malformed") from exc
+
+
+def _common_name(certificate: x509.Certificate) -> str:
+    try:
+        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except ValueError as exc:
+        raise CertificateError("certificate: its subject is malformed") from exc
+    return str(names[0].value) if names else ""

@@ -1,0 +1,110 @@
+"""Who somebody is: a name, and an Ed25519 key that signs or checks what that name says."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from phalanx.errors import CertificateError, SignatureError
+
+_PARTY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def check_party_name(name: str) -> str:
+    """Return the name of a party unchanged.
+
+    Raises:
+        CertificateError: It is not 1 to 63 of ``a-z 0-9 -``, the first no hyphen.
+    """
+    if _PARTY_NAME.fullmatch(name) is None:
+        raise CertificateError(
+            f"party name {name[:80]!r}: expected 1 to 63 of a-z, 0-9 and hyphen, not starting with a hyphen"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The public half of a party.
+
+    Attributes:
+        name: Party name.
+        public_key: Raw Ed25519 public key, 32 bytes.
+    """
+
+    name: str
+    public_key: bytes
+    _key: Ed25519PublicKey = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_party_name(self.name)
+        if len(self.public_key) != 32:
+            raise CertificateError(
+                f"public key of {self.name}: found {len(self.public_key)} bytes, expected the 32 of Ed25519"
+            )
+        object.__setattr__(self, "_key", Ed25519PublicKey.from_public_bytes(self.public_key))
+
+    @classmethod
+    def from_hex(cls, name: str, public_key: str) -> Self:
+        """Build a peer from the hex form that JSON carries.
+
+        Raises:
+            CertificateError: The name or the key is malformed.
+        """
+        try:
+            raw = bytes.fromhex(public_key)
+        except ValueError as exc:
+            raise CertificateError(f"public key of {name[:80]!r}: expected 64 hex characters") from exc
+        return cls(name, raw)
+
+    def verify(self, signature: bytes, data: bytes) -> None:
+        """Return when the peer signed exactly this data.
+
+        Raises:
+            SignatureError: It did not.
+        """
+        try:
+            self._key.verify(signature, data)
+        except InvalidSignature as exc:
+            raise SignatureError(f"{self.name}: the signature does not match the data") from exc
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name!r}, {self.public_key.hex()[:8]}...)"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Identity:
+    """The private half of a party; lives in one process and is never sent or printed.
+
+    Attributes:
+        name: Party name.
+        signing_key: Ed25519 key that signs messages and log lines.
+        tls_key_pem: ECDSA P-256 key for TLS; empty for an identity that meets nobody over a network.
+        certificate_pem: Certificate that binds the name to both keys.
+        authority_pem: Certificate of the authority that issued it, and that peers must have too.
+    """
+
+    name: str
+    signing_key: Ed25519PrivateKey
+    tls_key_pem: bytes = b""
+    certificate_pem: bytes = b""
+    authority_pem: bytes = b""
+    public: Peer = field(init=False)
+
+    def __post_init__(self) -> None:
+        public_key = self.signing_key.public_key().public_bytes_raw()
+        object.__setattr__(self, "public", Peer(self.name, public_key))
+
+    @classmethod
+    def without_certificate(cls, name: str) -> Self:
+        """Make a fresh identity that can sign but not open a TLS link: for simulations and tests."""
+        return cls(name, Ed25519PrivateKey.generate())
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the 64-byte Ed25519 signature; callers separate purposes with `in_domain`."""
+        return self.signing_key.sign(data)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.name!r})"
