@@ -1,0 +1,239 @@
+"""Open a checkpoint: who signed it and every byte of it are checked before a tensor is read."""
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from phalanx.checkpoint.manifest import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    FileEntry,
+    Manifest,
+    ShardEntry,
+    shard_file,
+    step_of,
+    verify_manifest,
+)
+from phalanx.checkpoint.shard import Shard
+from phalanx.errors import CheckpointError
+from phalanx.security.crypto import Peer
+
+_MAX_MANIFEST_BYTES = 64 * 1024 * 1024
+
+
+def open_checkpoint(
+    path: Path, peer: Peer, *, run: str | None, config_digest: str | None, at_least_step: int = 0
+) -> "Checkpoint":
+    """Verify a checkpoint as a whole.
+
+    Args:
+        path: Its directory.
+        peer: Who must have signed it.
+        run: The run that it must belong to; None accepts any.
+        config_digest: The config that it must have been made with; None accepts any.
+        at_least_step: The oldest step to accept: a signature does not tell old from new.
+
+    Raises:
+        CheckpointError: Names the file and what is wrong: missing, extra, truncated, altered, swapped
+            with another step's, signed by another key, from another run or config, or too old.
+
+    Guarantees:
+        What `Checkpoint.tensors` returns later was part of what `peer` signed: files are verified again on
+        the bytes that are parsed, so a change after opening is refused too.
+    """
+    where = path / MANIFEST_FILE
+    manifest = verify_manifest(_read_bytes(where, _MAX_MANIFEST_BYTES), peer, where)
+    _check_belonging(path, manifest, run, config_digest)
+    if manifest.step < at_least_step:
+        raise CheckpointError(
+            f"{where}: rolled back: it is of step {manifest.step}, expected step {at_least_step} or later"
+        )
+    _check_listing(path, manifest)
+    for name, entry in sorted(manifest.files.items()):
+        _check_file(path / name, entry)
+    return Checkpoint(path, manifest)
+
+
+class Checkpoint:
+    """A verified checkpoint; made by `open_checkpoint`.
+
+    Attributes:
+        path: Its directory.
+        step: Finished steps of the run.
+        state: What was saved beside the tensors.
+        stages: Indices of the stages, ascending.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.step = manifest.step
+        self.run = manifest.run
+        self.config_digest = manifest.config_digest
+        self.stages = tuple(sorted(shard.stage for shard in manifest.shards))
+        self._files = manifest.files
+        self._shards = {shard.stage: shard for shard in manifest.shards}
+        self._cached: Shard | None = None
+        self.state = self._read_state()
+
+    def tensors(self, stage: int) -> dict[str, Tensor]:
+        """Return the tensors of one stage by name, on the CPU.
+
+        Raises:
+            CheckpointError: There is no such stage, or its file changed since it was opened.
+        """
+        entry = self._entry(stage)
+        path = self.path / shard_file(stage)
+        data = _read_verified(path, self._files[path.name])
+        try:
+            tensors = load(data)
+        except SafetensorError as exc:
+            raise CheckpointError(f"{path}: is not a safetensors file: {exc}") from exc
+        if tuple(sorted(tensors)) != entry.tensors:
+            raise CheckpointError(f"{path}: its tensors are not those that the manifest names")
+        return tensors
+
+    def shard(self, stage: int) -> Shard:
+        """Return one stage as it was saved.
+
+        Raises:
+            CheckpointError: As for `tensors`.
+        """
+        return Shard(stage, self.tensors(stage), self.num_steps(stage))
+
+    def num_steps(self, stage: int) -> int:
+        """Return how many optimizer steps the state of a stage has taken.
+
+        Raises:
+            CheckpointError: There is no such stage.
+        """
+        return self._entry(stage).num_steps
+
+    def names(self) -> dict[str, int]:
+        """Return every tensor name with the stage that holds it; the lowest one where several do."""
+        return {name: stage for stage in reversed(self.stages) for name in self._shards[stage].tensors}
+
+    def tensor(self, name: str) -> Tensor:
+        """Return one tensor by name, whichever stage holds it; the last stage read is kept in memory.
+
+        Raises:
+            CheckpointError: No stage holds it, or its file changed since it was opened.
+        """
+        stage = self.names().get(name)
+        if stage is None:
+            raise CheckpointError(f"{self.path}: no stage holds {name!r:.200}; names() lists what there is")
+        if self._cached is None or self._cached.stage != stage:
+            self._cached = None
+            self._cached = self.shard(stage)
+        return self._cached.tensors[name]
+
+    def _entry(self, stage: int) -> ShardEntry:
+        if stage not in self._shards:
+            raise CheckpointError(f"{self.path}: has no stage {stage}; stages: {list(self.stages)}")
+        return self._shards[stage]
+
+    def _read_state(self) -> dict[str, Any]:
+        path = self.path / STATE_FILE
+        try:
+            state = json.loads(_read_verified(path, self._files[STATE_FILE]))
+        except ValueError as exc:
+            raise CheckpointError(f"{path}: is not JSON: {exc}") from exc
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{path}: expected an object")
+        return state
+
+
+def _check_belonging(path: Path, manifest: Manifest, run: str | None, config_digest: str | None) -> None:
+    where = path / MANIFEST_FILE
+    if run is not None and manifest.run != run:
+        raise CheckpointError(f"{where}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}")
+    if config_digest is not None and manifest.config_digest != config_digest:
+        raise CheckpointError(
+            f"{where}: foreign: config digest {manifest.config_digest:.12}..., expected "
+            f"{config_digest:.12}...; resume with the run file that it was made with"
+        )
+    named = step_of(path.name)
+    if named is not None and named != manifest.step:
+        raise CheckpointError(
+            f"{where}: swapped: it is of step {manifest.step}, its directory is {path.name}"
+        )
+
+
+def _check_listing(path: Path, manifest: Manifest) -> None:
+    try:
+        present = {entry.name for entry in path.iterdir()}
+    except OSError as exc:
+        raise CheckpointError(f"{path}: cannot be read ({exc.strerror})") from exc
+    expected = {MANIFEST_FILE, *manifest.files}
+    for name in sorted(expected - present):
+        raise CheckpointError(f"{path / name}: missing; use an older checkpoint")
+    for name in sorted(present - expected):
+        raise CheckpointError(f"{path}: holds {name!r:.200}, which the manifest does not name; remove it")
+
+
+def _check_file(path: Path, entry: FileEntry) -> None:
+    with _OpenFile(path) as stream:
+        _check_size(path, stream.size_bytes, entry)
+        digest = hashlib.file_digest(stream.file, "sha256").hexdigest()
+    _check_digest(path, digest, entry)
+
+
+def _read_verified(path: Path, entry: FileEntry) -> bytes:
+    data = _read_bytes(path, entry.size_bytes)
+    _check_size(path, len(data), entry)
+    _check_digest(path, hashlib.sha256(data).hexdigest(), entry)
+    return data
+
+
+def _read_bytes(path: Path, limit: int) -> bytes:
+    with _OpenFile(path) as stream:
+        if stream.size_bytes > limit:
+            raise CheckpointError(f"{path}: altered: {stream.size_bytes} bytes, expected at most {limit}")
+        return stream.file.read(limit + 1)
+
+
+def _check_size(path: Path, size_bytes: int, entry: FileEntry) -> None:
+    if size_bytes != entry.size_bytes:
+        word = "truncated" if size_bytes < entry.size_bytes else "altered"
+        raise CheckpointError(
+            f"{path}: {word}: {size_bytes} bytes, the manifest says {entry.size_bytes}; "
+            "use an older checkpoint"
+        )
+
+
+def _check_digest(path: Path, digest: str, entry: FileEntry) -> None:
+    if digest != entry.sha256:
+        raise CheckpointError(
+            f"{path}: altered or swapped: SHA-256 {digest[:12]}..., the manifest says "
+            f"{entry.sha256[:12]}...; use an older checkpoint"
+        )
+
+
+class _OpenFile:
+    """A regular file that is open for reading; links, pipes and devices are refused."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError as exc:
+            raise CheckpointError(f"{path}: missing; use an older checkpoint") from exc
+        except OSError as exc:
+            raise CheckpointError(f"{path}: cannot be read ({exc.strerror})") from exc
+        self.file = os.fdopen(descriptor, "rb")
+        status = os.fstat(descriptor)
+        self.size_bytes = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            self.file.close()
+            raise CheckpointError(f"{path}: is not a regular file")
+
+    def __enter__(self) -> "_OpenFile":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.file.close()

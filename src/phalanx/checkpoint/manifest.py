@@ -1,0 +1,151 @@
+"""What is in a checkpoint directory, signed; and where the checkpoints of a run are."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import CheckpointError, SignatureError
+from phalanx.security.crypto import Identity, Peer, in_domain, parse_canonical
+
+MANIFEST_FILE = "manifest.json"
+STATE_FILE = "state.json"
+_DOMAIN = "checkpoint-manifest/1"
+_STEP_DIRECTORY = re.compile(r"step-(\d{8,12})")
+_SET_ASIDE = re.compile(r"(step-\d{8,12})\.replaced")
+
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+FileName = Annotated[str, Field(pattern=r"^(state\.json|stage-(0|[1-9]\d{0,5})\.safetensors)\z")]
+
+
+class FileEntry(StrictModel):
+    """Size and SHA-256 of one file, so that ``sha256sum`` can check it too."""
+
+    size_bytes: Count
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+
+
+class ShardEntry(StrictModel):
+    """One stage: which tensors its file holds, and how many optimizer steps they have taken."""
+
+    stage: Count
+    num_steps: Count
+    tensors: tuple[str, ...]
+
+
+class Manifest(StrictModel):
+    """Everything that a checkpoint is; what is not named here is not part of it."""
+
+    format: Literal["phalanx-checkpoint"] = "phalanx-checkpoint"
+    version: Literal[1] = 1
+    step: Count
+    run: str
+    config_digest: str
+    files: dict[FileName, FileEntry]
+    shards: tuple[ShardEntry, ...]
+
+
+def shard_file(stage: int) -> str:
+    """Return the file name of a stage's tensors."""
+    return f"stage-{stage}.safetensors"
+
+
+def step_directory(step: int) -> str:
+    """Return the directory name of a step's checkpoint."""
+    return f"step-{step:08}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step that a directory name stands for, or None when it is no checkpoint's name."""
+    match = _STEP_DIRECTORY.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def sign_manifest(manifest: Manifest, identity: Identity) -> bytes:
+    """Return the bytes of ``manifest.json``: canonical JSON with an Ed25519 signature over its body."""
+    body = manifest.model_dump(mode="json")
+    signature = identity.sign(in_domain(_DOMAIN, canonical_json(body)))
+    signer = identity.public.public_key.hex()
+    return canonical_json({"body": body, "signature": signature.hex(), "signer": signer})
+
+
+def verify_manifest(data: bytes, peer: Peer, where: Path) -> Manifest:
+    """Check who signed a manifest, then read it.
+
+    Args:
+        data: Bytes of ``manifest.json``.
+        peer: Who must have signed it.
+        where: Its path, for messages.
+
+    Raises:
+        CheckpointError: Malformed, altered, or signed by somebody else.
+    """
+    try:
+        envelope = parse_canonical(data)
+    except ValueError as exc:
+        raise CheckpointError(f"{where}: truncated or altered: {exc}") from exc
+    if set(envelope) != {"body", "signature", "signer"}:
+        raise CheckpointError(f"{where}: found keys {sorted(envelope)}, expected body, signature, signer")
+    if envelope["signer"] != peer.public_key.hex():
+        raise CheckpointError(
+            f"{where}: foreign: signed with key {str(envelope['signer'])[:8]}..., expected that of "
+            f"{peer.name}, {peer.public_key.hex()[:8]}...; resume with the identity that began the run"
+        )
+    try:
+        peer.verify(_unhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
+    except (SignatureError, ValueError) as exc:
+        raise CheckpointError(f"{where}: altered: the signature of {peer.name} does not match") from exc
+    return _read_body(envelope["body"], where)
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """Return the newest checkpoint by step, or None when there is none.
+
+    Only whole checkpoints count: what a crash left half written has another name. Damage that came later
+    is for `open_checkpoint` to refuse; falling back to an older one is never done silently. When a crash fell
+    between the two renames that replace a checkpoint of the same step, the old one is put back first.
+
+    Raises:
+        CheckpointError: The directory cannot be read.
+    """
+    try:
+        restore_set_aside(directory)
+        found = {step: path for path in directory.iterdir() if (step := step_of(path.name)) is not None}
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise CheckpointError(f"{directory}: cannot be read ({exc.strerror})") from exc
+    return found[max(found)] if found else None
+
+
+def restore_set_aside(directory: Path) -> None:
+    """Put back a checkpoint that was moved away for a newer one of its step which never arrived."""
+    for path in directory.iterdir():
+        match = _SET_ASIDE.fullmatch(path.name)
+        if match and not (directory / match[1]).exists():
+            path.rename(directory / match[1])
+
+
+def _read_body(body: Any, where: Path) -> Manifest:
+    try:
+        manifest = Manifest.model_validate_json(canonical_json(body))
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{where}: {place}: found {first['input']!r:.80}: {first['msg']}") from exc
+    stages = [shard.stage for shard in manifest.shards]
+    expected = {STATE_FILE, *(shard_file(stage) for stage in stages)}
+    if len(set(stages)) < len(stages) or set(manifest.files) != expected:
+        raise CheckpointError(
+            f"{where}: stages {stages} do not belong to files {sorted(manifest.files)}; "
+            "use an older checkpoint"
+        )
+    return manifest
+
+
+def _unhex(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("not hex")  # noqa: TRY004 - becomes a CheckpointError where it is caught
+    return bytes.fromhex(value)
