@@ -1,0 +1,42 @@
+"""BLOOM: no position embedding, a linear bias on attention scores (ALiBi) instead."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.models.family import Family, causal_mask
+
+
+class Bloom(Family):
+    """The order of ``BloomModel.forward``."""
+
+    model_type = "bloom"
+    prefix = "transformer"
+    trunk = "transformer"
+    blocks = "h"
+    first_parts = ("word_embeddings", "word_embeddings_layernorm")
+    last_parts = ("ln_f",)
+    embedding_weight = "transformer.word_embeddings.weight"
+    lora_targets = ("query_key_value",)
+    old_keys = ("n_embed",)
+
+    def attention(self, requested: str) -> str:
+        """Return ``eager``: transformers has no other attention for this family."""
+        return "eager"
+
+    def embed(self, trunk: Any, ids: Tensor) -> Tensor:
+        """Embed and normalise."""
+        hidden: Tensor = trunk.word_embeddings_layernorm(trunk.word_embeddings(ids))
+        return hidden
+
+    def context(self, trunk: Any, hub_config: Any, hidden: Tensor) -> dict[str, Any]:
+        """Give the mask and the bias ``[batch * heads, 1, seq]``."""
+        whole = torch.ones(hidden.shape[:2], device=hidden.device, dtype=torch.long)
+        alibi = trunk.build_alibi_tensor(whole, hub_config.num_attention_heads, dtype=hidden.dtype)
+        return {"attention_mask": causal_mask(hub_config, hidden), "alibi": alibi, "use_cache": False}
+
+    def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
+        """Apply the final norm."""
+        normed: Tensor = trunk.ln_f(hidden)
+        return normed

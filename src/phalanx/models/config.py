@@ -1,0 +1,79 @@
+"""Which model is trained and how; imports no torch."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from phalanx.config import StrictModel
+
+PACKAGED_MODELS = ("smollm2-135m",)
+
+Attention = Literal["sdpa", "eager"]
+
+
+class LoraConfig(StrictModel):
+    """Low-rank adapters on linear layers inside the blocks; the model's own weights stay frozen.
+
+    Attributes:
+        rank: Inner dimension of the adapter.
+        alpha: Scale; the adapter's output is multiplied by ``alpha / rank``.
+        dropout: Probability of dropping an input of the adapter.
+        targets: Names of linear layers, such as ``q_proj`` or ``mlp.c_proj``; empty means the
+            family's usual attention projections.
+    """
+
+    rank: int = Field(default=8, ge=1)
+    alpha: float = Field(default=16, gt=0, allow_inf_nan=False)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> "LoraConfig":
+        if len(set(self.targets)) != len(self.targets) or not all(self.targets):
+            raise ValueError(f"targets: found {list(self.targets)}; expected names, each once and none empty")
+        return self
+
+
+class ModelConfig(StrictModel):
+    """Where the model comes from; exactly one of ``path``, ``name`` and ``architecture`` says so.
+
+    Attributes:
+        path: Local directory in the hub's layout: config.json, safetensors, tokenizer.json.
+        name: A packaged model.
+        from_scratch: Draw random weights for ``architecture``, or for the config.json in ``path``.
+        architecture: The hub's config keys, ``model_type`` included.
+        adapter: Train low-rank adapters only; without it every weight is trained.
+        activation_checkpointing: Recompute each block in the backward pass instead of keeping
+            its activations.
+        attention: Kernel; a family without ``sdpa`` (bloom) uses ``eager``.
+    """
+
+    path: str | None = None
+    name: str | None = None
+    from_scratch: bool = False
+    architecture: dict[str, str | int | float | bool | None] | None = None
+    adapter: LoraConfig | None = None
+    activation_checkpointing: bool = False
+    attention: Attention = "sdpa"
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> "ModelConfig":
+        given = [key for key in ("path", "name", "architecture") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"found {' and '.join(given) or 'none of path, name, architecture'}; "
+                "expected exactly one of path, name, architecture"
+            )
+        if self.path == "":
+            raise ValueError("path: is empty; give a directory in the hub's layout")
+        if self.name is not None and self.name not in PACKAGED_MODELS:
+            raise ValueError(f"name: found {self.name!r}; choices: {', '.join(PACKAGED_MODELS)}")
+        if self.from_scratch and self.name is not None:
+            raise ValueError(
+                "from_scratch: a packaged model has weights; give architecture or path instead of name"
+            )
+        if self.architecture is not None and not self.from_scratch:
+            raise ValueError("architecture: has no weights; set from_scratch = true, or give path or name")
+        if self.architecture is not None and not isinstance(self.architecture.get("model_type"), str):
+            raise ValueError('architecture: model_type is missing; add for example model_type = "gpt2"')
+        return self

@@ -1,0 +1,106 @@
+"""The table of model families, and hub configs checked against it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING
+
+from phalanx.errors import ModelError
+from phalanx.models.bloom import Bloom
+from phalanx.models.family import Family
+from phalanx.models.gpt2 import Gpt2
+from phalanx.models.llama import Llama
+from phalanx.models.opt import Opt
+from phalanx.models.quiet import quiet_transformers
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (Bloom(), Gpt2(), Llama(), Opt())}
+
+# what transformers and torch raise over a config that they cannot read or build
+TRANSFORMERS_REFUSALS = (
+    StrictDataclassError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+# where a config was once loaded from is nobody else's business
+_LOCAL_KEYS = ("_name_or_path", "_model_name_or_path")
+
+
+def family_of(model_type: object, where: str) -> Family:
+    """Return the slicing rule of a family.
+
+    Raises:
+        ModelError: No rule exists for `model_type`; the message starts with `where`.
+    """
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ModelError(
+            f"{where}: model_type: found {model_type!r}; expected one of {', '.join(sorted(FAMILIES))}"
+        )
+    return FAMILIES[model_type]
+
+
+def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool = False) -> Any:
+    """Turn a hub config's keys into transformers' config object.
+
+    Args:
+        data: The keys of a config.json, ``model_type`` included.
+        where: File or section for the messages.
+        refuse_unknown: Refuse keys that the family does not know; transformers takes them in silence.
+
+    Raises:
+        ModelError: Unknown family or key, a value that transformers refuses, or an option that cannot
+            be sliced.
+    """
+    family = family_of(data.get("model_type"), where)
+    config_class = CONFIG_MAPPING[family.model_type]
+    if refuse_unknown:
+        known = {field.name for field in dataclasses.fields(config_class)}
+        known |= {"model_type", *family.old_keys, *config_class.attribute_map}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise ModelError(
+                f"{where}: unknown key {unknown[0]!r} for {family.model_type}; "
+                f"choices: {', '.join(sorted(known))}"
+            )
+    try:
+        with quiet_transformers():
+            config = config_class.from_dict(dict(data))
+    except TRANSFORMERS_REFUSALS as exc:
+        raise ModelError(f"{where}: is refused by transformers: {exc}") from exc
+    _check(config, family, where)
+    return config
+
+
+def hub_config_dict(hub_config: Any) -> dict[str, Any]:
+    """Return a config as plain JSON data, without the path that it was loaded from."""
+    data: dict[str, Any] = json.loads(hub_config.to_json_string(use_diff=False))
+    return {key: value for key, value in data.items() if key not in _LOCAL_KEYS}
+
+
+def _check(config: Any, family: Family, where: str) -> None:
+    for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
+        value = getattr(config, key, None)
+        if type(value) is not int or value < 1:
+            raise ModelError(f"{where}: {key}: found {value!r}; expected a whole number of at least 1")
+    if config.hidden_size % config.num_attention_heads:
+        raise ModelError(
+            f"{where}: hidden_size {config.hidden_size} is no multiple of "
+            f"{config.num_attention_heads} attention heads; change one of them"
+        )
+    if not getattr(config, "is_causal", True):
+        raise ModelError(
+            f"{where}: is_causal = false: a language model must not see the future; set it to true"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError(f"{where}: quantization_config: cannot be trained; give the model in floating point")
+    objection = family.objection(config)
+    if objection is not None:
+        raise ModelError(f"{where}: {objection}")

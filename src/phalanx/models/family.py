@@ -1,0 +1,86 @@
+"""What Phalanx must know of a model family to cut it into stages; everything else is transformers' own."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import create_causal_mask
+
+HEAD = "lm_head"
+HEAD_WEIGHT = "lm_head.weight"
+
+
+class Family(ABC):
+    """The slicing rule of one ``model_type``.
+
+    The blocks, norms, masks and rotary tables are transformers' modules and functions; a family
+    only repeats the order in which the whole model's ``forward`` calls them.
+
+    Attributes:
+        model_type: The hub's name of the family.
+        prefix: Name of the model without head; hub files may leave it out of tensor names.
+        trunk: Dotted name of the module that holds embeddings, blocks and final norm.
+        blocks: Name of the list of blocks in the trunk.
+        first_parts: Members of the trunk that only the first stage has.
+        last_parts: Members of the trunk that only the last stage has.
+        embedding_weight: Full name of the tensor that a tied head shares.
+        lora_targets: Attention projections that LoRA adapts unless told otherwise.
+        fan_in_fan_out: True where linear weights are stored ``[in, out]``.
+        old_keys: Keys that transformers accepts beside the fields of its config class.
+    """
+
+    model_type: ClassVar[str]
+    prefix: ClassVar[str]
+    trunk: ClassVar[str]
+    blocks: ClassVar[str]
+    first_parts: ClassVar[tuple[str, ...]]
+    last_parts: ClassVar[tuple[str, ...]]
+    embedding_weight: ClassVar[str]
+    lora_targets: ClassVar[tuple[str, ...]]
+    fan_in_fan_out: ClassVar[bool] = False
+    old_keys: ClassVar[tuple[str, ...]] = ()
+
+    def attention(self, requested: str) -> str:
+        """Return the kernel that the family runs when `requested` is asked for."""
+        return requested
+
+    def objection(self, hub_config: Any) -> str | None:
+        """Say which option of the config cannot be sliced, why, and what to set; or None."""
+        return None
+
+    def max_positions(self, hub_config: Any) -> int | None:
+        """Return the longest sequence in tokens, or None where positions are computed."""
+        return None
+
+    def restore_buffers(self, trunk: Any, hub_config: Any) -> None:
+        """Recompute the tensors that are in no file; the skeleton on the meta device lost them."""
+        return None
+
+    @abstractmethod
+    def embed(self, trunk: Any, ids: Tensor) -> Tensor:
+        """Turn ids ``[batch, seq]`` into hidden states ``[batch, seq, hidden]``."""
+
+    @abstractmethod
+    def context(self, trunk: Any, hub_config: Any, hidden: Tensor) -> dict[str, Any]:
+        """Return what every block is called with beside the hidden states ``[batch, seq, hidden]``."""
+
+    @abstractmethod
+    def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
+        """Turn the last block's output into the head's input, ``[batch, seq, features]``."""
+
+
+def causal_mask(hub_config: Any, hidden: Tensor) -> Any:
+    """Return transformers' causal mask: None for sdpa, which then masks inside the kernel.
+
+    No position ids are handed in: ours count up from 0, and transformers would only use them to look
+    for several sequences in one row, which waits for the device and finds none.
+    """
+    return create_causal_mask(
+        config=hub_config, inputs_embeds=hidden, attention_mask=None, past_key_values=None
+    )
+
+
+def positions(hidden_or_ids: Tensor) -> Tensor:
+    """Return the positions 0, 1, ... as ``[1, seq]`` for a tensor ``[batch, seq, ...]``."""
+    return torch.arange(hidden_or_ids.shape[1], device=hidden_or_ids.device).unsqueeze(0)

@@ -1,0 +1,128 @@
+"""Which layers each stage holds; imports no torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phalanx.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage of a pipeline: layers ``first_layer <= layer < end_layer``.
+
+    Raises:
+        ConfigError: The numbers contradict each other.
+    """
+
+    index: int
+    num_stages: int
+    first_layer: int
+    end_layer: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.num_stages or not 0 <= self.first_layer < self.end_layer:
+            raise ConfigError(
+                f"stage {self.index} of {self.num_stages} with layers {self.first_layer} to "
+                f"{self.end_layer}: expected an index below the number of stages and at least one layer"
+            )
+        if (self.index == 0) != (self.first_layer == 0):
+            raise ConfigError(
+                f"stage {self.index}: starts at layer {self.first_layer}; only stage 0 starts at layer 0"
+            )
+
+    @property
+    def is_first(self) -> bool:
+        """True for the stage that embeds."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """True for the stage that has the head."""
+        return self.index == self.num_stages - 1
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that the stage holds."""
+        return self.end_layer - self.first_layer
+
+
+def partition(
+    num_layers: int,
+    num_stages: int,
+    layers_per_stage: tuple[int, ...] | None,
+    first_cost: float,
+    head_cost: float,
+) -> tuple[StageSpec, ...]:
+    """Cut the layers into contiguous stages.
+
+    Args:
+        num_layers: Layers of the model.
+        num_stages: Stages, each with at least one layer.
+        layers_per_stage: Layers of every stage; None balances them.
+        first_cost: Work of the embedding, which the first stage does, in layers.
+        head_cost: Work of the head, which the last stage does, in layers.
+
+    Returns:
+        One spec a stage. Balanced: the costliest stage is as cheap as can be, and among such cuts the sum
+        of squares of the costs is smallest; what is left of ties gives later stages more layers.
+
+    Raises:
+        ConfigError: More stages than layers, or ``layers_per_stage`` does not add up.
+    """
+    if num_stages < 1:
+        raise ConfigError(f"pipeline.stages: found {num_stages}; expected at least 1")
+    if num_stages > num_layers:
+        raise ConfigError(
+            f"pipeline.stages: {num_stages} stages need at least {num_stages} layers, the model has "
+            f"{num_layers}; lower stages to {num_layers}"
+        )
+    if layers_per_stage is None:
+        sizes = _balance(num_layers, num_stages, first_cost, head_cost)
+    else:
+        sizes = _checked(num_layers, num_stages, layers_per_stage)
+    ends = [sum(sizes[: index + 1]) for index in range(num_stages)]
+    return tuple(
+        StageSpec(index, num_stages, end - size, end)
+        for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    )
+
+
+def _checked(num_layers: int, num_stages: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if len(sizes) != num_stages or min(sizes) < 1 or sum(sizes) != num_layers:
+        raise ConfigError(
+            f"pipeline.layers_per_stage: found {list(sizes)}; expected {num_stages} numbers of at least 1 "
+            f"that add up to the model's {num_layers} layers"
+        )
+    return sizes
+
+
+def _balance(num_layers: int, num_stages: int, first_cost: float, head_cost: float) -> tuple[int, ...]:
+    if not (0 <= first_cost < float("inf") and 0 <= head_cost < float("inf")):
+        raise ConfigError(f"stage costs {first_cost} and {head_cost}: expected finite numbers of at least 0")
+
+    def cost(stage: int, size: int) -> float:
+        return size + first_cost * (stage == 0) + head_cost * (stage == num_stages - 1)
+
+    limit = _best_cuts(num_layers, num_stages, cost, squares_below=None)[0]
+    return _best_cuts(num_layers, num_stages, cost, squares_below=limit)[1]
+
+
+def _best_cuts(
+    num_layers: int, num_stages: int, cost: Callable[[int, int], float], squares_below: float | None
+) -> tuple[float, tuple[int, ...]]:
+    """Minimise the costliest stage, or the sum of squares where no stage is above `squares_below`."""
+    # number of layers placed so far -> (value, sizes) of the best cut of them
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for stage in range(num_stages):
+        step: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for done, (value, sizes) in best.items():
+            for size in range(1, num_layers - done - (num_stages - stage - 1) + 1):
+                here = cost(stage, size)
+                if squares_below is not None and here > squares_below:
+                    break
+                total = max(value, here) if squares_below is None else value + here * here
+                found = (total, (*sizes, size))
+                if done + size not in step or found < step[done + size]:
+                    step[done + size] = found
+        best = step
+    return best[num_layers]
