@@ -1,0 +1,59 @@
+"""Random weights, drawn by transformers' own rules for the whole model before any stage is cut."""
+
+import hashlib
+import importlib.metadata
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from phalanx.config import canonical_json
+from phalanx.errors import ModelError
+from phalanx.models.cache import save_hub_layout, written_once
+from phalanx.models.families import TRANSFORMERS_REFUSALS, hub_config_dict
+from phalanx.models.quiet import quiet_transformers
+
+
+def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: Path | None) -> Path:
+    """Draw a model and write it to the cache in the hub's layout, unless it is there already.
+
+    The directory is named after config, seed, tokenizer and the versions of torch and transformers, so equal
+    names mean equal bytes.
+
+    Args:
+        hub_config: transformers' config object.
+        seed: Seed of torch's generator, which is left as it was found.
+        cache_dir: Where the directory goes.
+        tokenizer: A tokenizer.json to put beside the weights, if it exists.
+
+    Raises:
+        ModelError: transformers cannot build the config, or the cache cannot be written.
+    """
+    has_tokenizer = tokenizer is not None and tokenizer.is_file()
+    key = {
+        "config": hub_config_dict(hub_config),
+        "seed": seed,
+        "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+        if tokenizer and has_tokenizer
+        else None,
+        "versions": [importlib.metadata.version(name) for name in ("torch", "transformers")],
+    }
+    name = f"scratch-{hub_config.model_type}-{hashlib.sha256(canonical_json(key)).hexdigest()[:32]}"
+
+    def write(directory: Path) -> None:
+        save_hub_layout(_draw(hub_config, seed), directory)
+        if tokenizer and has_tokenizer:
+            shutil.copyfile(tokenizer, directory / "tokenizer.json")
+
+    return written_once(cache_dir / name, write)
+
+
+def _draw(hub_config: Any, seed: int) -> Any:
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet_transformers():
+        torch.manual_seed(seed)
+        try:
+            return AutoModelForCausalLM.from_config(hub_config, dtype=torch.float32, trust_remote_code=False)
+        except TRANSFORMERS_REFUSALS as exc:
+            raise ModelError(f"model config: {hub_config.model_type} cannot be built from it: {exc}") from exc

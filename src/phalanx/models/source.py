@@ -1,0 +1,146 @@
+"""A model on disk: its config, its tokenizer, and its tensors read by name."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import ModelError
+from phalanx.models.config import ModelConfig
+from phalanx.models.families import family_of, hub_config_dict, parse_hub_config
+from phalanx.models.family import HEAD_WEIGHT
+from phalanx.models.packaged import open_packaged
+from phalanx.models.scratch import write_random_model
+from phalanx.models.weights import WeightFiles
+
+
+class ModelSource:
+    """A model directory in the hub's layout.
+
+    Attributes:
+        directory: Where it lies.
+        hub_config: transformers' config object.
+        family: Its slicing rule.
+        tokenizer_path: Its tokenizer.json, or None.
+
+    Raises:
+        ModelError: No or malformed config.json, unknown family, no safetensors.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.hub_config = read_hub_config(directory)
+        self.family = family_of(self.hub_config.model_type, str(directory / "config.json"))
+        tokenizer = directory / "tokenizer.json"
+        self.tokenizer_path = tokenizer if tokenizer.is_file() else None
+        self._weights = WeightFiles(directory, self.family.prefix)
+
+    @property
+    def hub_config_dict(self) -> dict[str, Any]:
+        """The config as plain JSON data, from which ``build_empty_stage`` builds elsewhere."""
+        return hub_config_dict(self.hub_config)
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks of the whole model."""
+        return int(self.hub_config.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of what passes between stages."""
+        return int(self.hub_config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return int(self.hub_config.vocab_size)
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor as float32 in memory of its own.
+
+        Raises:
+            ModelError: It is not there, or not in floating point.
+        """
+        tensor = torch.empty(self._weights.shape(name), dtype=torch.float32)
+        self._weights.load_into({name: tensor})
+        return tensor
+
+    def load_into(self, wanted: Mapping[str, Tensor]) -> None:
+        """Fill tensors from the files, converting to their dtype and device; nothing else is read.
+
+        Raises:
+            ModelError: One is missing, has another shape, or is not in floating point.
+        """
+        self._weights.load_into(wanted)
+
+    def check_tied(self) -> None:
+        """Refuse a directory whose config ties the head to the embedding while its files disagree.
+
+        Raises:
+            ModelError: Both tensors are there and differ.
+        """
+        embedding = self.family.embedding_weight
+        if not (self._weights.has(HEAD_WEIGHT) and self._weights.has(embedding)):
+            return
+        if not torch.equal(self.read(HEAD_WEIGHT), self.read(embedding)):
+            raise ModelError(
+                f"{self.directory}: config.json ties {HEAD_WEIGHT} to {embedding}, but the files hold "
+                "different values; set tie_word_embeddings to false in config.json"
+            )
+
+
+def open_model(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
+    """Open the model that a config names; a packaged or random one is first written to the cache, once.
+
+    Args:
+        config: Which model.
+        cache_dir: Where written models are kept; made if it is not there.
+        seed: Of the random weights. The same seed and versions of torch and transformers give the same
+            bytes, whatever stages are later cut from them.
+
+    Raises:
+        ModelError: The model is missing, malformed or of an unknown family.
+    """
+    if config.name is not None:
+        return ModelSource(open_packaged(config.name, cache_dir))
+    if not config.from_scratch:
+        return ModelSource(_directory(config))
+    tokenizer = None
+    if config.architecture is not None:
+        hub_config = parse_hub_config(config.architecture, "model.architecture", refuse_unknown=True)
+    else:
+        directory = _directory(config)
+        hub_config = read_hub_config(directory)
+        tokenizer = directory / "tokenizer.json"
+    return ModelSource(write_random_model(hub_config, seed, cache_dir, tokenizer))
+
+
+def read_hub_config(directory: Path) -> Any:
+    """Read a directory's config.json into transformers' config object.
+
+    Raises:
+        ModelError: It is missing, not JSON, of an unknown family, or refused by transformers.
+    """
+    path = directory / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ModelError(
+            f"{path}: cannot be read ({exc.strerror}); expected a directory in the hub's layout: "
+            "config.json, *.safetensors, tokenizer.json"
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise ModelError(f"{path}: is not valid JSON: {exc}") from exc
+    if not isinstance(data, dict):
+        raise ModelError(f"{path}: found a {type(data).__name__}; expected an object")
+    return parse_hub_config(data, str(path))
+
+
+def _directory(config: ModelConfig) -> Path:
+    directory = Path(config.path or "")
+    if not directory.is_dir():
+        raise ModelError(f"model.path: {directory}: is no directory; give one in the hub's layout")
+    return directory
