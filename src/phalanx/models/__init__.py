@@ -1,0 +1,59 @@
+"""Causal language models cut into pipeline stages; torch loads with the first name that needs it."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from phalanx.models.config import PACKAGED_MODELS, Attention, LoraConfig, ModelConfig
+from phalanx.models.layout import StageSpec, partition
+
+if TYPE_CHECKING:
+    from phalanx.models.build import StageRow, build_empty_stage, build_stage, estimate_costs, stage_table
+    from phalanx.models.digest import weights_digest
+    from phalanx.models.families import FAMILIES, parse_hub_config
+    from phalanx.models.family import Family
+    from phalanx.models.source import ModelSource, open_model
+    from phalanx.models.stage import StageModule, tie
+
+__all__ = [
+    "FAMILIES",
+    "PACKAGED_MODELS",
+    "Attention",
+    "Family",
+    "LoraConfig",
+    "ModelConfig",
+    "ModelSource",
+    "StageModule",
+    "StageRow",
+    "StageSpec",
+    "build_empty_stage",
+    "build_stage",
+    "estimate_costs",
+    "open_model",
+    "parse_hub_config",
+    "partition",
+    "stage_table",
+    "tie",
+    "weights_digest",
+]
+
+_HOMES = {
+    "FAMILIES": "families",
+    "Family": "family",
+    "ModelSource": "source",
+    "StageModule": "stage",
+    "StageRow": "build",
+    "build_empty_stage": "build",
+    "build_stage": "build",
+    "estimate_costs": "build",
+    "open_model": "source",
+    "parse_hub_config": "families",
+    "stage_table": "build",
+    "tie": "stage",
+    "weights_digest": "digest",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'phalanx.models' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"phalanx.models.{_HOMES[name]}"), name)

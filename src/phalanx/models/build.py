@@ -1,0 +1,213 @@
+"""Stages made from a model directory, or empty ones made from the config alone."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from phalanx.errors import ModelError
+from phalanx.models.config import Attention, LoraConfig
+from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, parse_hub_config
+from phalanx.models.family import HEAD, HEAD_WEIGHT
+from phalanx.models.layout import StageSpec
+from phalanx.models.lora import draw_adapter, inject_lora, is_adapter
+from phalanx.models.quiet import quiet_transformers
+from phalanx.models.source import ModelSource
+from phalanx.models.stage import StageModule
+
+
+def build_stage(
+    source: ModelSource,
+    spec: StageSpec,
+    *,
+    adapter: LoraConfig | None,
+    activation_checkpointing: bool,
+    attention: Attention,
+    seed: int,
+    device: str = "cpu",
+) -> StageModule:
+    """Build one stage and read its own tensors, no others.
+
+    Args:
+        source: The model.
+        spec: The layers of the stage.
+        adapter: Adapters to add; their first values depend on `seed` and their names only.
+        activation_checkpointing: Recompute each block in the backward pass.
+        attention: Attention kernel; see ``Family.attention``.
+        seed: Seed of the adapters' first values.
+        device: Where the parameters live.
+
+    Returns:
+        The stage in training mode with float32 parameters. A tied head that is built without the first stage
+        holds its own copy of the embedding until ``tie`` joins them.
+
+    Raises:
+        ModelError: A tensor is missing or has another shape, the spec does not fit the model, peft is
+            missing, or an adapter target does not exist.
+    """
+    stage = meta_stage(source.hub_config, spec, adapter, attention, activation_checkpointing)
+    _materialise(stage, device)
+    wanted: dict[str, Tensor] = {}
+    for name, parameter in stage.all_parameters().items():
+        if is_adapter(name):
+            draw_adapter(name, parameter.detach(), seed)
+        else:
+            wanted[name] = parameter.detach()
+    if stage.ties_head and spec.is_last:
+        source.check_tied()
+    if stage.ties_head and HEAD_WEIGHT in wanted:
+        wanted[stage.family.embedding_weight] = wanted.pop(HEAD_WEIGHT)
+    source.load_into(wanted)
+    return stage
+
+
+def build_empty_stage(
+    hub_config_dict: Mapping[str, Any],
+    spec: StageSpec,
+    *,
+    adapter: LoraConfig | None,
+    activation_checkpointing: bool,
+    attention: Attention,
+    device: str = "cpu",
+) -> StageModule:
+    """Build one stage without reading any file; its parameters are to be filled from elsewhere.
+
+    Names and shapes equal those of ``build_stage``. Values hold NaN, so that one which is never filled
+    shows at once. Tables that are computed from the config (rotary frequencies) are right.
+
+    Raises:
+        ModelError: As ``build_stage``, or the config is malformed.
+    """
+    hub_config = parse_hub_config(hub_config_dict, "model config")
+    stage = meta_stage(hub_config, spec, adapter, attention, activation_checkpointing)
+    _materialise(stage, device)
+    for parameter in stage.parameters():
+        nn.init.constant_(parameter, float("nan"))
+    return stage
+
+
+def meta_stage(
+    hub_config: Any,
+    spec: StageSpec,
+    adapter: LoraConfig | None,
+    attention: Attention = "sdpa",
+    activation_checkpointing: bool = False,
+) -> StageModule:
+    """Build a stage that has names and shapes but no memory (the meta device).
+
+    Raises:
+        ModelError: The config cannot be built, or the spec does not fit it.
+    """
+    family = family_of(hub_config.model_type, "model config")
+    if spec.end_layer > hub_config.num_hidden_layers or spec.is_last != (
+        spec.end_layer == hub_config.num_hidden_layers
+    ):
+        raise ModelError(
+            f"stage {spec.index} of {spec.num_stages} ends at layer {spec.end_layer}; the model has "
+            f"{hub_config.num_hidden_layers} layers, which the last stage alone must reach"
+        )
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(
+                copy.deepcopy(hub_config),
+                attn_implementation=family.attention(attention),
+                dtype=torch.float32,
+                trust_remote_code=False,
+            )
+    except TRANSFORMERS_REFUSALS as exc:
+        raise ModelError(f"model config: {family.model_type} cannot be built from it: {exc}") from exc
+    stage = StageModule(skeleton, family, spec, activation_checkpointing=activation_checkpointing)
+    if adapter is not None:
+        inject_lora(stage, adapter)
+    return stage
+
+
+def _materialise(stage: StageModule, device: str) -> None:
+    """Give every parameter memory on `device`; a parameter that occurs twice stays one."""
+    made: dict[int, nn.Parameter] = {}
+    for module in stage.modules():
+        for leaf, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in made:
+                values = torch.empty(parameter.shape, dtype=torch.float32, device=device)
+                made[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+            setattr(module, leaf, made[id(parameter)])
+    stage.family.restore_buffers(stage.trunk, stage.hub_config)
+    for name, buffer in stage.named_buffers():
+        if buffer.is_meta:
+            raise ModelError(
+                f"{stage.family.model_type}: table {name!r} is in no file and no rule computes it"
+            )
+    stage.to(device)
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One line of the stage table; a tied head counts once, in the first stage.
+
+    Attributes:
+        stage: Index of the stage.
+        first_layer: First layer of the stage.
+        end_layer: Layer behind its last one.
+        parameters: Numbers that the stage holds.
+        trainable: Numbers that the optimizer updates.
+        size_bytes: Size of the parameters in float32.
+    """
+
+    stage: int
+    first_layer: int
+    end_layer: int
+    parameters: int
+    trainable: int
+    size_bytes: int
+
+
+def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: LoraConfig | None) -> list[StageRow]:
+    """Count what each stage holds, without memory for any of it.
+
+    Raises:
+        ModelError: As ``build_stage``.
+    """
+    rows = []
+    for spec in specs:
+        stage = meta_stage(hub_config, spec, adapter)
+        shared = stage.ties_head and not spec.is_first
+        held = [
+            (value.numel(), value.requires_grad)
+            for name, value in stage.all_parameters().items()
+            if not (shared and name == HEAD_WEIGHT)
+        ]
+        parameters = sum(count for count, _ in held)
+        trainable = sum(count for count, is_trained in held if is_trained)
+        rows.append(
+            StageRow(spec.index, spec.first_layer, spec.end_layer, parameters, trainable, 4 * parameters)
+        )
+    return rows
+
+
+def estimate_costs(hub_config: Any) -> tuple[float, float]:
+    """Return the work of the embedding and of the head, in units of one block.
+
+    Counts multiplications of weight matrices per token; attention scores, which depend on the
+    length of the sequence, are left out, and a table look-up costs one row.
+    """
+    whole = StageSpec(0, 1, 0, int(hub_config.num_hidden_layers))
+    stage = meta_stage(hub_config, whole, None)
+    block = _matrix_work(stage.own_blocks[0])
+    trunk = stage.trunk
+    head = _matrix_work(stage.get_submodule(HEAD))
+    head += sum(_matrix_work(getattr(trunk, part)) for part in stage.family.last_parts)
+    first = 0
+    for part in stage.family.first_parts:
+        module = getattr(trunk, part)
+        first += module.embedding_dim if isinstance(module, nn.Embedding) else _matrix_work(module)
+    return first / block, head / block
+
+
+def _matrix_work(module: nn.Module | None) -> int:
+    if module is None:
+        return 0
+    return sum(value.numel() for value in module.parameters() if value.dim() == 2)

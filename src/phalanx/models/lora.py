@@ -1,0 +1,79 @@
+"""LoRA adapters through peft, with names and first values that do not depend on the layout of stages."""
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from phalanx.errors import ModelError
+from phalanx.models.config import LoraConfig
+from phalanx.models.stage import StageModule
+
+
+def inject_lora(stage: StageModule, adapter: LoraConfig) -> None:
+    """Put adapters, on the meta device, on the linear layers of this stage's blocks; freeze the rest.
+
+    Raises:
+        ModelError: peft is not installed, or a target names no linear layer of the blocks.
+    """
+    peft = _load_peft()
+    targets = adapter.targets or stage.family.lora_targets
+    _check_targets(stage, targets)
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(
+            r=adapter.rank,
+            lora_alpha=adapter.alpha,
+            lora_dropout=adapter.dropout,
+            target_modules=list(targets),
+            fan_in_fan_out=stage.family.fan_in_fan_out,
+            bias="none",
+        ),
+        stage,
+        low_cpu_mem_usage=True,
+    )
+
+
+def is_adapter(name: str) -> bool:
+    """True for the canonical name of an adapter's parameter."""
+    return name.endswith((".lora_A.weight", ".lora_B.weight"))
+
+
+def draw_adapter(name: str, weight: Tensor, seed: int) -> None:
+    """Fill one adapter matrix: A as peft does (Kaiming uniform), B with zeros.
+
+    The values depend on the seed and the canonical name only: the generator is seeded with the first 8
+    bytes of SHA-256 of ``seed|name``, and draws on the CPU.
+    """
+    if name.endswith(".lora_B.weight"):
+        nn.init.zeros_(weight)
+        return
+    first_bytes = hashlib.sha256(f"{seed}|{name}".encode()).digest()[:8]
+    generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(first_bytes, "big"))
+    values = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
+    nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
+    with torch.no_grad():
+        weight.copy_(values)
+
+
+def _load_peft() -> Any:
+    try:
+        import peft  # noqa: PLC0415 - seconds to import, and needed only when adapters are asked for
+    except ImportError as exc:
+        raise ModelError(
+            "model.adapter: needs peft, which is not installed; install phalanx-train[lora]"
+        ) from exc
+    return peft
+
+
+def _check_targets(stage: StageModule, targets: tuple[str, ...]) -> None:
+    block = stage.own_blocks[0]
+    linear = [name for name, module in block.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            raise ModelError(
+                f"model.adapter.targets: found {target!r}; the linear layers of {stage.family.model_type} "
+                f"are {', '.join(linear)}"
+            )

@@ -1,0 +1,172 @@
+"""One stage of a model: its own blocks, with the whole model's names."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from phalanx.errors import ModelError
+from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
+from phalanx.models.layout import StageSpec
+
+
+class Elsewhere(nn.Module):
+    """Keeps the place, and so the names, of a part that another stage holds; cannot be called."""
+
+
+class StageModule(nn.Module):
+    """A slice of a causal language model.
+
+    The first stage takes ids (int64 ``[batch, seq]``), the others hidden states ``[batch, seq, hidden]``;
+    the last returns logits ``[batch, seq, vocab]``, the others hidden states. Positions count from 0,
+    attention is causal over the whole row, no cache is kept. Dropout draws from torch's global generator:
+    seed it right before a call that has to be repeatable.
+
+    Guarantees:
+        The chain of all stages computes what transformers' whole model computes, in the same order of
+        operations, forward and backward.
+    """
+
+    def __init__(
+        self, skeleton: Any, family: Family, spec: StageSpec, *, activation_checkpointing: bool = False
+    ) -> None:
+        super().__init__()
+        for name, child in skeleton.named_children():
+            self.add_module(name, child)
+        self.family = family
+        self.spec = spec
+        self.hub_config = skeleton.config
+        self.activation_checkpointing = activation_checkpointing
+        self._head_is_shared = False
+        self._max_positions = family.max_positions(self.hub_config)
+        _drop_foreign_parts(self)
+
+    @property
+    def trunk(self) -> Any:
+        """The module that holds embeddings, blocks and final norm."""
+        return self.get_submodule(self.family.trunk)
+
+    @property
+    def own_blocks(self) -> list[nn.Module]:
+        """The blocks of this stage, in order."""
+        return list(getattr(self.trunk, self.family.blocks))[self.spec.first_layer : self.spec.end_layer]
+
+    @property
+    def ties_head(self) -> bool:
+        """True where the config says that the head is the token embedding."""
+        return bool(self.hub_config.tie_word_embeddings)
+
+    def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
+        """Return the shape of the tensor that passes between stages."""
+        return (batch, seq, int(self.hub_config.hidden_size))
+
+    def all_parameters(self) -> dict[str, nn.Parameter]:
+        """Return this stage's parameters by canonical name, in the model's order, tied ones once.
+
+        Names are those of the whole model without adapters; an adapter adds ``.lora_A.weight`` and
+        ``.lora_B.weight`` to the name of its layer. They do not depend on the layout of stages.
+        """
+        return {
+            canonical_name(name): parameter
+            for name, parameter in self.named_parameters()
+            if not (self._head_is_shared and name == HEAD_WEIGHT)
+        }
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return what the optimizer updates: with an adapter the adapter only, else every parameter."""
+        return {name: value for name, value in self.all_parameters().items() if value.requires_grad}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the stage.
+
+        Args:
+            x: Ids ``[batch, seq]`` for the first stage, else hidden states ``[batch, seq, hidden]``.
+
+        Returns:
+            Logits ``[batch, seq, vocab]`` of the last stage, else hidden states ``[batch, seq, hidden]``.
+
+        Raises:
+            ModelError: `x` has another shape, or is longer than the model has positions.
+        """
+        self._check_input(x)
+        trunk = self.trunk
+        hidden = self.family.embed(trunk, x) if self.spec.is_first else x
+        context = self.family.context(trunk, self.hub_config, hidden)
+        recompute = self.activation_checkpointing and torch.is_grad_enabled()
+        for block in self.own_blocks:
+            if recompute:
+                hidden = checkpoint(_run_block, block, hidden, context, use_reentrant=False)
+            else:
+                hidden = _run_block(block, hidden, context)
+        if self.spec.is_last:
+            hidden = self.get_submodule(HEAD)(self.family.finish(trunk, hidden))
+        return hidden
+
+    def _check_input(self, x: Tensor) -> None:
+        expected = "[batch, seq]" if self.spec.is_first else f"[batch, seq, {self.hub_config.hidden_size}]"
+        if x.dim() != (2 if self.spec.is_first else 3) or (
+            not self.spec.is_first and x.shape[2] != self.hub_config.hidden_size
+        ):
+            raise ModelError(
+                f"stage {self.spec.index}: found input of shape {list(x.shape)}; expected {expected}"
+            )
+        if self._max_positions is not None and x.shape[1] > self._max_positions:
+            raise ModelError(
+                f"stage {self.spec.index}: found a sequence of {x.shape[1]} tokens; the model has "
+                f"{self._max_positions} positions; lower sequence_length"
+            )
+
+
+def tie(first: StageModule, last: StageModule) -> None:
+    """Make the last stage's head the very embedding of the first, where the config ties them.
+
+    Both must live in one process. Afterwards one gradient collects both uses, and only `first` lists
+    the weight.
+
+    Raises:
+        ModelError: `first` is not the first stage, or `last` not the last one, of the same model.
+    """
+    if not first.spec.is_first or not last.spec.is_last or first.family is not last.family:
+        raise ModelError(
+            f"stages {first.spec.index} and {last.spec.index} of {first.spec.num_stages}: only the first and "
+            "the last stage of one model can be tied"
+        )
+    if not first.ties_head or first is last:
+        return
+    embedding = first.get_parameter(first.family.embedding_weight)
+    if last.get_parameter(HEAD_WEIGHT).shape != embedding.shape:
+        raise ModelError(f"{HEAD_WEIGHT}: shape differs from {first.family.embedding_weight}; cannot be tied")
+    setattr(last.get_submodule(HEAD), "weight", embedding)  # noqa: B010 - mypy knows a submodule's members no better
+    last._head_is_shared = True
+
+
+def canonical_name(name: str) -> str:
+    """Return the name of a parameter without the layers that adapters wrap around it."""
+    return (
+        name.replace(".base_layer.", ".")
+        .replace(".lora_A.default.", ".lora_A.")
+        .replace(".lora_B.default.", ".lora_B.")
+    )
+
+
+def _run_block(block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:
+    out = block(hidden, **context)
+    # some families return attention weights or a cache beside the hidden states
+    result: Tensor = out[0] if isinstance(out, tuple) else out
+    return result
+
+
+def _drop_foreign_parts(stage: StageModule) -> None:
+    trunk, spec = stage.trunk, stage.spec
+    foreign = () if spec.is_first else stage.family.first_parts
+    foreign += () if spec.is_last else stage.family.last_parts
+    for part in foreign:
+        if getattr(trunk, part) is not None:
+            setattr(trunk, part, Elsewhere())
+    blocks = getattr(trunk, stage.family.blocks)
+    for layer in range(len(blocks)):
+        if not spec.first_layer <= layer < spec.end_layer:
+            blocks[layer] = Elsewhere()
+    if not spec.is_last:
+        stage.add_module(HEAD, Elsewhere())

@@ -1,0 +1,97 @@
+"""How layers are cut into stages."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.errors import ConfigError
+from phalanx.models import StageSpec, partition
+
+
+def sizes(specs):
+    return tuple(spec.num_layers for spec in specs)
+
+
+def costs(layers, first, head):
+    last = len(layers) - 1
+    return [n + first * (i == 0) + head * (i == last) for i, n in enumerate(layers)]
+
+
+def test_even_layers_are_cut_evenly():
+    specs = partition(12, 4, None, 0.0, 0.0)
+
+    assert sizes(specs) == (3, 3, 3, 3)
+    assert [spec.first_layer for spec in specs] == [0, 3, 6, 9]
+    assert [(spec.is_first, spec.is_last) for spec in specs] == [
+        (True, False),
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
+
+
+def test_a_heavy_head_takes_layers_from_the_last_stage():
+    assert sizes(partition(30, 4, None, 0.0, 8.0)) == (9, 9, 10, 2)
+
+
+def test_one_stage_is_first_and_last():
+    (spec,) = partition(3, 1, None, 1.0, 1.0)
+
+    assert spec.is_first
+    assert spec.is_last
+    assert (spec.first_layer, spec.end_layer) == (0, 3)
+
+
+@given(
+    layers=st.integers(1, 9),
+    stages=st.integers(1, 9),
+    first=st.floats(0, 6, allow_nan=False),
+    head=st.floats(0, 6, allow_nan=False),
+)
+def test_no_other_cut_has_a_cheaper_costliest_stage(layers, stages, first, head):
+    if stages > layers:
+        stages = layers
+    found = sizes(partition(layers, stages, None, first, head))
+
+    cuts = itertools.combinations(range(1, layers), stages - 1)
+    others = [tuple(b - a for a, b in itertools.pairwise((0, *cut, layers))) for cut in cuts]
+
+    assert sum(found) == layers
+    assert min(found) >= 1
+    assert max(costs(found, first, head)) == min(max(costs(other, first, head)) for other in others)
+
+
+def test_given_layers_are_taken_as_they_are():
+    assert sizes(partition(6, 3, (1, 4, 1), 0.0, 0.0)) == (1, 4, 1)
+
+
+@pytest.mark.parametrize("given_layers", [(1, 2), (2, 2, 2, 0), (1, 1, 1, 2), (3, 3, 3, -3)])
+def test_given_layers_that_do_not_add_up_are_refused(given_layers):
+    with pytest.raises(ConfigError, match=r"pipeline\.layers_per_stage: .* 4 numbers .* 6 layers"):
+        partition(6, 4, given_layers, 0.0, 0.0)
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(
+        ConfigError, match="5 stages need at least 5 layers, the model has 4; lower stages to 4"
+    ):
+        partition(4, 5, None, 0.0, 0.0)
+
+
+def test_no_stage_is_refused():
+    with pytest.raises(ConfigError, match="found 0; expected at least 1"):
+        partition(4, 0, None, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
+def test_costs_that_are_no_amount_are_refused(cost):
+    with pytest.raises(ConfigError, match="finite"):
+        partition(4, 2, None, 0.0, cost)
+
+
+@pytest.mark.parametrize("fields", [(2, 2, 1, 2), (-1, 2, 0, 1), (0, 2, 0, 0), (0, 2, 1, 2), (1, 2, 0, 2)])
+def test_a_spec_that_contradicts_itself_is_refused(fields):
+    with pytest.raises(ConfigError, match="stage"):
+        StageSpec(*fields)

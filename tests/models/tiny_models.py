@@ -1,0 +1,143 @@
+"""Tiny hub configs of every family and variant, and whole models to compare with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from phalanx.models import (
+    FAMILIES,
+    LoraConfig,
+    ModelConfig,
+    ModelSource,
+    StageModule,
+    StageSpec,
+    build_stage,
+    open_model,
+    partition,
+    tie,
+)
+
+LAYERS = 4
+VOCAB = 61
+
+_GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 4,
+    "n_embd": 32,
+    "n_head": 4,
+    "vocab_size": VOCAB,
+    "n_positions": 24,
+}
+_OPT = {
+    "model_type": "opt",
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "ffn_dim": 48,
+    "num_attention_heads": 4,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 24,
+}
+_BLOOM = {"model_type": "bloom", "n_layer": 4, "hidden_size": 32, "n_head": 4, "vocab_size": VOCAB}
+_LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 24,
+}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gpt2": _GPT2,
+    "gpt2-untied": _GPT2 | {"tie_word_embeddings": False, "scale_attn_by_inverse_layer_idx": True},
+    "opt": _OPT,
+    "opt-post-norm": _OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
+    "opt-untied": _OPT | {"tie_word_embeddings": False, "word_embed_proj_dim": 16},
+    "bloom": _BLOOM,
+    "bloom-untied": _BLOOM | {"tie_word_embeddings": False, "n_head": 2},
+    "bloom-odd-heads": _BLOOM
+    | {"n_head": 6, "hidden_size": 36, "apply_residual_connection_post_layernorm": True},
+    "llama": _LLAMA,
+    "llama-tied": _LLAMA | {"tie_word_embeddings": True, "rope_theta": 100000.0, "attention_bias": True},
+}
+DROPOUT: dict[str, dict[str, Any]] = {
+    "gpt2": {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2},
+    "opt": {"dropout": 0.2, "attention_dropout": 0.2},
+    "bloom": {"hidden_dropout": 0.2, "attention_dropout": 0.2},
+    "llama": {"attention_dropout": 0.2},
+}
+
+
+def without_dropout(architecture: dict[str, Any]) -> dict[str, Any]:
+    return architecture | dict.fromkeys(DROPOUT[architecture["model_type"]], 0.0)
+
+
+def tiny_source(name: str, cache: Path, **changes: Any) -> ModelSource:
+    architecture = without_dropout(ARCHITECTURES[name]) | changes
+    return open_model(ModelConfig(from_scratch=True, architecture=architecture), cache, seed=3)
+
+
+def whole_model(source: ModelSource, attention: str = "sdpa") -> Any:
+    kernel = FAMILIES[source.hub_config.model_type].attention(attention)
+    model = AutoModelForCausalLM.from_pretrained(
+        source.directory, attn_implementation=kernel, dtype=torch.float32, local_files_only=True
+    )
+    return model.train()
+
+
+def build_all(
+    source: ModelSource,
+    num_stages: int,
+    *,
+    adapter: LoraConfig | None = None,
+    attention: str = "sdpa",
+    recompute: bool = False,
+    seed: int = 5,
+) -> list[StageModule]:
+    specs = partition(source.num_layers, num_stages, None, 0.0, 0.0)
+    stages = [
+        build_stage(
+            source, spec, adapter=adapter, activation_checkpointing=recompute, attention=attention, seed=seed
+        )
+        for spec in specs
+    ]
+    tie(stages[0], stages[-1])
+    return stages
+
+
+def chain(stages: list[StageModule], ids: torch.Tensor) -> torch.Tensor:
+    x = ids
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+def named(stages: list[StageModule]) -> dict[str, torch.nn.Parameter]:
+    merged: dict[str, torch.nn.Parameter] = {}
+    for stage in stages:
+        own = stage.all_parameters()
+        assert not merged.keys() & own.keys()
+        merged |= own
+    return merged
+
+
+def some_ids(batch: int = 2, seq: int = 17) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (batch, seq), generator=torch.Generator().manual_seed(11))
+
+
+def lm_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def spec_of(source: ModelSource, num_stages: int, index: int) -> StageSpec:
+    return partition(source.num_layers, num_stages, None, 0.0, 0.0)[index]
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
