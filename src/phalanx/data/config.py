@@ -1,0 +1,102 @@
+"""What a run says about its data; frozen, and free of torch and tokenizers."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from phalanx.config import StrictModel
+
+
+class PythonManualConfig(StrictModel):
+    """The language reference that CPython carries (``pydoc_data.topics``); one document per topic."""
+
+    kind: Literal["python_manual"] = "python_manual"
+
+
+class PythonDocstringsConfig(StrictModel):
+    """Docstrings of the standard library, read but never imported; one document per module."""
+
+    kind: Literal["python_docstrings"] = "python_docstrings"
+
+
+class TextConfig(StrictModel):
+    """UTF-8 text, a file or a directory of ``*.txt`` and ``*.md`` (also ``.gz``).
+
+    One document per file, or, with `delimiter`, one per part between two delimiters.
+    """
+
+    kind: Literal["text"] = "text"
+    path: Path
+    delimiter: str | None = Field(default=None, min_length=1)
+
+
+class JsonlConfig(StrictModel):
+    """One JSON object a line, a file or a directory of ``*.jsonl`` (also ``.gz``); the text is in `field`."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    path: Path
+    field: str = Field(default="text", min_length=1)
+
+
+class HtmlConfig(StrictModel):
+    """Web pages, a file or a directory of ``*.html`` and ``*.htm`` (also ``.gz``); needs the extra `html`.
+
+    With `main_content` navigation, headers and footers are left out.
+    """
+
+    kind: Literal["html"] = "html"
+    path: Path
+    encoding: str = Field(default="utf-8", min_length=1)
+    main_content: bool = True
+
+
+class BpeConfig(StrictModel):
+    """A byte-level BPE vocabulary, trained on the training split: 256 bytes, end of text, then merges."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: int = Field(default=4096, ge=257)
+
+
+class ModelTokenizerConfig(StrictModel):
+    """The tokenizer in the model's own directory; `eos_token` overrides the one that it names."""
+
+    kind: Literal["model"] = "model"
+    eos_token: str | None = Field(default=None, min_length=1)
+
+
+class FileTokenizerConfig(StrictModel):
+    """A ``tokenizer.json`` file; `eos_token` must be in its vocabulary."""
+
+    kind: Literal["file"] = "file"
+    path: Path
+    eos_token: str = Field(default="<|endoftext|>", min_length=1)
+
+
+SourceConfig = Annotated[
+    PythonManualConfig | PythonDocstringsConfig | TextConfig | JsonlConfig | HtmlConfig,
+    Field(discriminator="kind"),
+]
+TokenizerConfig = Annotated[
+    BpeConfig | ModelTokenizerConfig | FileTokenizerConfig, Field(discriminator="kind")
+]
+
+
+class DataConfig(StrictModel):
+    """Sources, tokenizer and the shape of the packed sequences.
+
+    Attributes:
+        sources: Read in this order; a document seen before is dropped.
+        tokenizer: Trained here, the model's own, or a file.
+        sequence_length: Tokens of one packed sequence.
+        validation_share: Share of the documents that is held out, drawn by content and seed.
+        max_documents: Stop after so many different documents, over all sources.
+        max_validation_sequences: At most so many held-out sequences are used, spread evenly.
+    """
+
+    sources: tuple[SourceConfig, ...] = Field(min_length=1)
+    tokenizer: TokenizerConfig
+    sequence_length: int = Field(ge=2)
+    validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)
+    max_documents: int | None = Field(default=None, ge=1)
+    max_validation_sequences: int = Field(default=64, ge=1)

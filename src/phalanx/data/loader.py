@@ -1,0 +1,79 @@
+"""Batches of a run in their one order, and the few integers that a checkpoint keeps of it."""
+
+from collections.abc import Iterator, Mapping
+
+from phalanx.data.batch import Batch
+from phalanx.data.corpus import Corpus
+from phalanx.data.order import sample_indices
+from phalanx.errors import CheckpointError, ConfigError, DataError
+
+
+class BatchLoader:
+    """Training batches without end; each epoch is another permutation of all sequences.
+
+    Sample k of a run depends on corpus, seed and k only, so a resumed run sees exactly the batches that it
+    would have seen, none lost and none doubled, even with another batch size.
+    """
+
+    def __init__(self, corpus: Corpus, batch_size: int, seed: int) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"train.batch_size={batch_size}: expected at least 1")
+        self._corpus = corpus
+        self._batch_size = batch_size
+        self._seed = seed
+        self._num_samples = 0
+
+    def next(self) -> Batch:
+        """The next batch, ``[batch_size, seq]``."""
+        indices = sample_indices(
+            self._num_samples, self._batch_size, self._corpus.num_train_sequences, self._seed
+        )
+        batch = self._corpus.train_batch(indices)
+        self._num_samples += self._batch_size
+        return batch
+
+    def state(self) -> dict[str, int]:
+        """Samples drawn so far, and what identifies the order that they were drawn from."""
+        return {"num_samples": self._num_samples, **self._identity()}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on where a state was taken.
+
+        Raises:
+            CheckpointError: The state is malformed, or from another corpus or seed.
+        """
+        identity = self._identity()
+        if set(state) != {"num_samples", *identity}:
+            expected = ", ".join(sorted({"num_samples", *identity}))
+            raise CheckpointError(f"loader state: found keys {sorted(state)}, expected {expected}")
+        for name, value in identity.items():
+            if state[name] != value:
+                raise CheckpointError(
+                    f"loader state: {name} is {state[name]}, this run has {value}; "
+                    "resume with the data and the seed of the run that was saved"
+                )
+        num_samples = state["num_samples"]
+        if type(num_samples) is not int or num_samples < 0:
+            raise CheckpointError(f"loader state: num_samples is {num_samples!r}, expected an integer from 0")
+        self._num_samples = num_samples
+
+    def _identity(self) -> dict[str, int]:
+        # 53 bits, so that a reader that takes JSON numbers for doubles keeps it whole
+        corpus = int(self._corpus.digest[:13], 16)
+        return {"seed": self._seed, "num_sequences": self._corpus.num_train_sequences, "corpus": corpus}
+
+
+def validation_batches(corpus: Corpus, batch_size: int) -> Iterator[Batch]:
+    """All validation sequences in order; the last batch may be smaller.
+
+    Raises:
+        DataError: Nothing is held out.
+        ConfigError: `batch_size` is not positive.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"validation batch size {batch_size}: expected at least 1")
+    if corpus.num_validation_sequences == 0:
+        raise DataError("data: no validation sequence is held out; set data.validation_share above 0")
+    for start in range(0, corpus.num_validation_sequences, batch_size):
+        stop = min(start + batch_size, corpus.num_validation_sequences)
+        yield corpus.validation_batch(range(start, stop))

@@ -1,0 +1,62 @@
+"""The order of a run, computed instead of stored: sample k is the same everywhere, after every resume."""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NUM_ROUNDS = 6
+
+
+def permute(positions: NDArray[np.uint64], size: int, seed: int, epoch: int) -> NDArray[np.uint64]:
+    """Where a keyed permutation of ``0 .. size - 1`` sends each position.
+
+    A Feistel network on the next even number of bits, walked until it lands inside; a bijection for every
+    key whatever its round function, so no sample is lost or doubled within an epoch.
+
+    Args:
+        positions: ``[n]``, each below `size`.
+        size: At least 1.
+        seed: Of the run.
+        epoch: Another permutation for each.
+
+    Source: Black and Rogaway 2002 (cycle walking); the round function is the finaliser of splitmix64.
+    """
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    keys = _round_keys(seed, epoch)
+    result = _feistel(positions.astype(np.uint64), half_bits, keys)
+    outside = result >= size
+    while outside.any():
+        result[outside] = _feistel(result[outside], half_bits, keys)
+        outside = result >= size
+    return result
+
+
+def sample_indices(start: int, count: int, size: int, seed: int) -> list[int]:
+    """The sequences that samples ``start .. start + count - 1`` of the run are, over epoch borders."""
+    indices: list[int] = []
+    while len(indices) < count:
+        epoch, offset = divmod(start + len(indices), size)
+        stop = min(size, offset + count - len(indices))
+        indices += permute(np.arange(offset, stop, dtype=np.uint64), size, seed, epoch).tolist()
+    return indices
+
+
+def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
+    raw = hashlib.shake_256(f"phalanx order {seed} {epoch}".encode()).digest(8 * _NUM_ROUNDS)
+    return np.frombuffer(raw, dtype="<u8").astype(np.uint64)
+
+
+def _feistel(values: NDArray[np.uint64], half_bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mask = np.uint64((1 << half_bits) - 1)
+    shift = np.uint64(half_bits)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,196 @@
+"""Sources to a packed corpus, once; the second time it is found by its key and checked."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.config import canonical_json
+from phalanx.data.config import BpeConfig, DataConfig
+from phalanx.data.corpus import (
+    MANIFEST_FILE,
+    TOKENIZER_FILE,
+    TRAIN_FILE,
+    VALIDATION_FILE,
+    Corpus,
+    open_corpus,
+)
+from phalanx.data.manifest import FORMAT, Manifest, SplitRecord, TokenizerRecord
+from phalanx.data.pack import pack, token_dtype
+from phalanx.data.sources import Source, open_source
+from phalanx.data.spool import Intake, Progress, Spool
+from phalanx.data.tokenizer import TextTokenizer, fingerprint_tokenizer, load_tokenizer, train_bpe
+from phalanx.errors import DataError
+
+
+def prepare(
+    config: DataConfig,
+    cache_dir: Path,
+    seed: int,
+    tokenizer_path: Path | None = None,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Read, split, tokenise and pack the sources, or open the result of an earlier call.
+
+    Args:
+        config: What to read and how to cut it.
+        cache_dir: Results live here, each under a digest of all that decided it (file contents included).
+        seed: Of the split into training and validation.
+        tokenizer_path: The model's directory or ``tokenizer.json``, for a tokenizer of kind "model".
+        progress: Told a phase ("read", "vocabulary", "encode") and the documents done in it.
+
+    Raises:
+        DataError: A source is missing, malformed or empty, there is too little text, or the cache is damaged.
+        ConfigError: A tokenizer of kind "model" and no model directory.
+
+    Guarantees:
+        The same content, config, seed and library versions give the same bytes, whatever the number of
+        threads. A crash leaves no half-made result. No text is in both splits, up to exact equality.
+    """
+    # said outright, the encoder uses threads and does not warn when the process forks later
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    sources = [open_source(source) for source in config.sources]
+    fingerprints = [source.fingerprint() for source in sources]
+    key = _key(config, seed, fingerprints, fingerprint_tokenizer(config.tokenizer, tokenizer_path))
+    home = cache_dir / key[:32]
+    if not home.exists():
+        _build(config, sources, _Job(key, home, seed, fingerprints, tokenizer_path, progress or _silent))
+    corpus = open_corpus(home, config.max_validation_sequences)
+    if corpus.manifest.key != key:
+        raise DataError(f"{home}: holds the data of another config; delete it to have the data made again")
+    return corpus
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What stays the same while one corpus is built."""
+
+    key: str
+    home: Path
+    seed: int
+    fingerprints: list[str]
+    tokenizer_path: Path | None
+    report: Progress
+
+
+def _build(config: DataConfig, sources: list[Source], job: _Job) -> None:
+    try:
+        job.home.parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=job.home.parent))
+    except OSError as exc:
+        raise DataError(
+            f"{job.home.parent}: cannot be written ({exc.strerror}); choose another place"
+        ) from exc
+    try:
+        _fill(directory, config, sources, job)
+        _publish(directory, job.home)
+    except OSError as exc:
+        raise DataError(
+            f"{directory}: cannot be written ({exc.strerror}); free space or choose another place"
+        ) from exc
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _fill(directory: Path, config: DataConfig, sources: list[Source], job: _Job) -> None:
+    intake = Intake(job.seed, config.validation_share, config.max_documents)
+    kinds = [source.kind for source in config.sources]
+    spool = intake.spool(zip(kinds, sources, strict=True), directory, job.report)
+    _check_text(spool, config, job)
+    tokenizer = _tokenizer(config, spool, job)
+    (directory / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
+    length = config.sequence_length
+    train = pack(spool.train, tokenizer, length, directory / TRAIN_FILE, job.report)
+    validation = pack(spool.validation, tokenizer, length, directory / VALIDATION_FILE, job.report)
+    _check_length(train, validation, config)
+    manifest = Manifest(
+        key=job.key,
+        seed=job.seed,
+        sequence_length=length,
+        token_dtype=token_dtype(tokenizer.vocab_size),
+        sources=tuple(spool.sources),
+        tokenizer=TokenizerRecord(
+            kind=config.tokenizer.kind,
+            vocab_size=tokenizer.vocab_size,
+            eos_id=tokenizer.eos_id,
+            digest=hashlib.sha256(tokenizer.to_json()).hexdigest(),
+        ),
+        train=train,
+        validation=validation,
+    )
+    (directory / MANIFEST_FILE).write_bytes(canonical_json(manifest.model_dump(mode="json")))
+    spool.train.path.unlink()
+    spool.validation.path.unlink()
+
+
+def _key(config: DataConfig, seed: int, fingerprints: list[str], tokenizer: str) -> str:
+    decided_by = {
+        "format": FORMAT,
+        "seed": seed,
+        "sources": fingerprints,
+        "tokenizer": tokenizer,
+        "sequence_length": config.sequence_length,
+        "validation_share": config.validation_share,
+        "max_documents": config.max_documents,
+    }
+    return hashlib.sha256(canonical_json(decided_by)).hexdigest()
+
+
+def _tokenizer(config: DataConfig, spool: Spool, job: _Job) -> TextTokenizer:
+    if not isinstance(config.tokenizer, BpeConfig):
+        return load_tokenizer(config.tokenizer, job.tokenizer_path)
+    job.report("vocabulary", 0)
+    tokenizer = train_bpe(spool.train.texts(), config.tokenizer)
+    job.report("vocabulary", spool.train.documents)
+    return tokenizer
+
+
+def _check_text(spool: Spool, config: DataConfig, job: _Job) -> None:
+    for counts, fingerprint in zip(spool.sources, job.fingerprints, strict=True):
+        if counts.fingerprint != fingerprint:
+            raise DataError(
+                f"data.sources, kind {counts.kind!r}: a file changed while it was read; run again"
+            )
+        if counts.size_bytes == 0 and config.max_documents is None:
+            raise DataError(
+                f"data.sources, kind {counts.kind!r}: holds no text; remove it or give it another path"
+            )
+    if spool.train.documents == 0:
+        raise DataError(
+            f"data: no document is left for training ({spool.validation.documents} for validation); add text"
+        )
+
+
+def _check_length(train: SplitRecord, validation: SplitRecord, config: DataConfig) -> None:
+    needed = config.sequence_length + 1
+    if train.sequences == 0:
+        raise DataError(
+            f"data: the training split has {train.tokens} tokens, one sequence needs {needed}; "
+            "add text or lower data.sequence_length"
+        )
+    if config.validation_share > 0 and validation.sequences == 0:
+        raise DataError(
+            f"data: the validation split has {validation.tokens} tokens in {validation.documents} documents, "
+            f"one sequence needs {needed}; raise data.validation_share, add documents, or set the share to 0"
+        )
+
+
+def _publish(directory: Path, home: Path) -> None:
+    for path in (*directory.iterdir(), directory):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    try:
+        directory.rename(home)
+    except OSError:
+        # another process was first; its result is checked like any other when it is opened
+        if not home.exists():
+            raise
+
+
+def _silent(_phase: str, _documents: int) -> None:
+    return None

@@ -1,0 +1,135 @@
+"""Documents on their way from the sources to the tokenizer: cleaned, without doubles, split, on disk."""
+
+import hashlib
+import itertools
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from phalanx.data.manifest import SourceCounts
+from phalanx.data.sources import Document, Source
+from phalanx.errors import DataError
+
+Progress = Callable[[str, int], None]
+_PREFIX_BYTES = 8
+_REPORT_EVERY = 200
+
+
+@dataclass
+class SplitSpool:
+    """The kept documents of one split, as length-prefixed UTF-8 in one file."""
+
+    path: Path
+    documents: int = 0
+    size_bytes: int = 0
+
+    def append(self, stream: BinaryIO, content: bytes) -> None:
+        """Add one document and count it."""
+        stream.write(len(content).to_bytes(_PREFIX_BYTES, "little") + content)
+        self.documents += 1
+        self.size_bytes += len(content)
+
+    def texts(self) -> Iterator[str]:
+        """Every document, in the order in which it was kept."""
+        with self.path.open("rb") as stream:
+            while prefix := stream.read(_PREFIX_BYTES):
+                yield stream.read(int.from_bytes(prefix, "little")).decode()
+
+
+@dataclass
+class Spool:
+    """Both splits, and the counts that account for every document that a source gave."""
+
+    train: SplitSpool
+    validation: SplitSpool
+    sources: list[SourceCounts] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Which documents are kept and where they go; the rules of one run.
+
+    Attributes:
+        seed: Of the split.
+        validation_share: A document is held out when its hash, a number in [0, 1), is below this.
+        max_documents: Stop after so many kept documents.
+    """
+
+    seed: int
+    validation_share: float
+    max_documents: int | None
+
+    def spool(self, sources: Iterable[tuple[str, Source]], directory: Path, report: Progress) -> Spool:
+        """Read every source once and write the kept documents to two files.
+
+        Equal texts (after Unicode NFC, unified line ends, and stripping) are kept once, over all sources
+        and both splits, so no text is in training and in validation. The split looks at content and seed
+        only: adding documents moves no other document across.
+
+        Raises:
+            DataError: From the sources, or a text holds a lone surrogate.
+        """
+        spool = Spool(SplitSpool(directory / "train.spool"), SplitSpool(directory / "validation.spool"))
+        seen: set[bytes] = set()
+        with spool.train.path.open("wb") as train, spool.validation.path.open("wb") as validation:
+            for kind, source in sources:
+                counts = _Counts()
+                for document in self._wanted(source, seen):
+                    content = _clean(document)
+                    digest = hashlib.sha256(content).digest()
+                    if not counts.admit(content, is_new=digest not in seen):
+                        continue
+                    seen.add(digest)
+                    if self._is_held_out(digest):
+                        spool.validation.append(validation, content)
+                    else:
+                        spool.train.append(train, content)
+                    if len(seen) % _REPORT_EVERY == 0:
+                        report("read", len(seen))
+                spool.sources.append(counts.freeze(kind, source.fingerprint()))
+        report("read", len(seen))
+        return spool
+
+    def _wanted(self, source: Source, seen: set[bytes]) -> Iterator[Document]:
+        if self.max_documents is None:
+            return source.documents()
+        return itertools.takewhile(lambda _: len(seen) < (self.max_documents or 0), source.documents())
+
+    def _is_held_out(self, digest: bytes) -> bool:
+        draw = hashlib.sha256(f"split {self.seed} ".encode() + digest).digest()
+        return int.from_bytes(draw[:8], "big") < self.validation_share * 2**64
+
+
+@dataclass
+class _Counts:
+    documents: int = 0
+    size_bytes: int = 0
+    empty_documents: int = 0
+    duplicate_documents: int = 0
+    duplicate_bytes: int = 0
+
+    def admit(self, content: bytes, *, is_new: bool) -> bool:
+        self.documents += 1
+        self.size_bytes += len(content)
+        if not content:
+            self.empty_documents += 1
+        elif not is_new:
+            self.duplicate_documents += 1
+            self.duplicate_bytes += len(content)
+        return bool(content) and is_new
+
+    def freeze(self, kind: str, fingerprint: str) -> SourceCounts:
+        return SourceCounts(kind=kind, fingerprint=fingerprint, **vars(self))
+
+
+def _clean(document: Document) -> bytes:
+    text = document.text.replace("\r\n", "\n").replace("\r", "\n").strip()
+    try:
+        return unicodedata.normalize("NFC", text).encode()
+    except UnicodeEncodeError as exc:
+        raise DataError(
+            f"{document.name}: character {exc.start} is a lone surrogate, which is not text; "
+            "repair the document"
+        ) from exc

@@ -1,0 +1,162 @@
+"""Text to token ids: a byte-level BPE trained here, or a ``tokenizer.json`` made elsewhere."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
+from phalanx.data.sources.files import read_text
+from phalanx.errors import ConfigError, DataError
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer that never lets a text forge the end of a document."""
+
+    backend: tokenizers.Tokenizer
+    vocab_size: int
+    eos_id: int
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens.
+
+        Raises:
+            DataError: A text encodes to the end-of-text token or to nothing.
+        """
+        encoded = [item.ids for item in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        for text, ids in zip(texts, encoded, strict=True):
+            if not ids or self.eos_id in ids:
+                what = "the end-of-text token inside a document" if ids else "no token at all"
+                raise DataError(
+                    f"tokenizer gave {what} for the document that starts {text[:40]!r}; use another one"
+                )
+        return encoded
+
+    def to_json(self) -> bytes:
+        """The content of ``tokenizer.json``."""
+        return self.backend.to_str().encode()
+
+
+def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
+    """Train a byte-level BPE; the same texts in the same order give the same vocabulary.
+
+    Args:
+        texts: The training split.
+        config: `vocab_size` counts the 256 bytes, the end of text, and the merges.
+
+    Raises:
+        DataError: The text holds too few repeated pairs for the vocabulary.
+
+    Source: Sennrich et al. 2016 (BPE); Radford et al. 2019 (on bytes).
+    """
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer=trainer)
+    found = backend.get_vocab_size()
+    if found != config.vocab_size:
+        raise DataError(
+            f"data.tokenizer.vocab_size={config.vocab_size}: the training text supports {found} tokens only; "
+            f"lower vocab_size to {found} or add text"
+        )
+    return _wrap(backend, END_OF_TEXT, "trained tokenizer")
+
+
+def load_tokenizer(
+    config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None
+) -> TextTokenizer:
+    """Read a ``tokenizer.json``.
+
+    Args:
+        config: A file, or the model's own.
+        tokenizer_path: The model's directory, or its ``tokenizer.json``; for kind "model" only.
+
+    Raises:
+        ConfigError: Kind "model" without a model directory.
+        DataError: The file is missing or malformed, or no end-of-text token is known.
+    """
+    path = locate_tokenizer(config, tokenizer_path)
+    text = read_text(path)
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
+    except Exception as exc:  # the library raises nothing more exact
+        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model") from exc
+    eos_token = config.eos_token or _declared_eos(path.parent, backend)
+    return _wrap(backend, eos_token, str(path))
+
+
+def locate_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None) -> Path:
+    """The path of the ``tokenizer.json`` that the config means.
+
+    Raises:
+        ConfigError: Kind "model" without a model directory.
+    """
+    if isinstance(config, FileTokenizerConfig):
+        return config.path
+    if tokenizer_path is None:
+        raise ConfigError(
+            "data.tokenizer.kind='model': the model has no directory of its own; use kind='bpe' or 'file'"
+        )
+    return tokenizer_path / "tokenizer.json" if tokenizer_path.is_dir() else tokenizer_path
+
+
+def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> str:
+    """SHA-256 in hex over everything that decides the token ids of a text, but the training split."""
+    if isinstance(config, BpeConfig):
+        return hashlib.sha256(
+            f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}".encode()
+        ).hexdigest()
+    backend = load_tokenizer(config, tokenizer_path)
+    return hashlib.sha256(backend.to_json() + str(backend.eos_id).encode()).hexdigest()
+
+
+def _wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextTokenizer:
+    eos_id = backend.token_to_id(eos_token)
+    if eos_id is None:
+        raise DataError(
+            f"{where}: end-of-text token {eos_token!r} is not in the vocabulary; set eos_token to one that is"
+        )
+    backend.no_truncation()
+    backend.no_padding()
+    # "<|endoftext|>" written in a document is text; else it would forge a document boundary
+    backend.encode_special_tokens = True
+    return TextTokenizer(backend, max(backend.get_vocab(with_added_tokens=True).values()) + 1, eos_id)
+
+
+def _declared_eos(directory: Path, backend: tokenizers.Tokenizer) -> str:
+    token = _read_json(directory / "tokenizer_config.json").get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    if token is None:
+        number = _read_json(directory / "config.json").get("eos_token_id")
+        token = backend.id_to_token(number) if isinstance(number, int) and number >= 0 else None
+    if not isinstance(token, str):
+        raise DataError(f"{directory}: names no end-of-text token; set data.tokenizer.eos_token")
+    return token
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as exc:
+        raise DataError(f"{path}: is not JSON ({exc}); save it again from its model") from exc
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: found a JSON {type(content).__name__}, expected an object")
+    return content

@@ -1,0 +1,26 @@
+"""Pure losses; to add an objective: one file, one line of the table."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from phalanx.objectives.causal_lm import IGNORE, causal_lm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+
+class Objective(Protocol):
+    """A loss over one microbatch, as a sum over its targets."""
+
+    def __call__(self, logits: Tensor, labels: Tensor, /) -> tuple[Tensor, int]:
+        """``[batch, seq, vocab]`` and ``[batch, seq]`` to the summed float32 loss and its targets."""
+        ...
+
+
+OBJECTIVES: Mapping[str, Objective] = MappingProxyType({"causal_lm": causal_lm})
+
+__all__ = ["IGNORE", "OBJECTIVES", "Objective", "causal_lm"]

@@ -1,0 +1,56 @@
+"""Next-token prediction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from phalanx.errors import DataError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
+    from torch import Tensor
+
+IGNORE = -100
+
+
+def causal_lm(
+    logits: Float[Tensor, "batch seq vocab"], labels: Int64[Tensor, "batch seq"]
+) -> tuple[Float[Tensor, ""], int]:
+    """Summed cross-entropy of the labels, and how many there are.
+
+    A sum, not a mean: divided by the targets of the whole step, the gradients of its microbatches add up
+    to that of the whole batch, however the targets are spread.
+
+    Args:
+        logits: Any float type; the loss is taken in float32.
+        labels: Already shifted; IGNORE (-100) where no loss is taken.
+
+    Returns:
+        ``-sum(log softmax(logits)[label])`` in nats, a float32 scalar, 0 when every label is IGNORE; and the
+        number of other labels. A NaN in the logits makes the loss or the gradient NaN, never a number.
+
+    Raises:
+        DataError: The shapes do not fit, or a label is neither IGNORE nor a token of the vocabulary.
+    """
+    if logits.ndim != 3 or logits.shape[:2] != labels.shape:
+        raise DataError(
+            f"causal_lm: logits {list(logits.shape)} and labels {list(labels.shape)}; "
+            "expected [batch, seq, vocab] and [batch, seq]"
+        )
+    counted = labels != IGNORE
+    vocab_size = logits.shape[2]
+    if bool((counted & ((labels < 0) | (labels >= vocab_size))).any()):
+        raise DataError(
+            f"causal_lm: a label is outside 0 .. {vocab_size - 1}, the model's vocabulary; "
+            "use the tokenizer that belongs to the model"
+        )
+    loss = functional.cross_entropy(
+        logits.to(torch.float32).reshape(-1, vocab_size),
+        labels.reshape(-1),
+        ignore_index=IGNORE,
+        reduction="sum",
+    )
+    return loss, int(counted.sum())

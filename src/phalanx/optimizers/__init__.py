@@ -1,0 +1,34 @@
+"""AdamW for one stage, global-norm clipping over stages, learning-rate schedules.
+
+The config is there at once; what needs torch is imported at its first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from phalanx.optimizers.config import OptimizerConfig
+from phalanx.optimizers.schedule import learning_rate
+
+if TYPE_CHECKING:
+    from phalanx.optimizers.clipping import clip_coefficient, gradient_norm_squared
+    from phalanx.optimizers.stage import StageOptimizer
+
+__all__ = [
+    "OptimizerConfig",
+    "StageOptimizer",
+    "clip_coefficient",
+    "gradient_norm_squared",
+    "learning_rate",
+]
+
+_LATER = {
+    "StageOptimizer": "phalanx.optimizers.stage",
+    "clip_coefficient": "phalanx.optimizers.clipping",
+    "gradient_norm_squared": "phalanx.optimizers.clipping",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'phalanx.optimizers' has no attribute {name!r}")

@@ -1,0 +1,174 @@
+"""AdamW over the parameters of one stage, or of somebody's copy of it."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch.optim.adamw import adamw
+
+from phalanx.errors import CheckpointError, ModelError, TrainingError
+from phalanx.optimizers.config import OptimizerConfig
+
+
+class StageOptimizer:
+    """AdamW whose state exists from the start, is named, and can be undone by one step.
+
+    Gradients are arguments, never ``.grad``, so a shadow can feed the gradients that a stage claims. Two
+    holders of one numeric class (same build, threads and device) that make the same steps stay equal bit
+    for bit. The moments live where the parameters are when this is made.
+
+    Attributes:
+        num_steps: Steps made so far.
+
+    Source: Loshchilov and Hutter 2019 (decoupled weight decay); torch's fused kernel does the arithmetic.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], config: OptimizerConfig) -> None:
+        self.num_steps = 0
+        self._config = config
+        self._names = sorted(parameters)
+        self._weights = [parameters[name] for name in self._names]
+        if len({id(weight) for weight in self._weights}) != len(self._weights):
+            raise ModelError("optimizer: one parameter was given under two names; give tied weights once")
+        self._exp_avgs = [torch.zeros_like(weight, requires_grad=False) for weight in self._weights]
+        self._exp_avg_sqs = [torch.zeros_like(weight, requires_grad=False) for weight in self._weights]
+        self._steps = [torch.zeros((), device=weight.device) for weight in self._weights]
+        self._scaled: list[torch.Tensor] = []
+        self._undo: list[torch.Tensor] = []
+        self._undo_steps: int | None = None
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, torch.Tensor], lr: float, clip_coefficient: float) -> None:
+        """Make one step.
+
+        Args:
+            gradients: One for each parameter, of its shape and dtype; they are not changed.
+            lr: Of this step.
+            clip_coefficient: Multiplies the gradients.
+
+        Raises:
+            TrainingError: A gradient is missing, unknown or of another shape or dtype, or a number is not
+                finite. Nothing was changed. Whether the gradients are finite is asked of their norm, before.
+        """
+        if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
+            raise TrainingError(
+                f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite"
+            )
+        wanted = self._scale(self._ordered(gradients), clip_coefficient)
+        for is_decayed in (True, False):
+            members = [i for i, weight in enumerate(self._weights) if (weight.ndim >= 2) == is_decayed]
+            if not members:
+                continue
+            adamw(
+                [self._weights[i] for i in members],
+                [wanted[i] for i in members],
+                [self._exp_avgs[i] for i in members],
+                [self._exp_avg_sqs[i] for i in members],
+                [],
+                [self._steps[i] for i in members],
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                lr=lr,
+                beta1=self._config.betas[0],
+                beta2=self._config.betas[1],
+                eps=self._config.eps,
+                weight_decay=self._config.weight_decay if is_decayed else 0.0,
+            )
+        self.num_steps += 1
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The tensors themselves, not copies: ``weight/``, ``exp_avg/`` and ``exp_avg_sq/`` plus the name.
+
+        With `num_steps` this is all that decides the next step. The order depends on the names only.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        for i, name in enumerate(self._names):
+            tensors[f"weight/{name}"] = self._weights[i].detach()
+            tensors[f"exp_avg/{name}"] = self._exp_avgs[i]
+            tensors[f"exp_avg_sq/{name}"] = self._exp_avg_sqs[i]
+        return tensors
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, torch.Tensor], num_steps: int) -> None:
+        """Copy a state in.
+
+        Raises:
+            CheckpointError: Names, shapes or dtypes are not this stage's, or `num_steps` is negative.
+                Nothing was changed.
+        """
+        own = self.state()
+        if set(tensors) != set(own):
+            missing, unknown = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))
+            raise CheckpointError(
+                f"optimizer state: missing {missing[:3]}, unknown {unknown[:3]}; "
+                "it is from another stage or model"
+            )
+        if num_steps < 0:
+            raise CheckpointError(f"optimizer state: {num_steps} steps, expected at least 0")
+        for name, mine in own.items():
+            found = _mismatch(tensors[name], mine)
+            if found:
+                raise CheckpointError(f"optimizer state: {name}: {found}; it is from another stage or model")
+        for name, mine in own.items():
+            mine.copy_(tensors[name])
+        self._set_num_steps(num_steps)
+
+    @torch.no_grad()
+    def snapshot(self) -> None:
+        """Keep a copy of the whole state, for `restore`; the buffers are made once."""
+        tensors = list(self.state().values())
+        if not self._undo:
+            self._undo = [torch.empty_like(tensor) for tensor in tensors]
+        if tensors:
+            torch._foreach_copy_(self._undo, tensors)
+        self._undo_steps = self.num_steps
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Go back to the last snapshot, bit for bit; it stays usable.
+
+        Raises:
+            TrainingError: There is none.
+        """
+        if self._undo_steps is None:
+            raise TrainingError("optimizer: no snapshot to go back to; take one before the step")
+        if self._undo:
+            torch._foreach_copy_(list(self.state().values()), self._undo)
+        self._set_num_steps(self._undo_steps)
+
+    def _set_num_steps(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        for step in self._steps:
+            step.fill_(num_steps)
+
+    def _ordered(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        if set(gradients) != set(self._names):
+            missing, unknown = (
+                sorted(set(self._names) - set(gradients)),
+                sorted(set(gradients) - set(self._names)),
+            )
+            raise TrainingError(
+                f"optimizer: no gradient for {missing[:3]}, gradient for unknown {unknown[:3]}; "
+                "give exactly one for each parameter, zeros for an unused one"
+            )
+        for name, weight in zip(self._names, self._weights, strict=True):
+            found = _mismatch(gradients[name], weight)
+            if found:
+                raise TrainingError(f"optimizer: gradient of {name}: {found}")
+        return [gradients[name].detach() for name in self._names]
+
+    def _scale(self, gradients: list[torch.Tensor], coefficient: float) -> list[torch.Tensor]:
+        if coefficient == 1.0:
+            return gradients
+        if not self._scaled:
+            self._scaled = [torch.empty_like(weight, requires_grad=False) for weight in self._weights]
+        for buffer, gradient in zip(self._scaled, gradients, strict=True):
+            torch.mul(gradient, coefficient, out=buffer)
+        return self._scaled
+
+
+def _mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:
+    if found.shape == expected.shape and found.dtype == expected.dtype:
+        return None
+    return f"found {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"
