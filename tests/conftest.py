@@ -1,0 +1,64 @@
+"""What holds for every test: no outside network, one torch thread, checked tensor shapes."""
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from jaxtyping import install_import_hook
+
+# before anything imports torch, transformers or grpc; child processes inherit it
+os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
+
+CHECKED = ("phalanx.objectives", "phalanx.models", "phalanx.pipeline")
+
+# the shapes in public signatures are checked here only: a run does not pay for it
+install_import_hook([name for name in CHECKED if find_spec(name) is not None], "beartype.beartype")
+
+
+class OutsideNetworkError(AssertionError):
+    """A test tried to leave this machine."""
+
+
+def _refuse_outside(family: int, address: Any) -> None:
+    if family == socket.AF_UNIX:
+        return
+    host = str(address[0]).partition("%")[0]
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        raise OutsideNetworkError(
+            f"a test opened a connection to {host!r}; only loopback and unix are allowed"
+        )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def only_loopback() -> Iterator[None]:
+    """Refuse every connection of this process that leaves the machine."""
+    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        _refuse_outside(self.family, address)
+        connect(self, address)
+
+    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
+        _refuse_outside(self.family, address)
+        return connect_ex(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """Give torch one thread, so that results do not depend on the machine; torch is not imported for it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)

@@ -1,0 +1,163 @@
+"""The rules of the house that no linter knows: sizes, forbidden calls, the tree of exceptions."""
+
+import ast
+import inspect
+import re
+import socket
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx import errors
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "phalanx"
+FILES = sorted(SOURCE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MAX_LINES = 400
+MAX_CLI_LINES = 100
+RUN_CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+RUN_CODE_CALLS = {("torch", "load"), ("torch", "save"), ("multiprocessing", "Queue"), ("mp", "Queue")}
+RUN_CODE_OPTIONS = {"allow_pickle", "trust_remote_code"}
+RED_TEAM = {"attacks", "testing"}
+ABOVE_RED_TEAM = {"cli", "bench"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def pytest_ids(paths: list[Path]) -> list[str]:
+    return [name_of(path) for path in paths]
+
+
+@pytest.mark.parametrize("path", FILES, ids=pytest_ids(FILES))
+def test_a_source_file_is_short_enough_to_read(path: Path) -> None:
+    limit = MAX_CLI_LINES if "cli" in path.parts else MAX_LINES
+
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+
+    assert lines <= limit, f"{name_of(path)} has {lines} lines, allowed {limit}: split it by idea"
+
+
+def dangers(source: str) -> Iterator[str]:
+    """Name each statement that runs code from bytes, or that ``python -O`` would remove."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assert):
+            yield f"line {node.lineno}: assert"
+        elif isinstance(node, ast.Import):
+            roots = {alias.name.partition(".")[0] for alias in node.names}
+            yield from (f"line {node.lineno}: import {root}" for root in roots & RUN_CODE_FROM_BYTES)
+        elif isinstance(node, ast.ImportFrom):
+            root = (node.module or "").partition(".")[0]
+            names = {(root, alias.name) for alias in node.names}
+            if root in RUN_CODE_FROM_BYTES or names & RUN_CODE_CALLS:
+                yield f"line {node.lineno}: from {node.module}"
+        elif isinstance(node, ast.Attribute) and (ast.unparse(node.value), node.attr) in RUN_CODE_CALLS:
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+        elif (
+            isinstance(node, ast.keyword)
+            and node.arg in RUN_CODE_OPTIONS
+            and ast.unparse(node.value) != "False"
+        ):
+            yield f"line {node.lineno}: {node.arg}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=pytest_ids(FILES))
+def test_no_source_file_unpickles_or_asserts(path: Path) -> None:
+    assert list(dangers(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import pickle as harmless",
+        "from pickle import loads",
+        "import os, dill",
+        "import torch\ntorch.load('x')",
+        "from torch import load",
+        "load = torch.load",
+        "def f():\n  import marshal",
+        "numpy.load(path, allow_pickle=True)",
+        "AutoConfig.from_pretrained(path, trust_remote_code=trust)",
+        "assert True",
+    ],
+)
+def test_the_scan_finds_each_kind_of_danger(source: str) -> None:
+    assert len(list(dangers(source))) == 1
+
+
+def test_the_drawn_tree_of_exceptions_is_the_tree_of_classes() -> None:
+    classes = {
+        name: value.__bases__[0].__name__
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and value is not errors.PhalanxError
+    }
+
+    drawn = {name: parent for name, parent, _ in drawn_tree()}
+
+    assert drawn == classes
+
+
+def test_the_drawn_exit_codes_are_those_of_the_classes_and_of_the_help() -> None:
+    from phalanx.cli.app import EXIT_CODES
+
+    drawn = {name: int(code) for name, _, code in drawn_tree() if code}
+
+    assert drawn == {name: getattr(errors, name).exit_code for name in drawn}
+    assert len(set(drawn.values())) == len(drawn)
+    documented = {int(code) for code in re.findall(r"\b(\d+) [a-z]", EXIT_CODES)}
+    assert documented == {0, errors.PhalanxError.exit_code, 130} | set(drawn.values())
+
+
+def drawn_tree() -> Iterator[tuple[str, str, str]]:
+    """Yield (class, parent, exit code or nothing) for each line of the drawing in errors.py."""
+    parents = ["PhalanxError"]
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"    ([│ ]*)[├└]── (\w+)(?: +(\d+))?", line)
+        if found:
+            depth = len(found[1]) // 4 + 1
+            parents[depth:] = [found[2]]
+            yield found[2], parents[depth - 1], found[3] or ""
+
+
+@pytest.mark.parametrize("address", [("192.0.2.1", 443), ("example.org", 443), ("2001:db8::1", 443, 0, 0)])
+def test_no_test_can_reach_the_outside(address: tuple[str, int]) -> None:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+
+    with socket.socket(family) as outside, pytest.raises(AssertionError, match="only loopback and unix"):
+        outside.connect(address)
+
+
+def test_test_files_have_unique_names() -> None:
+    names = [path.name for path in TESTS if path.name not in ("conftest.py", "__init__.py")]
+
+    assert sorted(names) == sorted(set(names))
+
+
+def test_every_package_that_re_exports_lists_its_public_names() -> None:
+    packages = {path: path.read_text(encoding="utf-8") for path in FILES if path.name == "__init__.py"}
+
+    silent = [
+        name_of(path)
+        for path, text in packages.items()
+        if re.search(r"^from ", text, re.MULTILINE) and not re.search(r"^__all__", text, re.MULTILINE)
+    ]
+
+    assert silent == []
+
+
+def test_every_production_folder_is_kept_from_the_red_team() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (forbidden,) = (
+        contract for contract in contracts if contract["type"] == "forbidden" and contract["id"] == "red-team"
+    )
+    folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+
+    guarded = {name.removeprefix("phalanx.") for name in forbidden["source_modules"]}
+
+    assert folders - RED_TEAM - ABOVE_RED_TEAM <= guarded
+    assert set(forbidden["forbidden_modules"]) == {f"phalanx.{name}" for name in RED_TEAM & folders}
