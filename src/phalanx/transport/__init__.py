@@ -1,0 +1,45 @@
+"""Signed, chained frames between parties that do not trust each other, over gRPC with mutual TLS 1.3.
+
+`phalanx.transport.tensors` is apart from the rest because it needs torch.
+"""
+
+from phalanx.transport.config import TransportConfig
+from phalanx.transport.endpoint import Endpoint
+from phalanx.transport.frame import (
+    Frame,
+    HeaderFields,
+    Receipt,
+    SignedHeader,
+    check_payload,
+    encode_frame,
+    parse_frame,
+    sign_header,
+)
+from phalanx.transport.grpc_wire import GrpcWire, Joined, describe
+from phalanx.transport.inbox import LinkFault, Received
+from phalanx.transport.memory import MemoryNetwork, MemoryWire
+from phalanx.transport.receipts import Receipts
+from phalanx.transport.wire import Handle, Wire
+
+__all__ = [
+    "Endpoint",
+    "Frame",
+    "GrpcWire",
+    "Handle",
+    "HeaderFields",
+    "Joined",
+    "LinkFault",
+    "MemoryNetwork",
+    "MemoryWire",
+    "Receipt",
+    "Receipts",
+    "Received",
+    "SignedHeader",
+    "TransportConfig",
+    "Wire",
+    "check_payload",
+    "describe",
+    "encode_frame",
+    "parse_frame",
+    "sign_header",
+]

@@ -1,0 +1,267 @@
+"""One party's end of all its links: what it sends, what it accepts, whom it refuses."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from phalanx.errors import PeerRefusedError, TransportError, VerificationError
+from phalanx.security.crypto import Identity, Peer, digest_hex
+from phalanx.transport.answer import encode_receipt, encode_refusal
+from phalanx.transport.config import TransportConfig
+from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
+from phalanx.transport.inbox import Inbox, LinkFault, Received
+from phalanx.transport.link import ReceivingChain, SendingChain
+from phalanx.transport.meter import Meter
+from phalanx.transport.outbox import Delivered, Outbox, Payload
+from phalanx.transport.receipts import Receipts
+from phalanx.transport.wire import Wire
+
+
+class _Link:
+    """What is known of one peer on the receiving side."""
+
+    def __init__(self, peer: Peer, chain: ReceivingChain) -> None:
+        self.peer = peer
+        self.chain = chain
+        # one frame of a link is judged at a time: a repeated one waits for the verdict on the first
+        self.lock = threading.Lock()
+
+
+class Endpoint:
+    """Sends signed frames to known parties and keeps the one inbox of this party.
+
+    Args:
+        identity: This party.
+        peers: The parties it knows, by name; `add_peer` adds more.
+        run: Session; frames of another one are refused.
+        wire: Carries the bytes and proves who is at the other end.
+        limits: Deadlines and bounds.
+
+    Attributes:
+        receipts: Of the frames that arrived.
+
+    Guarantees:
+        What `receive` returns was signed by its sender for this party and run, in this order, without a gap
+        and without a repetition, and its payload is the one that was signed. Whether it is *true* is not
+        known here. No bytes from outside end the server or raise anything in it.
+    """
+
+    def __init__(
+        self, identity: Identity, peers: Mapping[str, Peer], run: str, wire: Wire, limits: TransportConfig
+    ) -> None:
+        self.receipts = Receipts()
+        self._identity, self._run, self._wire, self._limits = identity, run, wire, limits
+        self._links: dict[str, _Link] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        self._evicted: set[str] = set()
+        self._refusals: Counter[str] = Counter()
+        self._last_refusal: dict[str, TransportError | VerificationError] = {}
+        self._sent: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
+        self._meter = Meter()
+        self._inbox = Inbox(limits.max_queued_bytes)
+        self._lock = threading.Lock()
+        self._closed = False
+        for peer in peers.values():
+            self.add_peer(peer)
+        wire.serve(self.handle, run)
+
+    @property
+    def name(self) -> str:
+        """This party."""
+        return self._identity.name
+
+    @property
+    def peers(self) -> Mapping[str, Peer]:
+        """The known parties, evicted ones included."""
+        with self._lock:
+            return MappingProxyType({name: link.peer for name, link in self._links.items()})
+
+    @property
+    def bytes_sent(self) -> Mapping[str, int]:
+        """Bytes of the frames that each peer has signed for."""
+        return MappingProxyType(self._sent)
+
+    @property
+    def bytes_received(self) -> Mapping[str, int]:
+        """Bytes of the accepted frames of each peer."""
+        return MappingProxyType(self._received)
+
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """Frames refused, by the proven name of who sent them."""
+        return MappingProxyType(self._refusals)
+
+    @property
+    def seconds_hashing(self) -> float:
+        """CPU time spent on payload digests."""
+        return self._meter.seconds("hashing")
+
+    @property
+    def seconds_signing(self) -> float:
+        """CPU time spent on signing and checking headers and receipts, their encoding included."""
+        return self._meter.seconds("signing")
+
+    def last_refusal(self, peer: str) -> TransportError | VerificationError | None:
+        """Return why the latest refused frame of a peer was refused."""
+        return self._last_refusal.get(peer)
+
+    def add_peer(self, peer: Peer, address: str = "") -> None:
+        """Get to know a party, or where it is; a party never changes its key within a run.
+
+        A frame of a party that is not known yet is refused, and its link with it: parties must know each
+        other before the first of them sends. This party itself is passed over.
+
+        Raises:
+            PeerRefusedError: The name is this party's own, or is known with another key.
+        """
+        if peer == self._identity.public:
+            return
+        with self._lock:
+            known = self._links.get(peer.name)
+            if peer.name == self.name or (known is not None and known.peer != peer):
+                raise PeerRefusedError(
+                    f"{peer.name}: is known with another key; a new party needs a new name"
+                )
+            if known is None:
+                self._links[peer.name] = _Link(peer, ReceivingChain(self._run, peer.name, self.name))
+        if address:
+            self._wire.add_route(peer.name, address)
+
+    def send(
+        self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
+    ) -> SignedHeader:
+        """Hash, sign and queue one frame; it is delivered in the background, in order.
+
+        Args:
+            receiver: A known party.
+            kind: What the frame means.
+            body: JSON data of that kind.
+            payload: Contiguous buffers; copied before the call returns.
+
+        Returns:
+            The header; `receipts` holds its receipt once it has arrived.
+
+        Raises:
+            FrameError: The frame is too large or its body is no JSON data.
+            PeerRefusedError: The receiver is unknown or evicted.
+            PeerLostError: The link has failed, or its queue stayed full for the whole deadline.
+        """
+        outbox = self._outbox(receiver)
+        buffers = [memoryview(part).cast("B") for part in payload if memoryview(part).nbytes]
+        with self._meter.measure("hashing"):
+            digest = digest_hex(*buffers)
+        sealed = Payload(buffers, sum(part.nbytes for part in buffers), digest)
+        return outbox.put(kind, body, sealed)
+
+    def receive(self, timeout_s: float) -> Received | LinkFault | None:
+        """Return the oldest frame or fault, or None when there is none within the time."""
+        return self._inbox.get(timeout_s)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until every queued frame has its receipt; links that failed are not waited for.
+
+        Raises:
+            PeerLostError: One does not within the time.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.flush(max(0.0, deadline - time.monotonic()))
+
+    def refuse(self, party: str) -> None:
+        """Evict a party for the rest of the run: its frames are refused, the queue to it is dropped.
+
+        Frames of it that were accepted before are still in the inbox.
+        """
+        with self._lock:
+            self._evicted.add(party)
+            outbox = self._outboxes.get(party)
+        self._inbox.refuse(party)
+        if outbox is not None:
+            outbox.drop(PeerRefusedError(f"{party}: was evicted"))
+
+    def handle(self, raw: bytes, tls_peer: str) -> bytes:
+        """Judge one frame from outside and answer it; the server's side of a wire calls this.
+
+        Args:
+            raw: The bytes.
+            tls_peer: Who sent them, as proven by the wire.
+
+        Returns:
+            A receipt, or the class and text of the error for which the frame was refused.
+        """
+        try:
+            return encode_receipt(self._accept(raw, tls_peer))
+        except (TransportError, VerificationError) as exc:
+            with self._lock:
+                self._refusals[tls_peer] += 1
+                self._last_refusal[tls_peer] = exc
+            return encode_refusal(exc)
+
+    def close(self) -> None:
+        """Stop sending and receiving; what is queued and not delivered is dropped."""
+        with self._lock:
+            self._closed = True
+            outboxes = list(self._outboxes.values())
+        self._inbox.close()
+        for outbox in outboxes:
+            outbox.drop(PeerRefusedError(f"{self.name}: its endpoint is closed"))
+        self._wire.close()
+        for outbox in outboxes:
+            outbox.join(timeout_s=1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self, raw: bytes, tls_peer: str) -> Receipt:
+        link = self._links.get(tls_peer)
+        if link is None or tls_peer in self._evicted:
+            raise PeerRefusedError(f"{tls_peer}: is {'unknown' if link is None else 'evicted'}")
+        frame = parse_frame(raw, self._limits)
+        fields = frame.header.fields
+        if (fields.sender, fields.receiver, fields.run) != (tls_peer, self.name, self._run):
+            raise PeerRefusedError(f"{tls_peer}: sent a frame of another sender, for another receiver or run")
+        with link.lock:
+            with self._meter.measure("signing"):
+                frame.header.verify(link.peer)
+            repeated = link.chain.check(frame.header)
+            if repeated is not None:
+                return repeated
+            with self._meter.measure("hashing"):
+                check_payload(frame)
+            with self._meter.measure("signing"):
+                receipt = sign_receipt(self._identity, frame.header.digest)
+            received = Received(fields.sender, fields.kind, fields.body, frame.payload, frame.header)
+            self._inbox.put(received, len(raw), self._limits.timeout_s)
+            link.chain.accept(frame.header, receipt)
+            self._received[tls_peer] += len(raw)
+        return receipt
+
+    def _outbox(self, receiver: str) -> Outbox:
+        with self._lock:
+            link = self._links.get(receiver)
+            if link is None or receiver in self._evicted or self._closed:
+                raise PeerRefusedError(f"{receiver}: is unknown, evicted, or this endpoint is closed")
+            if receiver not in self._outboxes:
+                chain = SendingChain(self._identity, self._run, receiver, self._limits)
+                self._outboxes[receiver] = Outbox(
+                    chain, link.peer, self._wire, self._limits, self._meter, report=self._report
+                )
+            return self._outboxes[receiver]
+
+    def _report(self, outcome: Delivered | LinkFault) -> None:
+        if isinstance(outcome, LinkFault):
+            self._inbox.put_fault(outcome)
+            return
+        self._sent[outcome.receipt.receiver] += outcome.size_bytes
+        self.receipts.add(outcome.receipt, outcome.header.fields.sequence)

@@ -1,0 +1,280 @@
+"""The wire between machines: one gRPC method that carries a frame there and an answer back."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NoReturn
+
+from phalanx.config import canonical_json
+from phalanx.errors import CertificateError, FrameError, PeerLostError, PeerRefusedError, TransportError
+from phalanx.security.crypto import (
+    Identity,
+    Peer,
+    certificate_facts,
+    parse_canonical,
+    peer_from_certificate,
+)
+from phalanx.transport.answer import printable
+from phalanx.transport.config import TransportConfig
+from phalanx.transport.grpc_tls import (
+    check_refuses_tls12,
+    grpc,
+    open_channel,
+    server_credentials,
+    server_options,
+)
+from phalanx.transport.wire import Handle
+
+_SERVICE = "phalanx.Transport"
+_NUM_THREADS = 64
+# one frame under way and one repeated by an impatient sender
+_MAX_CALLS_PER_PEER = 2
+_MAX_CACHED_CERTIFICATES = 1024
+_MAX_ADDRESS_CHARACTERS = 300
+_REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED}
+# the words of BoringSSL and of gRPC's own check of names: a certificate will not get better by waiting
+_BAD_CERTIFICATE_WORDS = ("CERTIFICATE_VERIFY_FAILED", "is not in peer certificate", "Hostname Verification")
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Somebody met by `describe`, on either side of it.
+
+    Attributes:
+        peer: Who it is, from its certificate.
+        address: Where it says that it listens.
+        run: The run that it serves; empty for one who came to join.
+    """
+
+    peer: Peer
+    address: str
+    run: str
+
+
+class GrpcWire:
+    """Listens from its construction, serves once an endpoint is there.
+
+    Args:
+        identity: This party, with its certificate.
+        config: Where to listen, deadlines and bounds.
+
+    Attributes:
+        address: Where it listens, with the port that the system chose.
+
+    Raises:
+        CertificateError: The identity has no certificate.
+        TransportError: The address cannot be listened on, or TLS 1.2 would be accepted.
+
+    Guarantees:
+        Nothing of a client is read before TLS 1.3 has proven a currently valid certificate of our authority;
+        nothing is sent to a server that has not proven to be the very party it is meant for.
+    """
+
+    def __init__(self, identity: Identity, config: TransportConfig) -> None:
+        self._identity, self._config = identity, config
+        self._handle: Handle | None = None
+        self._run = ""
+        self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable]] = {}
+        self._joined: dict[str, Joined] = {}
+        self._known: dict[bytes, tuple[Peer, datetime]] = {}
+        self._calls: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix=f"serve-{identity.name}")
+        self._server = grpc.server(pool, options=server_options(config))
+        self._server.add_generic_rpc_handlers((self._methods(),))
+        host = f"[{config.bind}]" if ":" in config.bind else config.bind
+        try:
+            port = self._server.add_secure_port(f"{host}:{config.port}", server_credentials(identity))
+        except RuntimeError as exc:
+            raise TransportError(f"{host}:{config.port}: cannot listen; is the port taken?") from exc
+        self._port: int = port
+        self.address = f"{host}:{port}"
+
+    def serve(self, handle: Handle, run: str) -> None:
+        """Start to pass arriving frames to `handle`.
+
+        Raises:
+            TransportError: gRPC would agree to TLS 1.2.
+        """
+        self._server.start()
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.bind, self._config.bind)  # noqa: S104
+        try:
+            check_refuses_tls12(host, self._port)
+        except TransportError:
+            self.close()
+            raise
+        self._run, self._handle = run, handle
+
+    def add_route(self, name: str, address: str) -> None:
+        """Tell where a party is reached; connects at the first frame.
+
+        Raises:
+            CertificateError: The party name is malformed.
+        """
+        channel = open_channel(self._identity, name, address, self._config)
+        with self._changed:
+            old = self._channels.get(name)
+            self._channels[name] = (channel, channel.unary_unary(f"/{_SERVICE}/Deliver"))
+        if old is not None:
+            old[0].close()
+
+    def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+        """Return the receiver's answer to one frame.
+
+        Raises:
+            PeerLostError: No answer came within the time, or no address is known.
+            PeerRefusedError: The other end has not the receiver's certificate, or does not accept ours.
+        """
+        with self._changed:
+            route = self._channels.get(receiver)
+        if route is None:
+            raise PeerLostError(f"{receiver}: no address is known for it")
+        return _call(route[1], raw, timeout_s, receiver)
+
+    def wait_joined(self, name: str, timeout_s: float) -> Joined | None:
+        """Return the party of this name once it has called `describe`, or None within the time."""
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._joined, timeout_s)
+            return self._joined.get(name)
+
+    def close(self) -> None:
+        """Stop listening and sending at once."""
+        with self._changed:
+            channels, self._channels = self._channels, {}
+        for channel, _ in channels.values():
+            channel.close()
+        self._server.stop(grace=None).wait(1.0)
+
+    def _methods(self) -> grpc.GenericRpcHandler:
+        handlers = {
+            "Deliver": grpc.unary_unary_rpc_method_handler(self._deliver_call),
+            "Describe": grpc.unary_unary_rpc_method_handler(self._describe_call),
+        }
+        return grpc.method_handlers_generic_handler(_SERVICE, handlers)
+
+    def _deliver_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        peer = self._peer_of(context)
+        with self._one_of_few_calls(peer.name, context):
+            return self._ready_handle(context)(raw, peer.name)
+
+    def _describe_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        peer = self._peer_of(context)
+        self._ready_handle(context)
+        try:
+            address = _text(parse_canonical(raw[:4096]), "address")
+        except (ValueError, FrameError):
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "expected a JSON object with an address")
+        with self._changed:
+            self._joined[peer.name] = Joined(peer, address, "")
+            self._changed.notify_all()
+        certificate = self._identity.certificate_pem.decode("ascii")
+        return canonical_json({"run": self._run, "party": self._identity.name, "certificate": certificate})
+
+    def _ready_handle(self, context: grpc.ServicerContext) -> Handle:
+        if self._handle is None:
+            _abort(context, grpc.StatusCode.UNAVAILABLE, "not ready yet")
+        return self._handle
+
+    def _peer_of(self, context: grpc.ServicerContext) -> Peer:
+        pem = b"".join(context.auth_context().get("x509_pem_cert", []))
+        known = self._known.get(pem)
+        # a connection may outlive the certificate that opened it
+        if known is not None and datetime.now(UTC) <= known[1]:
+            return known[0]
+        try:
+            peer = peer_from_certificate(pem, self._identity.authority_pem, where="client certificate")
+        except CertificateError as exc:
+            _abort(context, grpc.StatusCode.UNAUTHENTICATED, printable(str(exc)))
+        if len(self._known) >= _MAX_CACHED_CERTIFICATES:
+            self._known.clear()
+        self._known[pem] = (peer, certificate_facts(pem).not_after)
+        return peer
+
+    @contextmanager
+    def _one_of_few_calls(self, name: str, context: grpc.ServicerContext) -> Iterator[None]:
+        with self._changed:
+            if self._calls[name] >= _MAX_CALLS_PER_PEER:
+                _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
+            self._calls[name] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._calls[name] -= 1
+
+
+def describe(
+    identity: Identity,
+    party: str,
+    address: str,
+    own_address: str = "",
+    config: TransportConfig | None = None,
+) -> Joined:
+    """Ask a party which run it serves, and tell it where we listen: the first word of one who joins.
+
+    Args:
+        identity: Who asks.
+        party: Name of who must answer.
+        address: Where it listens.
+        own_address: Where the asker listens.
+        config: Deadlines and bounds.
+
+    Raises:
+        PeerLostError: Nobody answers within ``timeout_s``.
+        PeerRefusedError: It is somebody else, or does not accept our certificate.
+        CertificateError, FrameError: The answer is malformed or names somebody else.
+    """
+    limits = config or TransportConfig()
+    channel = open_channel(identity, party, address, limits)
+    try:
+        question = canonical_json({"address": own_address})
+        method = channel.unary_unary(f"/{_SERVICE}/Describe")
+        answer = _call(method, question, limits.timeout_s, party, wait_for_ready=True)
+    finally:
+        channel.close()
+    try:
+        values = parse_canonical(answer)
+    except ValueError as exc:
+        raise FrameError(f"description of {party}: {exc}") from exc
+    certificate = _text(values, "certificate", 65536).encode()
+    peer = peer_from_certificate(certificate, identity.authority_pem, where=f"certificate of {party}")
+    if peer.name != party or _text(values, "party") != party:
+        raise CertificateError(f"description of {party}: names {peer.name!r}")
+    return Joined(peer, address, _text(values, "run"))
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
+    context.abort(code, details)
+    # not reached: abort raises
+    raise PeerRefusedError(details)
+
+
+def _text(values: dict[str, object], name: str, max_characters: int = _MAX_ADDRESS_CHARACTERS) -> str:
+    value = values.get(name)
+    if not isinstance(value, str) or len(value) > max_characters:
+        raise FrameError(f"description: {name} is missing, no text or over-long")
+    return value
+
+
+def _call(
+    method: grpc.UnaryUnaryMultiCallable,
+    raw: bytes,
+    timeout_s: float,
+    party: str,
+    *,
+    wait_for_ready: bool = False,
+) -> bytes:
+    try:
+        answer: bytes = method(raw, timeout=timeout_s, wait_for_ready=wait_for_ready)
+    except grpc.RpcError as exc:
+        details = printable(exc.details() or "")
+        if exc.code() in _REFUSED or any(words in details for words in _BAD_CERTIFICATE_WORDS):
+            raise PeerRefusedError(f"{party}: {details}") from exc
+        raise PeerLostError(f"{party}: {exc.code().name.lower()}: {details}") from exc
+    except ValueError as exc:
+        raise PeerLostError(f"{party}: its channel is closed") from exc
+    return answer

@@ -1,0 +1,122 @@
+"""The one inbox of a party."""
+
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.errors import PeerLostError, PeerRefusedError, TransportError, VerificationError
+from phalanx.transport.frame import SignedHeader
+
+# what a queued frame costs beside its bytes, so that very small ones cannot be had for nothing
+_OVERHEAD_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A frame that was checked: signature, place on its link, digest.
+
+    Attributes:
+        sender: Who sent it.
+        kind: What it means.
+        body: Kind-specific JSON object; its content is for the receiver to judge.
+        payload: Its bytes, read-only.
+        header: Kept as evidence.
+    """
+
+    sender: str
+    kind: str
+    body: dict[str, Any]
+    payload: memoryview
+    header: SignedHeader
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFault:
+    """Sending to a party failed for good; nothing more goes to it.
+
+    Attributes:
+        peer: Which party.
+        error: Why.
+    """
+
+    peer: str
+    error: TransportError | VerificationError
+
+
+class Inbox:
+    """First in, first out, over all senders; bounded for each sender, so that none can starve another.
+
+    Args:
+        max_queued_bytes: Bound for one sender. Frames without payload pass until twice this much: a verdict
+            must not wait behind tensors.
+    """
+
+    def __init__(self, max_queued_bytes: int) -> None:
+        self._max_queued_bytes = max_queued_bytes
+        self._items: deque[tuple[Received | LinkFault, int]] = deque()
+        self._queued: Counter[str] = Counter()
+        self._refused: set[str] = set()
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, item: Received, size_bytes: int, timeout_s: float) -> None:
+        """Add a frame; waits while its sender has too much in here already.
+
+        Raises:
+            PeerLostError: There was no room within `timeout_s`, or the inbox is closed.
+            PeerRefusedError: The sender was evicted meanwhile.
+        """
+        cost = size_bytes + _OVERHEAD_BYTES
+        bound = self._max_queued_bytes if item.payload.nbytes else 2 * self._max_queued_bytes
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or item.sender in self._refused or self._fits(item.sender, cost, bound),
+                timeout_s,
+            )
+            if item.sender in self._refused:
+                raise PeerRefusedError(f"{item.sender}: was evicted")
+            if self._closed or not self._fits(item.sender, cost, bound):
+                raise PeerLostError(f"the inbox had no room for {size_bytes} bytes within {timeout_s:g} s")
+            self._queued[item.sender] += cost
+            self._items.append((item, cost))
+            self._changed.notify_all()
+
+    def put_fault(self, fault: LinkFault) -> None:
+        """Add a local report; always passes."""
+        with self._changed:
+            self._items.append((fault, 0))
+            self._changed.notify_all()
+
+    def get(self, timeout_s: float) -> Received | LinkFault | None:
+        """Return the oldest item, or None when there is none within the time or the inbox is closed."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._items and not self._closed:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return None
+                self._changed.wait(remaining)
+            if not self._items:
+                return None
+            item, cost = self._items.popleft()
+            if isinstance(item, Received):
+                self._queued[item.sender] -= cost
+                self._changed.notify_all()
+            return item
+
+    def refuse(self, sender: str) -> None:
+        """Let nothing more of a sender in; what was accepted before stays."""
+        with self._changed:
+            self._refused.add(sender)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wake everybody who waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _fits(self, sender: str, cost: int, bound: int) -> bool:
+        return self._queued[sender] == 0 or self._queued[sender] + cost <= bound

@@ -1,0 +1,86 @@
+"""The chain of headers on one link, as its sender writes it and as its receiver checks it."""
+
+from typing import Any
+
+from phalanx.errors import FrameError, OrderError
+from phalanx.security.crypto import Identity
+from phalanx.transport.config import TransportConfig
+from phalanx.transport.frame import HeaderFields, Receipt, SignedHeader, frame_size, genesis, sign_header
+
+
+class SendingChain:
+    """Numbers, chains and signs what one party says to another; not safe for several threads at once."""
+
+    def __init__(self, identity: Identity, run: str, receiver: str, limits: TransportConfig) -> None:
+        self._identity, self._run, self._receiver, self._limits = identity, run, receiver, limits
+        self._sequence = 0
+        self._previous = genesis(run, identity.name, receiver)
+
+    def seal(self, kind: str, body: dict[str, Any], payload_size: int, payload_digest: str) -> SignedHeader:
+        """Sign the next header of the link.
+
+        Raises:
+            FrameError: The receiver would refuse it, or the frame is too large; the chain stays as it was.
+        """
+        fields = HeaderFields(
+            run=self._run,
+            kind=kind,
+            sender=self._identity.name,
+            receiver=self._receiver,
+            sequence=self._sequence,
+            previous=self._previous,
+            payload_size=payload_size,
+            payload_digest=payload_digest,
+            body=body,
+        )
+        header = sign_header(self._identity, fields)
+        if (size_bytes := frame_size(header)) > self._limits.max_frame_bytes:
+            raise FrameError(
+                f"{kind!r} for {self._receiver}: takes {size_bytes} bytes, max_frame_bytes is "
+                f"{self._limits.max_frame_bytes}; raise it on both sides or send less at once"
+            )
+        self._sequence += 1
+        self._previous = header.digest
+        return header
+
+
+class ReceivingChain:
+    """Accepts headers in the one order in which they were sealed; not safe for several threads at once."""
+
+    def __init__(self, run: str, sender: str, receiver: str) -> None:
+        self._sender = sender
+        self._next_sequence = 0
+        self._previous = genesis(run, sender, receiver)
+        self._last_receipt: Receipt | None = None
+
+    def check(self, header: SignedHeader) -> Receipt | None:
+        """Judge the place of a header whose signature holds; nothing is accepted yet.
+
+        Returns:
+            None for the next header. For the very last one again its receipt: the sender did not get it and
+            asks once more, which is no attack and is not delivered twice.
+
+        Raises:
+            OrderError: Replayed, skipped, or sealed after another predecessor.
+        """
+        fields = header.fields
+        if self._last_receipt is not None and header.digest == self._previous:
+            return self._last_receipt
+        if fields.sequence < self._next_sequence:
+            raise OrderError(
+                f"{self._sender}: header {fields.sequence} was replayed or sealed twice, "
+                f"expected {self._next_sequence}"
+            )
+        if fields.sequence > self._next_sequence:
+            raise OrderError(
+                f"{self._sender}: header {fields.sequence} came, expected {self._next_sequence} first"
+            )
+        if fields.previous != self._previous:
+            raise OrderError(f"{self._sender}: header {fields.sequence} was sealed after another predecessor")
+        return None
+
+    def accept(self, header: SignedHeader, receipt: Receipt) -> None:
+        """Go on to the next place, after `check` returned None and the receipt was signed."""
+        self._next_sequence += 1
+        self._previous = header.digest
+        self._last_receipt = receipt

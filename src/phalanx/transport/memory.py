@@ -1,0 +1,44 @@
+"""A wire without sockets, for simulations and tests: the same endpoints, the same checks."""
+
+from phalanx.errors import PeerLostError
+from phalanx.transport.wire import Handle
+
+
+class MemoryNetwork:
+    """Joins endpoints of one process; gives each party its wire."""
+
+    def __init__(self) -> None:
+        self.handles: dict[str, Handle] = {}
+
+    def wire(self, name: str) -> "MemoryWire":
+        """Return the wire of one party; its name is taken as proven."""
+        return MemoryWire(self, name)
+
+
+class MemoryWire:
+    """Delivers by calling the receiver's `handle` in the sender's thread."""
+
+    def __init__(self, network: MemoryNetwork, name: str) -> None:
+        self._network, self._name = network, name
+
+    def serve(self, handle: Handle, run: str) -> None:
+        """Let others of the network reach this party."""
+        self._network.handles[self._name] = handle
+
+    def add_route(self, name: str, address: str) -> None:
+        """Do nothing: the network knows where everybody is."""
+
+    def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+        """Return the receiver's answer to one frame.
+
+        Raises:
+            PeerLostError: Nobody of this name is on the network.
+        """
+        handle = self._network.handles.get(receiver)
+        if handle is None:
+            raise PeerLostError(f"{receiver}: is not on the network")
+        return handle(raw, self._name)
+
+    def close(self) -> None:
+        """Leave the network."""
+        self._network.handles.pop(self._name, None)

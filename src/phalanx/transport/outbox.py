@@ -1,0 +1,192 @@
+"""The sender's side of one link: a bounded queue and the thread that delivers it in order."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.errors import PeerLostError, PeerRefusedError, SignatureError, TransportError
+from phalanx.security.crypto import Peer
+from phalanx.transport.answer import read_answer
+from phalanx.transport.config import TransportConfig
+from phalanx.transport.frame import Receipt, SignedHeader, encode_frame
+from phalanx.transport.inbox import LinkFault
+from phalanx.transport.link import SendingChain
+from phalanx.transport.meter import Meter
+from phalanx.transport.wire import Wire
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Bytes to send, hashed already.
+
+    Attributes:
+        buffers: Parts, in order.
+        size_bytes: Of all parts.
+        digest: Over all parts.
+    """
+
+    buffers: Sequence[bytes | memoryview]
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A frame that its receiver has signed for.
+
+    Attributes:
+        header: What was sent.
+        receipt: The receiver's signature.
+        size_bytes: Length of the frame.
+    """
+
+    header: SignedHeader
+    receipt: Receipt
+    size_bytes: int
+
+
+class Outbox:
+    """Seals frames for one receiver and delivers them one after another.
+
+    Args:
+        chain: Of this link; owned by the outbox from now on.
+        peer: The receiver.
+        wire: Carries the bytes.
+        limits: Deadlines and bounds.
+        meter: Takes the time for signatures.
+        report: Called in the delivering thread with each outcome; after a fault nothing more is sent.
+    """
+
+    def __init__(
+        self,
+        chain: SendingChain,
+        peer: Peer,
+        wire: Wire,
+        limits: TransportConfig,
+        meter: Meter,
+        *,
+        report: Callable[[Delivered | LinkFault], None],
+    ) -> None:
+        self._chain, self._peer, self._wire, self._limits = chain, peer, wire, limits
+        self._meter, self._report = meter, report
+        self._queue: deque[tuple[SignedHeader, bytes]] = deque()
+        self._queued_bytes = 0
+        self._error: TransportError | SignatureError | None = None
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._deliver_all, name=f"to-{peer.name}", daemon=True)
+        self._thread.start()
+
+    def put(self, kind: str, body: dict[str, Any], payload: Payload) -> SignedHeader:
+        """Seal a frame, copy its payload and queue it; waits while too much is queued already.
+
+        Raises:
+            FrameError: The frame is too large or its body is no JSON data; the link is as it was.
+            PeerRefusedError: The receiver was evicted.
+            PeerLostError: The link has failed, or the queue stayed full for the whole deadline.
+        """
+        bound = self._limits.max_queued_bytes * (1 if payload.size_bytes else 2)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._error is not None
+                    or not self._queued_bytes
+                    or self._queued_bytes + payload.size_bytes <= bound
+                ),
+                self._limits.timeout_s,
+            )
+            self._check_open()
+            if self._queued_bytes and self._queued_bytes + payload.size_bytes > bound:
+                raise PeerLostError(
+                    f"{self._peer.name}: {self._queued_bytes} bytes are queued and did not move "
+                    f"for {self._limits.timeout_s:g} s"
+                )
+            with self._meter.measure("signing"):
+                header = self._chain.seal(kind, body, payload.size_bytes, payload.digest)
+            raw = encode_frame(header, payload.buffers)
+            self._queue.append((header, raw))
+            self._queued_bytes += len(raw)
+            self._changed.notify_all()
+        return header
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything queued has its receipt; a link that failed has nothing queued.
+
+        Raises:
+            PeerLostError: It does not within the time.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue, timeout_s)
+            if self._queue:
+                raise PeerLostError(f"{self._peer.name}: {len(self._queue)} frames have no receipt yet")
+
+    def drop(self, error: TransportError | SignatureError) -> bool:
+        """Forget the queue and send nothing more; returns whether the link was still open until now."""
+        with self._changed:
+            was_open = self._error is None
+            if self._error is None:
+                self._error = error
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._stop.set()
+            self._changed.notify_all()
+            return was_open
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the delivering thread to end, after `drop`."""
+        self._thread.join(timeout_s)
+
+    def _check_open(self) -> None:
+        if isinstance(self._error, PeerRefusedError):
+            raise PeerRefusedError(str(self._error))
+        if self._error is not None:
+            raise PeerLostError(f"{self._peer.name}: the link has failed: {self._error}")
+
+    def _deliver_all(self) -> None:
+        error: TransportError | SignatureError = PeerLostError(f"{self._peer.name}: its sending thread ended")
+        try:
+            while (item := self._next()) is not None:
+                header, raw = item
+                self._report(Delivered(header, self._deliver(header, raw), len(raw)))
+                self._done(len(raw))
+        except (TransportError, SignatureError) as exc:
+            error = exc
+        finally:
+            # also on a bug of ours: a link that is silently dead would hang the run
+            if self.drop(error):
+                self._report(LinkFault(self._peer.name, error))
+
+    def _next(self) -> tuple[SignedHeader, bytes] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._error is not None)
+            return self._queue[0] if self._queue else None
+
+    def _done(self, size_bytes: int) -> None:
+        with self._changed:
+            # evicted meanwhile: the queue is gone already
+            if self._queue:
+                self._queue.popleft()
+                self._queued_bytes -= size_bytes
+                self._changed.notify_all()
+
+    def _deliver(self, header: SignedHeader, raw: bytes) -> Receipt:
+        deadline = time.monotonic() + self._limits.timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                remaining_s = max(deadline - time.monotonic(), 0.001)
+                answer = self._wire.deliver(self._peer.name, raw, remaining_s)
+                with self._meter.measure("signing"):
+                    return read_answer(answer, header.digest, self._peer)
+            except PeerLostError as exc:
+                if time.monotonic() + pause_s >= deadline or self._stop.wait(pause_s):
+                    raise PeerLostError(
+                        f"{self._peer.name}: no receipt for {header.fields.kind!r} within "
+                        f"{self._limits.timeout_s:g} s; last try: {exc}"
+                    ) from exc
+                pause_s = min(2 * pause_s, _LAST_PAUSE_S)

@@ -1,0 +1,34 @@
+"""What an endpoint needs of the thing that carries its bytes."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+Handle = Callable[[bytes, str], bytes]
+
+
+class Wire(Protocol):
+    """Carries whole frames to named parties and brings back their answers.
+
+    A wire knows who is at the other end; what the bytes mean, and whether they are true, it does not.
+    """
+
+    def serve(self, handle: Handle, run: str) -> None:
+        """Start to pass arriving frames, each with the proven name of its sender, to `handle`."""
+        ...
+
+    def add_route(self, name: str, address: str) -> None:
+        """Tell where a party is reached."""
+        ...
+
+    def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+        """Return the receiver's answer to one frame.
+
+        Raises:
+            PeerLostError: No answer came; it is not known whether the frame arrived. May be tried again.
+            PeerRefusedError: The other end is not who it should be, or does not let us in.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop; deliveries under way end with an error. Closing twice is harmless."""
+        ...
