@@ -1,0 +1,112 @@
+"""What came out of a run, in plain words and in a few figures."""
+
+from typing import Any
+
+from phalanx.report.figures import NOT_MEASURED, amount, count, duration, number, plural, words
+from phalanx.report.read import RunRecord
+
+STATUS_WORDS = {"completed": "Completed", "failed": "Failed", "interrupted": "Interrupted"}
+
+
+def status(record: RunRecord) -> str:
+    """Return the status as the summary has it, or ``unfinished``."""
+    found = record.summary.get("status")
+    return found if isinstance(found, str) and found in STATUS_WORDS else "unfinished"
+
+
+def headline(record: RunRecord) -> str:
+    """Return one sentence: what was attacked, found, repaired, and what it cost."""
+    summary = record.summary
+    if not summary:
+        steps = len({row["step"] for row in record.metrics})
+        return f"No final figures: {plural(steps, 'step')} recorded so far."
+    parts = [_attacks(summary, record), *_blame(summary, record)]
+    lost = number(summary.get("steps_lost"))
+    if lost is not None:
+        parts.append(f"{plural(lost, 'step')} lost")
+    sentence = ", ".join(part for part in parts if part)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Return the figures at the top of the page as (name, value, remark)."""
+    summary = record.summary
+    loss = f"{amount(summary.get('loss_first'))} → {amount(summary.get('loss_last'))}"
+    perplexity = amount(summary.get("validation_perplexity"))
+    before = number(summary.get("validation_perplexity_first"))
+    unigram = number(summary.get("unigram_perplexity"))
+    remarks = [f"{before:.4g} before training"] if before is not None else []
+    remarks += [f"unigram model {unigram:.4g}"] if unigram is not None else []
+    return [
+        ("Steps", count(summary.get("steps")), f"{count(summary.get('tokens'))} tokens"),
+        ("Training loss", loss, "nats a token, first → last"),
+        ("Validation perplexity", perplexity, ", ".join(remarks)),
+        ("Speed", _speed(summary), duration(summary.get("wall_s"))),
+        ("Audits", count(summary.get("audits")), _takeovers(summary)),
+        ("World", _world(summary.get("world")), f"seed {words(summary.get('seed'), 30)}"),
+    ]
+
+
+def guard_mode(record: RunRecord) -> str | None:
+    """Return ``guard.mode`` of the run file, or None when it is not known."""
+    guard = record.config.get("guard")
+    mode = guard.get("mode") if isinstance(guard, dict) else None
+    return mode if isinstance(mode, str) else None
+
+
+def _speed(summary: dict[str, Any]) -> str:
+    known = number(summary.get("tokens_per_s"))
+    return NOT_MEASURED if known is None else f"{count(known) if known >= 100 else amount(known, 3)} tokens/s"
+
+
+def _takeovers(summary: dict[str, Any]) -> str:
+    known = number(summary.get("takeovers"))
+    return "" if known is None else plural(known, "takeover")
+
+
+def _world(world: Any) -> str:
+    if isinstance(world, dict) and world and all(number(value) is not None for value in world.values()):
+        return ", ".join(f"{words(value, 12)} {words(key, 20)}" for key, value in list(world.items())[:4])
+    return NOT_MEASURED if world is None else words(world, 60)
+
+
+def _attacks(summary: dict[str, Any], record: RunRecord) -> str:
+    injected, found = number(summary.get("attacks_injected")), number(summary.get("detections"))
+    off = " (the guard was off)" if guard_mode(record) == "off" else ""
+    if injected is None:
+        return f"whether anybody attacked is not known{off}"
+    if injected == 0:
+        return f"nobody attacked{off}"
+    if found is None:
+        return f"{plural(injected, 'step')} attacked, nobody checked{off}"
+    return f"{count(found)} of {count(injected)} attacked steps detected{off}"
+
+
+def _blame(summary: dict[str, Any], record: RunRecord) -> list[str]:
+    parts = []
+    evicted = summary.get("evicted")
+    if isinstance(evicted, list) and evicted:
+        stages = _stages_by_party(record)
+        named = [
+            words(party, 60) + (f" (stage\u00a0{words(stages[party], 10)})" if _known(party, stages) else "")
+            for party in evicted[:8]
+        ]
+        more = f" and {len(evicted) - 8} more" if len(evicted) > 8 else ""
+        parts.append(f"{', '.join(named)}{more} evicted")
+    false = number(summary.get("false_accusations"))
+    if false is not None:
+        parts.append(plural(false, "false accusation"))
+    return parts
+
+
+def _known(party: Any, stages: dict[str, Any]) -> bool:
+    return isinstance(party, str) and party in stages
+
+
+def _stages_by_party(record: RunRecord) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for event in record.events_of("verdict", "evicted", "stage_assigned"):
+        party, stage = event["body"].get("party"), event["body"].get("stage")
+        if isinstance(party, str) and number(stage) is not None:
+            found.setdefault(party, stage)
+    return found

@@ -1,0 +1,193 @@
+"""The loss of one or several runs over their steps, with the attacked steps marked."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.report.figures import amount, number
+from phalanx.report.markup import Markup, element, join
+from phalanx.report.svg import Frame, Scale, Shape, axes, hover, legend, line, mark, picture, text
+
+# more signs than this hide the curve; then only the rug below it is drawn
+_MAX_MARKS = 40
+_MAX_BANDS = 240
+_SMOOTH_FROM = 60
+
+Point = tuple[float, float | None]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run's losses in nats a token.
+
+    Attributes:
+        label: Name of the run, or of the series.
+        colour: Which of the seven colours.
+        loss: Training loss by step; None where it was not finite.
+        validation: Validation loss by step; drawn when the curve is the only one.
+        attacked: Steps that were attacked, and whether each was repaired before it was used.
+    """
+
+    label: str
+    colour: int
+    loss: list[Point]
+    validation: list[Point]
+    attacked: dict[float, bool]
+
+
+def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Curve:
+    """Take the losses from the rows of a metrics file."""
+    loss: list[Point] = []
+    validation: list[Point] = []
+    attacked: dict[float, bool] = {}
+    for row in rows:
+        step = number(row.get("step"))
+        if step is None:
+            continue
+        loss.append((step, number(row.get("loss"))))
+        perplexity = number(row.get("validation_perplexity"))
+        if perplexity is not None and perplexity > 0:
+            validation.append((step, math.log(perplexity)))
+        if row.get("attacked") is True or row.get("repaired") is True:
+            attacked[step] = row.get("repaired") is True
+    return Curve(label, colour, loss, validation, attacked)
+
+
+def loss_chart(
+    frame: Frame, curves: Sequence[Curve], levels: Sequence[tuple[str, float]] = (), *, hovers: bool = True
+) -> Markup | None:
+    """Draw the curves; None when there is not one finite loss.
+
+    Args:
+        frame: Size of the picture.
+        curves: At least one; drawn in order, the last on top.
+        levels: Named losses to compare with, drawn as dashed lines.
+        hovers: Show the figures of a step under the pointer.
+    """
+    single = curves[0].validation if len(curves) == 1 else []
+    points = [point for curve in curves for point in curve.loss] + single
+    shown = [value for _, value in points if value is not None]
+    steps = [step for curve in curves for step, _ in curve.loss]
+    if not shown:
+        return None
+    # a level far away would flatten the curves
+    near = [level for level in levels if level[1] <= 2.5 * max(shown)]
+    y = _loss_scale(shown + [value for _, value in near], frame)
+    x = Scale(min(steps), max(steps), frame.x_range)
+    unit = "nats a token, log scale" if y.log else "nats a token"
+    parts: list[str] = [axes(frame, x, y, "step", f"loss ({unit})")]
+    for row, curve in enumerate(curves):
+        # equal runs lie on each other: the first is a wide pale band that shows below the others
+        parts.append(_training(x, y, curve, wide=row == 0 and len(curves) > 1))
+        if len(curves) == 1:
+            parts.append(_validation(x, y, curve))
+    for name, value in near:
+        parts.append(_level(frame, y, name, value))
+    for row, curve in enumerate(curves):
+        parts.append(_attacks(frame, x, y, curve, row))
+    parts.append(legend(frame, _legend_items(curves)))
+    if hovers:
+        parts.append(_hovers(frame, x, curves))
+    names = ", ".join(curve.label for curve in curves)
+    return picture(frame, f"Loss over {len(set(steps))} steps: {names}", *parts)
+
+
+def smooth(points: Sequence[Point], radius: int) -> list[Point]:
+    """Return the mean of each point and its neighbours; a missing value stays a gap."""
+    result: list[Point] = []
+    for index, (step, value) in enumerate(points):
+        window = points[max(0, index - radius) : index + radius + 1]
+        known = [other for _, other in window if other is not None]
+        result.append((step, None if value is None else sum(known) / len(known)))
+    return result
+
+
+def _loss_scale(values: Sequence[float], frame: Frame) -> Scale:
+    low, high = min(values), max(values)
+    if low > 0 and high > 12 * low:
+        return Scale(low / 1.15, high * 1.15, frame.y_range, log=True)
+    pad = 0.06 * (high - low)
+    return Scale(low - pad, high + pad, frame.y_range)
+
+
+def _training(x: Scale, y: Scale, curve: Curve, *, wide: bool) -> Markup:
+    colour = f"k{curve.colour}"
+    if len(curve.loss) < _SMOOTH_FROM:
+        return line(curve.loss, x, y, f"{'wide' if wide else 'curve'} {colour}")
+    even = smooth(curve.loss, max(2, len(curve.loss) // 80))
+    if wide:
+        return line(even, x, y, f"wide {colour}")
+    return join([line(curve.loss, x, y, f"raw {colour}"), line(even, x, y, f"curve {colour}")])
+
+
+def _validation(x: Scale, y: Scale, curve: Curve) -> Markup:
+    dots = [mark("dot", x(at), y(value), "k1 f1") for at, value in curve.validation if value is not None]
+    return join([line(curve.validation, x, y, "held k1"), *dots])
+
+
+def _attacks(frame: Frame, x: Scale, y: Scale, curve: Curve, row: int) -> Markup:
+    floor, _ = frame.y_range
+    losses = dict(curve.loss)
+    parts = []
+    for step, repaired in curve.attacked.items():
+        at, bottom = x(step), floor - 2 - 8 * row
+        ends = {"x1": at, "x2": at, "y1": bottom, "y2": bottom - 6}
+        parts.append(element("line", {"class": f"rug {'kgood' if repaired else 'kbad'}", **ends}))
+        if len(curve.attacked) > _MAX_MARKS:
+            continue
+        value = losses.get(step)
+        height = frame.y_range[1] + 8 if value is None else y(value)
+        parts.append(element("line", {"class": "drop", "x1": at, "x2": at, "y1": floor, "y2": height + 8}))
+        shape, css = _sign(repaired)
+        parts.append(mark(shape, at, height, css))
+    return join(parts)
+
+
+def _level(frame: Frame, y: Scale, name: str, value: float) -> Markup:
+    left, right = frame.x_range
+    at = y(value)
+    return join(
+        [
+            element("line", {"class": "level", "x1": left, "x2": right, "y1": at, "y2": at}),
+            text(right - 4, at - 5, f"{name}: {value:.2f}", "legend end halo"),
+        ]
+    )
+
+
+def _legend_items(curves: Sequence[Curve]) -> list[tuple[Shape, str, str]]:
+    items: list[tuple[Shape, str, str]] = [("line", f"k{curve.colour}", curve.label) for curve in curves]
+    if len(curves) > 1:
+        items[0] = ("line", f"wide k{curves[0].colour}", curves[0].label)
+    elif curves[0].validation:
+        items.append(("dot", "k1 f1", "validation"))
+    signs = {repaired for curve in curves for repaired in curve.attacked.values()}
+    for repaired in sorted(signs, reverse=True):
+        shape, css = _sign(repaired)
+        items.append((shape, css, "attacked, repaired" if repaired else "attacked, not repaired"))
+    return items
+
+
+def _hovers(frame: Frame, x: Scale, curves: Sequence[Curve]) -> Markup:
+    steps = sorted({step for curve in curves for step, _ in curve.loss})
+    stride = max(1, math.ceil(len(steps) / _MAX_BANDS))
+    losses = [(curve, dict(curve.loss), dict(curve.validation)) for curve in curves]
+    parts = []
+    for index in range(0, len(steps), stride):
+        step = steps[index]
+        lines = [f"step {step:g}"]
+        for curve, loss, validation in losses:
+            if step in loss:
+                value = loss[step]
+                lines.append(f"{curve.label}: {'no finite value' if value is None else amount(value)}")
+            if step in validation:
+                lines.append(f"validation: {amount(validation[step])}")
+            if step in curve.attacked:
+                lines.append("attacked, repaired" if curve.attacked[step] else "attacked, not repaired")
+        following = steps[min(index + stride, len(steps) - 1)]
+        parts.append(hover(x(step), x(following), frame, "\n".join(lines)))
+    return join(parts)
+
+
+def _sign(repaired: bool) -> tuple[Shape, str]:
+    return ("diamond", "kgood hollow") if repaired else ("cross", "kbad")

@@ -1,0 +1,244 @@
+"""``report.html``: one page that holds everything and asks nobody for anything."""
+
+import math
+from pathlib import Path
+
+from phalanx.errors import InputError
+from phalanx.report.bars import Bar, bins, name_bars, step_bars
+from phalanx.report.figures import amount, count, duration, number, size, words
+from phalanx.report.headline import STATUS_WORDS, headline, status, tiles
+from phalanx.report.loss import curve_of, loss_chart
+from phalanx.report.markup import Markup, element
+from phalanx.report.read import Row, RunRecord, read_run
+from phalanx.report.svg import Frame, Shape, style_sheet
+from phalanx.report.tables import stage_table, table, timeline, verdict_list
+
+_NUM_COLOURS = 6
+_MAX_LINKS = 20
+# nothing is fetched and no script runs, whatever a file of the run holds
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write ``report.html`` into a run directory, finished or not.
+
+    Args:
+        run_dir: What ``phalanx train`` left; files may be missing or broken off.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: There is no such directory, or it cannot be written to.
+
+    Guarantees:
+        The page loads nothing from elsewhere and runs no script; text from files is escaped. What is missing
+        is said on the page. It draws the audit log but does not check it; ``phalanx audit verify`` does.
+    """
+    content = render(read_run(run_dir))
+    path = run_dir / "report.html"
+    spare = run_dir / "report.html.tmp"
+    try:
+        spare.write_text(content, encoding="utf-8")
+        spare.replace(path)
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be written ({exc.strerror}); free or allow it") from exc
+    return path
+
+
+def render(record: RunRecord) -> str:
+    """Return the whole page."""
+    head = element(
+        "head",
+        {},
+        element("meta", {"charset": "utf-8"}),
+        element("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
+        element("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
+        element("title", {}, f"{words(record.name, 80)} · Phalanx"),
+        style_sheet("chart.css"),
+        style_sheet("page.css"),
+    )
+    sections = [
+        _top(record),
+        _notes(record),
+        _loss(record),
+        _section(
+            "Verdicts",
+            "Who was found guilty of what; open one to see what it rests on.",
+            verdict_list(record),
+        ),
+        _audits(record),
+        _phases(record),
+        _links(record),
+        _stages(record),
+        _events(record),
+        _settings(record),
+    ]
+    body = element("body", {}, element("main", {}, *(part for part in sections if part is not None)))
+    return "<!doctype html>\n" + element("html", {"lang": "en"}, head, body)
+
+
+def _section(title: str, remark: str, *content: str) -> Markup:
+    intro = [element("p", {"class": "remark"}, remark)] if remark else []
+    return element("section", {}, element("h2", {}, title), *intro, *content)
+
+
+def _top(record: RunRecord) -> Markup:
+    found = status(record)
+    pill = element("span", {"class": f"status {found}"}, STATUS_WORDS.get(found, "Not finished"))
+    cards = [
+        element(
+            "div",
+            {"class": "tile"},
+            element("div", {"class": "name"}, name),
+            element("div", {"class": "value"}, value),
+            element("div", {"class": "name"}, remark),
+        )
+        for name, value, remark in tiles(record)
+    ]
+    return element(
+        "header",
+        {},
+        element(
+            "p", {"class": "run"}, "Phalanx run ", element("bdi", {}, words(record.name, 120)), " ", pill
+        ),
+        element("h1", {}, headline(record)),
+        element("div", {"class": "tiles"}, *cards) if record.summary else "",
+    )
+
+
+def _loss(record: RunRecord) -> Markup | None:
+    unigram = number(record.summary.get("unigram_perplexity"))
+    levels = [("unigram model", math.log(unigram))] if unigram is not None and unigram > 0 else []
+    drawn = loss_chart(Frame(height=340.0), [curve_of(record.metrics, "training")], levels)
+    if drawn is None:
+        return _absent("Loss", "No finite loss was recorded.")
+    return _section("Loss", "Attacked steps are marked; a repaired step used the exact gradient.", drawn)
+
+
+def _audits(record: RunRecord) -> Markup | None:
+    if not _sum(record.metrics, "audits"):
+        return _absent("Audits", "No audit was recorded.")
+    bars, signs = [], set()
+    for group in bins(record.metrics):
+        audits, alarms = _sum(group, "audits"), _sum(group, "alarms")
+        repeats = sum(max(0.0, (number(row.get("attempts")) or 1.0) - 1.0) for row in group)
+        sign: tuple[Shape, str] | None = ("triangle", "kbad fbad") if alarms else None
+        signs |= {sign} if sign else set()
+        title = f"{_steps(group)}\n{count(audits)} audits, {count(alarms)} alarms, {count(repeats)} repeats"
+        bars.append(Bar(*_ends(group), [("f0", audits / len(group))], title, sign))
+    items: list[tuple[Shape, str, str]] = [("square", "k0 f0", "audits")]
+    items += [(shape, css, "alarm") for shape, css in signs]
+    drawn = step_bars(Frame(height=220.0), bars, "audits a step", items, "Audits of each step")
+    return _section("Audits", _binned(record.metrics), drawn)
+
+
+def _phases(record: RunRecord) -> Markup | None:
+    totals = _totals(record.metrics, "phases")
+    if not totals:
+        return _absent("Time per phase", "No phase was timed.")
+    ranked = sorted(totals, key=lambda name: -totals[name])
+    leading = ranked if len(ranked) <= _NUM_COLOURS + 1 else ranked[:_NUM_COLOURS]
+    rest = ranked[len(leading) :]
+    bars = []
+    for group in bins(record.metrics):
+        sums = _totals(group, "phases")
+        means = [(f"f{i}", sums.get(name, 0.0) / len(group)) for i, name in enumerate(leading)]
+        means += [("f6", sum(sums.get(name, 0.0) for name in rest) / len(group))] if rest else []
+        lines = [f"{words(name, 40)}: {duration(sums[name] / len(group))}" for name in ranked if name in sums]
+        bars.append(Bar(*_ends(group), means, "\n".join([_steps(group), *lines])))
+    items: list[tuple[Shape, str, str]] = [
+        ("square", f"k{i} f{i}", words(name, 24)) for i, name in enumerate(leading)
+    ]
+    items += [("square", "k6 f6", f"{len(rest)} others")] if rest else []
+    drawn = step_bars(Frame(height=300.0), bars, "seconds a step", items, "Seconds of each step by phase")
+    whole = sum(totals.values()) or 1.0
+    rows = [
+        [
+            words(name, 80),
+            duration(totals[name]),
+            f"{totals[name] / len(record.metrics) * 1e3:.4g} ms",
+            f"{100 * totals[name] / whole:.1f} %",
+        ]
+        for name in ranked
+    ]
+    figures = table(["Phase", "Total", "A step", "Share"], rows, "figures")
+    return _section("Time per phase", _binned(record.metrics), drawn, figures)
+
+
+def _links(record: RunRecord) -> Markup | None:
+    totals = _totals(record.metrics, "bytes")
+    if not totals:
+        return _absent("Bytes per link", "No traffic was recorded.")
+    ranked = sorted(totals.items(), key=lambda item: -item[1])
+    shown = [(words(name, 80).replace(">", " → "), value) for name, value in ranked[:_MAX_LINKS]]
+    rest = ranked[_MAX_LINKS:]
+    shown += [(f"{len(rest)} other links", sum(value for _, value in rest))] if rest else []
+    num_steps = len(record.metrics)
+    drawn = name_bars(
+        shown, lambda value: f"{size(value)}, {size(value / num_steps)} a step", "Bytes per link"
+    )
+    return _section("Bytes per link", f"Sender → receiver, all {count(num_steps)} steps together.", drawn)
+
+
+def _stages(record: RunRecord) -> Markup | None:
+    stages = stage_table(record)
+    return None if stages is None else _section("Stages", "As the run began.", stages)
+
+
+def _events(record: RunRecord) -> Markup | None:
+    if not record.events:
+        return None
+    remark = "From the audit log, as written; phalanx audit verify checks its signatures and its chain."
+    return _section("Events", remark, timeline(record))
+
+
+def _settings(record: RunRecord) -> Markup | None:
+    facts = [(key, record.summary.get(key)) for key in ("config_digest", "final_weights_digest")]
+    lines = [[key.replace("_", " "), element("code", {}, words(value, 80))] for key, value in facts if value]
+    known = table(["", ""], lines) if lines else ""
+    if not record.config_text:
+        return _section("Config", "", known) if lines else None
+    text = element("pre", {}, record.config_text)
+    return _section(
+        "Config", "", known, element("details", {}, element("summary", {}, "The resolved run file"), text)
+    )
+
+
+def _notes(record: RunRecord) -> Markup | None:
+    if not record.notes:
+        return None
+    items = [element("li", {}, words(note, 400)) for note in record.notes]
+    return element("section", {"class": "notes"}, element("h2", {}, "Notes"), element("ul", {}, *items))
+
+
+def _absent(title: str, remark: str) -> Markup:
+    return element("section", {}, element("h2", {}, title), element("p", {"class": "quiet"}, remark))
+
+
+def _sum(rows: list[Row], key: str) -> float:
+    return sum(number(row.get(key)) or 0.0 for row in rows)
+
+
+def _totals(rows: list[Row], key: str) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for row in rows:
+        values = row.get(key)
+        for name, value in values.items() if isinstance(values, dict) else ():
+            totals[name] = totals.get(name, 0.0) + max(0.0, number(value) or 0.0)
+    return totals
+
+
+def _ends(group: list[Row]) -> tuple[float, float]:
+    steps = [float(row["step"]) for row in group]
+    return min(steps), max(steps)
+
+
+def _steps(group: list[Row]) -> str:
+    first, last = _ends(group)
+    return f"step {amount(first, 12)}" if first == last else f"steps {first:.12g} to {last:.12g}, mean"
+
+
+def _binned(rows: list[Row]) -> str:
+    groups = bins(rows)
+    return f"One bar is the mean of {len(groups[0])} steps." if len(groups[0]) > 1 else "One bar is one step."

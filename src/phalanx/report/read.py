@@ -1,0 +1,140 @@
+"""Read a run directory as far as it goes: what is missing or broken becomes a note, never a crash."""
+
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import InputError
+from phalanx.report.figures import number
+
+_MAX_EVIDENCE_BYTES = 64 * 1024
+_MAX_EVIDENCE_FILES = 200
+
+Row = dict[str, Any]
+
+
+@dataclass
+class RunRecord:
+    """What a run directory holds; every value in it is as untrusted as the file it came from.
+
+    Attributes:
+        name: The directory's name.
+        config_text: The resolved run file, empty when missing.
+        config: The same, parsed.
+        summary: Final figures.
+        metrics: One row a step, in the order of the file; each has a number ``step``.
+        events: The audit log, unchecked; each has a text ``kind`` and an object ``body``.
+        evidence: Text of the evidence files by name.
+        notes: What is missing or was left out, one sentence each.
+    """
+
+    name: str
+    config_text: str = ""
+    config: Row = field(default_factory=dict)
+    summary: Row = field(default_factory=dict)
+    metrics: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    evidence: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def events_of(self, *kinds: str) -> list[Row]:
+        """Return the events of the given kinds, in order."""
+        return [event for event in self.events if event["kind"] in kinds]
+
+
+def read_run(run_dir: Path) -> RunRecord:
+    """Read everything that a report shows.
+
+    Raises:
+        InputError: There is no such directory.
+    """
+    if not run_dir.is_dir():
+        raise InputError(f"{run_dir}: is not a directory; give the run directory that phalanx train printed")
+    record = RunRecord(run_dir.resolve().name)
+    _read_config(run_dir / "config.toml", record)
+    _read_summary(run_dir / "summary.json", record)
+    record.metrics = _read_lines(run_dir / "metrics.jsonl", record, "no curves can be drawn", _is_metric)
+    record.events = _read_lines(run_dir / "events.jsonl", record, "no verdicts can be shown", _is_event)
+    _read_evidence(run_dir / "evidence", record)
+    return record
+
+
+def _read_config(path: Path, record: RunRecord) -> None:
+    record.config_text = _read_text(path, record, "the settings are not known") or ""
+    try:
+        record.config = tomllib.loads(record.config_text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        record.notes.append(f"{path.name} is not valid TOML; it is shown as it is.")
+
+
+def _read_summary(path: Path, record: RunRecord) -> None:
+    text = _read_text(path, record, "the run has not finished, or did not get to write it")
+    if text is None:
+        return
+    summary = _parse(text)
+    if isinstance(summary, dict):
+        record.summary = summary
+    else:
+        record.notes.append(f"{path.name} is not a JSON object; final figures are not shown.")
+
+
+def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[Row]:
+    text = _read_text(path, record, lost)
+    lines = [] if text is None else text.split("\n")
+    if lines and not lines[-1].strip():
+        lines.pop()
+    rows, bad = [], []
+    for position, line in enumerate(lines, start=1):
+        row = _parse(line)
+        if is_good(row):
+            rows.append(row)
+        else:
+            bad.append(position)
+    if bad:
+        others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        record.notes.append(f"{path.name}: line {bad[0]}{others} cannot be read and was left out.")
+    if text is not None and not rows:
+        record.notes.append(f"{path.name} holds nothing yet; {lost}.")
+    return rows
+
+
+def _is_metric(row: Any) -> bool:
+    return isinstance(row, dict) and number(row.get("step")) is not None
+
+
+def _is_event(row: Any) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("kind"), str) and isinstance(row.get("body"), dict)
+
+
+def _read_evidence(directory: Path, record: RunRecord) -> None:
+    if not directory.is_dir():
+        return
+    paths = sorted(path for path in directory.glob("*.json") if path.is_file())
+    for path in paths[:_MAX_EVIDENCE_FILES]:
+        text = _read_text(path, record, "its verdict is shown without it")
+        if text is None:
+            continue
+        if len(text) > _MAX_EVIDENCE_BYTES:
+            text = text[:_MAX_EVIDENCE_BYTES] + "\n… (cut here; the file has it all)"
+        record.evidence[path.name] = text
+    if len(paths) > _MAX_EVIDENCE_FILES:
+        record.notes.append(f"{len(paths) - _MAX_EVIDENCE_FILES} further evidence files are not shown.")
+
+
+def _read_text(path: Path, record: RunRecord, lost: str) -> str | None:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except FileNotFoundError:
+        record.notes.append(f"{path.name} is missing: {lost}.")
+    except OSError as exc:
+        record.notes.append(f"{path.name} cannot be read ({exc.strerror}): {lost}.")
+    return None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

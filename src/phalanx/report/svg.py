@@ -1,0 +1,166 @@
+"""The parts that every picture is made of: scales, axes, lines, marks, legends."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal
+
+from phalanx.report.markup import Attributes, Markup, element, join
+
+Shape = Literal["line", "dash", "square", "cross", "diamond", "triangle", "dot"]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where the axes of a picture are, in its own units (pixels at full width)."""
+
+    width: float = 860.0
+    height: float = 280.0
+    left: float = 64.0
+    right: float = 16.0
+    top: float = 34.0
+    bottom: float = 46.0
+
+    @property
+    def x_range(self) -> tuple[float, float]:
+        """Left and right end of the horizontal axis."""
+        return self.left, self.width - self.right
+
+    @property
+    def y_range(self) -> tuple[float, float]:
+        """Lower and upper end of the vertical axis; y grows downwards."""
+        return self.height - self.bottom, self.top
+
+
+class Scale:
+    """Maps values to positions, linearly or by logarithm.
+
+    Args:
+        low: Smallest value; finite.
+        high: Largest value; finite. Equal ends are widened.
+        ends: Positions of `low` and `high`.
+        log: By logarithm; needs a positive `low`.
+    """
+
+    def __init__(self, low: float, high: float, ends: tuple[float, float], *, log: bool = False) -> None:
+        if not high > low:
+            low, high = (low / 1.1, low * 1.1) if log else (low - 0.5, low + 0.5)
+        self.low, self.high, self.log = low, high, log
+        self._start, self._end = ends
+
+    def __call__(self, value: float) -> float:
+        """Return the position of a value; one beyond the ends is put at the end."""
+        value = min(max(value, self.low), self.high)
+        if self.log:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self._start + share * (self._end - self._start)
+
+    def ticks(self, wanted: int = 6, *, whole: bool = False) -> list[float]:
+        """Return round values on the scale; only whole ones when asked for."""
+        if self.log:
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            values = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5)]
+            return [value for value in values if self.low <= value <= self.high]
+        gap = _round_gap((self.high - self.low) / wanted)
+        if whole:
+            gap = max(1.0, gap)
+        first = math.ceil(self.low / gap - 1e-9)
+        return [index * gap for index in range(first, math.floor(self.high / gap + 1e-9) + 1)]
+
+
+def picture(frame: Frame, label: str, *parts: str) -> Markup:
+    """Return a whole SVG element that scales with its place; `label` is what a screen reader says."""
+    box = f"0 0 {frame.width:.0f} {frame.height:.0f}"
+    attributes: Attributes = {"viewBox": box, "role": "img", "aria-label": label, "class": "chart"}
+    return element("svg", {"xmlns": "http://www.w3.org/2000/svg", **attributes}, *parts)
+
+
+def axes(frame: Frame, x: Scale, y: Scale, x_label: str, y_label: str) -> Markup:
+    """Return grid lines, tick labels and the names of both axes with their units."""
+    (left, right), (floor, ceiling) = frame.x_range, frame.y_range
+    parts = []
+    for value in y.ticks(6):
+        at = y(value)
+        parts.append(element("line", {"class": "grid", "x1": left, "x2": right, "y1": at, "y2": at}))
+        parts.append(text(left - 8, at + 4, tick_label(value), "tick end"))
+    for value in x.ticks(8, whole=True):
+        parts.append(text(x(value), floor + 18, tick_label(value), "tick middle"))
+    parts.append(element("line", {"class": "axis", "x1": left, "x2": right, "y1": floor, "y2": floor}))
+    parts.append(text((left + right) / 2, frame.height - 8, x_label, "label middle"))
+    middle = (floor + ceiling) / 2
+    turned = {"class": "label middle", "transform": f"translate(14 {middle:.1f}) rotate(-90)"}
+    parts.append(element("text", turned, y_label))
+    return join(parts)
+
+
+def text(x: float, y: float, content: str, css: str) -> Markup:
+    """Return one line of text at a position."""
+    return element("text", {"x": x, "y": y, "class": css}, content)
+
+
+def line(points: Iterable[tuple[float, float | None]], x: Scale, y: Scale, css: str) -> Markup:
+    """Return a line through the points; a point without a value leaves a gap."""
+    steps: list[str] = []
+    pen_is_down = False
+    for at, value in points:
+        if value is None:
+            pen_is_down = False
+            continue
+        steps.append(f"{'L' if pen_is_down else 'M'}{x(at):.1f} {y(value):.1f}")
+        pen_is_down = True
+    return element("path", {"class": css, "d": " ".join(steps)}) if steps else Markup("")
+
+
+def mark(shape: Shape, x: float, y: float, css: str, title: str = "") -> Markup:
+    """Return a small sign; signs differ in shape, so that colour is never the only difference."""
+    path = {
+        "cross": "M-5 -5L5 5M-5 5L5 -5",
+        "diamond": "M0 -7L6 0L0 7L-6 0Z",
+        "triangle": "M0 -6L6 5L-6 5Z",
+        "square": "M-5 -5H5V5H-5Z",
+        "line": "M-9 0H9",
+        "dash": "M-9 0H-3M3 0H9",
+        "dot": "M0 -4A4 4 0 1 1 0 4A4 4 0 1 1 0 -4Z",
+    }[shape]
+    attributes: Attributes = {"class": f"mark {css}", "d": path, "transform": f"translate({x:.1f} {y:.1f})"}
+    return element("path", attributes, *([element("title", {}, title)] if title else []))
+
+
+def hover(left: float, right: float, frame: Frame, title: str) -> Markup:
+    """Return an invisible band over the full height that shows `title` under the pointer."""
+    floor, ceiling = frame.y_range
+    box: Attributes = {"class": "hover", "x": left, "y": ceiling}
+    size: Attributes = {"width": max(1.0, right - left), "height": floor - ceiling}
+    return element("rect", {**box, **size}, element("title", {}, title))
+
+
+def legend(frame: Frame, items: Sequence[tuple[Shape, str, str]]) -> Markup:
+    """Return one row of signs with their names above the axes; items are (shape, css, name)."""
+    parts, at = [], frame.left + 10
+    for shape, css, name in items:
+        parts.append(mark(shape, at, 14, css))
+        parts.append(text(at + 14, 18, name, "legend"))
+        at += 14 + 6.6 * len(name) + 26
+    return join(parts)
+
+
+def tick_label(value: float) -> str:
+    """Return a short number: 1500 as 1.5k, 0.05 as it is."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):g}{unit}"
+    return f"{value:.6g}"
+
+
+def style_sheet(name: str) -> Markup:
+    """Return one of the style sheets that are packaged beside this file."""
+    sheet = resources.files("phalanx.report").joinpath(name).read_text(encoding="utf-8")
+    return Markup(f"<style>{sheet}</style>")
+
+
+def _round_gap(gap: float) -> float:
+    power = 10.0 ** math.floor(math.log10(gap))
+    return next(step for step in (1 * power, 2 * power, 5 * power, 10 * power) if step >= gap * 0.999)
