@@ -7,13 +7,14 @@ from phalanx.security.crypto.certificate import (
     peer_from_certificate,
     tls_server_name,
 )
-from phalanx.security.crypto.files import read_private, write_private
+from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private
 from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, in_domain
 from phalanx.security.crypto.identity import Identity, Peer, check_party_name
-from phalanx.security.crypto.pki import create_authority, issue, load_authority, load_identity
+from phalanx.security.crypto.pki import LOCAL_HOSTS, create_authority, issue, load_authority, load_identity
 
 __all__ = [
     "DIGEST_PATTERN",
+    "LOCAL_HOSTS",
     "CertificateFacts",
     "Identity",
     "Peer",
@@ -25,9 +26,11 @@ __all__ = [
     "issue",
     "load_authority",
     "load_identity",
+    "make_private_directory",
     "parse_canonical",
     "peer_from_certificate",
     "read_private",
+    "read_public",
     "tls_server_name",
     "write_private",
 ]

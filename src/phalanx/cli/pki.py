@@ -1,0 +1,67 @@
+"""phalanx pki: keys and certificates for machines that join a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+pki_app = typer.Typer(
+    name="pki",
+    help="Make an authority and issue a party's keys and certificate.",
+    epilog="Example: phalanx pki init keys && phalanx pki issue keys worker-1 && phalanx pki show "
+    "keys/worker-1/certificate.pem",
+    no_args_is_help=True,
+)
+
+
+@pki_app.command(epilog="Example: phalanx pki init keys --days 365")
+def init(
+    directory: Annotated[Path, typer.Argument(help="New directory; best kept offline.")],
+    days: Annotated[int, typer.Option(help="Validity in days.")] = 365,
+) -> None:
+    """Make the authority that all parties of a run have in common."""
+    from phalanx.security.crypto import create_authority
+
+    create_authority(directory, days)
+    typer.echo(f"{directory / 'authority.pem'}: certificate of the new authority, valid for {days} days")
+    typer.echo(f"{directory / 'authority.key'}: its key; whoever has it can name parties")
+
+
+@pki_app.command(epilog="Example: phalanx pki issue keys worker-1 --host gpu7.example.org --days 90")
+def issue(
+    directory: Annotated[Path, typer.Argument(help="Directory that init made.")],
+    name: Annotated[str, typer.Argument(help="Party name: a-z, 0-9 and hyphen.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Further DNS name or address; may be repeated."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="Validity in days, at most the authority's.")] = 90,
+) -> None:
+    """Issue the keys and the certificate of one party, in a directory that can be moved as a whole."""
+    from phalanx.security.crypto import LOCAL_HOSTS
+    from phalanx.security.crypto import issue as issue_identity
+
+    home = issue_identity(directory, name, tuple(host) if host else LOCAL_HOSTS, days)
+    typer.echo(f"{home}: keys and certificate of {name}; move it there with its modes (scp -p)")
+
+
+@pki_app.command(epilog="Example: phalanx pki show keys/worker-1/certificate.pem")
+def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> None:
+    """Print what a certificate says; only the authority beside it, where there is one, is checked."""
+    from phalanx.security.crypto import certificate_facts, load_authority, peer_from_certificate, read_public
+
+    pem = read_public(file)
+    facts = certificate_facts(pem, str(file))
+    authority = file.parent / "authority.pem"
+    if facts.peer is None:
+        load_authority(file)
+        typer.echo(f"authority    {facts.subject}")
+    else:
+        typer.echo(f"party        {facts.peer.name}")
+        typer.echo(f"message key  {facts.peer.public_key.hex()}")
+        typer.echo(f"hosts        {', '.join(facts.hosts) or 'none'}")
+    typer.echo(f"valid from   {facts.not_before.isoformat()}")
+    typer.echo(f"valid until  {facts.not_after.isoformat()}")
+    if facts.peer is not None and authority.exists():
+        peer_from_certificate(pem, load_authority(authority), where=str(file))
+        typer.echo(f"checked      against {authority}")
