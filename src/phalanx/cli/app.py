@@ -1,0 +1,81 @@
+"""All verbs in one app, and the one place where an outcome becomes an exit code."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from phalanx import __version__
+from phalanx.cli.audit import audit_app
+from phalanx.cli.bench import bench
+from phalanx.cli.console import say_error
+from phalanx.cli.pki import pki_app
+from phalanx.cli.report import report
+from phalanx.cli.train import train
+from phalanx.cli.worker import worker
+from phalanx.errors import PhalanxError
+
+INTERRUPTED = 130
+EXIT_CODES = (
+    "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
+    "3 something read from disk is wrong, 4 a peer or a link is wrong, "
+    "5 a claim, log or proof does not hold, 6 training cannot go on, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="phalanx",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    # a traceback with the values of local variables could show a key
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"phalanx {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(epilog=f"Example: phalanx train examples/quickstart.toml\n\n{EXIT_CODES}")
+def phalanx(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train language models on machines you do not have to trust."""
+
+
+app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
+app.command(epilog="Example: phalanx worker worker.toml")(worker)
+app.command(epilog="Example: phalanx report runs/first")(report)
+app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
+app.add_typer(audit_app, name="audit")
+app.add_typer(pki_app, name="pki")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code.
+
+    Errors of the tree become one message on stderr. Anything else is a bug and is raised, so
+    that Python prints a plain traceback, without the values of variables, and exits with 1.
+    """
+    try:
+        # the command, not the app: calling the app installs typer's own traceback printer
+        typer.main.get_command(app)(args=list(arguments), prog_name="phalanx")
+    except PhalanxError as exc:
+        say_error(str(exc))
+        return exc.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    return 0
+
+
+def main() -> None:
+    """Run the process's own command line and exit."""
+    sys.exit(run(sys.argv[1:]))

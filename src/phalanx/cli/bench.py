@@ -1,0 +1,31 @@
+"""``phalanx bench``: measure on this machine; the figures are one JSON object."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.console import say_figures, say_rows, write_json
+from phalanx.errors import ConfigError
+
+
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which bench; a wrong name lists them all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Ends within 10 minutes on 2 cores.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
+) -> None:
+    """Run one bench and print its rows."""
+    from phalanx.bench import BENCHES
+
+    if name not in BENCHES:
+        raise ConfigError(f"bench: unknown name {name!r}; choices: {', '.join(sorted(BENCHES))}")
+    result = BENCHES[name](quick)
+    if out is not None:
+        write_json(out, result)
+    if as_json:
+        typer.echo(json.dumps(result, allow_nan=False))
+        return
+    say_rows(result["rows"])
+    say_figures({key: value for key, value in result.items() if key != "rows"})

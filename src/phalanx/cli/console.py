@@ -1,0 +1,50 @@
+"""What every command prints with: figures on stdout, errors on stderr; rich is loaded at the first line."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def say_error(message: str) -> None:
+    """Print one error on stderr; the text is shown as it is, never read as markup."""
+    typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
+
+
+def say_figures(figures: Mapping[str, Any]) -> None:
+    """Print names and values in two columns on stdout; a figure that was not measured is a dash."""
+    width = max((len(name) for name in figures), default=0)
+    for name, value in figures.items():
+        typer.echo(f"{name:<{width}}  {_as_text(value)}")
+
+
+def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print flat objects as one table on stdout; columns in the order of their first appearance."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(Text(_as_text(row.get(name))) for name in columns))
+    Console().print(table)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write one JSON object, folders included."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return str(value)

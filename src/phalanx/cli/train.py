@@ -1,0 +1,60 @@
+"""``phalanx train``: one run file to one run directory."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.console import say_figures
+
+# the figures of summary.json that are worth a line each; those a run does not have are left out
+SHOWN = (
+    "status",
+    "steps",
+    "loss_first",
+    "loss_last",
+    "validation_perplexity",
+    "tokens_per_s",
+    "audits",
+    "attacks_injected",
+    "detections",
+    "false_accusations",
+    "evicted",
+    "takeovers",
+    "steps_lost",
+    "final_weights_digest",
+)
+EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
+
+
+def train(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Where to write; default runs/NAME.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last good checkpoint of the run directory.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")
+    ] = False,
+) -> None:
+    """Train a model across stages that check each other, then write the report."""
+    from phalanx.report import write_report
+    from phalanx.train import describe, load_run
+    from phalanx.train import train as train_run
+
+    run = load_run(run_file, overrides or ())
+    if dry_run:
+        from rich.console import Console
+
+        Console().print(describe(run))
+        return
+    summary = train_run(run, run_dir=run_dir, resume=resume)
+    say_figures({key: summary[key] for key in SHOWN if key in summary})
+    typer.echo(f"report: {write_report(Path(summary['run_dir']))}")
+    raise typer.Exit(EXIT_CODE_OF[summary["status"]])

@@ -1,0 +1,256 @@
+"""The command line parses, calls one function, and turns the outcome into an exit code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from phalanx import errors
+from phalanx.cli import run
+
+HEAVY = ("torch", "transformers", "grpc", "numpy", "cryptography", "pydantic")
+
+
+@pytest.fixture(autouse=True)
+def a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+class Recorder:
+    """Stands in for a package that trains, reports or measures; remembers how it was called."""
+
+    def __init__(self, summary: dict[str, Any] | None = None, fault: BaseException | None = None) -> None:
+        self.summary = summary or {}
+        self.fault = fault
+        self.calls: list[tuple[Any, ...]] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._module(
+            monkeypatch, "phalanx.train", load_run=self.load_run, train=self.train, describe=self.describe
+        )
+        self._module(monkeypatch, "phalanx.report", write_report=self.write_report)
+        self._module(monkeypatch, "phalanx.bench", BENCHES={"pipeline": self.bench})
+
+    def _module(self, monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def load_run(self, path: Path, overrides: tuple[str, ...] = ()) -> str:
+        self.calls.append(("load_run", path, tuple(overrides)))
+        return "the run"
+
+    def train(self, run: str, run_dir: Path | None = None, resume: bool = False) -> dict[str, Any]:
+        self.calls.append(("train", run, run_dir, resume))
+        if self.fault is not None:
+            raise self.fault
+        return self.summary
+
+    def describe(self, run: str) -> str:
+        return f"described: {run}"
+
+    def write_report(self, run_dir: Path) -> Path:
+        self.calls.append(("write_report", run_dir))
+        return run_dir / "report.html"
+
+    def bench(self, quick: bool) -> dict[str, Any]:
+        self.calls.append(("bench", quick))
+        return {
+            "name": "pipeline",
+            "rows": [{"arm": "plain"}, {"arm": "guarded_full", "tokens_per_s": 12.345}],
+        }
+
+
+def install(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> Recorder:
+    recorder.install(monkeypatch)
+    return recorder
+
+
+@pytest.mark.parametrize("arguments", [("-c", "import phalanx"), ("-m", "phalanx", "--help")])
+def test_import_and_help_load_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert result.returncode == 0
+    assert "phalanx" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("verb", ["train", "worker", "report", "bench", "audit verify", "audit explain"])
+def test_the_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run([*verb.split(), "--help"])
+
+    assert code == 0
+    assert f"Example: phalanx {verb} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["train", "worker", "report", "bench", "audit", "pki"])
+def test_the_help_lists_each_verb_with_a_sentence(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"│ {verb} ")]
+    assert len(line.strip("│ ").split()) > 3
+
+
+def test_the_help_documents_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["--help"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line" in text
+    assert "130 interrupted" in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["trian"], ["train"], ["train", "a.toml", "--no-such-option"], ["bench"]]
+)
+def test_a_wrong_command_line_exits_2(arguments: list[str]) -> None:
+    assert run(arguments) == 2
+
+
+def test_train_passes_its_options_on_and_prints_figures_and_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    summary = {"status": "completed", "loss_last": 2.5, "evicted": ["worker-1"], "run_dir": str(tmp_path)}
+    recorder = install(monkeypatch, Recorder(summary))
+
+    code = run(["train", "run.toml", "--set", "a.b=1", "--set", "c=x", "--run-dir", "runs/x", "--resume"])
+
+    assert code == 0
+    assert recorder.calls == [
+        ("load_run", Path("run.toml"), ("a.b=1", "c=x")),
+        ("train", "the run", Path("runs/x"), True),
+        ("write_report", tmp_path),
+    ]
+    out = capsys.readouterr().out
+    assert "loss_last  2.5" in out
+    assert f"report: {tmp_path}/report.html" in out
+
+
+@pytest.mark.parametrize(("status", "code"), [("completed", 0), ("failed", 6), ("interrupted", 130)])
+def test_the_exit_code_of_train_is_that_of_its_status(
+    monkeypatch: pytest.MonkeyPatch, status: str, code: int
+) -> None:
+    install(monkeypatch, Recorder({"status": status, "run_dir": "runs/x"}))
+
+    assert run(["train", "run.toml"]) == code
+
+
+def test_a_dry_run_describes_and_trains_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = install(monkeypatch, Recorder())
+
+    assert run(["train", "run.toml", "--dry-run"]) == 0
+
+    assert "described: the run" in capsys.readouterr().out
+    assert [call[0] for call in recorder.calls] == ["load_run"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [value for value in vars(errors).values() if isinstance(value, type)],
+    ids=lambda error: error.__name__,
+)
+def test_each_error_becomes_one_clean_message_and_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: type[errors.PhalanxError]
+) -> None:
+    install(monkeypatch, Recorder(fault=error("mesh: needs [red]12[/red] ranks, got 8; lower dp to 2")))
+
+    code = run(["train", "run.toml"])
+
+    assert code == error.exit_code != 0
+    assert capsys.readouterr().err == "error: mesh: needs [red]12[/red] ranks, got 8; lower dp to 2\n"
+
+
+def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Recorder(fault=KeyboardInterrupt()))
+
+    assert run(["train", "run.toml"]) == 130
+
+
+def test_a_bug_shows_a_plain_traceback_without_values_and_exits_1() -> None:
+    code = """
+import sys, types
+from pathlib import Path
+from phalanx.cli import main
+
+def write_report(run_dir):
+    secret = "hunter" + str(2)
+    raise RuntimeError("a bug")
+
+sys.modules["phalanx.report"] = types.SimpleNamespace(write_report=write_report)
+sys.argv[1:] = ["report", "runs/x"]
+main()
+"""
+
+    result = python(code)
+
+    assert result.returncode == 1
+    assert result.stderr.startswith("Traceback (most recent call last)")
+    assert result.stderr.rstrip().endswith("RuntimeError: a bug")
+    assert "hunter2" not in result.stderr
+
+
+def test_report_prints_the_path(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    install(monkeypatch, Recorder())
+
+    assert run(["report", "runs/x"]) == 0
+
+    assert capsys.readouterr().out == "runs/x/report.html\n"
+
+
+def test_bench_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = install(monkeypatch, Recorder())
+
+    assert run(["bench", "pipeline"]) == 0
+
+    out = capsys.readouterr().out
+    assert recorder.calls == [("bench", False)]
+    assert "guarded_full" in out
+    assert "12.35" in out
+
+
+def test_bench_json_is_one_object_on_stdout_and_in_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    recorder = install(monkeypatch, Recorder())
+    out = tmp_path / "results" / "pipeline.json"
+
+    assert run(["bench", "pipeline", "--quick", "--json", "--out", str(out)]) == 0
+
+    assert recorder.calls == [("bench", True)]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(out.read_text())
+    assert printed["rows"][1]["tokens_per_s"] == 12.345
+
+
+def test_an_unknown_bench_names_the_choices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, Recorder())
+
+    assert run(["bench", "pipelin"]) == 2
+
+    assert capsys.readouterr().err == "error: bench: unknown name 'pipelin'; choices: pipeline\n"
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+
+    assert capsys.readouterr().out.startswith("phalanx 0.")
