@@ -139,6 +139,20 @@ def test_a_crash_between_the_two_renames_of_a_replacement_is_undone(save, tmp_pa
     assert opened(latest_checkpoint(tmp_path), owner).step == 10
 
 
+def test_such_a_crash_and_then_a_save_that_fails_leave_the_old_one(save, tmp_path, owner):
+    save(10).rename(tmp_path / "step-00000010.replaced")
+
+    with pytest.raises(InterruptedRun):
+        save_checkpoint(tmp_path, 11, fails_at_once(), STATE, sign=owner, keep=1)
+
+    assert opened(latest_checkpoint(tmp_path), owner).step == 10
+
+
+def fails_at_once():
+    raise InterruptedRun
+    yield
+
+
 def test_what_a_crash_left_behind_goes_with_the_next_save(save, tmp_path):
     for name in (".writing-abc", ".removing-step-00000001"):
         (tmp_path / name).mkdir()
