@@ -1,0 +1,13 @@
+"""When an attacker lies: a seeded coin per step."""
+
+import hashlib
+
+from phalanx.pipeline import AttackConfig
+
+
+def attacks_in(config: AttackConfig, party: str, step: int) -> bool:
+    """Whether `party` lies in `step`: all its messages of the attack's direction, or none."""
+    if step < config.from_step or (config.until_step is not None and step >= config.until_step):
+        return False
+    text = f"phalanx attack {config.seed} {party} {step}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") < config.rate * 2**64

@@ -1,0 +1,48 @@
+"""The verified pipeline: stages that check each other, and an owner who completes every step."""
+
+from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
+from phalanx.pipeline.distance import token_distance
+from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.engine import Files, Members, PipelineEngine, StepResult
+from phalanx.pipeline.hosted import StepInputs
+from phalanx.pipeline.join import gather
+from phalanx.pipeline.launch import LocalWorkers
+from phalanx.pipeline.messages import StateDigest
+from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class
+from phalanx.pipeline.plan import StageRange, StepPlan
+from phalanx.pipeline.runner import StageRunner
+from phalanx.pipeline.schedules import SCHEDULES
+from phalanx.pipeline.stage_copy import StageCopy, WrapRunner, stage_spec
+from phalanx.pipeline.verdict import Verdict
+from phalanx.pipeline.worker import Worker, die_with_parent, run_worker
+
+__all__ = [
+    "OWNER",
+    "SCHEDULES",
+    "AttackConfig",
+    "AuditDraw",
+    "Files",
+    "GuardConfig",
+    "LocalWorkers",
+    "Members",
+    "NumericClass",
+    "PipelineConfig",
+    "PipelineEngine",
+    "StageCopy",
+    "StageRange",
+    "StageRunner",
+    "StateDigest",
+    "StepInputs",
+    "StepPlan",
+    "StepResult",
+    "Verdict",
+    "Worker",
+    "WorkerConfig",
+    "WrapRunner",
+    "die_with_parent",
+    "gather",
+    "local_numeric_class",
+    "run_worker",
+    "stage_spec",
+    "token_distance",
+]

@@ -1,0 +1,96 @@
+"""The auditor's side of L2: gather committed inputs, then recompute, without knowing what to find."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from phalanx.pipeline.messages import Audit, Signed
+from phalanx.pipeline.schedules.action import Direction
+
+InputKey = tuple[int, Direction, int]
+"""(source stage, direction, microbatch) of a message into the audited stage."""
+
+
+@dataclass(frozen=True)
+class AuditInput:
+    """A tensor and the header that its sender signed."""
+
+    tensor: Tensor
+    header: Signed | None
+
+
+@dataclass
+class AuditTask:
+    """One microbatch of one stage; ready once all its inputs are there."""
+
+    stage: int
+    microbatch: int
+    directions: tuple[Direction, ...]
+    urgent: bool
+    inputs: dict[InputKey, AuditInput] = field(default_factory=dict)
+
+    @property
+    def needs(self) -> tuple[InputKey, ...]:
+        """The messages to recompute from: the activation, and the gradient for a backward audit."""
+        forward: InputKey = (self.stage - 1, "forward", self.microbatch)
+        if "backward" not in self.directions:
+            return (forward,)
+        return (forward, (self.stage + 1, "backward", self.microbatch))
+
+    @property
+    def ready(self) -> bool:
+        """Whether every input has arrived."""
+        return all(key in self.inputs for key in self.needs)
+
+    def tensor(self, direction: Direction) -> Tensor | None:
+        """The input of one direction, None when it is not needed."""
+        return next((self.inputs[key].tensor for key in self.needs if key[1] == direction), None)
+
+    def headers(self) -> tuple[Signed, ...]:
+        """Headers of all inputs that came with one."""
+        found = (self.inputs[key].header for key in self.needs)
+        return tuple(header for header in found if header is not None)
+
+
+class AuditQueue:
+    """Audits that this party was asked for, urgent ones first."""
+
+    def __init__(self) -> None:
+        self._tasks: list[AuditTask] = []
+
+    def add(self, audit: Audit, local: Callable[[InputKey], AuditInput | None]) -> list[InputKey]:
+        """Queue an audit.
+
+        Returns:
+            The inputs that are not at hand and must be fetched.
+        """
+        missing: list[InputKey] = []
+        for microbatch in audit.microbatches:
+            task = AuditTask(audit.stage, microbatch, audit.directions, audit.urgent)
+            for key in task.needs:
+                found = local(key)
+                if found is not None:
+                    task.inputs[key] = found
+                else:
+                    missing.append(key)
+            self._tasks.append(task)
+        return missing
+
+    def deliver(self, key: InputKey, found: AuditInput) -> bool:
+        """Hand a fetched input to the tasks that wait for it; False when none does."""
+        waiting = [task for task in self._tasks if key in task.needs and key not in task.inputs]
+        for task in waiting:
+            task.inputs[key] = found
+        return bool(waiting)
+
+    def pop(self, *, urgent: bool) -> AuditTask | None:
+        """Take the first task that is ready, in the order in which they were asked for."""
+        for n, task in enumerate(self._tasks):
+            if task.urgent == urgent and task.ready:
+                return self._tasks.pop(n)
+        return None
+
+    def clear(self) -> None:
+        """Drop everything: the epoch has changed."""
+        self._tasks.clear()

@@ -1,0 +1,93 @@
+"""What a run file says about stages and guards, and what a worker file says about one worker."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from phalanx.config import StrictModel
+from phalanx.transport.config import TransportConfig
+
+OWNER = "owner"
+
+
+class PipelineConfig(StrictModel):
+    """How the model is cut and in which order its microbatches run."""
+
+    stages: int = Field(default=4, ge=1, le=64)
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    layers: tuple[int, ...] | None = None
+    """Layers per stage; left out, layers are balanced by estimated cost."""
+    spares: int = Field(default=0, ge=0, le=16)
+    """Further local workers that hold nothing until a stage or a shadow is lost."""
+    remote_workers: tuple[str, ...] = ()
+    """Names of workers that join from other machines; left out, local workers are started."""
+    pki: str | None = None
+    """Directory of `phalanx pki`; left out, a throw-away authority is made in the run directory."""
+    step_timeout_s: float = Field(default=300.0, gt=0)
+    transport: TransportConfig = TransportConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.layers is not None and len(self.layers) != self.stages:
+            raise ValueError(f"layers has {len(self.layers)} entries for stages = {self.stages}; give one per stage")
+        middle = max(self.stages - 2, 0)
+        if self.remote_workers and len(self.remote_workers) < middle:
+            raise ValueError(f"{len(self.remote_workers)} remote_workers for {middle} middle stages; name {middle} or more")
+        if self.remote_workers and self.pki is None:
+            raise ValueError("remote_workers need pki = DIR, the directory that `phalanx pki` made")
+        if len(set(self.remote_workers)) != len(self.remote_workers) or OWNER in self.remote_workers:
+            raise ValueError(f"remote_workers must be distinct and none may be called {OWNER!r}")
+        return self
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of all workers, the stages' first ones first."""
+        if self.remote_workers:
+            return self.remote_workers
+        return tuple(f"worker-{n}" for n in range(1, max(self.stages - 2, 0) + self.spares + 1))
+
+
+class GuardConfig(StrictModel):
+    """What is checked, how often, and how a shadow stays fresh."""
+
+    mode: Literal["phalanx", "off"] = "phalanx"
+    audit_rate: float = Field(default=0.125, gt=0, le=1)
+    """q: the share of each stage's microbatches that is recomputed before the optimizer steps."""
+    shadow: Literal["gradient", "lockstep"] = "gradient"
+    screen: bool = True
+    tolerance: float = Field(default=1e-5, gt=0, lt=1)
+    """tau of the referee between numeric classes (fp32); an alarm is raised at 2 tau. See `distance.py`."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is guarded at all."""
+        return self.mode != "off"
+
+
+class AttackConfig(StrictModel):
+    """A party that lies, for drills and tests; `kind` is a name in `phalanx.attacks.ATTACKS`."""
+
+    kind: str = "none"
+    stages: tuple[int, ...] = (1,)
+    rate: float = Field(default=1.0, ge=0, le=1)
+    from_step: int = Field(default=0, ge=0)
+    until_step: int | None = None
+    seed: int = 0
+
+
+class WorkerConfig(StrictModel):
+    """One worker process: who it is and where its owner listens."""
+
+    identity: str
+    """Directory with this worker's certificate and keys."""
+    owner: str
+    """`host:port` of the owner."""
+    owner_name: str = OWNER
+    run_digest: str | None = None
+    """When given, any other run config is refused."""
+    threads: int = Field(default=1, ge=1)
+    device: str = "cpu"
+    transport: TransportConfig = TransportConfig()
+    attack: AttackConfig | None = None
+    attack_log: str | None = None
+    """Where an attacker writes the truth about what it did, for drills."""

@@ -1,0 +1,95 @@
+"""Ask a party for tensors and wait for the answer, while everything else goes on."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.bulk import BulkReceiver, Post
+from phalanx.pipeline.messages import Bulk, Fetch, FetchBulk, Fetched
+from phalanx.pipeline.party import Received
+
+
+@dataclass
+class _Waiting:
+    """One request under way."""
+
+    party: str
+    answer: Received | None = None
+    bulk: BulkReceiver | None = None
+    tensors: dict[str, Tensor] | None = None
+    num_steps: int = -1
+
+
+class Courier:
+    """Requests of the owner; an answer is judged by its digest, by whoever asked for it."""
+
+    def __init__(self, post: Post, pump: Callable[[], None], timeout_s: float) -> None:
+        """`pump` handles what has arrived and does a piece of work, or waits a little."""
+        self._post = post
+        self._pump = pump
+        self._timeout_s = timeout_s
+        self._fetches: dict[tuple[int, int, int, str, bool], _Waiting] = {}
+        self._bulks: dict[tuple[int, str], _Waiting] = {}
+
+    def accepts(self, received: Received) -> bool:
+        """Take an answer that somebody waits for; False when it is not for the courier."""
+        message = received.message
+        if isinstance(message, Fetched):
+            waiting = self._fetches.get(_fetch_key(message))
+            if waiting is not None and waiting.party == received.sender:
+                waiting.answer = received
+                return True
+        if isinstance(message, Bulk):
+            waiting = self._bulks.get((message.stage, message.purpose))
+            if waiting is not None and waiting.party == received.sender and waiting.bulk is not None:
+                waiting.tensors = waiting.bulk.add(message.offset, message.total, received.payload)
+                waiting.num_steps = message.step
+                return True
+        return False
+
+    def fetch(self, party: str, request: Fetch) -> Received | None:
+        """Ask for one message or one claim; None when no answer came in time."""
+        key = _fetch_key(request)
+        waiting = self._fetches[key] = _Waiting(party)
+        try:
+            self._post(party, request, ())
+            self._wait(lambda: waiting.answer is not None)
+        finally:
+            del self._fetches[key]
+        return waiting.answer
+
+    def collect(
+        self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], int] | None:
+        """Ask for a stage's state, weights, undo copy or gradient.
+
+        Args:
+            party: Who is asked.
+            request: What for.
+            expected: Names, shapes and types; values are not read.
+
+        Returns:
+            The tensors and the optimizer steps they had taken; None when no answer came in time.
+        """
+        key = (request.stage, request.purpose)
+        waiting = self._bulks[key] = _Waiting(party, bulk=BulkReceiver(expected))
+        try:
+            self._post(party, request, ())
+            self._wait(lambda: waiting.tensors is not None)
+        except FrameError:
+            return None
+        finally:
+            del self._bulks[key]
+        return None if waiting.tensors is None else (waiting.tensors, waiting.num_steps)
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while not done() and time.monotonic() < deadline:
+            self._pump()
+
+
+def _fetch_key(message: Fetch | Fetched) -> tuple[int, int, int, str, bool]:
+    return (message.step, message.source, message.microbatch, message.direction, message.claim)

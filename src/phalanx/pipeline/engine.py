@@ -1,0 +1,368 @@
+"""The owner's side of a verified pipeline: one call per optimizer step, whatever happens inside it."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx.errors import NonFiniteLossError, PeerLostError, PhalanxError, VerificationError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.coordinator import Coordinator, Judgement, Observe
+from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.evidence import write_evidence
+from phalanx.pipeline.hosted import StepInputs
+from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.messages import Apply, Assign, FetchBulk, Purpose, Shutdown, StateDigest
+from phalanx.pipeline.party import Party
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
+from phalanx.pipeline.roles import Library
+from phalanx.pipeline.stage_copy import StageCopy
+from phalanx.pipeline.verdict import Verdict
+from phalanx.telemetry import PhaseTimer
+from phalanx.transport import Endpoint
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did; `attempts` above 1 means that it was redone."""
+
+    step: int
+    loss: float
+    num_targets: int
+    gradient_norm: float
+    attempts: int
+    num_audits: int
+    num_alarms: int
+    verdicts: tuple[Verdict, ...]
+    phases: dict[str, float]
+    bytes_by_link: dict[str, int]
+
+
+@dataclass
+class Members:
+    """Who takes part besides the owner."""
+
+    names: Sequence[str]
+    classes: Mapping[str, str]
+    addresses: Mapping[str, str]
+    certificates: Mapping[str, str]
+    is_alive: Callable[[str], bool] = lambda name: True
+    dismiss: Callable[[str], None] = lambda name: None
+    """Ends a local worker's process; nothing for a remote one."""
+
+
+@dataclass
+class Files:
+    """What the engine writes and reads in a run directory."""
+
+    run_dir: Path
+    library: Library
+    observe: Observe
+    gone: list[str] = field(default_factory=list)
+
+
+class PipelineEngine:
+    """Drives stages that may lie, die or stall, and answers each batch with one verified step.
+
+    Guarantees:
+        With the guard on, the optimizer of no stage steps before every audit of the step has passed
+        and every stage's last state has been confirmed by its shadow. A step is redone until it is
+        verified; each redo has one party less. The result has the bits of an honest run, as long
+        as holder and shadow are of one numeric class.
+    """
+
+    def __init__(
+        self, plan: StepPlan, endpoint: Endpoint, members: Members, files: Files, draw: AuditDraw
+    ) -> None:
+        self.plan = plan
+        self.timer = PhaseTimer(cpu_clock=time.thread_time)
+        self.verdicts: list[Verdict] = []
+        self.takeovers = 0
+        self._mail = Loopback(OWNER, endpoint)
+        self._members = members
+        self._files = files
+        self._party = Party(OWNER, plan, self._mail.post, endpoint.peers, self.timer)
+        self._party.roles.library = files.library
+        self._party.report_usage(lambda: ({}, dict(endpoint.bytes_sent)))
+        self._courier = Courier(self._mail.post, self._pump, timeout_s=30.0)
+        self._coordinator = Coordinator(plan, self._mail.post, self._courier, draw, endpoint.peers, files.observe)
+        self._coordinator.classes = dict(members.classes)
+        self._endpoint = endpoint
+        self._epoch = -1
+        self._alive = list(members.names)
+        self._timeout_s = 300.0
+        self._lost: deque[str] = deque()
+        self._last_bytes: dict[str, int] = {}
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    def start(self, step: int, known: Mapping[int, StateDigest], *, timeout_s: float) -> None:
+        """Give every party its roles and wait until all copies are where they should be.
+
+        Args:
+            step: The next optimizer step.
+            known: Digest of each stage's state, from the model or the checkpoint.
+            timeout_s: Longest time that one step, or this start, may take.
+
+        Raises:
+            PeerLostError: A worker did not get ready in time.
+        """
+        self._timeout_s = timeout_s
+        self._known = dict(known)
+        assignment = first_assignment(len(self.plan.stages), self._alive, guarded=self.plan.guard.enabled)
+        self._assign(assignment, None, step)
+
+    def step(self, step: int, inputs: StepInputs) -> StepResult:
+        """Run, verify and apply one optimizer step.
+
+        Raises:
+            NonFiniteLossError: The loss or a gradient is NaN or infinite although every audit agreed.
+            PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
+            NoHolderError: Every holder of a stage is gone.
+        """
+        attempts, audits, first_verdict = 0, 0, len(self.verdicts)
+        coordinator = self._coordinator
+        if coordinator.ledger.step != step:
+            coordinator.open_step(step, self._epoch)
+        while True:
+            attempts += 1
+            self._party.finish_applies()
+            self._party.begin(step, inputs)
+            judgement = self._run_attempt()
+            audits += coordinator.ledger.num_audits
+            if judgement is None and not self._lost:
+                break
+            self._recover(judgement, step)
+        loss = self._loss(inputs)
+        return self._apply(step, inputs, loss, attempts, audits, self.verdicts[first_verdict:])
+
+    def collect(self, stage: int, purpose: Purpose) -> StageCopy:
+        """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.
+
+        Raises:
+            VerificationError: The bytes are not those of the agreed state.
+            PeerLostError: No answer came in time.
+        """
+        self._settle()
+        if self._holder(stage) == OWNER:
+            return self._party.roles.copy_of(stage)
+        copy = StageCopy.empty(self.plan, stage)
+        request = FetchBulk(epoch=self._epoch, step=0, stage=stage, purpose=purpose)
+        expected = copy.state() if purpose == "state" else copy.weights()
+        found = self._courier.collect(self._holder(stage), request, expected)
+        if found is None:
+            raise PeerLostError(f"stage {stage}: {self._holder(stage)} did not send its {purpose} in time")
+        if purpose == "state":
+            copy.load(*found)
+        else:
+            copy.load_weights(found[0])
+        agreed = self._coordinator.agreed.get(stage)
+        if agreed is not None:
+            same = copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights
+            if not same:
+                raise VerificationError(
+                    f"stage {stage}: {self._holder(stage)} sent a {purpose} that is not the one it signed; not used"
+                )
+        return copy
+
+    def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
+        """Every stage in order, with its verified state or weights; the owner's own are not copied."""
+        for stage in range(len(self.plan.stages)):
+            yield self.collect(stage, purpose)
+
+    @property
+    def holders(self) -> Mapping[int, str]:
+        """Who holds each stage now."""
+        return self._coordinator.assignment.holders
+
+    @property
+    def shadows(self) -> Mapping[int, str]:
+        """Who shadows each stage now."""
+        return self._coordinator.assignment.shadows
+
+    @property
+    def usage(self) -> dict[str, dict[str, float]]:
+        """Running costs that each party reported with its last applied step, CPU seconds by phase."""
+        return dict(self._coordinator.usage)
+
+    def close(self, reason: str) -> None:
+        """Tell every worker that the run is over."""
+        for name in self._alive:
+            try:
+                self._mail.post(name, Shutdown(epoch=max(self._epoch, 0), reason=reason), ())
+            except PhalanxError:
+                continue
+        self._endpoint.flush(2.0)
+
+    # --- one attempt ------------------------------------------------------------------------------------
+
+    def _run_attempt(self) -> Judgement | None:
+        deadline = time.monotonic() + self._timeout_s
+        while not self._coordinator.decided:
+            self._pump()
+            judgement = self._coordinator.advance()
+            if judgement is not None or self._lost:
+                return judgement
+            if time.monotonic() > deadline:
+                raise PeerLostError(
+                    f"step {self._coordinator.ledger.step} did not end within {self._timeout_s:.0f} s; still waiting for "
+                    f"{self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the workers' logs"
+                )
+        return None
+
+    def _pump(self) -> None:
+        """Handle everything that has arrived, then do one piece of work; wait a little when there is none."""
+        for item in self._mail.drain():
+            if isinstance(item, str):
+                self._suspect(item)
+                continue
+            try:
+                if not self._courier.accepts(item) and not self._coordinator.handle(item):
+                    self._party.handle(item)
+            except PhalanxError as exc:
+                self._files.observe("refused", {"party": item.sender, "error": type(exc).__name__, "reason": str(exc)})
+        if self._party.work() or self._mail.pending:
+            return
+        with self.timer.phase("wait"):
+            arrived = self._mail.wait(0.05)
+        if not arrived:
+            for name in self._alive:
+                if not self._members.is_alive(name):
+                    self._suspect(name)
+
+    def _suspect(self, name: str) -> None:
+        if name in self._alive and name not in self._lost:
+            self._lost.append(name)
+
+    def _loss(self, inputs: StepInputs) -> float:
+        last = self._party.hosted[len(self.plan.stages) - 1]
+        loss = sum(last.losses) / inputs.num_targets
+        norm = self._coordinator.ledger.total_norm()
+        if not (abs(loss) < float("inf") and norm < float("inf")):
+            raise NonFiniteLossError(
+                f"step {self._coordinator.ledger.step}: loss {loss}, gradient norm {norm}, and every audit agrees; "
+                "lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
+            )
+        return loss
+
+    def _apply(
+        self, step: int, inputs: StepInputs, loss: float, attempts: int, audits: int, verdicts: Sequence[Verdict]
+    ) -> StepResult:
+        coordinator = self._coordinator
+        norm, clip = coordinator.ledger.total_norm(), coordinator.clip()
+        for name in (*self._alive, OWNER):
+            self._mail.post(name, Apply(epoch=self._epoch, step=step, clip_coefficient=clip), ())
+        coordinator.open_step(step + 1, self._epoch)
+        for item in self._mail.drain_local():
+            if not coordinator.handle(item):
+                self._party.handle(item)
+        self._party.finish_applies()
+        return StepResult(
+            step=step,
+            loss=loss,
+            num_targets=inputs.num_targets,
+            gradient_norm=norm,
+            attempts=attempts,
+            num_audits=audits,
+            num_alarms=len(verdicts),
+            verdicts=tuple(verdicts),
+            phases=self.timer.take(),
+            bytes_by_link=self._bytes_by_link(),
+        )
+
+    def _settle(self) -> None:
+        """Wait until the states after the last step are agreed on."""
+        deadline = time.monotonic() + self._timeout_s
+        coordinator = self._coordinator
+        while self.plan.guard.enabled and set(self.shadows) - coordinator.agreed.keys():
+            self._pump()
+            judgement = coordinator.advance()
+            if judgement is not None or self._lost:
+                self._recover(judgement, coordinator.ledger.step)
+            if time.monotonic() > deadline:
+                raise PeerLostError(f"states were not confirmed in time; waiting for {coordinator.waiting_for()}")
+
+    # --- L5 -----------------------------------------------------------------------------------------------
+
+    def _recover(self, judgement: Judgement | None, step: int) -> None:
+        """Exclude whoever is guilty or gone; its shadow serves the stage and the step starts again."""
+        gone = self._lost.popleft() if judgement is None else judgement.verdict.party
+        if judgement is not None:
+            verdict = self._record(judgement)
+            self.verdicts.append(verdict)
+            self._files.observe("verdict", verdict.model_dump(mode="json"))
+        held = [stage for stage, holder in self.holders.items() if holder == gone]
+        old = self._coordinator.assignment
+        self._alive = [name for name in self._alive if name != gone]
+        new = without(old, gone, self._alive, guarded=self.plan.guard.enabled)
+        self._endpoint.refuse(gone)
+        self._members.dismiss(gone)
+        self._files.gone.append(gone)
+        self._files.observe("evicted" if judgement else "lost", {"party": gone, "stages": held, "step": step})
+        self._assign(new, old, step)
+        for stage in held:
+            self.takeovers += 1
+            self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
+        self._files.observe("step_redone", {"step": step, "epoch": self._epoch})
+
+    def _record(self, judgement: Judgement) -> Verdict:
+        headers = dict(judgement.headers)
+        parties = {judgement.verdict.party, judgement.verdict.accuser or OWNER}
+        certificates = {name: pem for name, pem in self._members.certificates.items() if name in parties}
+        path = write_evidence(
+            self._files.run_dir / "evidence", judgement.verdict, judgement.exhibit, headers, certificates
+        )
+        return judgement.verdict.model_copy(update={"evidence": f"evidence/{path.name}"})
+
+    def _assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
+        self._epoch += 1
+        self._coordinator.open_epoch(self._epoch, step, new)
+        assign = Assign(
+            epoch=self._epoch,
+            step=step,
+            roles=roles_of(new, old),
+            addresses=dict(self._members.addresses),
+            certificates=dict(self._members.certificates),
+        )
+        for name in (*self._alive, OWNER):
+            self._mail.post(name, assign, ())
+        deadline = time.monotonic() + self._timeout_s
+        waiting = {*self._alive, OWNER}
+        while waiting - self._coordinator.ready.keys() and not self._lost:
+            self._pump()
+            if time.monotonic() > deadline:
+                missing = sorted(waiting - self._coordinator.ready.keys())
+                raise PeerLostError(f"{', '.join(missing)} did not get ready within {self._timeout_s:.0f} s")
+        if self._lost:
+            self._recover(None, step)
+        elif self.plan.guard.enabled:
+            self._check_ready(old is None)
+
+    def _check_ready(self, first: bool) -> None:
+        coordinator = self._coordinator
+        for stage, shadow in self.shadows.items():
+            holder = self._holder(stage)
+            states = {name: coordinator.ready[name].states.get(str(stage)) for name in (holder, shadow)}
+            expected = self._known.get(stage) if first else coordinator.agreed.get(stage, states[holder])
+            wrong = [name for name, state in states.items() if state != expected]
+            if wrong or expected is None:
+                raise VerificationError(
+                    f"stage {stage}: {', '.join(wrong) or holder} got ready with another state than the agreed one; "
+                    "resume from the last checkpoint without it"
+                )
+            coordinator.agreed[stage] = expected
+
+    def _holder(self, stage: int) -> str:
+        return self.holders[stage]
+
+    def _bytes_by_link(self) -> dict[str, int]:
+        totals = {f"{OWNER}>{peer}": n for peer, n in self._endpoint.bytes_sent.items()}
+        for party, sent in self._coordinator.bytes_sent.items():
+            if party != OWNER:
+                totals |= {f"{party}>{peer}": n for peer, n in sent.items()}
+        moved = {link: total - self._last_bytes.get(link, 0) for link, total in totals.items()}
+        self._last_bytes = totals
+        return moved

@@ -1,0 +1,129 @@
+"""One stage that this party serves: its schedule, what it received, what it sent."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.runner import StageRunner
+from phalanx.pipeline.schedules import SCHEDULES, Action
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.stage_copy import StageCopy, WrapRunner
+from phalanx.transport import SignedHeader
+
+Slot = tuple[int, Direction, int]
+"""(step, direction, microbatch) of a message into this stage."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What the owner's stages get from the batch, one entry per microbatch."""
+
+    ids: tuple[Tensor, ...]
+    labels: tuple[Tensor, ...]
+    num_targets: int
+
+
+@dataclass
+class Outgoing:
+    """A tensor that was sent; kept until the step is decided, so that it can be fetched."""
+
+    tensor: Tensor
+    header: SignedHeader | None
+
+
+@dataclass
+class HostedStage:
+    """A copy of a stage that takes part in the step; it runs an action as soon as its input is there."""
+
+    plan: StepPlan
+    copy: StageCopy
+    runner: StageRunner
+    inputs: dict[Slot, Tensor] = field(default_factory=dict)
+    headers: dict[Slot, SignedHeader] = field(default_factory=dict)
+    withheld: set[Slot] = field(default_factory=set)
+    """Received, but not to be used before an audit has cleared it."""
+    sent: dict[tuple[Direction, int], Outgoing] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    step: int = -1
+    batch: StepInputs | None = None
+    pending_apply: float | None = None
+    gradients: dict[str, Tensor] | None = None
+    _todo: list[Action] = field(default_factory=list)
+
+    @classmethod
+    def serve(cls, plan: StepPlan, copy: StageCopy, wrap_runner: WrapRunner) -> "HostedStage":
+        """Take a copy into service; `wrap_runner` is how a drill puts an attacker in its place."""
+        return cls(plan, copy, wrap_runner(copy.runner))
+
+    @property
+    def index(self) -> int:
+        """The stage's number."""
+        return self.copy.spec.index
+
+    def begin(self, step: int, batch: StepInputs | None = None) -> None:
+        """Start a step, or start it again; inputs of later steps that came early are kept."""
+        self.runner.abandon()
+        self.step, self.batch, self.gradients = step, batch, None
+        self.sent.clear()
+        self.losses.clear()
+        for kept in (self.inputs, self.headers):
+            for slot in [slot for slot in kept if slot[0] < step]:
+                del kept[slot]
+        order = SCHEDULES[self.plan.schedule](self.index, len(self.plan.stages), self.plan.microbatches)
+        self._todo = list(reversed(order))
+
+    def discard_inputs(self) -> None:
+        """Forget every message: the epoch has changed."""
+        self.inputs.clear()
+        self.headers.clear()
+        self.withheld.clear()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every microbatch of the step has gone both ways."""
+        return self.step >= 0 and not self._todo
+
+    def ready(self) -> bool:
+        """Whether the next action has its input and the optimizer is up to date."""
+        if not self._todo or self.pending_apply is not None or self.copy.step != self.step:
+            return False
+        direction, microbatch = self._todo[-1]
+        if (direction == "forward" and self.copy.spec.is_first) or (direction == "backward" and self.copy.spec.is_last):
+            return self.batch is not None
+        slot = (self.step, direction, microbatch)
+        return slot in self.inputs and slot not in self.withheld
+
+    def run_next(self) -> tuple[Action, Tensor | None]:
+        """Run the next action.
+
+        Returns:
+            The action and the tensor to send on, None where the pipeline ends.
+        """
+        action = self._todo.pop()
+        if action.direction == "forward":
+            return action, self._forward(action.microbatch)
+        gradient = None if self.copy.spec.is_last else self.inputs[(self.step, "backward", action.microbatch)]
+        result = self.runner.backward(self.step, action.microbatch, gradient)
+        return action, result
+
+    def _forward(self, microbatch: int) -> Tensor | None:
+        spec = self.copy.spec
+        if spec.is_first and self.batch is not None:
+            x = self.batch.ids[microbatch]
+        else:
+            x = self.inputs[(self.step, "forward", microbatch)]
+        y = self.runner.forward(self.step, microbatch, x)
+        if not spec.is_last:
+            return y
+        if self.batch is not None:
+            self.losses.append(
+                self.runner.loss(microbatch, self.batch.labels[microbatch], self.batch.num_targets)
+            )
+        return None
+
+
+def all_finite(tensors: dict[str, Tensor]) -> bool:
+    """Whether no tensor holds NaN or infinity."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())

@@ -1,0 +1,68 @@
+"""A party's mail: frames from the network, and what it says to itself."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.messages import Fault, Message, parse_message
+from phalanx.pipeline.party import Received
+from phalanx.transport import Endpoint, LinkFault, SignedHeader
+from phalanx.transport import Received as ReceivedFrame
+
+
+class Loopback:
+    """Sends to others over the endpoint and to oneself through a queue; parses each frame once."""
+
+    def __init__(self, name: str, endpoint: Endpoint) -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._local: deque[Received] = deque()
+        self._waiting: deque[Received | str] = deque()
+
+    def post(self, receiver: str, message: Message, payload: Sequence[memoryview] = ()) -> SignedHeader | None:
+        """Send one message.
+
+        Returns:
+            The signed header; None for a message to oneself.
+        """
+        if receiver != self._name:
+            return self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), payload)
+        data = memoryview(b"".join(payload)) if len(payload) != 1 else payload[0]
+        self._local.append(Received(self._name, message, data, None))
+        return None
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits to be handled."""
+        return bool(self._local or self._waiting)
+
+    def drain_local(self) -> Iterator[Received]:
+        """Take what this party said to itself."""
+        while self._local:
+            yield self._local.popleft()
+
+    def drain(self) -> Iterator[Received | str]:
+        """Take everything that has arrived; the name of a peer stands for a link that broke."""
+        yield from self.drain_local()
+        while self.wait(0.0):
+            yield self._waiting.popleft()
+        yield from self.drain_local()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until something has arrived from the network; False when the time is up."""
+        if self._waiting:
+            return True
+        item = self._endpoint.receive(timeout_s)
+        if item is None:
+            return False
+        self._waiting.append(item.peer if isinstance(item, LinkFault) else self._parse(item))
+        return True
+
+    def _parse(self, frame: ReceivedFrame) -> Received:
+        try:
+            message = parse_message(frame.kind, frame.body)
+        except FrameError as exc:
+            # what a peer sends must not stop the one who reads it
+            message = Fault(epoch=0, about=frame.sender, error="FrameError", reason=str(exc)[:500], evidence=None)
+            return Received(self._name, message, memoryview(b""), None)
+        return Received(frame.sender, message, frame.payload, frame.header)

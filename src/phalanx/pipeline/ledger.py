@@ -1,0 +1,80 @@
+"""What the owner knows about one attempt at a step: commitments, gradients, audits."""
+
+import math
+from dataclasses import dataclass, field
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.messages import AuditReport, Commit, GradientHeld, Signed
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.signed import unverified_field
+from phalanx.transport import SignedHeader
+
+MessageKey = tuple[int, Direction, int]
+"""(source stage, direction, microbatch)."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """One message between stages as its receiver reported it, under its sender's signature."""
+
+    digest: str
+    header: Signed
+
+
+@dataclass
+class StepLedger:
+    """Facts only; what follows from them is decided elsewhere."""
+
+    step: int
+    epoch: int
+    commits: dict[int, Commit] = field(default_factory=dict)
+    commit_headers: dict[int, SignedHeader | None] = field(default_factory=dict)
+    messages: dict[MessageKey, Committed] = field(default_factory=dict)
+    held: dict[int, GradientHeld] = field(default_factory=dict)
+    gradients_agreed: set[int] = field(default_factory=set)
+    awaited_audits: set[tuple[int, int]] = field(default_factory=set)
+    reports: dict[tuple[int, int], AuditReport] = field(default_factory=dict)
+    audits_drawn: bool = False
+    num_audits: int = 0
+    clip_coefficient: float = 1.0
+
+    def add_commit(self, commit: Commit, header: SignedHeader | None) -> None:
+        """Take a stage's commitment, with the headers of what it received.
+
+        Raises:
+            FrameError: A passed-on header is not one of a message to this stage in this step.
+        """
+        received = {_key_of(signed, commit): signed for signed in commit.received}
+        for key, signed in received.items():
+            self.messages[key] = Committed(unverified_field(signed, "payload_digest"), signed)
+        self.commits[commit.stage] = commit
+        self.commit_headers[commit.stage] = header
+
+    def said_digest(self, key: MessageKey) -> str | None:
+        """The digest that the sending stage itself committed to, None when it named none."""
+        source, direction, microbatch = key
+        commit = self.commits.get(source)
+        sent = () if commit is None else commit.sent
+        return next((s.digest for s in sent if (s.direction, s.microbatch) == (direction, microbatch)), None)
+
+    def total_norm(self) -> float:
+        """Norm of the whole model's gradient; NaN when a stage's is not finite."""
+        squares = [commit.norm_squared for commit in self.commits.values()]
+        if any(square is None for square in squares):
+            return math.nan
+        # ascending stages, so that every run adds in the same order
+        return math.sqrt(math.fsum(self.commits[stage].norm_squared or 0.0 for stage in sorted(self.commits)))
+
+
+def _key_of(signed: Signed, commit: Commit) -> MessageKey:
+    body = unverified_field(signed, "body")
+    try:
+        key = (int(body["source"]), body["direction"], int(body["microbatch"]))
+        stray = (body["epoch"], body["step"], body["target"]) != (commit.epoch, commit.step, commit.stage)
+    except (TypeError, KeyError, ValueError) as exc:
+        raise FrameError(f"stage {commit.stage}: its commitment holds a header without its fields") from exc
+    if stray:
+        raise FrameError(
+            f"stage {commit.stage}: its commitment for step {commit.step} holds the header of another step or stage"
+        )
+    return key

@@ -1,0 +1,270 @@
+"""The bodies of all frames between the parties of a verified pipeline, each parsed once and strictly."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import FrameError
+from phalanx.pipeline.schedules.action import Direction
+
+
+Purpose = Literal["state", "weights", "undo", "gradient"]
+
+
+class Message(StrictModel):
+    """A frame's body; `kind` is the frame's kind."""
+
+    kind: ClassVar[str]
+    epoch: int = Field(ge=0)
+    """Rises by one whenever the assignment changes; what belongs to an older epoch is dropped."""
+
+
+class Hello(Message):
+    """A worker asks to join."""
+
+    kind: ClassVar[str] = "hello"
+    address: str
+    numeric_class: str
+
+
+class Setup(Message):
+    """Everything a worker must know to build stages; the answer to `Hello`."""
+
+    kind: ClassVar[str] = "setup"
+    plan: dict[str, Any]
+
+
+class Role(StrictModel):
+    """Who holds one stage, who shadows it, and who sends its state to parties that are new to it."""
+
+    stage: int = Field(ge=0)
+    holder: str
+    shadow: str | None
+    source: str
+    newcomers: tuple[str, ...]
+
+
+class Assign(Message):
+    """A new epoch: abandon what is in flight, take these roles, be ready for this step."""
+
+    kind: ClassVar[str] = "assign"
+    step: int = Field(ge=0)
+    roles: tuple[Role, ...]
+    addresses: dict[str, str]
+    certificates: dict[str, str]
+
+
+class StateDigest(StrictModel):
+    """Digests of one copy of a stage after `step` optimizer steps."""
+
+    step: int = Field(ge=0)
+    weights: str
+    moments: str
+
+
+class Ready(Message):
+    """All roles of this epoch are taken; the states that this party now has, by stage."""
+
+    kind: ClassVar[str] = "ready"
+    states: dict[str, StateDigest]
+
+
+class Activation(Message):
+    """A tensor between neighbouring stages: an activation (forward) or its gradient (backward)."""
+
+    kind: ClassVar[str] = "tensor"
+    step: int = Field(ge=0)
+    microbatch: int = Field(ge=0)
+    direction: Direction
+    source: int = Field(ge=0)
+    target: int = Field(ge=0)
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Bulk(Message):
+    """One part of a stage's state or gradient."""
+
+    kind: ClassVar[str] = "bulk"
+    purpose: Purpose
+    stage: int = Field(ge=0)
+    step: int = Field(ge=0)
+    offset: int = Field(ge=0)
+    total: int = Field(ge=0)
+
+
+class Signed(StrictModel):
+    """A signed header as it was received, kept as evidence."""
+
+    header: str
+    signature: str
+
+
+class Sent(StrictModel):
+    """What a stage says that it sent."""
+
+    direction: Direction
+    microbatch: int = Field(ge=0)
+    digest: str
+
+
+class Commit(Message):
+    """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
+
+    kind: ClassVar[str] = "commit"
+    step: int = Field(ge=0)
+    stage: int = Field(ge=0)
+    received: tuple[Signed, ...]
+    sent: tuple[Sent, ...]
+    norm_squared: float | None
+    """Of the weight gradient; None when it is not finite."""
+    gradient: str
+
+
+class GradientHeld(Message):
+    """A shadow has the weight gradient of a stage, received or recomputed."""
+
+    kind: ClassVar[str] = "gradient_held"
+    step: int = Field(ge=0)
+    stage: int = Field(ge=0)
+    norm_squared: float | None
+    gradient: str
+    parts: tuple[Signed, ...]
+    """Headers under which the holder sent it; empty when it was recomputed."""
+
+
+class Audit(Message):
+    """The owner asks an auditor to recompute microbatches of a stage; it is not told what to find."""
+
+    kind: ClassVar[str] = "audit"
+    step: int = Field(ge=0)
+    stage: int = Field(ge=0)
+    microbatches: tuple[int, ...]
+    directions: tuple[Direction, ...]
+    urgent: bool
+
+
+class AuditReport(Message):
+    """An auditor's commitment to its own recomputed tensors."""
+
+    kind: ClassVar[str] = "audit_report"
+    step: int = Field(ge=0)
+    stage: int = Field(ge=0)
+    microbatch: int = Field(ge=0)
+    inputs: tuple[Signed, ...]
+    """Headers of the messages that were recomputed from, as their senders signed them."""
+    digests: dict[Direction, str]
+    urgent: bool
+
+
+class Fetch(Message):
+    """Ask for the bytes of a tensor: one that was sent (`claim` false) or an auditor's own (`claim` true)."""
+
+    kind: ClassVar[str] = "fetch"
+    step: int = Field(ge=0)
+    microbatch: int = Field(ge=0)
+    direction: Direction
+    source: int = Field(ge=0)
+    claim: bool
+
+
+class Fetched(Message):
+    """The answer to `Fetch`; its payload is judged by its digest, never by who sent it."""
+
+    kind: ClassVar[str] = "fetched"
+    step: int = Field(ge=0)
+    microbatch: int = Field(ge=0)
+    direction: Direction
+    source: int = Field(ge=0)
+    claim: bool
+    evidence: Signed | None
+    """The header under which the tensor was sent; None for a claim."""
+
+
+class FetchBulk(Message):
+    """The owner asks for a stage's state, weights, undo copy or gradient."""
+
+    kind: ClassVar[str] = "fetch_bulk"
+    step: int = Field(ge=0)
+    stage: int = Field(ge=0)
+    purpose: Purpose
+
+
+class Apply(Message):
+    """The step is verified: let the optimizer step."""
+
+    kind: ClassVar[str] = "apply"
+    step: int = Field(ge=0)
+    clip_coefficient: float
+
+
+class Applied(Message):
+    """Digests of every copy after the optimizer step, and this party's running costs."""
+
+    kind: ClassVar[str] = "applied"
+    step: int = Field(ge=0)
+    states: dict[str, StateDigest]
+    usage: dict[str, float]
+    bytes_sent: dict[str, int]
+
+
+class ScreenHit(Message):
+    """A received tensor looks odd; it is not used until an audit has cleared it."""
+
+    kind: ClassVar[str] = "screen_hit"
+    step: int = Field(ge=0)
+    microbatch: int = Field(ge=0)
+    direction: Direction
+    source: int = Field(ge=0)
+    reason: str
+
+
+class Release(Message):
+    """An audit has cleared a screened tensor."""
+
+    kind: ClassVar[str] = "release"
+    step: int = Field(ge=0)
+    microbatch: int = Field(ge=0)
+    direction: Direction
+    source: int = Field(ge=0)
+
+
+class Fault(Message):
+    """A party tells the owner about a peer, a link or itself."""
+
+    kind: ClassVar[str] = "fault"
+    about: str
+    error: str
+    reason: str
+    evidence: Signed | None = None
+
+
+class Shutdown(Message):
+    """The run is over for this worker."""
+
+    kind: ClassVar[str] = "shutdown"
+    reason: str
+
+
+_MESSAGES: dict[str, type[Message]] = {
+    message.kind: message
+    for message in (
+        *(Hello, Setup, Assign, Ready, Activation, Bulk, Commit, GradientHeld, Audit, AuditReport),
+        *(Fetch, Fetched, FetchBulk, Apply, Applied, ScreenHit, Release, Fault, Shutdown),
+    )
+}
+
+
+def parse_message(kind: str, body: dict[str, Any]) -> Message:
+    """Parse a frame's body.
+
+    Raises:
+        FrameError: The kind is unknown, or a field is missing, unknown or of the wrong type.
+    """
+    if kind not in _MESSAGES:
+        raise FrameError(f"frame of kind {kind[:40]!r}: expected one of {', '.join(sorted(_MESSAGES))}")
+    try:
+        return _MESSAGES[kind].model_validate_json(canonical_json(body))
+    except (ValidationError, ValueError) as exc:
+        raise FrameError(f"frame of kind {kind!r}: its body is malformed; {exc}") from exc

@@ -1,0 +1,47 @@
+"""What decides whether two honest parties get the same bits from the same work."""
+
+import hashlib
+import platform
+
+import torch
+
+from phalanx.config import StrictModel, canonical_json
+
+
+class NumericClass(StrictModel):
+    """Inside one class digests are compared; across classes, distances.
+
+    Attention kernel, optimizer implementation and precision belong to it as well; they are in the
+    plan, whose digest all parties of a run have in common.
+    """
+
+    torch: str
+    device: str
+    instructions: str
+    threads: int
+
+    @property
+    def label(self) -> str:
+        """A short name for the class: equal labels, equal class."""
+        return hashlib.sha256(canonical_json(self.model_dump())).hexdigest()[:16]
+
+
+def local_numeric_class(device: str) -> NumericClass:
+    """Describe this process."""
+    on_gpu = device.startswith("cuda")
+    return NumericClass(
+        torch=torch.__version__,
+        device=torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} {_cpu_model()}",
+        instructions="cuda" if on_gpu else torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            fields = dict(line.split(":", 1) for line in file.read().split("\n\n")[0].splitlines() if ":" in line)
+    except OSError:
+        return platform.processor()
+    names = {key.strip(): value.strip() for key, value in fields.items()}
+    return " ".join(names.get(key, "?") for key in ("model name", "cpu family", "model", "stepping"))

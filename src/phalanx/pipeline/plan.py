@@ -1,0 +1,63 @@
+"""Everything a party must know to build and run a stage; the owner sends it to every worker that joins."""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import ValidationError
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import FrameError
+from phalanx.models import LoraConfig
+from phalanx.optimizers import OptimizerConfig
+from phalanx.pipeline.config import GuardConfig
+
+Precision = Literal["fp32", "bf16"]
+
+BOUNDARY_DTYPE = torch.float32
+"""Type of every tensor that crosses a boundary: under bf16 autocast the residual stream stays in fp32."""
+
+
+class StageRange(StrictModel):
+    """Which layers one stage has."""
+
+    first_layer: int
+    end_layer: int
+
+
+class StepPlan(StrictModel):
+    """The run as every party sees it. Public: it holds no data, no secret and no audit."""
+
+    run_digest: str
+    hub_config: dict[str, Any]
+    hidden_size: int
+    stages: tuple[StageRange, ...]
+    schedule: Literal["gpipe", "1f1b"]
+    microbatches: int
+    microbatch_size: int
+    sequence_length: int
+    total_steps: int
+    seed: int
+    precision: Precision
+    device: str
+    attention: str
+    activation_checkpointing: bool
+    adapter: LoraConfig | None
+    optimizer: OptimizerConfig
+    guard: GuardConfig
+
+    @property
+    def hidden_shape(self) -> tuple[int, int, int]:
+        """Shape of every tensor that crosses a boundary: ``[batch, seq, dim]`` of one microbatch."""
+        return (self.microbatch_size, self.sequence_length, self.hidden_size)
+
+
+def parse_plan(body: dict[str, Any]) -> StepPlan:
+    """Parse the plan that an owner sent.
+
+    Raises:
+        FrameError: It is malformed.
+    """
+    try:
+        return StepPlan.model_validate_json(canonical_json(body))
+    except (ValidationError, ValueError) as exc:
+        raise FrameError(f"the owner's plan is malformed: {exc}") from exc

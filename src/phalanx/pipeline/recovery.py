@@ -1,0 +1,94 @@
+"""L5: who holds and who shadows each stage, at the start and after a party is gone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from phalanx.errors import NoHolderError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.messages import Role
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Holder and shadow of every stage; the owner's stages need no shadow, for the owner is trusted."""
+
+    holders: Mapping[int, str]
+    shadows: Mapping[int, str]
+
+
+def first_assignment(num_stages: int, workers: Sequence[str], *, guarded: bool) -> Assignment:
+    """First and last stage to the owner, one middle stage to each worker, spares left over."""
+    holders = {stage: OWNER for stage in range(num_stages)}
+    for worker, stage in zip(workers, range(1, num_stages - 1), strict=False):
+        holders[stage] = worker
+    if not guarded:
+        return Assignment(holders, {})
+    return Assignment(holders, _cover(holders, {}, workers))
+
+
+def without(assignment: Assignment, gone: str, workers: Sequence[str], *, guarded: bool) -> Assignment:
+    """Promote the shadows of what `gone` held, and cover again what is left uncovered.
+
+    Args:
+        assignment: The present one.
+        gone: Who was evicted or lost.
+        workers: Those who remain.
+        guarded: Whether stages are shadowed at all.
+
+    Raises:
+        NoHolderError: A stage of `gone` had no shadow.
+    """
+    holders = dict(assignment.holders)
+    for stage, holder in assignment.holders.items():
+        if holder != gone:
+            continue
+        heir = assignment.shadows.get(stage)
+        if heir is None or heir == gone:
+            raise NoHolderError(
+                f"stage {stage}: {gone} is gone and nobody shadowed it; resume from the last checkpoint with --resume"
+            )
+        holders[stage] = heir
+    if not guarded:
+        return Assignment(holders, {})
+    kept = {
+        stage: shadow
+        for stage, shadow in assignment.shadows.items()
+        if shadow != gone and holders[stage] not in (shadow, OWNER)
+    }
+    return Assignment(holders, _cover(holders, kept, workers))
+
+
+def roles_of(new: Assignment, old: Assignment | None) -> tuple[Role, ...]:
+    """Write an assignment as roles: who sends the state of a stage to those who are new to it."""
+    return tuple(_role(stage, new, old) for stage in sorted(new.holders))
+
+
+def _role(stage: int, new: Assignment, old: Assignment | None) -> Role:
+    present = [name for name in (new.holders[stage], new.shadows.get(stage)) if name is not None]
+    had = [] if old is None else [old.holders[stage], old.shadows.get(stage)]
+    informed = [name for name in present if name in had]
+    source = informed[0] if informed else OWNER
+    return Role(
+        stage=stage,
+        holder=new.holders[stage],
+        shadow=new.shadows.get(stage),
+        source=source,
+        newcomers=tuple(name for name in present if name not in informed),
+    )
+
+
+def _cover(holders: Mapping[int, str], kept: Mapping[int, str], workers: Sequence[str]) -> dict[int, str]:
+    shadows = dict(kept)
+    for stage in sorted(holders):
+        if holders[stage] != OWNER and stage not in shadows:
+            shadows[stage] = _shadow_for(stage, holders, shadows, workers)
+    return shadows
+
+
+def _shadow_for(stage: int, holders: Mapping[int, str], shadows: Mapping[int, str], workers: Sequence[str]) -> str:
+    """A spare if there is one, else the worker next door, else any other worker, else the owner."""
+    others = [worker for worker in workers if worker != holders[stage]]
+    busy = {*holders.values(), *shadows.values()}
+    spares = [worker for worker in others if worker not in busy]
+    next_door = [holders[n] for n in (stage + 1, stage - 1) if n in holders and holders[n] in others]
+    return next(iter([*spares, *next_door, *others]), OWNER)

@@ -1,0 +1,251 @@
+"""L4: redo one microbatch, or one optimizer step, from what both sides signed, and name exactly one party."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from phalanx.pipeline.bulk import transfer_digest
+from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.distance import token_distance
+from phalanx.pipeline.evidence import Exhibit
+from phalanx.pipeline.ledger import Committed, MessageKey, StepLedger
+from phalanx.pipeline.party import finite_norm_squared
+from phalanx.pipeline.messages import AuditReport, Fetch, FetchBulk, StateDigest
+from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.stage_copy import StageCopy
+from phalanx.pipeline.verdict import Verdict
+from phalanx.security.crypto import digest_hex
+from phalanx.transport.tensors import tensor_buffers, tensor_from
+
+
+@dataclass(frozen=True)
+class Dispute:
+    """A recomputed message that is not the committed one."""
+
+    step: int
+    epoch: int
+    stage: int
+    microbatch: int
+    direction: Direction
+    holder: str
+    accuser: str
+    holders: Mapping[int, str]
+    inputs: Mapping[Direction, Committed]
+    output: Committed
+    report: AuditReport
+    state: StateDigest
+
+
+class Referee:
+    """The owner's own judgement; it trusts digests that were signed, never the one who brings the bytes.
+
+    Guarantees:
+        With the alarm at 2 tau and the referee at tau, an accusation within honest rounding names
+        nobody guilty of a lie, and of two parties that differ by more at least one is off.
+
+    Source: referee with a committed accuser, `verified pipeline` design section 4; after the refereed
+    delegation of computation of Canetti, Riva and Rothblum 2011.
+    """
+
+    def __init__(self, plan: StepPlan, courier: Courier, same_class: Callable[[str], bool]) -> None:
+        """`same_class` tells whether a party's bits must equal the owner's own."""
+        self._plan = plan
+        self._courier = courier
+        self._same_class = same_class
+
+    def judge_message(self, dispute: Dispute) -> tuple[Verdict | None, Exhibit]:
+        """Redo the disputed microbatch.
+
+        Returns:
+            The verdict, None when both are within tolerance, and what it was reached from.
+        """
+        copy = self._weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
+        if copy is None:
+            return self._guilty(dispute, dispute.accuser, "transfer", "brought weights that are not those it signed"), Exhibit()
+        x = self._input(dispute, "forward")
+        gradient = self._input(dispute, "backward") if dispute.direction == "backward" else None
+        if x is None or (dispute.direction == "backward" and gradient is None):
+            reason = "brought no input with the digest that it committed to"
+            return self._guilty(dispute, dispute.holder, "transfer", reason), Exhibit()
+        y, x_gradient = copy.runner.recompute(dispute.step, dispute.microbatch, x, gradient)
+        truth = y if dispute.direction == "forward" or x_gradient is None else x_gradient
+        exhibit = Exhibit(tensors={"input": x, "recomputed": truth}, weights=dispute.state.weights)
+        if gradient is not None:
+            exhibit.tensors["gradient"] = gradient
+        claim, said = self._claim(dispute), self._output(dispute)
+        if claim is not None:
+            exhibit.tensors["accuser"] = claim
+        if said is not None:
+            exhibit.tensors["claimed"] = said
+        return self._weigh(dispute, truth, said, claim), exhibit
+
+    def judge_update(
+        self, stage: int, holder: str, shadow: str, before: StateDigest, gradient: tuple[str, float], after: Mapping[str, StateDigest]
+    ) -> str | None:
+        """Redo one optimizer step from the shadow's undo copy and the gradient that the holder signed.
+
+        Args:
+            stage: The stage whose two copies differ.
+            holder: Who holds it.
+            shadow: Who shadows it.
+            before: The state that both had signed before the step.
+            gradient: Digest that the holder committed to, and the clip coefficient of the step.
+            after: What each of the two says now.
+
+        Returns:
+            The guilty one of the two, None when the two agree after all.
+        """
+        copy = StageCopy.empty(self._plan, stage)
+        request = FetchBulk(epoch=0, step=before.step, stage=stage, purpose="undo")
+        undo = self._courier.collect(shadow, self._now(request), copy.optimizer.state())
+        weights = self._courier.collect(shadow, self._now(request, "weights"), copy.weights())
+        held = self._courier.collect(shadow, self._now(request, "gradient"), copy.module.trainable())
+        if undo is None or held is None or weights is None or transfer_digest(held[0]) != gradient[0]:
+            return shadow
+        frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
+        copy.load({**frozen, **undo[0]}, before.step)
+        if copy.digest() != before:
+            return shadow
+        copy.apply(before.step, held[0], gradient[1])
+        truth = copy.digest()
+        return next((party for party in (holder, shadow) if after[party] != truth), None)
+
+    def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> str:
+        """Compute the norm of a gradient that both agree on; the one whose norm is off is guilty."""
+        request = FetchBulk(epoch=self.epoch, step=ledger.step, stage=stage, purpose="gradient")
+        found = self._courier.collect(shadow, request, StageCopy.empty(self._plan, stage).module.trainable())
+        if found is None or transfer_digest(found[0]) != ledger.commits[stage].gradient:
+            return shadow
+        return holder if finite_norm_squared(found[0]) != ledger.commits[stage].norm_squared else shadow
+
+    def judge_step(
+        self,
+        ledger: StepLedger,
+        stage: int,
+        inputs: Mapping[MessageKey, Committed],
+        holders: Mapping[int, str],
+        shadow: str,
+        state: StateDigest,
+    ) -> str:
+        """Redo a stage's whole step from committed inputs; the one whose gradient is off is guilty."""
+        copy = self._weights(ledger.epoch, ledger.step, stage, shadow, state)
+        if copy is None:
+            return shadow
+        for m in range(self._plan.microbatches):
+            tensors: list[Tensor] = []
+            keys: list[MessageKey] = [(stage - 1, "forward", m), (stage + 1, "backward", m)]
+            for source, direction, microbatch in keys:
+                wanted = Fetch(
+                    epoch=ledger.epoch,
+                    step=ledger.step,
+                    microbatch=microbatch,
+                    direction=direction,
+                    source=source,
+                    claim=False,
+                )
+                digest = inputs[(source, direction, microbatch)].digest
+                found = self._first(wanted, (holders[source], holders[stage]), digest)
+                if found is None:
+                    return holders[stage]
+                tensors.append(found)
+            copy.runner.forward(ledger.step, m, tensors[0])
+            copy.runner.backward(ledger.step, m, tensors[1])
+        return holders[stage] if transfer_digest(copy.runner.gradients()) != ledger.commits[stage].gradient else shadow
+
+    epoch = 0
+    """Epoch of requests; the engine keeps it at the present one."""
+
+    def _now(self, request: FetchBulk, purpose: str | None = None) -> FetchBulk:
+        return FetchBulk.model_validate(
+            {"epoch": self.epoch, "step": request.step, "stage": request.stage, "purpose": purpose or request.purpose}
+        )
+
+    def _weights(self, epoch: int, step: int, stage: int, party: str, state: StateDigest) -> StageCopy | None:
+        copy = StageCopy.empty(self._plan, stage)
+        request = FetchBulk(epoch=epoch, step=step, stage=stage, purpose="weights")
+        found = self._courier.collect(party, request, copy.weights())
+        if found is None:
+            return None
+        copy.load_weights(found[0])
+        return copy if copy.weights_digest() == state.weights else None
+
+    def _input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
+        source = dispute.stage - 1 if direction == "forward" else dispute.stage + 1
+        request = self._request(dispute, source, direction, claim=False)
+        return self._first(request, (dispute.holders[source], dispute.holder), dispute.inputs[direction].digest)
+
+    def _claim(self, dispute: Dispute) -> Tensor | None:
+        request = self._request(dispute, dispute.stage, dispute.direction, claim=True)
+        return self._first(request, (dispute.accuser,), dispute.report.digests[dispute.direction])
+
+    def _output(self, dispute: Dispute) -> Tensor | None:
+        target = dispute.stage + 1 if dispute.direction == "forward" else dispute.stage - 1
+        request = self._request(dispute, dispute.stage, dispute.direction, claim=False)
+        return self._first(request, (dispute.holders[target], dispute.holder), dispute.output.digest)
+
+    @staticmethod
+    def _request(dispute: Dispute, source: int, direction: Direction, *, claim: bool) -> Fetch:
+        return Fetch(
+            epoch=dispute.epoch,
+            step=dispute.step,
+            microbatch=dispute.microbatch,
+            direction=direction,
+            source=source,
+            claim=claim,
+        )
+
+    def _first(self, request: Fetch, parties: Sequence[str], digest: str) -> Tensor | None:
+        """The tensor from the first party that brings bytes with this digest."""
+        for party in parties:
+            answer = self._courier.fetch(party, request)
+            if answer is not None and digest_hex(answer.payload) == digest:
+                return tensor_from(answer.payload, BOUNDARY_DTYPE, self._plan.hidden_shape)
+        return None
+
+    def _weigh(self, dispute: Dispute, truth: Tensor, said: Tensor | None, claim: Tensor | None) -> Verdict | None:
+        tau = self._plan.guard.tolerance
+        digest = digest_hex(tensor_buffers(truth.contiguous()))
+        if self._same_class(dispute.holder):
+            holder_off, holder_e = dispute.output.digest != digest, None if said is None else token_distance(said, truth)
+        else:
+            holder_e = float("inf") if said is None else token_distance(said, truth)
+            holder_off = not holder_e <= tau
+        if holder_off:
+            return self._guilty(dispute, dispute.holder, "message", "sent a wrong tensor", holder_e)
+        if self._same_class(dispute.accuser):
+            accuser_off, accuser_e = dispute.report.digests[dispute.direction] != digest, None
+        else:
+            accuser_e = float("inf") if claim is None else token_distance(claim, truth)
+            accuser_off = not accuser_e <= tau
+        if accuser_off:
+            distance = accuser_e if claim is None else token_distance(claim, truth)
+            return self._guilty(dispute, dispute.accuser, "accusation", "accused an honest stage", distance)
+        return None
+
+    def _guilty(
+        self, dispute: Dispute, party: str, offence: str, what: str, distance: float | None = None
+    ) -> Verdict:
+        same = self._same_class(party)
+        allowed = 0.0 if same else self._plan.guard.tolerance
+        shown = "not finite" if distance is not None and not distance < float("inf") else None
+        if distance is not None and shown is None:
+            shown = f"distance {distance:.1e}"
+        return Verdict.model_validate(
+            {
+                "step": dispute.step,
+                "stage": dispute.stage,
+                "party": party,
+                "offence": offence,
+                "reason": f"stage {dispute.stage}, microbatch {dispute.microbatch}, {dispute.direction}: {party} {what}"
+                f" ({shown or 'another digest'}, allowed {allowed:.1e})",
+                "direction": dispute.direction,
+                "microbatch": dispute.microbatch,
+                "distance": None if shown == "not finite" else distance,
+                "allowed": allowed,
+                "accuser": dispute.accuser,
+            }
+        )
+
+

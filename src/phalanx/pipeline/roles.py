@@ -1,0 +1,114 @@
+"""Which stages a party holds and which it shadows, epoch by epoch."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from phalanx.errors import FrameError, NoHolderError
+from phalanx.pipeline.bulk import BulkReceiver, Post, send_bulk
+from phalanx.pipeline.hosted import HostedStage
+from phalanx.pipeline.messages import Assign, Bulk, FetchBulk, Role
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.shadow import ShadowStage
+from phalanx.pipeline.stage_copy import StageCopy, WrapRunner
+
+Library = Callable[[int], StageCopy]
+"""Where the owner reads a stage that nobody holds yet: a model directory or a checkpoint."""
+
+
+class Roles:
+    """The copies of one party; `take` moves them to a new assignment with as little traffic as possible."""
+
+    def __init__(self, name: str, plan: StepPlan, post: Post, wrap_runner: WrapRunner) -> None:
+        self.name = name
+        self.epoch = -1
+        self.step = 0
+        self.holders: dict[int, str] = {}
+        self.shadow_names: dict[int, str] = {}
+        self.hosted: dict[int, HostedStage] = {}
+        self.shadows: dict[int, ShadowStage] = {}
+        self.loading: dict[int, tuple[StageCopy, BulkReceiver, str]] = {}
+        self.library: Library | None = None
+        self._plan = plan
+        self._post = post
+        self._wrap_runner = wrap_runner
+
+    def take(self, assign: Assign) -> None:
+        """Move to a new epoch: promote, drop, build; send state to newcomers and wait for one's own."""
+        self.epoch, self.step = assign.epoch, assign.step
+        self.holders = {role.stage: role.holder for role in assign.roles}
+        self.shadow_names = {role.stage: role.shadow for role in assign.roles if role.shadow is not None}
+        self.loading.clear()
+        self._drop_and_promote()
+        for role in assign.roles:
+            if self.name in (role.holder, role.shadow) and role.stage not in {**self.hosted, **self.shadows}:
+                self._build(role)
+        for holder in self.hosted.values():
+            holder.discard_inputs()
+        for shadow in self.shadows.values():
+            shadow.begin()
+        for role in assign.roles:
+            self._send_state(role)
+
+    def add_state(self, sender: str, message: Bulk, payload: memoryview) -> bool:
+        """Take a part of a state that this party waits for; True when a copy became complete.
+
+        Raises:
+            FrameError: Nobody waits for it, or it is not what was expected.
+        """
+        if message.stage not in self.loading:
+            raise FrameError(f"{self.name}: {sender!r} sent the state of stage {message.stage}, which is not awaited")
+        copy, receiver, source = self.loading[message.stage]
+        if sender != source:
+            raise FrameError(f"{self.name}: state of stage {message.stage} from {sender!r}; expected it from {source!r}")
+        tensors = receiver.add(message.offset, message.total, payload)
+        if tensors is None:
+            return False
+        copy.load(tensors, message.step)
+        del self.loading[message.stage]
+        return True
+
+    def copy_of(self, stage: int) -> StageCopy:
+        """This party's copy of a stage, held or shadowed.
+
+        Raises:
+            NoHolderError: It has none.
+        """
+        found = self.hosted.get(stage) or self.shadows.get(stage)
+        if found is None:
+            raise NoHolderError(f"{self.name} has no copy of stage {stage}; it has {sorted({**self.hosted, **self.shadows})}")
+        return found.copy
+
+    def _drop_and_promote(self) -> None:
+        for stage in [stage for stage in self.hosted if self.holders.get(stage) != self.name]:
+            del self.hosted[stage]
+        for stage in [stage for stage in self.shadows if self.shadow_names.get(stage) != self.name]:
+            shadow = self.shadows.pop(stage)
+            if self.holders.get(stage) == self.name:
+                shadow.copy.runner.abandon()
+                self.hosted[stage] = HostedStage.serve(self._plan, shadow.copy, self._wrap_runner)
+
+    def _build(self, role: Role) -> None:
+        from_library = role.source == self.name and self.library is not None
+        if from_library and self.library is not None:
+            copy = self.library(role.stage)
+        else:
+            copy = StageCopy.empty(self._plan, role.stage)
+            self.loading[role.stage] = (copy, BulkReceiver(copy.state()), role.source)
+        if role.holder == self.name:
+            self.hosted[role.stage] = HostedStage.serve(self._plan, copy, self._wrap_runner)
+        else:
+            self.shadows[role.stage] = ShadowStage(copy)
+
+    def _send_state(self, role: Role) -> None:
+        targets = [name for name in role.newcomers if name != self.name]
+        if role.source != self.name or not targets:
+            return
+        has_copy = role.stage in self.hosted or role.stage in self.shadows
+        if not has_copy and self.library is None:
+            raise NoHolderError(f"{self.name} is to send stage {role.stage} but has no copy of it")
+        copy = self.copy_of(role.stage) if has_copy or self.library is None else self.library(role.stage)
+        about = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
+        state: dict[str, Tensor] = copy.state()
+        for target in targets:
+            send_bulk(self._post, target, about, state, copy.step)

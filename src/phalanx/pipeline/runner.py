@@ -1,0 +1,119 @@
+"""Run microbatches through one stage: forward, backward, and the recomputation that audits need."""
+
+import hashlib
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from phalanx.models import StageModule, StageSpec
+from phalanx.objectives import causal_lm
+
+
+class StageRunner:
+    """One stage's module with its graphs in flight.
+
+    Dropout draws from a generator that is seeded by (seed, step, stage, microbatch), so that an
+    auditor's recomputation and a redone step see the same masks.
+    """
+
+    def __init__(self, module: StageModule, spec: StageSpec, *, seed: int, precision: str, device: str) -> None:
+        self.module = module
+        self.spec = spec
+        self._seed = seed
+        self._bf16 = precision == "bf16"
+        self._device = device
+        self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """Run one microbatch and keep its graph.
+
+        Args:
+            step: Optimizer step, for the dropout seed.
+            microbatch: Index in the step.
+            x: Token ids ``[batch, seq]`` for the first stage, else hidden ``[batch, seq, dim]``.
+
+        Returns:
+            Hidden ``[batch, seq, dim]``, or logits ``[batch, seq, vocab]`` of the last stage, on the CPU.
+        """
+        x, y = self._run(step, microbatch, x)
+        self._graphs[microbatch] = (x, y)
+        return y.detach().cpu()
+
+    def loss(self, microbatch: int, labels: Tensor, num_targets: int) -> float:
+        """Turn the last stage's logits into the loss whose backward comes next.
+
+        Args:
+            microbatch: Index in the step.
+            labels: Next tokens ``[batch, seq]``.
+            num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean.
+
+        Returns:
+            The sum of the token losses of this microbatch, in nats.
+        """
+        x, logits = self._graphs[microbatch]
+        total, _ = causal_lm(logits, labels.to(logits.device))
+        self._graphs[microbatch] = (x, total / num_targets)
+        return float(total.detach())
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """Add this microbatch's weight gradients and return the gradient of its input.
+
+        Args:
+            step: Optimizer step.
+            microbatch: Index in the step.
+            gradient: Gradient of the output, or None at the last stage, which starts from its loss.
+
+        Returns:
+            Gradient of the input ``[batch, seq, dim]`` on the CPU; None at the first stage.
+        """
+        x, y = self._graphs.pop(microbatch)
+        torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
+        return None if x.grad is None else x.grad.cpu()
+
+    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Forward and input-backward from committed inputs; weight gradients are neither needed nor touched.
+
+        Returns:
+            The output, and the gradient of the input when `gradient` is given.
+        """
+        if gradient is None:
+            with torch.no_grad():
+                _, y = self._run(step, microbatch, x)
+            return y.cpu(), None
+        x, y = self._run(step, microbatch, x)
+        (x_gradient,) = torch.autograd.grad(y, x, gradient.to(y.device, y.dtype))
+        return y.detach().cpu(), x_gradient.cpu()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Weight gradients added up since the last call, by name; a parameter that got none has zeros."""
+        taken = {}
+        for name, parameter in self.module.trainable().items():
+            taken[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = None
+        return taken
+
+    def abandon(self) -> None:
+        """Forget graphs and gradients of a step that will be redone."""
+        self._graphs.clear()
+        for parameter in self.module.trainable().values():
+            parameter.grad = None
+
+    def _run(self, step: int, microbatch: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().to(self._device)
+        if x.is_floating_point():
+            x.requires_grad_(torch.is_grad_enabled())
+        torch.manual_seed(dropout_seed(self._seed, step, self.spec.index, microbatch))
+        with self._autocast():
+            return x, self.module(x)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if not self._bf16:
+            return nullcontext()
+        return torch.autocast(torch.device(self._device).type, dtype=torch.bfloat16)
+
+
+def dropout_seed(seed: int, step: int, stage: int, microbatch: int) -> int:
+    """Seed of one microbatch's dropout masks in one stage."""
+    text = f"phalanx dropout {seed} {step} {stage} {microbatch}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

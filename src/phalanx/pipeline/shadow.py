@@ -1,0 +1,74 @@
+"""The copy of a stage at the party that covers it: fresh, able to audit, able to take over."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from phalanx.errors import StaleReplicaError
+from phalanx.pipeline.bulk import BulkReceiver
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.stage_copy import StageCopy
+from phalanx.transport import SignedHeader
+
+
+@dataclass
+class ShadowStage:
+    """A shadow is as fresh as the last committed step.
+
+    `gradient` upkeep: the stage's weight gradient is received and put through the shadow's own
+    optimizer. `lockstep`: the gradient is recomputed here, microbatch by microbatch.
+    """
+
+    copy: StageCopy
+    gradients: dict[str, Tensor] | None = None
+    incoming: BulkReceiver | None = None
+    pending_apply: float | None = None
+    claims: dict[tuple[Direction, int], Tensor] = field(default_factory=dict)
+    """What this auditor recomputed in the present step."""
+    parts: list[SignedHeader] = field(default_factory=list)
+    last_gradients: dict[str, Tensor] = field(default_factory=dict)
+    """The gradients of the last applied step: evidence until the next one."""
+    recomputed: int = 0
+
+    @property
+    def index(self) -> int:
+        """The stage's number."""
+        return self.copy.spec.index
+
+    def begin(self) -> None:
+        """Forget what belongs to the last step or attempt."""
+        self.copy.runner.abandon()
+        self.gradients, self.incoming, self.recomputed = None, None, 0
+        self.claims.clear()
+        self.parts.clear()
+
+    def expect_gradient(self) -> BulkReceiver:
+        """Make room for the stage's gradient."""
+        if self.incoming is None:
+            self.incoming = BulkReceiver(self.copy.module.trainable())
+        return self.incoming
+
+    def audit(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> None:
+        """Recompute one microbatch from committed inputs and keep the result as this auditor's claim.
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        if self.copy.step != step:
+            raise StaleReplicaError(
+                f"stage {self.index}: the shadow is at step {self.copy.step}, the claim from step {step}; "
+                "no verdict is possible before it is resynchronised"
+            )
+        y, x_gradient = self.copy.runner.recompute(step, microbatch, x, gradient)
+        self.claims[("forward", microbatch)] = y
+        if x_gradient is not None:
+            self.claims[("backward", microbatch)] = x_gradient
+
+    def follow(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
+        """Lockstep: do all of the stage's work on one microbatch, weight gradients included."""
+        runner = self.copy.runner
+        self.claims[("forward", microbatch)] = runner.forward(step, microbatch, x)
+        x_gradient = runner.backward(step, microbatch, gradient)
+        if x_gradient is not None:
+            self.claims[("backward", microbatch)] = x_gradient
+        self.recomputed += 1

@@ -1,0 +1,128 @@
+"""One party's copy of one stage: module, optimizer and the digest of both."""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from phalanx.errors import StaleReplicaError
+from phalanx.models import StageModule, StageSpec, build_empty_stage
+from phalanx.optimizers import StageOptimizer, learning_rate
+from phalanx.pipeline.bulk import tensors_digest
+from phalanx.pipeline.messages import StateDigest
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.runner import StageRunner
+
+WrapRunner = Callable[[StageRunner], StageRunner]
+
+
+class StageCopy:
+    """What a holder and a shadow both have; the same steps give both the same bits."""
+
+    def __init__(self, plan: StepPlan, spec: StageSpec, module: StageModule, optimizer: StageOptimizer) -> None:
+        self.plan = plan
+        self.spec = spec
+        self.module = module
+        self.optimizer = optimizer
+        self.runner = StageRunner(module, spec, seed=plan.seed, precision=plan.precision, device=plan.device)
+        self._frozen_digest: str | None = None
+
+    @classmethod
+    def empty(cls, plan: StepPlan, stage: int) -> "StageCopy":
+        """Build a copy whose parameters will come over the network."""
+        spec = stage_spec(plan, stage)
+        module = build_empty_stage(
+            plan.hub_config,
+            spec,
+            adapter=plan.adapter,
+            activation_checkpointing=plan.activation_checkpointing,
+            attention=plan.attention,
+            device=plan.device,
+        )
+        return cls.of_module(plan, spec, module)
+
+    @classmethod
+    def of_module(cls, plan: StepPlan, spec: StageSpec, module: StageModule) -> "StageCopy":
+        """Take a module that has its parameters."""
+        return cls(plan, spec, module, StageOptimizer(module.trainable(), plan.optimizer))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.optimizer.num_steps
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors of the copy (not copies of them): frozen/..., weight/..., exp_avg/..., exp_avg_sq/..."""
+        return {**self._frozen(), **self.optimizer.state()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters alone, frozen ones included."""
+        moved = {name: t for name, t in self.optimizer.state().items() if name.startswith("weight/")}
+        return {**self._frozen(), **moved}
+
+    def load(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Copy a whole state in.
+
+        Raises:
+            CheckpointError: Names, shapes or types are not this stage's.
+        """
+        frozen = self._frozen()
+        for name, tensor in frozen.items():
+            tensor.copy_(tensors[name])
+        rest = {name: tensor for name, tensor in tensors.items() if name not in frozen}
+        self.optimizer.load_state(rest, num_steps)
+        self._frozen_digest = None
+
+    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy parameters in and leave the optimizer as it is: enough to recompute messages."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(tensors[name])
+        self._frozen_digest = None
+
+    def weights_digest(self) -> str:
+        """The part of the digest that the parameters decide."""
+        return self.digest().weights
+
+    def digest(self) -> StateDigest:
+        """Digest weights and optimizer moments; frozen weights are hashed once."""
+        if self._frozen_digest is None:
+            self._frozen_digest = tensors_digest(self._frozen())
+        return state_digest(self.optimizer.state(), self._frozen_digest, self.step)
+
+    @property
+    def frozen_digest(self) -> str:
+        """Digest of the frozen weights alone."""
+        return self._frozen_digest or tensors_digest(self._frozen())
+
+    def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
+        """Let the optimizer take step number `step` (from 0).
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        if self.step != step:
+            raise StaleReplicaError(
+                f"stage {self.spec.index}: the copy is at step {self.step}, the update is for step {step}; resynchronise it"
+            )
+        lr = learning_rate(self.plan.optimizer, step, self.plan.total_steps)
+        self.optimizer.step(dict(gradients), lr, clip_coefficient)
+
+    def _frozen(self) -> dict[str, Tensor]:
+        trained = {id(parameter) for parameter in self.module.trainable().values()}
+        return {
+            f"frozen/{name}": parameter.detach()
+            for name, parameter in self.module.all_parameters().items()
+            if id(parameter) not in trained
+        }
+
+
+def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDigest:
+    """Digest of a state whose frozen weights are known by their digest."""
+    weights = {name: tensor for name, tensor in state.items() if name.startswith("weight/")}
+    moments = {name: tensor for name, tensor in state.items() if name.startswith("exp_")}
+    return StateDigest(step=step, weights=f"{frozen}{tensors_digest(weights)}", moments=tensors_digest(moments))
+
+
+def stage_spec(plan: StepPlan, stage: int) -> StageSpec:
+    """The layers of one stage."""
+    layers = plan.stages[stage]
+    return StageSpec(stage, len(plan.stages), layers.first_layer, layers.end_layer)

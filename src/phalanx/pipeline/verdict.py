@@ -1,0 +1,25 @@
+"""What a dispute ends with: exactly one guilty party, or nobody."""
+
+from typing import Literal
+
+from phalanx.config import StrictModel
+
+Offence = Literal["message", "accusation", "equivocation", "forgery", "gradient", "state", "shape", "transfer"]
+
+
+class Verdict(StrictModel):
+    """One party is guilty; `reason` says where, what was found and what was allowed."""
+
+    step: int
+    stage: int
+    party: str
+    offence: Offence
+    reason: str
+    direction: str | None = None
+    microbatch: int | None = None
+    distance: float | None = None
+    """Largest relative distance over tokens; None where digests were compared or a tensor is not finite."""
+    allowed: float | None = None
+    accuser: str | None = None
+    evidence: str | None = None
+    """Name of the evidence file under the run directory."""

@@ -1,0 +1,152 @@
+"""One worker process: join an owner, take the roles that it gives, work until it says that the run is over."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from phalanx.errors import ConfigError, PeerLostError, PhalanxError
+from phalanx.pipeline.config import WorkerConfig
+from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.messages import Assign, Fault, Hello, Setup, Shutdown
+from phalanx.pipeline.numeric_class import local_numeric_class
+from phalanx.pipeline.party import Party, Received
+from phalanx.pipeline.plan import StepPlan, parse_plan
+from phalanx.pipeline.stage_copy import WrapRunner
+from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
+from phalanx.telemetry import PhaseTimer
+from phalanx.transport import Endpoint, GrpcWire, describe
+
+_JOIN_TIMEOUT_S = 120.0
+_PR_SET_PDEATHSIG = 1
+
+
+def run_worker(config: WorkerConfig, wrap_runner: WrapRunner = lambda runner: runner) -> None:
+    """Serve until the owner ends the run or is gone.
+
+    Args:
+        config: Who this worker is and where the owner listens.
+        wrap_runner: Puts something else in the place of an honest stage; for drills only.
+
+    Raises:
+        PeerLostError: The owner cannot be reached, or went silent.
+        ConfigError: The owner's run is not the one that `run_digest` pins.
+        CertificateError: This worker's own identity is unusable.
+    """
+    torch.set_num_threads(config.threads)
+    identity = load_identity(Path(config.identity))
+    wire = GrpcWire(identity, config.transport)
+    try:
+        met = describe(identity, config.owner_name, config.owner, wire.address, config.transport)
+        with Endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
+            endpoint.add_peer(met.peer, config.owner)
+            Worker(config, identity, endpoint, wrap_runner).run(wire.address)
+    finally:
+        wire.close()
+
+
+class Worker:
+    """The loop of a worker: handle what came, do what is most urgent, else wait."""
+
+    def __init__(
+        self, config: WorkerConfig, identity: Identity, endpoint: Endpoint, wrap_runner: WrapRunner
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._endpoint = endpoint
+        self._wrap_runner = wrap_runner
+        self._mail = Loopback(identity.name, endpoint)
+        self._timer = PhaseTimer(cpu_clock=time.thread_time)
+        self._totals: dict[str, float] = {}
+        self._party: Party | None = None
+
+    def run(self, address: str) -> None:
+        """Say hello, then work until the owner says that the run is over.
+
+        Raises:
+            PeerLostError: The owner is gone.
+            ConfigError: The run is not the pinned one.
+        """
+        label = local_numeric_class(self._config.device).label
+        self._mail.post(self._config.owner_name, Hello(epoch=0, address=address, numeric_class=label))
+        deadline = time.monotonic() + _JOIN_TIMEOUT_S
+        while True:
+            for item in self._mail.drain():
+                if isinstance(item, str):
+                    self._link_broke(item)
+                elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
+                    return
+                else:
+                    self._handle(item)
+            if self._party is None and time.monotonic() > deadline:
+                raise PeerLostError(f"{self._config.owner}: the owner did not set this worker up in {_JOIN_TIMEOUT_S:.0f} s")
+            if self._party is None or not self._party.work():
+                with self._timer.phase("wait"):
+                    self._mail.wait(1.0)
+
+    def _handle(self, item: Received) -> None:
+        try:
+            if isinstance(item.message, Setup) and item.sender == self._config.owner_name:
+                self._set_up(parse_plan(item.message.plan))
+            elif self._party is not None:
+                if isinstance(item.message, Assign) and item.sender == self._config.owner_name:
+                    self._meet(item.message)
+                self._party.handle(item)
+        except ConfigError:
+            raise
+        except PhalanxError as exc:
+            self._tell_owner(item.sender, type(exc).__name__, str(exc))
+
+    def _set_up(self, plan: StepPlan) -> None:
+        pinned = self._config.run_digest
+        if pinned is not None and pinned != plan.run_digest:
+            raise ConfigError(f"run_digest: the owner runs {plan.run_digest}, pinned is {pinned}; ask the owner or change the pin")
+        if self._party is None:
+            plan = plan.model_copy(update={"device": self._config.device})
+            name = self._identity.name
+            self._party = Party(name, plan, self._mail.post, self._endpoint.peers, self._timer, self._wrap_runner)
+            self._party.report_usage(self._usage)
+
+    def _meet(self, assign: Assign) -> None:
+        """Get to know the other parties; only who the common authority vouches for."""
+        for name, certificate in assign.certificates.items():
+            if name in (self._identity.name, self._config.owner_name):
+                continue
+            peer = peer_from_certificate(certificate.encode(), self._identity.authority_pem)
+            self._endpoint.add_peer(peer, assign.addresses.get(name, ""))
+
+    def _usage(self) -> tuple[dict[str, float], dict[str, int]]:
+        for name, seconds in self._timer.take_cpu().items():
+            self._totals[name] = self._totals.get(name, 0.0) + seconds
+        # every second of this process, the transport's threads included
+        totals = {
+            **self._totals,
+            "process": time.process_time(),
+            "hashing": self._endpoint.seconds_hashing,
+            "signing": self._endpoint.seconds_signing,
+        }
+        return totals, dict(self._endpoint.bytes_sent)
+
+    def _link_broke(self, peer: str) -> None:
+        if peer == self._config.owner_name:
+            raise PeerLostError(f"the owner at {self._config.owner} is gone; this worker ends")
+        self._tell_owner(peer, "PeerLostError", "the link is broken")
+
+    def _tell_owner(self, about: str, error: str, reason: str) -> None:
+        epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
+        fault = Fault(epoch=epoch, about=about, error=error, reason=reason[:500], evidence=None)
+        self._mail.post(self._config.owner_name, fault)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

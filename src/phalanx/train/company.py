@@ -1,0 +1,79 @@
+"""The owner and its workers, brought together and sent home again."""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+
+from phalanx.pipeline import (
+    OWNER,
+    AuditDraw,
+    Files,
+    LocalWorkers,
+    PipelineEngine,
+    StepPlan,
+    WorkerConfig,
+    gather,
+)
+from phalanx.pipeline.coordinator import Observe
+from phalanx.train.config import RunConfig
+from phalanx.train.library import StageLibrary
+from phalanx.train.run_directory import RunDirectory
+from phalanx.transport import Endpoint, GrpcWire
+
+_JOIN_TIMEOUT_S = 120.0
+
+
+@contextlib.contextmanager
+def company(
+    run: RunConfig, home: RunDirectory, plan: StepPlan, library: StageLibrary, observe: Observe
+) -> Iterator[PipelineEngine]:
+    """Start or await the workers, and end them whatever happens.
+
+    Yields:
+        The engine, with every worker set up and no role given yet.
+
+    Raises:
+        PeerLostError: A worker did not come.
+        CertificateError: An identity or certificate is unusable.
+    """
+    wire = GrpcWire(home.owner, run.pipeline.transport)
+    # a new session name for each start, so that nothing of an earlier one can be replayed
+    session = f"{home.run_id}-{secrets.token_hex(8)}"
+    with contextlib.ExitStack() as stack:
+        stack.callback(wire.close)
+        endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
+        workers = stack.enter_context(LocalWorkers(home.path / "workers"))
+        names = run.pipeline.workers
+        if not run.pipeline.remote_workers:
+            workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
+        members = gather(
+            endpoint,
+            plan,
+            {name: home.certificate(name) for name in names},
+            home.owner.authority_pem,
+            is_alive=workers.is_alive,
+            last_words=workers.last_words,
+            timeout_s=_JOIN_TIMEOUT_S,
+        )
+        members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
+        for name in members.names:
+            observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
+        members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
+        draw = AuditDraw(home.audit_key(), run.guard.audit_rate)
+        engine = PipelineEngine(plan, endpoint, members, Files(home.path, library, observe), draw)
+        yield engine
+        engine.close("the run is complete")
+        workers.close()
+
+
+def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
+    attacked = run.attack.kind != "none" and any(name == f"worker-{stage}" for stage in run.attack.stages)
+    return WorkerConfig(
+        identity=str((home.pki / name).resolve()),
+        owner=owner,
+        threads=run.train.threads,
+        device=run.train.device,
+        transport=run.pipeline.transport,
+        attack=run.attack if attacked else None,
+        attack_log=str(home.attack_log.resolve()) if attacked else None,
+    )

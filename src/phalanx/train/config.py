@@ -1,0 +1,92 @@
+"""The run file: one section per part of the project, checked together."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from phalanx.checkpoint import CheckpointConfig
+from phalanx.config import StrictModel, load_config
+from phalanx.data import DataConfig
+from phalanx.models import ModelConfig
+from phalanx.optimizers import OptimizerConfig
+from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
+
+
+class TrainConfig(StrictModel):
+    """How long, on what, and from which seed."""
+
+    steps: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    batch_size: int = Field(ge=1)
+    """Sequences a step."""
+    microbatches: int = Field(default=8, ge=1)
+    """Equal parts of a batch, run one behind the other: pipelining and gradient accumulation at once."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    objective: Literal["causal_lm"] = "causal_lm"
+    validate_every: int = Field(default=0, ge=0)
+    """Steps between validations; 0 validates before the first step and after the last one only."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    threads: int = Field(default=1, ge=1)
+    """Threads of tensor kernels in each process."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.batch_size % self.microbatches:
+            raise ValueError(
+                f"batch_size = {self.batch_size} cannot be cut into microbatches = {self.microbatches} equal parts; "
+                "make one a multiple of the other"
+            )
+        return self
+
+
+class RunConfig(StrictModel):
+    """A whole run."""
+
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    optimizer: OptimizerConfig
+    pipeline: PipelineConfig = PipelineConfig()
+    guard: GuardConfig = GuardConfig()
+    attack: AttackConfig = AttackConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    _name: str = PrivateAttr(default="run")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        middle = range(1, self.pipeline.stages - 1)
+        stray = [stage for stage in self.attack.stages if stage not in middle]
+        if self.attack.kind != "none" and stray:
+            raise ValueError(
+                f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
+                "the first and the last stage are the owner's"
+            )
+        if self.attack.kind != "none" and self.pipeline.remote_workers:
+            raise ValueError("attack is for drills with local workers; a remote worker's own file can have one")
+        if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
+            raise ValueError(
+                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of train.steps = {self.train.steps}"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """The run file's name without its ending; names the run directory."""
+        return self._name
+
+
+def load_run(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a run file.
+
+    Args:
+        path: A TOML file.
+        overrides: ``section.key=value`` strings.
+
+    Raises:
+        ConfigError: Names the file, the key, the value found and the choices.
+    """
+    run = load_config(Path(path), RunConfig, overrides)
+    run._name = Path(path).stem
+    return run

@@ -1,0 +1,45 @@
+"""Where the owner gets a stage from: the model's files, or a checkpoint of this run."""
+
+from phalanx.checkpoint import Checkpoint
+from phalanx.models import ModelSource, StageModule, build_stage, tie
+from phalanx.pipeline import StageCopy, StateDigest, StepPlan, stage_spec
+
+
+class StageLibrary:
+    """Builds each stage from its own tensors only; ties the last stage's head to the first's embedding."""
+
+    def __init__(self, source: ModelSource, plan: StepPlan, checkpoint: Checkpoint | None) -> None:
+        self._source = source
+        self._plan = plan
+        self._checkpoint = checkpoint
+        self._first: StageModule | None = None
+
+    def __call__(self, stage: int) -> StageCopy:
+        """Build one stage with its weights, and its optimizer's state when there is a checkpoint.
+
+        Raises:
+            ModelError: A tensor is missing or wrong.
+            CheckpointError: The checkpoint is not of this model.
+        """
+        spec = stage_spec(self._plan, stage)
+        module = build_stage(
+            self._source,
+            spec,
+            adapter=self._plan.adapter,
+            activation_checkpointing=self._plan.activation_checkpointing,
+            attention=self._plan.attention,
+            seed=self._plan.seed,
+            device=self._plan.device,
+        )
+        if spec.is_first:
+            self._first = module
+        elif spec.is_last and self._first is not None:
+            tie(self._first, module)
+        copy = StageCopy.of_module(self._plan, spec, module)
+        if self._checkpoint is not None:
+            copy.optimizer.load_state(self._checkpoint.tensors(stage), self._checkpoint.num_steps(stage))
+        return copy
+
+    def digests(self) -> dict[int, StateDigest]:
+        """Digest of every middle stage as this library has it; each is built, digested and let go."""
+        return {stage: self(stage).digest() for stage in range(1, len(self._plan.stages) - 1)}

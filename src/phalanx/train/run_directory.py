@@ -1,0 +1,127 @@
+"""A run's directory: identities, logs, metrics, checkpoints, and what a resumed run finds there."""
+
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from phalanx.config import digest, dump_toml
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.pipeline.config import OWNER
+from phalanx.security.crypto import Identity, create_authority, issue, load_identity
+from phalanx.train.config import RunConfig
+
+_RECORD = "run.json"
+
+
+class RunDirectory:
+    """Paths and identities of one run.
+
+    Attributes:
+        path: The directory.
+        run_id: Random name of the run, the same after a resume.
+        owner: The owner's identity.
+    """
+
+    def __init__(self, path: Path, run: RunConfig, *, resume: bool) -> None:
+        """Make the directory of a new run, or open that of a run to resume.
+
+        Raises:
+            ConfigError: It holds a run already and `resume` is false, or another run than this one.
+            CheckpointError: There is nothing to resume.
+            CertificateError: Its identities are unusable.
+        """
+        self.path = path
+        self._run = run
+        record = path / _RECORD
+        if resume and not path.exists():
+            raise CheckpointError(f"{path}: there is no run to resume; start it without --resume")
+        if record.exists():
+            if not resume:
+                raise ConfigError(f"{path}: holds a run already; add --resume to go on with it, or choose another --run-dir")
+            self.run_id = self._check_record(record)
+        else:
+            self.run_id = self._create(record)
+        self.owner: Identity = load_identity(self.pki / OWNER)
+
+    @property
+    def pki(self) -> Path:
+        """Directory of the authority and the identities."""
+        return self.path / "pki" if self._run.pipeline.pki is None else Path(self._run.pipeline.pki)
+
+    @property
+    def cache(self) -> Path:
+        """Prepared text and converted models, shared by the runs beside this one."""
+        return Path(os.environ.get("PHALANX_CACHE", self.path.parent / ".cache"))
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def attack_log(self) -> Path:
+        """Where attackers of a drill write what they did."""
+        return self.path / "attack.jsonl"
+
+    def certificate(self, name: str) -> str:
+        """PEM of one party.
+
+        Raises:
+            ConfigError: The pki directory has no such party.
+        """
+        path = self.pki / name / "certificate.pem"
+        if not path.exists():
+            raise ConfigError(f"{path}: missing; issue it with `phalanx pki issue {self.pki} {name}`")
+        return path.read_text(encoding="ascii")
+
+    def audit_key(self) -> bytes:
+        """The owner's secret that decides audits; made once, so that a resumed run draws the same."""
+        path = self.path / "secrets" / "audit.key"
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            temporary = path.with_suffix(".tmp")
+            temporary.unlink(missing_ok=True)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(secrets.token_bytes(32))
+            temporary.rename(path)
+        return path.read_bytes()
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write ``summary.json`` in one go."""
+        temporary = self.path / ".summary.json.tmp"
+        temporary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.rename(self.path / "summary.json")
+
+    def _create(self, record: Path) -> str:
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "config.toml").write_text(
+            f"# digest {digest(self._run)}\n{dump_toml(self._run)}", encoding="utf-8"
+        )
+        if self._run.pipeline.pki is None:
+            # a crash in the middle leaves no record, so what it made is made anew
+            shutil.rmtree(self.pki, ignore_errors=True)
+            create_authority(self.pki)
+            for name in (OWNER, *self._run.pipeline.workers):
+                issue(self.pki, name)
+        run_id = secrets.token_hex(16)
+        temporary = self.path / f".{_RECORD}.tmp"
+        temporary.write_text(json.dumps({"run": run_id, "config_digest": digest(self._run)}), encoding="utf-8")
+        temporary.rename(record)
+        return run_id
+
+    def _check_record(self, record: Path) -> str:
+        try:
+            known = json.loads(record.read_text(encoding="utf-8"))
+            run_id, config_digest = str(known["run"]), known["config_digest"]
+        except (ValueError, KeyError, TypeError) as exc:
+            raise CheckpointError(f"{record}: is damaged; start a new run in another directory") from exc
+        if config_digest != digest(self._run):
+            raise ConfigError(
+                f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
+                f"{digest(self._run)[:12]}...); resume with the very run file, see {self.path / 'config.toml'}"
+            )
+        return run_id

@@ -1,0 +1,99 @@
+"""The final figures of a run; what was not measured is null."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from phalanx.config import digest
+from phalanx.errors import CheckpointError
+from phalanx.train.config import RunConfig
+from phalanx.train.ground_truth import GroundTruth
+from phalanx.train.record import Totals
+
+
+@dataclass
+class Figures:
+    """What the session found out, beside the totals of its steps."""
+
+    status: str = "failed"
+    wall_s: float = 0.0
+    unigram_perplexity: float | None = None
+    validation_first: float | None = None
+    validation_last: float | None = None
+    final_weights_digest: str | None = None
+    takeovers: int = 0
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    steps_lost: int = 0
+    resumed_from: int | None = None
+    usage: dict[str, dict[str, float]] = field(default_factory=dict)
+    audit_log_head: dict[str, Any] | None = None
+
+    _SAVED = ("validation_first", "validation_last", "takeovers", "verdicts", "evicted", "lost", "steps_lost")
+
+    def observe(self, kind: str, body: dict[str, Any]) -> None:
+        """Count what the guard decided."""
+        if kind == "verdict":
+            self.verdicts.append({key: body[key] for key in ("party", "stage", "step", "offence", "reason")})
+        elif kind in ("evicted", "lost"):
+            (self.evicted if kind == "evicted" else self.lost).append(body["party"])
+        elif kind == "takeover":
+            self.takeovers += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """What a resumed run must know."""
+        return {key: value for key, value in asdict(self).items() if key in self._SAVED}
+
+    def load_json(self, saved: dict[str, Any]) -> None:
+        """Take over what an earlier session knew.
+
+        Raises:
+            CheckpointError: A figure is unknown.
+        """
+        for key, value in saved.items():
+            if key not in self._SAVED:
+                raise CheckpointError(f"checkpoint: unknown figure {key!r}; it is from another version")
+            setattr(self, key, value)
+
+
+def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTruth) -> dict[str, Any]:
+    """Everything for ``summary.json``, with the keys that scripts rely on."""
+    losses = totals.losses
+    known = not run.pipeline.remote_workers
+    liars = {party for party, _ in truth.attacked}
+    guilty = [(verdict["party"], verdict["step"]) for verdict in figures.verdicts]
+    return {
+        "status": figures.status,
+        "steps": len(losses),
+        "tokens": totals.tokens,
+        "loss_first": _finite(losses[0]) if losses else None,
+        "loss_last": _finite(losses[-1]) if losses else None,
+        "unigram_perplexity": _finite(figures.unigram_perplexity),
+        "validation_perplexity_first": _finite(figures.validation_first),
+        "validation_perplexity": _finite(figures.validation_last),
+        "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
+        "wall_s": figures.wall_s,
+        "world": {"processes": 1 + len(run.pipeline.workers), "stages": run.pipeline.stages},
+        "seed": run.train.seed,
+        "config_digest": digest(run),
+        "final_weights_digest": figures.final_weights_digest,
+        "guard": run.guard.mode,
+        "audits": totals.audits,
+        "attacks_injected": len(truth.attacked) if known else None,
+        "attacked_steps": sorted(truth.attacked_steps()) if known else None,
+        "detections": len(truth.attacked & set(guilty)) if known else None,
+        "false_accusations": sum(party not in liars for party, _ in guilty) if known else None,
+        "verdicts": figures.verdicts,
+        "evicted": figures.evicted,
+        "lost": figures.lost,
+        "takeovers": figures.takeovers,
+        "steps_lost": figures.steps_lost,
+        "resumed_from": figures.resumed_from,
+        "usage_cpu_s": figures.usage,
+        "audit_log_head": figures.audit_log_head,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
