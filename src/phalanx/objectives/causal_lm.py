@@ -33,12 +33,13 @@ def causal_lm(
         number of other labels. A NaN in the logits makes the loss or the gradient NaN, never a number.
 
     Raises:
-        DataError: The shapes do not fit, or a label is neither IGNORE nor a token of the vocabulary.
+        DataError: The shapes do not fit, the labels are not int64, or a label is neither IGNORE nor a token
+            of the vocabulary.
     """
-    if logits.ndim != 3 or logits.shape[:2] != labels.shape:
+    if logits.ndim != 3 or logits.shape[:2] != labels.shape or labels.dtype != torch.int64:
         raise DataError(
-            f"causal_lm: logits {list(logits.shape)} and labels {list(labels.shape)}; "
-            "expected [batch, seq, vocab] and [batch, seq]"
+            f"causal_lm: logits {list(logits.shape)} and labels {labels.dtype} {list(labels.shape)}; "
+            "expected [batch, seq, vocab] and int64 [batch, seq]"
         )
     counted = labels != IGNORE
     vocab_size = logits.shape[2]

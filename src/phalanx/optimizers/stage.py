@@ -137,6 +137,10 @@ class StageOptimizer:
             torch._foreach_copy_(list(self.state().values()), self._undo)
         self._set_num_steps(self._undo_steps)
 
+    def undo_state(self) -> dict[str, torch.Tensor]:
+        """The state of the last snapshot, named as `state` names it; the tensors themselves, not copies."""
+        return dict(zip(self._tensors, self._undo, strict=False))
+
     def _set_num_steps(self, num_steps: int) -> None:
         self.num_steps = num_steps
         for step in self._steps:

@@ -1,0 +1,245 @@
+"""Text becomes a corpus whose counts add up, whose splits share nothing, and whose damage is noticed."""
+
+import json
+
+import pytest
+from made_text import made_config, made_documents, write_text
+
+from phalanx.config import canonical_json
+from phalanx.data import (
+    BpeConfig,
+    FileTokenizerConfig,
+    JsonlConfig,
+    ModelTokenizerConfig,
+    TextConfig,
+    prepare,
+)
+from phalanx.errors import DataError
+
+
+@pytest.fixture
+def config(tmp_path):
+    return made_config(tmp_path / "text")
+
+
+def documents_of(corpus, split):
+    """The documents of one split, decoded from the tokens on disk."""
+    import numpy as np
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_file(str(corpus.tokenizer_path))
+    tokens = np.fromfile(corpus.tokenizer_path.parent / f"{split}.tokens", dtype=corpus.manifest.token_dtype)
+    ends = np.flatnonzero(tokens == corpus.eos_id)
+    return [backend.decode(part.tolist()[:-1]) for part in np.split(tokens, ends + 1)[:-1]]
+
+
+def test_every_document_arrives_once_and_in_order(config, tmp_path):
+    corpus = prepare(config, tmp_path / "cache", seed=1)
+
+    train, validation = documents_of(corpus, "train"), documents_of(corpus, "validation")
+
+    assert sorted(train + validation) == sorted(made_documents())
+    assert train == [text for text in made_documents() if text in set(train)]
+    assert 3 < len(validation) < 25
+
+
+def test_the_counts_add_up_from_bytes_to_sequences(tmp_path):
+    documents = made_documents()
+    config = made_config(tmp_path / "text", [*documents, documents[3], "  \n ", documents[5] + "  \r\n"])
+
+    manifest = prepare(config, tmp_path / "cache", seed=1).manifest
+
+    (source,) = manifest.sources
+    assert (source.documents, source.empty_documents, source.duplicate_documents) == (63, 1, 2)
+    assert manifest.train.documents + manifest.validation.documents == 60
+    kept = manifest.train.size_bytes + manifest.validation.size_bytes
+    assert kept == sum(len(text.encode()) for text in documents) == source.size_bytes - source.duplicate_bytes
+    for split in (manifest.train, manifest.validation):
+        assert split.tokens == split.sequences * 16 + 1 + split.left_over_tokens
+        assert 0 <= split.left_over_tokens < 16
+
+
+def test_a_text_in_two_sources_is_never_in_both_splits(tmp_path):
+    documents = made_documents()
+    lines = tmp_path / "same.jsonl"
+    lines.write_text("\n".join(json.dumps({"text": text}) for text in documents))
+    sources = (write_text(tmp_path / "text", documents), JsonlConfig(path=lines))
+
+    corpus = prepare(made_config(tmp_path / "text", sources=sources), tmp_path / "cache", seed=1)
+
+    assert not set(documents_of(corpus, "train")) & set(documents_of(corpus, "validation"))
+    assert corpus.manifest.sources[1].duplicate_documents == 60
+
+
+def test_new_documents_move_no_other_across_the_split(config, tmp_path):
+    before = prepare(config, tmp_path / "cache", seed=1)
+    more = made_config(tmp_path / "more", made_documents() + made_documents(20, seed=9))
+
+    after = prepare(more, tmp_path / "cache", seed=1)
+
+    assert set(documents_of(before, "validation")) <= set(documents_of(after, "validation"))
+    assert set(documents_of(before, "train")) <= set(documents_of(after, "train"))
+
+
+def test_the_same_input_gives_the_same_digest_anywhere(config, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    copy = made_config(tmp_path / "elsewhere" / "text")
+
+    first = prepare(config, tmp_path / "cache", seed=1)
+    second = prepare(copy, tmp_path / "cache2", seed=1)
+
+    assert first.digest == second.digest
+    assert str(tmp_path) not in first.manifest.model_dump_json()
+
+
+def test_the_second_time_the_cache_is_used(config, tmp_path):
+    told: list[str] = []
+    first = prepare(config, tmp_path / "cache", seed=1, progress=lambda phase, _: told.append(phase))
+    assert set(told) == {"read", "vocabulary", "encode"}
+    told.clear()
+
+    second = prepare(config, tmp_path / "cache", seed=1, progress=lambda phase, _: told.append(phase))
+
+    assert told == []
+    assert second.digest == first.digest
+
+
+@pytest.mark.parametrize("change", ["text", "seed", "vocabulary", "length", "share", "documents"])
+def test_whatever_matters_makes_another_corpus(config, tmp_path, change):
+    first = prepare(config, tmp_path / "cache", seed=1)
+    changes = {
+        "vocabulary": {"tokenizer": BpeConfig(vocab_size=301)},
+        "length": {"sequence_length": 17},
+        "share": {"validation_share": 0.3},
+        "documents": {"max_documents": 50},
+    }.get(change, {})
+    documents = made_documents(61) if change == "text" else None
+
+    changed = made_config(tmp_path / "text", documents, **changes)
+    second = prepare(changed, tmp_path / "cache", seed=2 if change == "seed" else 1)
+
+    assert first.manifest.key != second.manifest.key
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_limit_keeps_the_first_documents(tmp_path):
+    config = made_config(tmp_path / "text", max_documents=40)
+
+    corpus = prepare(config, tmp_path / "cache", seed=1)
+
+    assert set(documents_of(corpus, "train") + documents_of(corpus, "validation")) == set(
+        made_documents()[:40]
+    )
+
+
+def test_a_ready_made_tokenizer_is_used_as_it_is(config, tmp_path):
+    first = prepare(config, tmp_path / "cache", seed=1)
+    by_file = made_config(tmp_path / "text", tokenizer=FileTokenizerConfig(path=first.tokenizer_path))
+    (first.tokenizer_path.parent / "config.json").write_text('{"eos_token_id": 0}')
+    by_model = made_config(tmp_path / "text", tokenizer=ModelTokenizerConfig())
+
+    second = prepare(by_file, tmp_path / "cache", seed=1)
+    third = prepare(by_model, tmp_path / "cache", seed=1, tokenizer_path=first.tokenizer_path.parent)
+
+    digests = {corpus.manifest.train.digest for corpus in (first, second, third)}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("name", ["train.tokens", "validation.tokens", "tokenizer.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["changed", "truncated", "removed"])
+def test_a_damaged_cache_is_refused_and_says_what_to_delete(config, tmp_path, name, damage):
+    home = prepare(config, tmp_path / "cache", seed=1).tokenizer_path.parent
+    path = home / name
+    content = path.read_bytes()
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-2] if damage == "truncated" else b"X" + content[1:])
+
+    with pytest.raises(DataError, match="delete") as caught:
+        prepare(config, tmp_path / "cache", seed=1)
+
+    assert str(home) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (("train", "documents"), 1, "documents do not add up"),
+        (("validation", "size_bytes"), 1, "bytes do not add up"),
+        (("train", "sequences"), 1, "train sequences do not add up"),
+        (("format",), 2, "format"),
+        (("seed",), "1", "seed"),
+        (("token_dtype",), "O", "token_dtype"),
+        (("key",), "0" * 64, "of another config"),
+    ],
+)
+def test_a_manifest_that_lies_is_refused(config, tmp_path, key, value, said):
+    path = prepare(config, tmp_path / "cache", seed=1).tokenizer_path.parent / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    inner = manifest if len(key) == 1 else manifest[key[0]]
+    inner[key[-1]] = value
+    path.write_bytes(canonical_json(manifest))
+
+    with pytest.raises(DataError, match=said):
+        prepare(config, tmp_path / "cache", seed=1)
+
+
+def test_a_failure_leaves_nothing_behind(config, tmp_path):
+    def fail(phase, _):
+        if phase == "encode":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config, tmp_path / "cache", seed=1, progress=fail)
+
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert prepare(config, tmp_path / "cache", seed=1).num_train_sequences > 0
+
+
+def test_the_first_of_two_processes_wins(config, tmp_path):
+    def overtaken(phase, _):
+        if phase == "vocabulary" and not any((tmp_path / "cache").glob("[!.]*")):
+            prepare(config, tmp_path / "cache", seed=1)
+
+    corpus = prepare(config, tmp_path / "cache", seed=1, progress=overtaken)
+
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [corpus.manifest.key[:32]]
+
+
+@pytest.mark.parametrize(
+    ("documents", "changes", "said"),
+    [
+        ([" "], {}, "holds no text"),
+        (["abc abc " * 40], {"validation_share": 0.0, "sequence_length": 10_000}, "one sequence needs 10001"),
+        (made_documents(), {"validation_share": 0.0001}, "raise data.validation_share"),
+        (["abc \ud800"], {}, "lone surrogate"),
+    ],
+)
+def test_too_little_or_broken_text_is_refused(tmp_path, documents, changes, said):
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("\n".join(json.dumps({"text": text}) for text in documents))
+    changes = {"tokenizer": BpeConfig(vocab_size=258), **changes, "sources": (JsonlConfig(path=lines),)}
+
+    with pytest.raises(DataError, match=said):
+        prepare(made_config(tmp_path / "text", **changes), tmp_path / "cache", seed=1)
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
+    path = tmp_path / "log"
+    config = made_config(path, sources=(TextConfig(path=path, delimiter="\n=====\n"),), max_documents=None)
+
+    def grow(phase, _):
+        path.write_text("another text")
+
+    # the report comes every 200 documents, while the source is still open
+    write_text(path, made_documents(250))
+    with pytest.raises(DataError, match="changed while it was read"):
+        prepare(config, tmp_path / "cache", seed=1, progress=grow)
+
+
+def test_a_cache_that_cannot_be_written_is_refused(config, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(DataError, match="cannot be written"):
+        prepare(config, tmp_path / "file" / "cache", seed=1)
