@@ -66,8 +66,8 @@ def test_the_first_step_is_what_the_formula_says():
 
     optimizer.step({"w": torch.full((1, 1), 4.0), "b": torch.full((1,), -4.0)}, lr=0.1, clip_coefficient=1.0)
 
-    assert float(parameters["w"]) == pytest.approx(2.0 * (1 - 0.1 * 0.5) - 0.1)
-    assert float(parameters["b"]) == pytest.approx(2.0 + 0.1)
+    assert parameters["w"].item() == pytest.approx(2.0 * (1 - 0.1 * 0.5) - 0.1)
+    assert parameters["b"].item() == pytest.approx(2.0 + 0.1)
 
 
 def test_the_state_exists_before_the_first_step_in_the_order_of_the_names():
@@ -149,6 +149,7 @@ def test_a_new_snapshot_replaces_the_old_one_in_the_same_buffers():
     before = copied(optimizer)
     advance(optimizer, [1])
 
+    assert same(optimizer.undo_state(), before)
     optimizer.restore()
 
     assert same(optimizer.state(), before)
@@ -156,8 +157,12 @@ def test_a_new_snapshot_replaces_the_old_one_in_the_same_buffers():
 
 
 def test_there_is_nothing_to_undo_without_a_snapshot():
-    with pytest.raises(TrainingError, match="no snapshot"):
-        StageOptimizer(made_parameters(), CONFIG).restore()
+    optimizer = StageOptimizer(made_parameters(), CONFIG)
+
+    with pytest.raises(TrainingError, match="no snapshot to go back to"):
+        optimizer.restore()
+    with pytest.raises(TrainingError, match="no snapshot to look at"):
+        optimizer.undo_state()
 
 
 def test_a_loaded_state_goes_on_exactly():

@@ -138,8 +138,14 @@ class StageOptimizer:
         self._set_num_steps(self._undo_steps)
 
     def undo_state(self) -> dict[str, torch.Tensor]:
-        """The state of the last snapshot, named as `state` names it; the tensors themselves, not copies."""
-        return dict(zip(self._tensors, self._undo, strict=False))
+        """The tensors of the last snapshot, named as `state` names them; not copies, so read them only.
+
+        Raises:
+            TrainingError: There is no snapshot.
+        """
+        if self._undo_steps is None:
+            raise TrainingError("optimizer: no snapshot to look at; take one before the step")
+        return dict(zip(self.state(), self._undo, strict=True))
 
     def _set_num_steps(self, num_steps: int) -> None:
         self.num_steps = num_steps
