@@ -75,8 +75,7 @@ def peer_from_certificate(
             holding a critical extension that is not understood here.
     """
     certificate = _parse(pem, where)
-    authority = _parse(authority_pem, f"authority of {where}")
-    check_authority(authority, now, f"authority of {where}")
+    authority = parse_authority(authority_pem, f"authority of {where}", now)
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as exc:
@@ -91,12 +90,7 @@ def peer_from_certificate(
     return peer
 
 
-def check_authority(authority: x509.Certificate, now: datetime | None, where: str) -> None:
-    """Return when a certificate is a currently valid authority of our form.
-
-    Raises:
-        CertificateError: It is not.
-    """
+def _check_authority(authority: x509.Certificate, now: datetime | None, where: str) -> None:
     facts = _facts(authority, where)
     usage = _extension(authority, x509.KeyUsage, where)
     if not facts.is_authority or not usage.key_cert_sign:
@@ -106,14 +100,14 @@ def check_authority(authority: x509.Certificate, now: datetime | None, where: st
     _check_time(authority, now, where)
 
 
-def parse_authority(pem: bytes, where: str) -> x509.Certificate:
-    """Parse the certificate of an authority and check it at this moment.
+def parse_authority(pem: bytes, where: str, now: datetime | None = None) -> x509.Certificate:
+    """Parse the certificate of an authority and check it as of `now`, or of the clock.
 
     Raises:
         CertificateError: It is malformed, expired or no authority.
     """
     authority = _parse(pem, where)
-    check_authority(authority, None, where)
+    _check_authority(authority, now, where)
     return authority
 
 

@@ -151,6 +151,7 @@ def load_identity(directory: Path, now: datetime | None = None) -> Identity:
     where = str(directory / "certificate.pem")
     certificate_pem = read_public(directory / "certificate.pem")
     authority_pem = read_public(directory / "authority.pem")
+    parse_authority(authority_pem, str(directory / "authority.pem"), now)
     peer = peer_from_certificate(certificate_pem, authority_pem, now, where)
     signing_key = _load_signing_key(directory / "signing.key")
     tls_key = _load_tls_key(directory / "tls.key")
