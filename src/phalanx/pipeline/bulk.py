@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -84,7 +85,7 @@ class BulkReceiver:
         self._tensors = {
             name: torch.empty(expected[name].shape, dtype=expected[name].dtype) for name in sorted(expected)
         }
-        self._rooms = [tensor_buffers(tensor) for tensor in self._tensors.values()]
+        self._rooms = [tensor.view(-1).view(torch.uint8).numpy() for tensor in self._tensors.values()]
         self.total = sum(len(room) for room in self._rooms)
         self._filled = 0
         self._room, self._position = 0, 0
@@ -105,10 +106,11 @@ class BulkReceiver:
                 f"expected offset {self._filled} of {self.total}"
             )
         taken = 0
-        while taken < len(payload):
+        data = numpy.frombuffer(payload, dtype=numpy.uint8)
+        while taken < len(data):
             room = self._rooms[self._room]
-            size = min(len(room) - self._position, len(payload) - taken)
-            room[self._position : self._position + size] = payload[taken : taken + size]
+            size = min(len(room) - self._position, len(data) - taken)
+            room[self._position : self._position + size] = data[taken : taken + size]
             taken += size
             self._position += size
             if self._position == len(room):

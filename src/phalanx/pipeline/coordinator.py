@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from phalanx.errors import FrameError, SignatureError
+from phalanx.errors import FrameError, SignatureError, TransportError
 from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.bulk import Post, digest_of_parts
 from phalanx.pipeline.config import OWNER
@@ -57,7 +57,7 @@ class Coordinator:
         post: Post,
         courier: Courier,
         draw: AuditDraw,
-        peers: Mapping[str, Peer],
+        peer: Callable[[str], Peer],
         observe: Observe,
     ) -> None:
         self.plan = plan
@@ -76,7 +76,7 @@ class Coordinator:
         self._post = post
         self._courier = courier
         self._draw = draw
-        self._peers = peers
+        self._peer = peer
         self._observe = observe
         self._guarded = plan.guard.enabled
         self._said: dict[int, dict[str, StateDigest]] = {}
@@ -235,12 +235,11 @@ class Coordinator:
         while self._faults:
             sender, fault = self._faults.pop(0)
             self._observe("fault", {"party": sender, "about": fault.about, "error": fault.error, "reason": fault.reason})
-            peer = self._peers.get(fault.about)
-            if fault.evidence is None or fault.about == OWNER or peer is None:
+            if fault.evidence is None or fault.about == OWNER:
                 continue
             try:
-                body = open_signed(fault.evidence, peer).fields.body
-            except (SignatureError, FrameError):
+                body = open_signed(fault.evidence, self._peer(fault.about)).fields.body
+            except (SignatureError, TransportError):
                 continue
             shape, dtype = list(self.plan.hidden_shape), str(BOUNDARY_DTYPE).removeprefix("torch.")
             if (body.get("shape"), body.get("dtype")) != (shape, dtype) and body.get("epoch") == self.ledger.epoch:
@@ -317,7 +316,7 @@ class Coordinator:
         if held.gradient == commit.gradient:
             return self.referee.judge_norm(self.ledger, stage, holder, shadow)
         try:
-            parts = [open_signed(part, self._peers[holder]) for part in held.parts]
+            parts = [open_signed(part, self._peer(holder)) for part in held.parts]
         except (SignatureError, FrameError):
             return shadow
         sent = digest_of_parts([part.fields.payload_digest for part in parts])
@@ -344,7 +343,7 @@ class Coordinator:
             answer = self._courier.fetch(party, request)
             evidence = None if answer is None else getattr(answer.message, "evidence", None)
             if isinstance(evidence, Signed):
-                digest = open_signed(evidence, self._peers[self.assignment.holders[source]]).fields.payload_digest
+                digest = open_signed(evidence, self._peer(self.assignment.holders[source])).fields.payload_digest
                 known[(source, direction, microbatch)] = Committed(digest, evidence)
         return known
 
@@ -396,7 +395,7 @@ class Coordinator:
         for signed in report.inputs:
             peer_name, direction = self._sender_of(signed)
             try:
-                header = open_signed(signed, self._peers[peer_name])
+                header = open_signed(signed, self._peer(peer_name))
             except (SignatureError, FrameError):
                 reason = f"stage {report.stage}: {auditor} reported an input that {peer_name} did not sign"
                 return self._judgement("forgery", auditor, report.stage, reason, OWNER, {"input": signed})
@@ -459,7 +458,7 @@ class Coordinator:
         if said == received.digest:
             return None
         try:
-            open_signed(received.header, self._peers[sender])
+            open_signed(received.header, self._peer(sender))
         except (SignatureError, FrameError):
             reason = f"{where}: {receiver} committed to an input that {sender} did not sign"
             return self._judgement("forgery", receiver, target, reason, sender, {"input": received.header})

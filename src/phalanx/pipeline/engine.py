@@ -21,8 +21,9 @@ from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, wi
 from phalanx.pipeline.roles import Library
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.pipeline.verdict import Verdict
+from phalanx.security.crypto import Peer
 from phalanx.telemetry import PhaseTimer
-from phalanx.transport import Endpoint
+from phalanx.transport import Endpoint, LinkFault
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,20 @@ class PipelineEngine:
     """
 
     def __init__(
-        self, plan: StepPlan, endpoint: Endpoint, members: Members, files: Files, draw: AuditDraw
+        self, plan: StepPlan, owner: Peer, endpoint: Endpoint, members: Members, files: Files, draw: AuditDraw
     ) -> None:
         self.plan = plan
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         self.verdicts: list[Verdict] = []
         self.takeovers = 0
-        self._mail = Loopback(OWNER, endpoint)
+        self._mail = Loopback(owner, endpoint)
         self._members = members
         self._files = files
-        self._party = Party(OWNER, plan, self._mail.post, endpoint.peers, self.timer)
+        self._party = Party(OWNER, plan, self._mail.post, self._mail.peer, self.timer)
         self._party.roles.library = files.library
         self._party.report_usage(lambda: ({}, dict(endpoint.bytes_sent)))
         self._courier = Courier(self._mail.post, self._pump, timeout_s=30.0)
-        self._coordinator = Coordinator(plan, self._mail.post, self._courier, draw, endpoint.peers, files.observe)
+        self._coordinator = Coordinator(plan, self._mail.post, self._courier, draw, self._mail.peer, files.observe)
         self._coordinator.classes = dict(members.classes)
         self._endpoint = endpoint
         self._epoch = -1
@@ -216,8 +217,8 @@ class PipelineEngine:
     def _pump(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little when there is none."""
         for item in self._mail.drain():
-            if isinstance(item, str):
-                self._suspect(item)
+            if isinstance(item, LinkFault):
+                self._suspect(item.peer, str(item.error))
                 continue
             try:
                 if not self._courier.accepts(item) and not self._coordinator.handle(item):
@@ -231,10 +232,11 @@ class PipelineEngine:
         if not arrived:
             for name in self._alive:
                 if not self._members.is_alive(name):
-                    self._suspect(name)
+                    self._suspect(name, "its process has ended")
 
-    def _suspect(self, name: str) -> None:
+    def _suspect(self, name: str, reason: str) -> None:
         if name in self._alive and name not in self._lost:
+            self._files.observe("link_broken", {"party": name, "reason": reason})
             self._lost.append(name)
 
     def _loss(self, inputs: StepInputs) -> float:
@@ -336,6 +338,8 @@ class PipelineEngine:
             if time.monotonic() > deadline:
                 missing = sorted(waiting - self._coordinator.ready.keys())
                 raise PeerLostError(f"{', '.join(missing)} did not get ready within {self._timeout_s:.0f} s")
+        if self._lost and old is None:
+            raise PeerLostError(f"{self._lost[0]} was lost before the first step; see its log under workers/")
         if self._lost:
             self._recover(None, step)
         elif self.plan.guard.enabled:

@@ -3,9 +3,10 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from phalanx.errors import FrameError
+from phalanx.errors import FrameError, PeerRefusedError
 from phalanx.pipeline.messages import Fault, Message, parse_message
 from phalanx.pipeline.party import Received
+from phalanx.security.crypto import Peer
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
 from phalanx.transport import Received as ReceivedFrame
 
@@ -13,11 +14,12 @@ from phalanx.transport import Received as ReceivedFrame
 class Loopback:
     """Sends to others over the endpoint and to oneself through a queue; parses each frame once."""
 
-    def __init__(self, name: str, endpoint: Endpoint) -> None:
-        self._name = name
+    def __init__(self, me: Peer, endpoint: Endpoint) -> None:
+        self._me = me
+        self._name = me.name
         self._endpoint = endpoint
         self._local: deque[Received] = deque()
-        self._waiting: deque[Received | str] = deque()
+        self._waiting: deque[Received | LinkFault] = deque()
 
     def post(self, receiver: str, message: Message, payload: Sequence[memoryview] = ()) -> SignedHeader | None:
         """Send one message.
@@ -31,6 +33,17 @@ class Loopback:
         self._local.append(Received(self._name, message, data, None))
         return None
 
+    def peer(self, name: str) -> Peer:
+        """The public key of a party, this one included.
+
+        Raises:
+            PeerRefusedError: Nobody of that name is known.
+        """
+        found = self._me if name == self._name else self._endpoint.peers.get(name)
+        if found is None:
+            raise PeerRefusedError(f"{name!r} is not a party of this run")
+        return found
+
     @property
     def pending(self) -> bool:
         """Whether something waits to be handled."""
@@ -41,8 +54,8 @@ class Loopback:
         while self._local:
             yield self._local.popleft()
 
-    def drain(self) -> Iterator[Received | str]:
-        """Take everything that has arrived; the name of a peer stands for a link that broke."""
+    def drain(self) -> Iterator[Received | LinkFault]:
+        """Take everything that has arrived."""
         yield from self.drain_local()
         while self.wait(0.0):
             yield self._waiting.popleft()
@@ -55,7 +68,7 @@ class Loopback:
         item = self._endpoint.receive(timeout_s)
         if item is None:
             return False
-        self._waiting.append(item.peer if isinstance(item, LinkFault) else self._parse(item))
+        self._waiting.append(item if isinstance(item, LinkFault) else self._parse(item))
         return True
 
     def _parse(self, frame: ReceivedFrame) -> Received:

@@ -69,7 +69,7 @@ class Party:
         name: This party's name.
         plan: The run.
         post: Sends a message; a message to oneself is delivered to oneself.
-        peers: Public keys by name, for headers that others pass on.
+        peer: Public key of a party, for headers that others pass on.
         timer: Where CPU and wall time of each phase are added up.
         wrap_runner: How a drill puts an attacker in the place of an honest stage.
     """
@@ -79,7 +79,7 @@ class Party:
         name: str,
         plan: StepPlan,
         post: Post,
-        peers: Mapping[str, Peer],
+        peer: Callable[[str], Peer],
         timer: PhaseTimer,
         wrap_runner: WrapRunner = lambda runner: runner,
     ) -> None:
@@ -89,7 +89,7 @@ class Party:
         self.hosted = self.roles.hosted
         self.shadows = self.roles.shadows
         self._post = post
-        self._peers = peers
+        self._peer = peer
         self._timer = timer
         self._guarded = plan.guard.enabled
         self._screen = Screen() if plan.guard.enabled and plan.guard.screen else None
@@ -353,7 +353,7 @@ class Party:
         shadow = self.shadows.get(stage)
         if shadow is None or message.evidence is None:
             raise FrameError(f"{self.name}: {received.sender!r} sent a tensor that nobody asked for")
-        header = open_signed(message.evidence, self._peers[self.roles.holders[message.source]])
+        header = open_signed(message.evidence, self._peer(self.roles.holders[message.source]))
         expected = (message.step, message.microbatch, message.direction, message.source)
         body = header.fields.body
         signed = tuple(body.get(key) for key in ("step", "microbatch", "direction", "source"))

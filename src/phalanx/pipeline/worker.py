@@ -19,7 +19,7 @@ from phalanx.pipeline.plan import StepPlan, parse_plan
 from phalanx.pipeline.stage_copy import WrapRunner
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
-from phalanx.transport import Endpoint, GrpcWire, describe
+from phalanx.transport import Endpoint, GrpcWire, LinkFault, describe
 
 _JOIN_TIMEOUT_S = 120.0
 _PR_SET_PDEATHSIG = 1
@@ -59,7 +59,7 @@ class Worker:
         self._identity = identity
         self._endpoint = endpoint
         self._wrap_runner = wrap_runner
-        self._mail = Loopback(identity.name, endpoint)
+        self._mail = Loopback(identity.public, endpoint)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._totals: dict[str, float] = {}
         self._party: Party | None = None
@@ -76,7 +76,7 @@ class Worker:
         deadline = time.monotonic() + _JOIN_TIMEOUT_S
         while True:
             for item in self._mail.drain():
-                if isinstance(item, str):
+                if isinstance(item, LinkFault):
                     self._link_broke(item)
                 elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
                     return
@@ -108,7 +108,7 @@ class Worker:
         if self._party is None:
             plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name
-            self._party = Party(name, plan, self._mail.post, self._endpoint.peers, self._timer, self._wrap_runner)
+            self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_runner)
             self._party.report_usage(self._usage)
 
     def _meet(self, assign: Assign) -> None:
@@ -131,10 +131,10 @@ class Worker:
         }
         return totals, dict(self._endpoint.bytes_sent)
 
-    def _link_broke(self, peer: str) -> None:
-        if peer == self._config.owner_name:
-            raise PeerLostError(f"the owner at {self._config.owner} is gone; this worker ends")
-        self._tell_owner(peer, "PeerLostError", "the link is broken")
+    def _link_broke(self, fault: LinkFault) -> None:
+        if fault.peer == self._config.owner_name:
+            raise PeerLostError(f"the owner at {self._config.owner} is gone ({fault.error}); this worker ends")
+        self._tell_owner(fault.peer, type(fault.error).__name__, str(fault.error))
 
     def _tell_owner(self, about: str, error: str, reason: str) -> None:
         epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)

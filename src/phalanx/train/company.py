@@ -60,7 +60,9 @@ def company(
             observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         draw = AuditDraw(home.audit_key(), run.guard.audit_rate)
-        engine = PipelineEngine(plan, endpoint, members, Files(home.path, library, observe), draw)
+        engine = PipelineEngine(
+            plan, home.owner.public, endpoint, members, Files(home.path, library, observe), draw
+        )
         yield engine
         engine.close("the run is complete")
         workers.close()
