@@ -1,6 +1,7 @@
 """The wire between machines: one gRPC method that carries a frame there and an answer back."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ _NUM_THREADS = 64
 _MAX_CALLS_PER_PEER = 2
 _MAX_CACHED_CERTIFICATES = 1024
 _MAX_ADDRESS_CHARACTERS = 300
+_RETRY_PAUSE_S = 0.1
 _REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED}
 # the words of BoringSSL and of gRPC's own check of names: a certificate will not get better by waiting
 _BAD_CERTIFICATE_WORDS = ("CERTIFICATE_VERIFY_FAILED", "is not in peer certificate", "Hostname Verification")
@@ -233,7 +235,7 @@ def describe(
     try:
         question = canonical_json({"address": own_address})
         method = channel.unary_unary(f"/{_SERVICE}/Describe")
-        answer = _call(method, question, limits.timeout_s, party, wait_for_ready=True)
+        answer = _call_until(method, question, time.monotonic() + limits.timeout_s, party)
     finally:
         channel.close()
     try:
@@ -260,16 +262,20 @@ def _text(values: dict[str, object], name: str, max_characters: int = _MAX_ADDRE
     return value
 
 
-def _call(
-    method: grpc.UnaryUnaryMultiCallable,
-    raw: bytes,
-    timeout_s: float,
-    party: str,
-    *,
-    wait_for_ready: bool = False,
-) -> bytes:
+def _call_until(method: grpc.UnaryUnaryMultiCallable, raw: bytes, deadline: float, party: str) -> bytes:
+    while True:
+        remaining_s = max(deadline - time.monotonic(), 0.001)
+        try:
+            return _call(method, raw, remaining_s, party)
+        except PeerLostError:
+            if time.monotonic() + _RETRY_PAUSE_S >= deadline:
+                raise
+        time.sleep(_RETRY_PAUSE_S)
+
+
+def _call(method: grpc.UnaryUnaryMultiCallable, raw: bytes, timeout_s: float, party: str) -> bytes:
     try:
-        answer: bytes = method(raw, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        answer: bytes = method(raw, timeout=timeout_s)
     except grpc.RpcError as exc:
         details = printable(exc.details() or "")
         if exc.code() in _REFUSED or any(words in details for words in _BAD_CERTIFICATE_WORDS):

@@ -184,7 +184,8 @@ class Outbox:
                 with self._meter.measure("signing"):
                     return read_answer(answer, header.digest, self._peer)
             except PeerLostError as exc:
-                if time.monotonic() + pause_s >= deadline or self._stop.wait(pause_s):
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0 or self._stop.wait(min(pause_s, remaining_s)):
                     raise PeerLostError(
                         f"{self._peer.name}: no receipt for {header.fields.kind!r} within "
                         f"{self._limits.timeout_s:g} s; last try: {exc}"

@@ -1,0 +1,237 @@
+import pytest
+from made_frames import frame_bytes, header_values, refusal
+
+from phalanx.errors import FrameError, PeerRefusedError
+from phalanx.security.crypto import Identity
+from phalanx.transport import LinkFault, TransportConfig
+
+
+def test_a_frame_arrives_with_body_payload_and_evidence(parties):
+    owner, worker = parties.make("owner"), parties.make("worker")
+
+    sent = worker.send("owner", "activation", {"step": 3}, [b"ab", memoryview(b"cdef")[1:]])
+    received = owner.receive(5.0)
+
+    assert (received.sender, received.kind, received.body) == ("worker", "activation", {"step": 3})
+    assert received.payload == b"abdef"
+    assert received.header.digest == sent.digest
+    received.header.verify(parties.peers["worker"])
+
+
+def test_the_sender_keeps_a_receipt_that_the_receiver_signed(parties):
+    owner, worker = parties.make("owner"), parties.make("worker")
+
+    sent = owner.send("worker", "activation", {}, [b"x"])
+    receipt = owner.receipts.wait(sent.digest, 5.0)
+
+    receipt.verify(parties.peers["worker"])
+    assert receipt.header_digest == sent.digest
+    assert owner.receipts.get("0" * 64) is None
+    assert worker.receive(5.0).kind == "activation"
+
+
+def test_receipts_are_forgotten_up_to_a_number_and_link_only(parties):
+    owner, _, _ = parties.make("owner"), parties.make("worker"), parties.make("mallory")
+    to_worker = [owner.send("worker", "activation", {}) for _ in range(5)]
+    to_mallory = owner.send("mallory", "activation", {})
+    owner.flush(5.0)
+
+    owner.receipts.forget_before("worker", 3)
+
+    assert [owner.receipts.get(header.digest) is None for header in to_worker] == [True] * 3 + [False] * 2
+    assert owner.receipts.get(to_mallory.digest) is not None
+    assert len(owner.receipts) == 3
+
+
+def test_many_frames_both_ways_arrive_once_and_in_order(parties):
+    owner, worker = parties.make("owner"), parties.make("worker")
+    for number in range(100):
+        owner.send("worker", "activation", {"n": number})
+        worker.send("owner", "gradient", {"n": number})
+
+    assert [worker.receive(5.0).body["n"] for _ in range(100)] == list(range(100))
+    assert [owner.receive(5.0).body["n"] for _ in range(100)] == list(range(100))
+    assert owner.receive(0.0) is None
+
+
+def test_bytes_and_seconds_are_counted(parties):
+    owner, worker = parties.make("owner"), parties.make("worker")
+    worker.send("owner", "activation", {}, [bytes(1_000_000)])
+    worker.flush(5.0)
+
+    assert worker.bytes_sent["owner"] == owner.bytes_received["worker"] > 1_000_000
+    assert owner.seconds_hashing > 0.0
+    assert worker.seconds_hashing > 0.0
+    assert owner.seconds_signing > 0.0
+    assert worker.seconds_signing > 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "tls_peer", "error"),
+    [
+        ({"sender": "worker"}, "mallory", "PeerRefusedError"),
+        ({"sender": "stranger"}, "stranger", "PeerRefusedError"),
+        ({"receiver": "worker"}, "worker", "PeerRefusedError"),
+        ({"run": "run-2"}, "worker", "PeerRefusedError"),
+        ({"sequence": 1}, "worker", "OrderError"),
+        ({"previous": "0" * 64}, "worker", "OrderError"),
+        ({"payload_digest": "0" * 64}, "worker", "FrameError"),
+        ({"payload_size": 1}, "worker", "FrameError"),
+    ],
+)
+def test_a_frame_with_one_thing_wrong_is_refused_and_the_good_one_passes(parties, changes, tls_peer, error):
+    owner = parties.make("owner")
+    worker = parties.identities["worker"]
+
+    answer = owner.handle(frame_bytes(worker, header_values(**changes)), tls_peer)
+
+    assert refusal(answer) == error
+    assert owner.refusals[tls_peer] == 1
+    assert type(owner.last_refusal(tls_peer)).__name__ == error
+    assert owner.receive(0.0) is None
+    assert refusal(owner.handle(frame_bytes(worker, header_values()), "worker")) == ""
+    assert owner.receive(0.0).sender == "worker"
+
+
+def test_a_sender_cannot_sign_for_another_party(parties):
+    owner = parties.make("owner")
+    forged = frame_bytes(parties.identities["mallory"], header_values(sender="worker"))
+
+    assert refusal(owner.handle(forged, "worker")) == "SignatureError"
+    assert refusal(owner.handle(forged, "mallory")) == "PeerRefusedError"
+
+
+@pytest.mark.parametrize("position", [20, 60, 200, 300])
+def test_an_altered_header_is_refused(parties, position):
+    owner = parties.make("owner")
+    raw = bytearray(frame_bytes(parties.identities["worker"], header_values()))
+    raw[position] ^= 1
+
+    assert refusal(owner.handle(bytes(raw), "worker")) in {"FrameError", "SignatureError", "PeerRefusedError"}
+
+
+def test_an_altered_payload_is_refused_and_the_honest_one_passes_afterwards(parties):
+    owner = parties.make("owner")
+    raw = frame_bytes(parties.identities["worker"], header_values(payload=b"abc"), b"abc")
+
+    assert refusal(owner.handle(raw[:-1] + b"d", "worker")) == "FrameError"
+    assert refusal(owner.handle(raw, "worker")) == ""
+
+
+def test_a_repeated_frame_gets_its_receipt_again_and_is_delivered_once(parties):
+    owner = parties.make("owner")
+    raw = frame_bytes(parties.identities["worker"], header_values())
+
+    first, second = owner.handle(raw, "worker"), owner.handle(raw, "worker")
+
+    assert first == second
+    assert refusal(second) == ""
+    assert owner.receive(0.0) is not None
+    assert owner.receive(0.0) is None
+
+
+def test_an_older_frame_is_a_replay(parties):
+    owner, worker = parties.make("owner"), parties.identities["worker"]
+    first = frame_bytes(worker, header_values())
+    owner.handle(first, "worker")
+    previous = owner.receive(0.0).header.digest
+    owner.handle(frame_bytes(worker, header_values(sequence=1, previous=previous)), "worker")
+
+    assert refusal(owner.handle(first, "worker")) == "OrderError"
+
+
+def test_an_evicted_party_is_refused_and_nothing_goes_to_it(parties):
+    owner, worker = parties.make("owner"), parties.make("worker")
+    worker.send("owner", "activation", {"n": 0})
+    worker.flush(5.0)
+
+    owner.refuse("worker")
+    worker.send("owner", "activation", {"n": 1})
+    fault = worker.receive(5.0)
+
+    assert isinstance(fault, LinkFault)
+    assert isinstance(fault.error, PeerRefusedError)
+    assert fault.peer == "owner"
+    with pytest.raises(PeerRefusedError):
+        owner.send("worker", "activation", {})
+    assert owner.receive(0.0).body == {"n": 0}
+    assert owner.receive(0.0) is None
+
+
+def test_an_evicted_party_stays_evicted_when_it_is_added_again(parties):
+    owner = parties.make("owner")
+    owner.refuse("worker")
+
+    owner.add_peer(parties.peers["worker"])
+
+    raw = frame_bytes(parties.identities["worker"], header_values())
+    assert refusal(owner.handle(raw, "worker")) == "PeerRefusedError"
+
+
+def test_a_party_never_changes_its_key(parties):
+    owner = parties.make("owner")
+
+    with pytest.raises(PeerRefusedError, match="another key"):
+        owner.add_peer(Identity.without_certificate("worker").public)
+    with pytest.raises(PeerRefusedError, match="another key"):
+        owner.add_peer(Identity.without_certificate("owner").public)
+
+
+def test_a_party_that_joins_later_is_heard_from_then_on(parties):
+    owner, spare = parties.make("owner"), Identity.without_certificate("spare")
+    raw = frame_bytes(spare, header_values(sender="spare"))
+
+    assert refusal(owner.handle(raw, "spare")) == "PeerRefusedError"
+    owner.add_peer(spare.public)
+
+    assert refusal(owner.handle(raw, "spare")) == ""
+
+
+def test_nothing_is_sent_to_strangers_or_to_oneself(parties):
+    owner = parties.make("owner")
+
+    for receiver in ("stranger", "owner", "../x"):
+        with pytest.raises(PeerRefusedError):
+            owner.send(receiver, "activation", {})
+
+
+def test_a_frame_that_cannot_be_sent_leaves_the_link_whole(parties):
+    owner, worker = parties.make("owner"), parties.make("worker", TransportConfig(max_frame_bytes=100_000))
+
+    with pytest.raises(FrameError, match="max_frame_bytes"):
+        worker.send("owner", "activation", {}, [bytes(100_000)])
+    with pytest.raises(FrameError, match="JSON"):
+        worker.send("owner", "activation", {"x": b"bytes"})
+    worker.send("owner", "activation", {}, [bytes(99_000)])
+
+    assert owner.receive(5.0).payload.nbytes == 99_000
+
+
+def test_a_frame_over_the_receivers_limit_breaks_the_link_with_our_error(parties):
+    parties.make("owner", TransportConfig(max_frame_bytes=4096))
+    worker = parties.make("worker")
+
+    worker.send("owner", "activation", {}, [bytes(5000)])
+    fault = worker.receive(5.0)
+
+    assert isinstance(fault.error, FrameError)
+
+
+def test_a_closed_endpoint_sends_nothing_and_wakes_who_waits(parties):
+    owner = parties.make("owner")
+    owner.close()
+    owner.close()
+
+    assert owner.receive(60.0) is None
+    with pytest.raises(PeerRefusedError):
+        owner.send("worker", "activation", {})
+
+
+def test_buffers_may_change_once_send_has_returned(parties):
+    owner, worker = parties.make("owner"), parties.make("worker")
+    buffer = bytearray(b"before")
+
+    worker.send("owner", "activation", {}, [memoryview(buffer)])
+    buffer[:] = b"after!"
+
+    assert owner.receive(5.0).payload == b"before"
