@@ -439,13 +439,16 @@ class Coordinator:
         stages = len(self.plan.stages)
         for source in range(stages):
             for direction, target in (("forward", source + 1), ("backward", source - 1)):
-                if not 0 <= target < stages or self.assignment.holders[source] == self.assignment.holders[target]:
+                if not 0 <= target < stages or self._both_owner(source, target):
                     continue
                 for m in range(self.plan.microbatches):
                     judgement = self._compare_link((source, direction, m), target)  # type: ignore[arg-type]
                     if judgement is not None:
                         return judgement
         return None
+
+    def _both_owner(self, one: int, other: int) -> bool:
+        return self.assignment.holders[one] == self.assignment.holders[other] == OWNER
 
     def _compare_link(self, key: MessageKey, target: int) -> Judgement | None:
         source, direction, m = key

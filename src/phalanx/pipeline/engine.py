@@ -1,12 +1,13 @@
 """The owner's side of a verified pipeline: one call per optimizer step, whatever happens inside it."""
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.errors import NonFiniteLossError, PeerLostError, PhalanxError, VerificationError
+from phalanx.errors import NonFiniteLossError, PeerLostError, PhalanxError, TransportError, VerificationError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator, Judgement, Observe
 from phalanx.pipeline.courier import Courier
@@ -191,12 +192,13 @@ class PipelineEngine:
 
     def close(self, reason: str) -> None:
         """Tell every worker that the run is over."""
+        shutdown = Shutdown(epoch=max(self._epoch, 0), reason=reason)
         for name in self._alive:
-            try:
-                self._mail.post(name, Shutdown(epoch=max(self._epoch, 0), reason=reason), ())
-            except PhalanxError:
-                continue
-        self._endpoint.flush(2.0)
+            # a worker that is gone, or ends before it has signed for this, needs no good-bye
+            with contextlib.suppress(TransportError):
+                self._mail.post(name, shutdown, ())
+        with contextlib.suppress(TransportError):
+            self._endpoint.flush(2.0)
 
     # --- one attempt ------------------------------------------------------------------------------------
 

@@ -4,17 +4,22 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from phalanx.errors import FrameError, PeerRefusedError
-from phalanx.pipeline.messages import Fault, Message, parse_message
+from phalanx.pipeline.messages import Activation, Fault, Message, parse_message
 from phalanx.pipeline.party import Received
 from phalanx.security.crypto import Peer
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
 from phalanx.transport import Received as ReceivedFrame
 
+_RECEIPTS_KEPT = 1024
+"""Receipts that are kept per link; more than a step has."""
+
 
 class Loopback:
     """Sends to others over the endpoint and to oneself through a queue; parses each frame once."""
 
-    def __init__(self, me: Peer, endpoint: Endpoint) -> None:
+    def __init__(self, me: Peer, endpoint: Endpoint, *, seals_own: bool = False) -> None:
+        """`seals_own`: whether tensors between this party's own stages are signed; the owner is trusted."""
+        self._seals_own = seals_own
         self._me = me
         self._name = me.name
         self._endpoint = endpoint
@@ -25,13 +30,24 @@ class Loopback:
         """Send one message.
 
         Returns:
-            The signed header; None for a message to oneself.
+            The signed header; None for a message to oneself that need not be signed.
         """
         if receiver != self._name:
-            return self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), payload)
+            header = self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), payload)
+            self._prune_receipts(header)
+            return header
+        header = None
+        if self._seals_own and isinstance(message, Activation):
+            # what one worker's stages say to each other is audited like everything else
+            header = self._endpoint.seal_for_self(message.kind, message.model_dump(mode="json"), payload)
         data = memoryview(b"".join(payload)) if len(payload) != 1 else payload[0]
-        self._local.append(Received(self._name, message, data, None))
-        return None
+        self._local.append(Received(self._name, message, data, header))
+        return header
+
+    def _prune_receipts(self, header: SignedHeader) -> None:
+        sequence = header.fields.sequence
+        if sequence % _RECEIPTS_KEPT == 0:
+            self._endpoint.receipts.forget_before(header.fields.receiver, sequence - _RECEIPTS_KEPT)
 
     def peer(self, name: str) -> Peer:
         """The public key of a party, this one included.

@@ -215,7 +215,7 @@ class Party:
         return None
 
     def _look_at(self, received: Received, message: Activation, tensor: Tensor, holder: HostedStage) -> None:
-        if self._screen is None or received.sender == OWNER:
+        if self._screen is None or received.sender in (OWNER, self.name):
             return
         with self._timer.phase("screen"):
             reason = self._screen.check(message.source, message.direction, tensor)

@@ -59,7 +59,7 @@ class Worker:
         self._identity = identity
         self._endpoint = endpoint
         self._wrap_runner = wrap_runner
-        self._mail = Loopback(identity.public, endpoint)
+        self._mail = Loopback(identity.public, endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._totals: dict[str, float] = {}
         self._party: Party | None = None

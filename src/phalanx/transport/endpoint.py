@@ -63,6 +63,7 @@ class Endpoint:
         self._received: Counter[str] = Counter()
         self._meter = Meter()
         self._inbox = Inbox(limits.max_queued_bytes)
+        self._own_chain = SendingChain(identity, run, identity.name, limits)
         self._lock = threading.Lock()
         self._closed = False
         for peer in peers.values():
@@ -156,6 +157,20 @@ class Endpoint:
             digest = digest_hex(*buffers)
         sealed = Payload(buffers, sum(part.nbytes for part in buffers), digest)
         return outbox.put(kind, body, sealed)
+
+    def seal_for_self(
+        self, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
+    ) -> SignedHeader:
+        """Sign a message to this party itself: nothing is sent, but it is committed to as any other.
+
+        Raises:
+            FrameError: The body is no JSON data.
+        """
+        buffers = [memoryview(part).cast("B") for part in payload]
+        with self._meter.measure("hashing"):
+            digest = digest_hex(*buffers)
+        with self._meter.measure("signing"), self._lock:
+            return self._own_chain.seal(kind, body, sum(part.nbytes for part in buffers), digest)
 
     def receive(self, timeout_s: float) -> Received | LinkFault | None:
         """Return the oldest frame or fault, or None when there is none within the time."""
