@@ -57,6 +57,11 @@ class StageModule(nn.Module):
         """True where the config says that the head is the token embedding."""
         return bool(self.hub_config.tie_word_embeddings)
 
+    @property
+    def shared_head(self) -> nn.Parameter | None:
+        """The head's weight where it is the first stage's embedding, in another module of this process."""
+        return self.get_parameter(HEAD_WEIGHT) if self._head_is_shared and not self.spec.is_first else None
+
     def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
         """Return the shape of the tensor that passes between stages."""
         return (batch, seq, int(self.hub_config.hidden_size))

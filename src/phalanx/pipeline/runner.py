@@ -1,6 +1,7 @@
 """Run microbatches through one stage: forward, backward, and the recomputation that audits need."""
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -24,6 +25,17 @@ class StageRunner:
         self._bf16 = precision == "bf16"
         self._device = device
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
+        self._head: StageRunner | None = None
+        self._shared = module.shared_head
+        self._shared_gradient: Tensor | None = None
+
+    def adopt_head(self, last: "StageRunner") -> None:
+        """First stage: add the gradient of the tied head, which the last stage keeps apart, to the embedding's.
+
+        Both stages run in one process in an order that depends on when messages arrive; two sums that
+        are added once at the end have the same bits whatever that order was.
+        """
+        self._head = last
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """Run one microbatch and keep its graph.
@@ -68,7 +80,9 @@ class StageRunner:
             Gradient of the input ``[batch, seq, dim]`` on the CPU; None at the first stage.
         """
         x, y = self._graphs.pop(microbatch)
+        self._swap_shared()
         torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
+        self._swap_shared()
         return None if x.grad is None else x.grad.cpu()
 
     def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -91,13 +105,27 @@ class StageRunner:
         for name, parameter in self.module.trainable().items():
             taken[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             parameter.grad = None
+        if self._head is not None:
+            self._head.add_shared(taken, self.module.trainable())
         return taken
+
+    def add_shared(self, gradients: dict[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+        """Add the tied head's gradient to that of the same parameter under the first stage's name."""
+        for name, parameter in parameters.items():
+            if parameter is self._shared and self._shared_gradient is not None:
+                gradients[name] = gradients[name] + self._shared_gradient
+        self._shared_gradient = None
 
     def abandon(self) -> None:
         """Forget graphs and gradients of a step that will be redone."""
         self._graphs.clear()
+        self._shared_gradient = None
         for parameter in self.module.trainable().values():
             parameter.grad = None
+
+    def _swap_shared(self) -> None:
+        if self._shared is not None:
+            self._shared.grad, self._shared_gradient = self._shared_gradient, self._shared.grad
 
     def _run(self, step: int, microbatch: int, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().to(self._device)

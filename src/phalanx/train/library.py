@@ -1,7 +1,7 @@
 """Where the owner gets a stage from: the model's files, or a checkpoint of this run."""
 
 from phalanx.checkpoint import Checkpoint
-from phalanx.models import ModelSource, StageModule, build_stage, tie
+from phalanx.models import ModelSource, build_stage, tie
 from phalanx.pipeline import StageCopy, StateDigest, StepPlan, stage_spec
 
 
@@ -12,7 +12,7 @@ class StageLibrary:
         self._source = source
         self._plan = plan
         self._checkpoint = checkpoint
-        self._first: StageModule | None = None
+        self._first: StageCopy | None = None
 
     def __call__(self, stage: int) -> StageCopy:
         """Build one stage with its weights, and its optimizer's state when there is a checkpoint.
@@ -31,11 +31,13 @@ class StageLibrary:
             seed=self._plan.seed,
             device=self._plan.device,
         )
-        if spec.is_first:
-            self._first = module
-        elif spec.is_last and self._first is not None:
-            tie(self._first, module)
+        if spec.is_last and self._first is not None:
+            tie(self._first.module, module)
         copy = StageCopy.of_module(self._plan, spec, module)
+        if spec.is_first:
+            self._first = copy
+        elif spec.is_last and self._first is not None:
+            self._first.runner.adopt_head(copy.runner)
         if self._checkpoint is not None:
             copy.optimizer.load_state(self._checkpoint.tensors(stage), self._checkpoint.num_steps(stage))
         return copy
