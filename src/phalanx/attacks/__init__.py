@@ -2,8 +2,8 @@
 
 from phalanx.attacks.attacker import AttackedRunner
 from phalanx.attacks.backward_gaussian import BackwardGaussian
-from phalanx.attacks.forward_sign_flip import ForwardSignFlip
 from phalanx.attacks.drill import ATTACKS, attack_wrapper, run_worker_with_attack
+from phalanx.attacks.forward_sign_flip import ForwardSignFlip
 from phalanx.attacks.schedule import attacks_in
 
 __all__ = [

@@ -56,7 +56,13 @@ class AttackedRunner(StageRunner, ABC):
         generator = torch.Generator().manual_seed(hash((self._config.seed, step, microbatch)) & (2**63 - 1))
         sent = self.lie(direction, honest, generator)
         if sent is not honest and self._log is not None:
-            record = {"party": self._party, "stage": self.spec.index, "step": step, "microbatch": microbatch, "direction": direction}
+            record = {
+                "party": self._party,
+                "stage": self.spec.index,
+                "step": step,
+                "microbatch": microbatch,
+                "direction": direction,
+            }
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         return sent

@@ -27,7 +27,12 @@ def send_bulk(post: Post, receiver: str, about: FetchBulk, tensors: Mapping[str,
     digests = []
     for offset, total, part in parts(tensors):
         message = Bulk(
-            epoch=about.epoch, purpose=about.purpose, stage=about.stage, step=num_steps, offset=offset, total=total
+            epoch=about.epoch,
+            purpose=about.purpose,
+            stage=about.stage,
+            step=num_steps,
+            offset=offset,
+            total=total,
         )
         header = post(receiver, message, part)
         digests.append(digest_hex(*part) if header is None else header.fields.payload_digest)

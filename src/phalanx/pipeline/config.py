@@ -32,7 +32,9 @@ class PipelineConfig(StrictModel):
             raise ValueError(f"layers has {len(self.layers)} entries for stages = {self.stages}; give one per stage")
         middle = max(self.stages - 2, 0)
         if self.remote_workers and len(self.remote_workers) < middle:
-            raise ValueError(f"{len(self.remote_workers)} remote_workers for {middle} middle stages; name {middle} or more")
+            raise ValueError(
+                f"{len(self.remote_workers)} remote_workers for {middle} middle stages; name {middle} or more"
+            )
         if self.remote_workers and self.pki is None:
             raise ValueError("remote_workers need pki = DIR, the directory that `phalanx pki` made")
         if len(set(self.remote_workers)) != len(self.remote_workers) or OWNER in self.remote_workers:

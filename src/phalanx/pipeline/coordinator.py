@@ -8,6 +8,7 @@ from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.bulk import Post, digest_of_parts
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.desk import Received
 from phalanx.pipeline.distance import token_distance
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.evidence import Exhibit
@@ -26,7 +27,6 @@ from phalanx.pipeline.messages import (
     Signed,
     StateDigest,
 )
-from phalanx.pipeline.party import Received
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.referee import Dispute, Referee
@@ -116,9 +116,7 @@ class Coordinator:
             if state.step == self.ledger.step and message.epoch == self.ledger.epoch:
                 self._said.setdefault(stage, {})[sender] = state
 
-    def _add_step_message(
-        self, received: Received, message: Commit | GradientHeld | AuditReport | ScreenHit
-    ) -> None:
+    def _add_step_message(self, received: Received, message: Commit | GradientHeld | AuditReport | ScreenHit) -> None:
         sender = received.sender
         if isinstance(message, ScreenHit):
             target = message.source + (1 if message.direction == "forward" else -1)
@@ -182,9 +180,7 @@ class Coordinator:
         """Draw what conclusions can be drawn now; the first guilty party ends it."""
         if not self._guarded:
             return self._weigh_faults()
-        judgement = (
-            self._weigh_faults() or self._weigh_states() or self._weigh_reports() or self._weigh_gradients()
-        )
+        judgement = self._weigh_faults() or self._weigh_states() or self._weigh_reports() or self._weigh_gradients()
         if judgement is not None:
             return judgement
         ledger = self.ledger
@@ -234,7 +230,9 @@ class Coordinator:
     def _weigh_faults(self) -> Judgement | None:
         while self._faults:
             sender, fault = self._faults.pop(0)
-            self._observe("fault", {"party": sender, "about": fault.about, "error": fault.error, "reason": fault.reason})
+            self._observe(
+                "fault", {"party": sender, "about": fault.about, "error": fault.error, "reason": fault.reason}
+            )
             if fault.evidence is None or fault.about == OWNER:
                 continue
             try:
@@ -243,7 +241,14 @@ class Coordinator:
                 continue
             shape, dtype = list(self.plan.hidden_shape), str(BOUNDARY_DTYPE).removeprefix("torch.")
             if (body.get("shape"), body.get("dtype")) != (shape, dtype) and body.get("epoch") == self.ledger.epoch:
-                return self._judgement("shape", fault.about, int(body.get("source", -1)), fault.reason, sender, {"message": fault.evidence})
+                return self._judgement(
+                    "shape",
+                    fault.about,
+                    int(body.get("source", -1)),
+                    fault.reason,
+                    sender,
+                    {"message": fault.evidence},
+                )
         return None
 
     def _weigh_states(self) -> Judgement | None:
@@ -302,7 +307,9 @@ class Coordinator:
             holder, shadow = self.assignment.holders[stage], self.assignment.shadows[stage]
             if self._same_class(holder, shadow) or self.plan.guard.shadow == "gradient":
                 guilty = self._judge_gradient(stage, holder, shadow, held)
-                reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what it sent or computed"
+                reason = (
+                    f"stage {stage}: {guilty} reported a weight gradient or norm that is not what it sent or computed"
+                )
                 return self._judgement("gradient", guilty, stage, reason, shadow if guilty == holder else holder, {})
             ledger.gradients_agreed.add(stage)
         return None
@@ -338,7 +345,12 @@ class Coordinator:
         known = {}
         for party, (source, direction, microbatch) in wanted:
             request = Fetch(
-                epoch=hit.epoch, step=hit.step, microbatch=microbatch, direction=direction, source=source, claim=False
+                epoch=hit.epoch,
+                step=hit.step,
+                microbatch=microbatch,
+                direction=direction,
+                source=source,
+                claim=False,
             )
             answer = self._courier.fetch(party, request)
             evidence = None if answer is None else getattr(answer.message, "evidence", None)
@@ -366,7 +378,13 @@ class Coordinator:
                 continue
             self._observe(
                 "alarm",
-                {"step": report.step, "stage": stage, "microbatch": m, "direction": direction, "accuser": auditor},
+                {
+                    "step": report.step,
+                    "stage": stage,
+                    "microbatch": m,
+                    "direction": direction,
+                    "accuser": auditor,
+                },
             )
             dispute = Dispute(
                 step=report.step,
@@ -411,7 +429,13 @@ class Coordinator:
         return self.assignment.holders[int(body["source"])], body["direction"]
 
     def _matches(
-        self, report: AuditReport, direction: Direction, digest: str, output: Committed, holder: str, auditor: str
+        self,
+        report: AuditReport,
+        direction: Direction,
+        digest: str,
+        output: Committed,
+        holder: str,
+        auditor: str,
     ) -> bool:
         if digest == output.digest:
             return True
@@ -473,8 +497,12 @@ class Coordinator:
         ledger.audits_drawn = True
         lockstep = self.plan.guard.shadow == "lockstep"
         for stage in self._watched():
-            drawn = tuple(range(self.plan.microbatches)) if lockstep else self._draw.microbatches(
-                step=ledger.step, epoch=ledger.epoch, stage=stage, num_microbatches=self.plan.microbatches
+            drawn = (
+                tuple(range(self.plan.microbatches))
+                if lockstep
+                else self._draw.microbatches(
+                    step=ledger.step, epoch=ledger.epoch, stage=stage, num_microbatches=self.plan.microbatches
+                )
             )
             ledger.awaited_audits |= {(stage, m) for m in drawn}
             ledger.num_audits += len(drawn)
@@ -491,7 +519,11 @@ class Coordinator:
     def _release(self, hit: ScreenHit) -> None:
         target = hit.source + (1 if hit.direction == "forward" else -1)
         release = Release(
-            epoch=hit.epoch, step=hit.step, microbatch=hit.microbatch, direction=hit.direction, source=hit.source
+            epoch=hit.epoch,
+            step=hit.step,
+            microbatch=hit.microbatch,
+            direction=hit.direction,
+            source=hit.source,
         )
         self._post(self.assignment.holders[target], release, ())
 
@@ -499,7 +531,14 @@ class Coordinator:
         self, offence: str, party: str, stage: int, reason: str, accuser: str, headers: dict[str, Signed]
     ) -> Judgement:
         verdict = Verdict.model_validate(
-            {"step": self.ledger.step, "stage": stage, "party": party, "offence": offence, "reason": reason, "accuser": accuser}
+            {
+                "step": self.ledger.step,
+                "stage": stage,
+                "party": party,
+                "offence": offence,
+                "reason": reason,
+                "accuser": accuser,
+            }
         )
         return Judgement(verdict, Exhibit(), headers)
 

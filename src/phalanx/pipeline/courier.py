@@ -8,8 +8,8 @@ from torch import Tensor
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.bulk import BulkReceiver, Post
+from phalanx.pipeline.desk import Received
 from phalanx.pipeline.messages import Bulk, Fetch, FetchBulk, Fetched
-from phalanx.pipeline.party import Received
 
 
 @dataclass

@@ -253,7 +253,13 @@ class PipelineEngine:
         return loss
 
     def _apply(
-        self, step: int, inputs: StepInputs, loss: float, attempts: int, audits: int, verdicts: Sequence[Verdict]
+        self,
+        step: int,
+        inputs: StepInputs,
+        loss: float,
+        attempts: int,
+        audits: int,
+        verdicts: Sequence[Verdict],
     ) -> StepResult:
         coordinator = self._coordinator
         norm, clip = coordinator.ledger.total_norm(), coordinator.clip()

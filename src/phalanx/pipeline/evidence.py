@@ -23,7 +23,11 @@ class Exhibit:
 
 
 def write_evidence(
-    directory: Path, verdict: Verdict, exhibit: Exhibit, headers: Mapping[str, Signed], certificates: Mapping[str, str]
+    directory: Path,
+    verdict: Verdict,
+    exhibit: Exhibit,
+    headers: Mapping[str, Signed],
+    certificates: Mapping[str, str],
 ) -> Path:
     """Write one verdict as ``NAME.json`` with its tensors in ``NAME.safetensors`` beside it.
 

@@ -118,9 +118,7 @@ class HostedStage:
         if not spec.is_last:
             return y
         if self.batch is not None:
-            self.losses.append(
-                self.runner.loss(microbatch, self.batch.labels[microbatch], self.batch.num_targets)
-            )
+            self.losses.append(self.runner.loss(microbatch, self.batch.labels[microbatch], self.batch.num_targets))
         return None
 
 

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from phalanx.errors import FrameError, PeerRefusedError
+from phalanx.pipeline.desk import Received
 from phalanx.pipeline.messages import Activation, Fault, Message, parse_message
-from phalanx.pipeline.party import Received
 from phalanx.security.crypto import Peer
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
 from phalanx.transport import Received as ReceivedFrame
@@ -36,13 +36,13 @@ class Loopback:
             header = self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), payload)
             self._prune_receipts(header)
             return header
-        header = None
+        sealed: SignedHeader | None = None
         if self._seals_own and isinstance(message, Activation):
             # what one worker's stages say to each other is audited like everything else
-            header = self._endpoint.seal_for_self(message.kind, message.model_dump(mode="json"), payload)
+            sealed = self._endpoint.seal_for_self(message.kind, message.model_dump(mode="json"), payload)
         data = memoryview(b"".join(payload)) if len(payload) != 1 else payload[0]
-        self._local.append(Received(self._name, message, data, header))
-        return header
+        self._local.append(Received(self._name, message, data, sealed))
+        return sealed
 
     def _prune_receipts(self, header: SignedHeader) -> None:
         sequence = header.fields.sequence

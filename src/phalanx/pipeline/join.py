@@ -49,7 +49,9 @@ def gather(
         if dead:
             raise PeerLostError(f"{dead[0]} ended before it joined: {last_words(dead[0])}")
         if time.monotonic() > deadline:
-            raise PeerLostError(f"{', '.join(missing)} did not join within {timeout_s:.0f} s; start them with `phalanx worker`")
+            raise PeerLostError(
+                f"{', '.join(missing)} did not join within {timeout_s:.0f} s; start them with `phalanx worker`"
+            )
         frame = endpoint.receive(0.2)
         if frame is None or isinstance(frame, LinkFault):
             continue

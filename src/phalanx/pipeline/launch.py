@@ -32,7 +32,11 @@ class LocalWorkers:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, "OMP_NUM_THREADS": str(config.threads), "PHALANX_PARENT": str(os.getpid())},
+                    env={
+                        **os.environ,
+                        "OMP_NUM_THREADS": str(config.threads),
+                        "PHALANX_PARENT": str(os.getpid()),
+                    },
                 )
 
     def is_alive(self, name: str) -> bool:

@@ -8,7 +8,6 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import FrameError
 from phalanx.pipeline.schedules.action import Direction
 
-
 Purpose = Literal["state", "weights", "undo", "gradient"]
 
 

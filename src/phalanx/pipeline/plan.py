@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import FrameError
-from phalanx.models import LoraConfig
+from phalanx.models import Attention, LoraConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
 
@@ -39,7 +39,7 @@ class StepPlan(StrictModel):
     seed: int
     precision: Precision
     device: str
-    attention: str
+    attention: Attention
     activation_checkpointing: bool
     adapter: LoraConfig | None
     optimizer: OptimizerConfig

@@ -10,8 +10,8 @@ from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.distance import token_distance
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.ledger import Committed, MessageKey, StepLedger
-from phalanx.pipeline.party import finite_norm_squared
 from phalanx.pipeline.messages import AuditReport, Fetch, FetchBulk, StateDigest
+from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
@@ -63,7 +63,9 @@ class Referee:
         """
         copy = self._weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
         if copy is None:
-            return self._guilty(dispute, dispute.accuser, "transfer", "brought weights that are not those it signed"), Exhibit()
+            return self._guilty(
+                dispute, dispute.accuser, "transfer", "brought weights that are not those it signed"
+            ), Exhibit()
         x = self._input(dispute, "forward")
         gradient = self._input(dispute, "backward") if dispute.direction == "backward" else None
         if x is None or (dispute.direction == "backward" and gradient is None):
@@ -82,7 +84,13 @@ class Referee:
         return self._weigh(dispute, truth, said, claim), exhibit
 
     def judge_update(
-        self, stage: int, holder: str, shadow: str, before: StateDigest, gradient: tuple[str, float], after: Mapping[str, StateDigest]
+        self,
+        stage: int,
+        holder: str,
+        shadow: str,
+        before: StateDigest,
+        gradient: tuple[str, float],
+        after: Mapping[str, StateDigest],
     ) -> str | None:
         """Redo one optimizer step from the shadow's undo copy and the gradient that the holder signed.
 
@@ -159,7 +167,12 @@ class Referee:
 
     def _now(self, request: FetchBulk, purpose: str | None = None) -> FetchBulk:
         return FetchBulk.model_validate(
-            {"epoch": self.epoch, "step": request.step, "stage": request.stage, "purpose": purpose or request.purpose}
+            {
+                "epoch": self.epoch,
+                "step": request.step,
+                "stage": request.stage,
+                "purpose": purpose or request.purpose,
+            }
         )
 
     def _weights(self, epoch: int, step: int, stage: int, party: str, state: StateDigest) -> StageCopy | None:
@@ -208,7 +221,10 @@ class Referee:
         tau = self._plan.guard.tolerance
         digest = digest_hex(tensor_buffers(truth.contiguous()))
         if self._same_class(dispute.holder):
-            holder_off, holder_e = dispute.output.digest != digest, None if said is None else token_distance(said, truth)
+            holder_off, holder_e = (
+                dispute.output.digest != digest,
+                None if said is None else token_distance(said, truth),
+            )
         else:
             holder_e = float("inf") if said is None else token_distance(said, truth)
             holder_off = not holder_e <= tau
@@ -224,9 +240,7 @@ class Referee:
             return self._guilty(dispute, dispute.accuser, "accusation", "accused an honest stage", distance)
         return None
 
-    def _guilty(
-        self, dispute: Dispute, party: str, offence: str, what: str, distance: float | None = None
-    ) -> Verdict:
+    def _guilty(self, dispute: Dispute, party: str, offence: str, what: str, distance: float | None = None) -> Verdict:
         same = self._same_class(party)
         allowed = 0.0 if same else self._plan.guard.tolerance
         shown = "not finite" if distance is not None and not distance < float("inf") else None
@@ -247,5 +261,3 @@ class Referee:
                 "accuser": dispute.accuser,
             }
         )
-
-

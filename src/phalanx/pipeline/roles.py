@@ -60,13 +60,20 @@ class Roles:
             raise FrameError(f"{self.name}: {sender!r} sent the state of stage {message.stage}, which is not awaited")
         copy, receiver, source = self.loading[message.stage]
         if sender != source:
-            raise FrameError(f"{self.name}: state of stage {message.stage} from {sender!r}; expected it from {source!r}")
+            raise FrameError(
+                f"{self.name}: state of stage {message.stage} from {sender!r}; expected it from {source!r}"
+            )
         tensors = receiver.add(message.offset, message.total, payload)
         if tensors is None:
             return False
         copy.load(tensors, message.step)
         del self.loading[message.stage]
         return True
+
+    def all(self) -> list[HostedStage | ShadowStage]:
+        """Every copy that this party has, in order of stages."""
+        both: dict[int, HostedStage | ShadowStage] = {**self.hosted, **self.shadows}
+        return [both[stage] for stage in sorted(both)]
 
     def copy_of(self, stage: int) -> StageCopy:
         """This party's copy of a stage, held or shadowed.
@@ -76,7 +83,9 @@ class Roles:
         """
         found = self.hosted.get(stage) or self.shadows.get(stage)
         if found is None:
-            raise NoHolderError(f"{self.name} has no copy of stage {stage}; it has {sorted({**self.hosted, **self.shadows})}")
+            raise NoHolderError(
+                f"{self.name} has no copy of stage {stage}; it has {sorted({**self.hosted, **self.shadows})}"
+            )
         return found.copy
 
     def _drop_and_promote(self) -> None:

@@ -11,10 +11,11 @@ import torch
 
 from phalanx.errors import ConfigError, PeerLostError, PhalanxError
 from phalanx.pipeline.config import WorkerConfig
+from phalanx.pipeline.desk import Received
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.messages import Assign, Fault, Hello, Setup, Shutdown
 from phalanx.pipeline.numeric_class import local_numeric_class
-from phalanx.pipeline.party import Party, Received
+from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan, parse_plan
 from phalanx.pipeline.stage_copy import WrapRunner
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
@@ -52,9 +53,7 @@ def run_worker(config: WorkerConfig, wrap_runner: WrapRunner = lambda runner: ru
 class Worker:
     """The loop of a worker: handle what came, do what is most urgent, else wait."""
 
-    def __init__(
-        self, config: WorkerConfig, identity: Identity, endpoint: Endpoint, wrap_runner: WrapRunner
-    ) -> None:
+    def __init__(self, config: WorkerConfig, identity: Identity, endpoint: Endpoint, wrap_runner: WrapRunner) -> None:
         self._config = config
         self._identity = identity
         self._endpoint = endpoint
@@ -83,7 +82,9 @@ class Worker:
                 else:
                     self._handle(item)
             if self._party is None and time.monotonic() > deadline:
-                raise PeerLostError(f"{self._config.owner}: the owner did not set this worker up in {_JOIN_TIMEOUT_S:.0f} s")
+                raise PeerLostError(
+                    f"{self._config.owner}: the owner did not set this worker up in {_JOIN_TIMEOUT_S:.0f} s"
+                )
             if self._party is None or not self._party.work():
                 with self._timer.phase("wait"):
                     self._mail.wait(1.0)
@@ -104,7 +105,9 @@ class Worker:
     def _set_up(self, plan: StepPlan) -> None:
         pinned = self._config.run_digest
         if pinned is not None and pinned != plan.run_digest:
-            raise ConfigError(f"run_digest: the owner runs {plan.run_digest}, pinned is {pinned}; ask the owner or change the pin")
+            raise ConfigError(
+                f"run_digest: the owner runs {plan.run_digest}, pinned is {pinned}; ask the owner or change the pin"
+            )
         if self._party is None:
             plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name

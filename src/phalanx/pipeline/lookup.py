@@ -1,0 +1,75 @@
+"""Answers to requests for tensors: what this party sent, received, recomputed or holds."""
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.auditing import AuditInput, InputKey
+from phalanx.pipeline.bulk import send_bulk
+from phalanx.pipeline.desk import Desk
+from phalanx.pipeline.messages import Fetch, FetchBulk, Fetched
+from phalanx.pipeline.roles import Roles
+from phalanx.pipeline.signed import to_signed
+from phalanx.transport.tensors import tensor_buffers
+
+
+def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
+    """Send the asked-for message or claim of this step, if this party has it."""
+    found = _claim(desk.roles, message) if message.claim else _message(desk.roles, message)
+    if found is None or message.step != desk.roles.step:
+        return
+    answer = Fetched(
+        epoch=message.epoch,
+        step=message.step,
+        microbatch=message.microbatch,
+        direction=message.direction,
+        source=message.source,
+        claim=message.claim,
+        evidence=found.header,
+    )
+    desk.post(sender, answer, (tensor_buffers(found.tensor),))
+
+
+def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
+    """Send a stage's state, weights, undo copy or gradient to the owner.
+
+    Raises:
+        FrameError: This party has no such thing.
+        NoHolderError: It has no copy of the stage.
+    """
+    copy = desk.roles.copy_of(message.stage)
+    shadow = desk.roles.shadows.get(message.stage)
+    if message.purpose == "state":
+        tensors = copy.state()
+    elif message.purpose == "weights":
+        tensors = copy.weights()
+    elif message.purpose == "gradient" and shadow is not None:
+        tensors = shadow.last_gradients if message.step < copy.step else shadow.gradients or {}
+    elif message.purpose == "undo" and shadow is not None:
+        tensors = copy.optimizer.undo_state()
+    else:
+        raise FrameError(f"{desk.name}: has no {message.purpose} of stage {message.stage}")
+    send_bulk(desk.post, sender, message, tensors, copy.step)
+
+
+def sent_here(roles: Roles, key: InputKey) -> AuditInput | None:
+    """A message that a stage of this party sent in this step."""
+    source, direction, microbatch = key
+    holder = roles.hosted.get(source)
+    sent = None if holder is None else holder.sent.get((direction, microbatch))
+    if sent is None:
+        return None
+    return AuditInput(sent.tensor, None if sent.header is None else to_signed(sent.header))
+
+
+def _message(roles: Roles, message: Fetch) -> AuditInput | None:
+    """A message of this step, from its sender or else from its receiver."""
+    found = sent_here(roles, (message.source, message.direction, message.microbatch))
+    target = roles.hosted.get(message.source + (1 if message.direction == "forward" else -1))
+    slot = (message.step, message.direction, message.microbatch)
+    if found is None and target is not None and slot in target.inputs and slot in target.headers:
+        return AuditInput(target.inputs[slot], to_signed(target.headers[slot]))
+    return found
+
+
+def _claim(roles: Roles, message: Fetch) -> AuditInput | None:
+    shadow = roles.shadows.get(message.source)
+    tensor = None if shadow is None else shadow.claims.get((message.direction, message.microbatch))
+    return None if tensor is None else AuditInput(tensor, None)

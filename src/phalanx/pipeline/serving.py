@@ -1,0 +1,170 @@
+"""The stages that a party holds: what comes in is checked and screened, what goes out is kept and committed to."""
+
+from torch import Tensor
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.bulk import send_bulk, transfer_digest
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.desk import Desk, Received
+from phalanx.pipeline.hosted import HostedStage, Outgoing
+from phalanx.pipeline.messages import Activation, Commit, Fault, FetchBulk, Release, ScreenHit, Sent
+from phalanx.pipeline.norm import finite_norm_squared
+from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.screen import Screen
+from phalanx.pipeline.signed import to_signed
+from phalanx.transport.tensors import tensor_buffers, tensor_from
+
+
+class Serving:
+    """Runs hosted stages as their inputs arrive."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._hosted = desk.roles.hosted
+        self._screen = Screen() if desk.guarded and desk.plan.guard.screen else None
+
+    # --- in -------------------------------------------------------------------------------------
+
+    def take(self, received: Received, message: Activation) -> None:
+        """Take a tensor between stages, if it is of this step or the next and from the right neighbour.
+
+        Raises:
+            FrameError: It is not; or it came before.
+        """
+        desk, roles = self._desk, self._desk.roles
+        holder = self._hosted.get(message.target)
+        neighbour = message.target - 1 if message.direction == "forward" else message.target + 1
+        if holder is None or message.source != neighbour or roles.holders.get(neighbour) != received.sender:
+            raise FrameError(
+                f"{desk.name}: {received.sender!r} sent {message.direction} from stage {message.source} to stage "
+                f"{message.target}; that is not its link"
+            )
+        slot = (message.step, message.direction, message.microbatch)
+        if message.step not in (roles.step, roles.step + 1) or message.microbatch >= desk.plan.microbatches:
+            raise FrameError(
+                f"{desk.name}: tensor for {slot}; expected step {roles.step}, "
+                f"microbatches 0..{desk.plan.microbatches - 1}"
+            )
+        if slot in holder.inputs:
+            raise FrameError(f"{desk.name}: tensor for {slot} came twice from {received.sender!r}")
+        tensor = self._read(received, message)
+        if tensor is None:
+            return
+        holder.inputs[slot] = tensor
+        if received.header is not None:
+            holder.headers[slot] = received.header
+        if self._screen is not None and received.sender not in (OWNER, desk.name):
+            self._look_at(self._screen, message, tensor, holder)
+
+    def release(self, message: Release) -> None:
+        """Use a screened tensor after all: an audit has cleared it."""
+        target = message.source + (1 if message.direction == "forward" else -1)
+        if target in self._hosted:
+            self._hosted[target].withheld.discard((message.step, message.direction, message.microbatch))
+
+    def _read(self, received: Received, message: Activation) -> Tensor | None:
+        """Read the payload as what this party expects; a signed header that says otherwise proves itself wrong."""
+        shape, dtype = self._desk.plan.hidden_shape, BOUNDARY_DTYPE
+        if message.shape == shape and message.dtype == str(dtype).removeprefix("torch."):
+            return tensor_from(received.payload, dtype, shape)
+        reason = f"message has {message.dtype}{list(message.shape)}, expected {dtype}{list(shape)}"
+        evidence = None if received.header is None else to_signed(received.header)
+        fault = Fault(epoch=message.epoch, about=received.sender, error="FrameError", reason=reason, evidence=evidence)
+        self._desk.post(OWNER, fault, ())
+        return None
+
+    def _look_at(self, screen: Screen, message: Activation, tensor: Tensor, holder: HostedStage) -> None:
+        with self._desk.timer.phase("screen"):
+            reason = screen.check(message.source, message.direction, tensor)
+        if reason is None:
+            return
+        holder.withheld.add((message.step, message.direction, message.microbatch))
+        hit = ScreenHit(
+            epoch=message.epoch,
+            step=message.step,
+            microbatch=message.microbatch,
+            direction=message.direction,
+            source=message.source,
+            reason=reason,
+        )
+        self._desk.post(OWNER, hit, ())
+
+    # --- out ------------------------------------------------------------------------------------
+
+    def act(self) -> bool:
+        """Run one action of one stage and send its result; False when none has its input."""
+        # the last stage first: it feeds the backwards that others wait for
+        for stage in sorted(self._hosted, reverse=True):
+            holder = self._hosted[stage]
+            if holder.ready():
+                with self._desk.timer.phase("compute"):
+                    action, tensor = holder.run_next()
+                if tensor is not None:
+                    self._send(holder, action.direction, action.microbatch, tensor)
+                if holder.finished:
+                    self._commit(holder)
+                return True
+        return False
+
+    def apply(self, holder: HostedStage) -> None:
+        """Let a stage's optimizer take the step that was verified; a worker then begins the next one."""
+        if holder.pending_apply is None or holder.gradients is None:
+            return
+        with self._desk.timer.phase("optimizer"):
+            holder.copy.apply(holder.step, holder.gradients, holder.pending_apply)
+        holder.pending_apply = None
+        if self._desk.name == OWNER:
+            # the owner begins when it has the next batch
+            holder.gradients = None
+            return
+        self._desk.roles.step = holder.step + 1
+        holder.begin(holder.step + 1)
+
+    def _send(self, holder: HostedStage, direction: Direction, microbatch: int, tensor: Tensor) -> None:
+        target = holder.index + (1 if direction == "forward" else -1)
+        tensor = tensor.contiguous()
+        message = Activation(
+            epoch=self._desk.roles.epoch,
+            step=holder.step,
+            microbatch=microbatch,
+            direction=direction,
+            source=holder.index,
+            target=target,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+        )
+        with self._desk.timer.phase("send"):
+            header = self._desk.post(self._desk.roles.holders[target], message, (tensor_buffers(tensor),))
+        holder.sent[(direction, microbatch)] = Outgoing(tensor, header)
+
+    def _commit(self, holder: HostedStage) -> None:
+        desk = self._desk
+        gradients = holder.gradients = holder.runner.gradients()
+        shadow, digest = desk.roles.shadow_names.get(holder.index), ""
+        if desk.guarded and shadow is not None:
+            with desk.timer.phase("shadow_send"):
+                digest = self._hand_over(holder, shadow, gradients)
+        with desk.timer.phase("commit"):
+            received = [header for slot, header in sorted(holder.headers.items()) if slot[0] == holder.step]
+            commit = Commit(
+                epoch=desk.roles.epoch,
+                step=holder.step,
+                stage=holder.index,
+                received=tuple(to_signed(header) for header in received) if desk.guarded else (),
+                sent=tuple(
+                    Sent(direction=direction, microbatch=m, digest=out.header.fields.payload_digest)
+                    for (direction, m), out in sorted(holder.sent.items())
+                    if out.header is not None and desk.guarded
+                ),
+                norm_squared=finite_norm_squared(gradients),
+                gradient=digest,
+            )
+            desk.post(OWNER, commit, ())
+
+    def _hand_over(self, holder: HostedStage, shadow: str, gradients: dict[str, Tensor]) -> str:
+        """Give the weight gradient to the shadow and return its digest; in lockstep the shadow has its own."""
+        if self._desk.plan.guard.shadow == "lockstep":
+            return transfer_digest(gradients)
+        about = FetchBulk(epoch=self._desk.roles.epoch, step=holder.step, stage=holder.index, purpose="gradient")
+        return send_bulk(self._desk.post, shadow, about, gradients, holder.step)

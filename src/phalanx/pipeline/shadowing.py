@@ -1,0 +1,174 @@
+"""The stages that a party shadows: gradients come in, audits are done, the copy stays fresh."""
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.auditing import AuditInput, AuditQueue, AuditTask, InputKey
+from phalanx.pipeline.bulk import digest_of_parts, transfer_digest
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.desk import Desk, Received
+from phalanx.pipeline.lookup import sent_here
+from phalanx.pipeline.messages import Audit, AuditReport, Bulk, Fetch, Fetched, GradientHeld
+from phalanx.pipeline.norm import finite_norm_squared
+from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.shadow import ShadowStage
+from phalanx.pipeline.signed import open_signed, to_signed
+from phalanx.security.crypto import digest_hex
+from phalanx.transport.tensors import tensor_buffers, tensor_from
+
+
+class Shadowing:
+    """Keeps shadows at the step of their stage and recomputes what the owner asks for."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._shadows = desk.roles.shadows
+        self._audits = AuditQueue()
+
+    def clear(self) -> None:
+        """Drop every audit: the epoch has changed."""
+        self._audits.clear()
+
+    # --- upkeep ---------------------------------------------------------------------------------
+
+    def take_gradient(self, received: Received, message: Bulk) -> None:
+        """Take a part of a stage's weight gradient.
+
+        Raises:
+            FrameError: It is not from the holder, not of this step, or came before.
+        """
+        desk, roles = self._desk, self._desk.roles
+        shadow = self._shadows.get(message.stage)
+        from_holder = roles.holders.get(message.stage) == received.sender
+        if message.purpose != "gradient" or shadow is None or not from_holder or message.step != roles.step:
+            raise FrameError(
+                f"{desk.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step {message.step}; "
+                f"expected gradients of {sorted(self._shadows)} at step {roles.step}"
+            )
+        self.apply(shadow)
+        if shadow.gradients is not None:
+            raise FrameError(f"{desk.name}: the gradient of stage {message.stage} came twice")
+        with desk.timer.phase("shadow_receive"):
+            if received.header is not None:
+                shadow.parts.append(received.header)
+            shadow.gradients = shadow.expect_gradient().add(message.offset, message.total, received.payload)
+        if shadow.gradients is not None:
+            self._report(shadow, digest_of_parts([part.fields.payload_digest for part in shadow.parts]))
+
+    def apply(self, shadow: ShadowStage) -> None:
+        """Let a shadow's own optimizer take the step that was verified; the state before it is kept."""
+        if shadow.pending_apply is None or shadow.gradients is None:
+            return
+        with self._desk.timer.phase("shadow_apply"):
+            shadow.copy.optimizer.snapshot()
+            shadow.copy.apply(shadow.copy.step, shadow.gradients, shadow.pending_apply)
+        shadow.last_gradients, shadow.pending_apply = shadow.gradients, None
+        shadow.begin()
+        if not self._desk.roles.hosted and self._desk.name != OWNER:
+            self._desk.roles.step = shadow.copy.step
+
+    def apply_next(self) -> bool:
+        """Bring one shadow up to date; False when all are."""
+        for shadow in self._shadows.values():
+            if shadow.pending_apply is not None:
+                self.apply(shadow)
+                return True
+        return False
+
+    def _report(self, shadow: ShadowStage, digest: str) -> None:
+        if shadow.gradients is None:
+            return
+        held = GradientHeld(
+            epoch=self._desk.roles.epoch,
+            step=self._desk.roles.step,
+            stage=shadow.index,
+            norm_squared=finite_norm_squared(shadow.gradients),
+            gradient=digest,
+            parts=tuple(to_signed(part) for part in shadow.parts),
+        )
+        self._desk.post(OWNER, held, ())
+
+    # --- audits ---------------------------------------------------------------------------------
+
+    def ask(self, message: Audit) -> None:
+        """Queue an audit and fetch what it needs.
+
+        Raises:
+            FrameError: The stage is not shadowed here, or the step is not the present one.
+        """
+        roles = self._desk.roles
+        if message.stage not in self._shadows or message.step != roles.step:
+            raise FrameError(
+                f"{self._desk.name}: asked to audit stage {message.stage} at step {message.step}; "
+                f"it shadows {sorted(self._shadows)} at step {roles.step}"
+            )
+        for key in self._audits.add(message, lambda key: sent_here(roles, key)):
+            self._fetch(roles.holders[key[0]], key)
+
+    def take_input(self, received: Received, message: Fetched) -> None:
+        """Take a fetched input, if it is what its sender signed.
+
+        Raises:
+            FrameError: Nobody asked for it.
+            SignatureError: Its header is not signed by who should have sent it.
+        """
+        desk, roles = self._desk, self._desk.roles
+        stage = message.source + (1 if message.direction == "forward" else -1)
+        if stage not in self._shadows or message.evidence is None or message.source not in roles.holders:
+            raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that nobody asked for")
+        key: InputKey = (message.source, message.direction, message.microbatch)
+        header = open_signed(message.evidence, desk.peer(roles.holders[message.source]))
+        body = header.fields.body
+        expected = (message.epoch, message.step, message.microbatch, message.direction, message.source)
+        signed = tuple(body.get(name) for name in ("epoch", "step", "microbatch", "direction", "source"))
+        if signed != expected or header.fields.payload_digest != digest_hex(received.payload):
+            # a wrong copy from the sender blames nobody; the receiver has the bytes under the same header
+            self._fetch(roles.holders[stage], key)
+            return
+        tensor = tensor_from(received.payload, BOUNDARY_DTYPE, desk.plan.hidden_shape)
+        self._audits.deliver(key, AuditInput(tensor, message.evidence))
+
+    def audit_next(self, *, urgent: bool) -> bool:
+        """Do one audit and report what came out; False when none is ready."""
+        task = self._audits.pop(urgent=urgent)
+        if task is None:
+            return False
+        desk = self._desk
+        shadow = self._shadows[task.stage]
+        self.apply(shadow)
+        with desk.timer.phase("audit"):
+            self._recompute(shadow, task)
+        report = AuditReport(
+            epoch=desk.roles.epoch,
+            step=desk.roles.step,
+            stage=task.stage,
+            microbatch=task.microbatch,
+            inputs=task.headers(),
+            digests={d: digest_hex(tensor_buffers(shadow.claims[(d, task.microbatch)])) for d in task.directions},
+            urgent=task.urgent,
+        )
+        desk.post(OWNER, report, ())
+        if shadow.recomputed == desk.plan.microbatches and shadow.gradients is None:
+            shadow.gradients = shadow.copy.runner.gradients()
+            self._report(shadow, transfer_digest(shadow.gradients))
+        return True
+
+    def _recompute(self, shadow: ShadowStage, task: AuditTask) -> None:
+        x, gradient = task.tensor("forward"), task.tensor("backward")
+        if x is None:
+            return
+        step = self._desk.roles.step
+        if self._desk.plan.guard.shadow == "lockstep" and not task.urgent and gradient is not None:
+            shadow.follow(step, task.microbatch, x, gradient)
+        else:
+            shadow.audit(step, task.microbatch, x, gradient)
+
+    def _fetch(self, target: str, key: InputKey) -> None:
+        source, direction, microbatch = key
+        request = Fetch(
+            epoch=self._desk.roles.epoch,
+            step=self._desk.roles.step,
+            microbatch=microbatch,
+            direction=direction,
+            source=source,
+            claim=False,
+        )
+        self._desk.post(target, request, ())
