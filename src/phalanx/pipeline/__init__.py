@@ -2,6 +2,7 @@
 
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.distance import token_distance
+from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.engine import Files, Members, PipelineEngine, StepResult
 from phalanx.pipeline.hosted import StepInputs
@@ -26,6 +27,7 @@ __all__ = [
     "LocalWorkers",
     "Members",
     "NumericClass",
+    "Observe",
     "PipelineConfig",
     "PipelineEngine",
     "StageCopy",

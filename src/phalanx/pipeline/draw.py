@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import math
+from itertools import pairwise
 
 from phalanx.config import canonical_json
 
@@ -32,8 +33,7 @@ class AuditDraw:
         count = math.ceil(self.rate * num_microbatches)
         edges = [round(n * num_microbatches / count) for n in range(count + 1)]
         return tuple(
-            low + self._number(step, epoch, stage, n) % (high - low)
-            for n, (low, high) in enumerate(zip(edges, edges[1:], strict=False))
+            low + self._number(step, epoch, stage, n) % (high - low) for n, (low, high) in enumerate(pairwise(edges))
         )
 
     def _number(self, *where: int) -> int:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from phalanx.errors import NonFiniteLossError, PeerLostError, PhalanxError, TransportError, VerificationError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.coordinator import Coordinator, Judgement, Observe
+from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.docket import Docket, Judgement, Observe
 from phalanx.pipeline.draw import AuditDraw
-from phalanx.pipeline.evidence import write_evidence
+from phalanx.pipeline.evidence import file_digest, write_evidence
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.messages import Apply, Assign, FetchBulk, Purpose, Shutdown, StateDigest
@@ -21,6 +22,7 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
 from phalanx.pipeline.roles import Library
 from phalanx.pipeline.stage_copy import StageCopy
+from phalanx.pipeline.testimony import Testimony
 from phalanx.pipeline.verdict import Verdict
 from phalanx.security.crypto import Peer
 from phalanx.telemetry import PhaseTimer
@@ -51,6 +53,8 @@ class Members:
     classes: Mapping[str, str]
     addresses: Mapping[str, str]
     certificates: Mapping[str, str]
+    authority: str = ""
+    """PEM of who vouches for the certificates; goes into evidence."""
     is_alive: Callable[[str], bool] = lambda name: True
     dismiss: Callable[[str], None] = lambda name: None
     """Ends a local worker's process; nothing for a remote one."""
@@ -90,8 +94,9 @@ class PipelineEngine:
         self._party.roles.library = files.library
         self._party.report_usage(lambda: ({}, dict(endpoint.bytes_sent)))
         self._courier = Courier(self._mail.post, self._pump, timeout_s=30.0)
-        self._coordinator = Coordinator(plan, self._mail.post, self._courier, draw, self._mail.peer, files.observe)
-        self._coordinator.classes = dict(members.classes)
+        self._docket = Docket(plan, self._mail.peer, files.observe, classes=dict(members.classes))
+        self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
+        self._testimony = Testimony()
         self._endpoint = endpoint
         self._epoch = -1
         self._alive = list(members.names)
@@ -126,15 +131,16 @@ class PipelineEngine:
             NoHolderError: Every holder of a stage is gone.
         """
         attempts, audits, first_verdict = 0, 0, len(self.verdicts)
+        self._testimony.forget_before(step)
         coordinator = self._coordinator
-        if coordinator.ledger.step != step:
+        if self._docket.ledger.step != step:
             coordinator.open_step(step, self._epoch)
         while True:
             attempts += 1
             self._party.finish_applies()
             self._party.begin(step, inputs)
             judgement = self._run_attempt()
-            audits += coordinator.ledger.num_audits
+            audits += self._docket.ledger.num_audits
             if judgement is None and not self._lost:
                 break
             self._recover(judgement, step)
@@ -161,7 +167,7 @@ class PipelineEngine:
             copy.load(*found)
         else:
             copy.load_weights(found[0])
-        agreed = self._coordinator.agreed.get(stage)
+        agreed = self._docket.agreed.get(stage)
         if agreed is not None:
             same = copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights
             if not same:
@@ -178,12 +184,12 @@ class PipelineEngine:
     @property
     def holders(self) -> Mapping[int, str]:
         """Who holds each stage now."""
-        return self._coordinator.assignment.holders
+        return self._docket.assignment.holders
 
     @property
     def shadows(self) -> Mapping[int, str]:
         """Who shadows each stage now."""
-        return self._coordinator.assignment.shadows
+        return self._docket.assignment.shadows
 
     @property
     def usage(self) -> dict[str, dict[str, float]]:
@@ -211,7 +217,7 @@ class PipelineEngine:
                 return judgement
             if time.monotonic() > deadline:
                 raise PeerLostError(
-                    f"step {self._coordinator.ledger.step} did not end within {self._timeout_s:.0f} s; still waiting for "
+                    f"step {self._docket.ledger.step} did not end within {self._timeout_s:.0f} s; still waiting for "
                     f"{self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the workers' logs"
                 )
         return None
@@ -223,7 +229,11 @@ class PipelineEngine:
                 self._suspect(item.peer, str(item.error))
                 continue
             try:
-                if not self._courier.accepts(item) and not self._coordinator.handle(item):
+                if self._courier.accepts(item):
+                    continue
+                if self._coordinator.handle(item):
+                    self._testimony.hear(item)
+                else:
                     self._party.handle(item)
             except PhalanxError as exc:
                 self._files.observe("refused", {"party": item.sender, "error": type(exc).__name__, "reason": str(exc)})
@@ -244,10 +254,10 @@ class PipelineEngine:
     def _loss(self, inputs: StepInputs) -> float:
         last = self._party.hosted[len(self.plan.stages) - 1]
         loss = sum(last.losses) / inputs.num_targets
-        norm = self._coordinator.ledger.total_norm()
+        norm = self._docket.ledger.total_norm()
         if not (abs(loss) < float("inf") and norm < float("inf")):
             raise NonFiniteLossError(
-                f"step {self._coordinator.ledger.step}: loss {loss}, gradient norm {norm}, and every audit agrees; "
+                f"step {self._docket.ledger.step}: loss {loss}, gradient norm {norm}, and every audit agrees; "
                 "lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
             )
         return loss
@@ -262,7 +272,7 @@ class PipelineEngine:
         verdicts: Sequence[Verdict],
     ) -> StepResult:
         coordinator = self._coordinator
-        norm, clip = coordinator.ledger.total_norm(), coordinator.clip()
+        norm, clip = self._docket.ledger.total_norm(), coordinator.clip()
         for name in (*self._alive, OWNER):
             self._mail.post(name, Apply(epoch=self._epoch, step=step, clip_coefficient=clip), ())
         coordinator.open_step(step + 1, self._epoch)
@@ -287,11 +297,11 @@ class PipelineEngine:
         """Wait until the states after the last step are agreed on."""
         deadline = time.monotonic() + self._timeout_s
         coordinator = self._coordinator
-        while self.plan.guard.enabled and set(self.shadows) - coordinator.agreed.keys():
+        while self.plan.guard.enabled and set(self.shadows) - self._docket.agreed.keys():
             self._pump()
             judgement = coordinator.advance()
             if judgement is not None or self._lost:
-                self._recover(judgement, coordinator.ledger.step)
+                self._recover(judgement, self._docket.ledger.step)
             if time.monotonic() > deadline:
                 raise PeerLostError(f"states were not confirmed in time; waiting for {coordinator.waiting_for()}")
 
@@ -305,7 +315,7 @@ class PipelineEngine:
             self.verdicts.append(verdict)
             self._files.observe("verdict", verdict.model_dump(mode="json"))
         held = [stage for stage, holder in self.holders.items() if holder == gone]
-        old = self._coordinator.assignment
+        old = self._docket.assignment
         self._alive = [name for name in self._alive if name != gone]
         new = without(old, gone, self._alive, guarded=self.plan.guard.enabled)
         self._endpoint.refuse(gone)
@@ -319,13 +329,11 @@ class PipelineEngine:
         self._files.observe("step_redone", {"step": step, "epoch": self._epoch})
 
     def _record(self, judgement: Judgement) -> Verdict:
-        headers = dict(judgement.headers)
-        parties = {judgement.verdict.party, judgement.verdict.accuser or OWNER}
-        certificates = {name: pem for name, pem in self._members.certificates.items() if name in parties}
-        path = write_evidence(
-            self._files.run_dir / "evidence", judgement.verdict, judgement.exhibit, headers, certificates
-        )
-        return judgement.verdict.model_copy(update={"evidence": f"evidence/{path.name}"})
+        members = self._members
+        case = self._testimony.case(judgement, self._docket, members.certificates, members.authority)
+        path = write_evidence(self._files.run_dir / "evidence", case)
+        update = {"evidence": f"evidence/{path.name}", "evidence_sha256": file_digest(path)}
+        return judgement.verdict.model_copy(update=update)
 
     def _assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
         self._epoch += 1
@@ -358,14 +366,14 @@ class PipelineEngine:
         for stage, shadow in self.shadows.items():
             holder = self._holder(stage)
             states = {name: coordinator.ready[name].states.get(str(stage)) for name in (holder, shadow)}
-            expected = self._known.get(stage) if first else coordinator.agreed.get(stage, states[holder])
+            expected = self._known.get(stage) if first else self._docket.agreed.get(stage, states[holder])
             wrong = [name for name, state in states.items() if state != expected]
             if wrong or expected is None:
                 raise VerificationError(
                     f"stage {stage}: {', '.join(wrong) or holder} got ready with another state than the agreed one; "
                     "resume from the last checkpoint without it"
                 )
-            coordinator.agreed[stage] = expected
+            self._docket.agreed[stage] = expected
 
     def _holder(self, stage: int) -> str:
         return self.holders[stage]

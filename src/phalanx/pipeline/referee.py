@@ -73,7 +73,7 @@ class Referee:
             return self._guilty(dispute, dispute.holder, "transfer", reason), Exhibit()
         y, x_gradient = copy.runner.recompute(dispute.step, dispute.microbatch, x, gradient)
         truth = y if dispute.direction == "forward" or x_gradient is None else x_gradient
-        exhibit = Exhibit(tensors={"input": x, "recomputed": truth}, weights=dispute.state.weights)
+        exhibit = Exhibit({"input": x, "recomputed": truth}, dispute.state.weights, copy.weights())
         if gradient is not None:
             exhibit.tensors["gradient"] = gradient
         claim, said = self._claim(dispute), self._output(dispute)
@@ -132,7 +132,6 @@ class Referee:
         self,
         ledger: StepLedger,
         stage: int,
-        inputs: Mapping[MessageKey, Committed],
         holders: Mapping[int, str],
         shadow: str,
         state: StateDigest,
@@ -153,7 +152,7 @@ class Referee:
                     source=source,
                     claim=False,
                 )
-                digest = inputs[(source, direction, microbatch)].digest
+                digest = ledger.messages[(source, direction, microbatch)].digest
                 found = self._first(wanted, (holders[source], holders[stage]), digest)
                 if found is None:
                     return holders[stage]

@@ -40,8 +40,8 @@ class Shadowing:
         from_holder = roles.holders.get(message.stage) == received.sender
         if message.purpose != "gradient" or shadow is None or not from_holder or message.step != roles.step:
             raise FrameError(
-                f"{desk.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step {message.step}; "
-                f"expected gradients of {sorted(self._shadows)} at step {roles.step}"
+                f"{desk.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step "
+                f"{message.step}; expected gradients of {sorted(self._shadows)} at step {roles.step}"
             )
         self.apply(shadow)
         if shadow.gradients is not None:

@@ -14,7 +14,7 @@ from phalanx.pipeline import (
     WorkerConfig,
     gather,
 )
-from phalanx.pipeline.coordinator import Observe
+from phalanx.pipeline import Observe
 from phalanx.train.config import RunConfig
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory

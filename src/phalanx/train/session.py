@@ -18,7 +18,7 @@ from phalanx.errors import CheckpointError, ConfigError, PhalanxError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.optimizers import learning_rate
 from phalanx.pipeline import OWNER, AuditDraw, PipelineEngine, StepPlan
-from phalanx.pipeline.coordinator import Observe
+from phalanx.pipeline import Observe
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter, read_metrics
 from phalanx.train.company import company

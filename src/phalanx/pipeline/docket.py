@@ -1,0 +1,103 @@
+"""What the owner's judging parts share: the present assignment, commitments, and states agreed on."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from phalanx.errors import SignatureError, TransportError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.evidence import Exhibit
+from phalanx.pipeline.ledger import StepLedger
+from phalanx.pipeline.messages import Signed, StateDigest
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.recovery import Assignment
+from phalanx.pipeline.signed import open_signed
+from phalanx.pipeline.verdict import Verdict
+from phalanx.security.crypto import Peer
+from phalanx.transport import SignedHeader
+
+Observe = Callable[[str, dict[str, object]], None]
+
+NO_HEADERS: Mapping[str, Signed] = {}
+
+
+@dataclass
+class Judgement:
+    """A verdict with what it rests on."""
+
+    verdict: Verdict
+    exhibit: Exhibit = field(default_factory=Exhibit)
+    headers: dict[str, Signed] = field(default_factory=dict)
+
+
+@dataclass
+class Docket:
+    """Facts that every comparison needs.
+
+    Attributes:
+        plan: The run.
+        peer: Public key of a party.
+        observe: Writes to the audit log.
+        assignment: Who holds and shadows what.
+        classes: Numeric class of each party.
+        ledger: The present attempt at the present step.
+        previous: The last applied step's.
+        agreed: Digest of each stage at the present step, once holder and shadow have both signed it.
+        before: The same at the step before.
+    """
+
+    plan: StepPlan
+    peer: Callable[[str], Peer]
+    observe: Observe
+    assignment: Assignment = field(default_factory=lambda: Assignment({}, {}))
+    classes: Mapping[str, str] = field(default_factory=dict)
+    ledger: StepLedger = field(default_factory=lambda: StepLedger(0, 0))
+    previous: StepLedger | None = None
+    agreed: dict[int, StateDigest] = field(default_factory=dict)
+    before: dict[int, StateDigest] = field(default_factory=dict)
+
+    @property
+    def watched(self) -> list[int]:
+        """Stages in other hands, which have a shadow."""
+        return sorted(self.assignment.shadows) if self.plan.guard.enabled else []
+
+    def holder(self, stage: int) -> str:
+        """Who holds a stage."""
+        return self.assignment.holders[stage]
+
+    def shadow(self, stage: int) -> str:
+        """Who shadows a stage."""
+        return self.assignment.shadows[stage]
+
+    def same_class(self, one: str, other: str = OWNER) -> bool:
+        """Whether two honest parties get the same bits."""
+        return self.classes[one] == self.classes[other]
+
+    def signed_by(self, signed: Signed, party: str) -> SignedHeader | None:
+        """The header, if `party` signed it."""
+        try:
+            return open_signed(signed, self.peer(party))
+        except (SignatureError, TransportError):
+            return None
+
+    def judgement(
+        self,
+        offence: str,
+        party: str,
+        stage: int,
+        reason: str,
+        *,
+        accuser: str = OWNER,
+        headers: Mapping[str, Signed] = NO_HEADERS,
+    ) -> Judgement:
+        """A verdict that needs no recomputation: the headers prove it."""
+        verdict = Verdict.model_validate(
+            {
+                "step": self.ledger.step,
+                "stage": stage,
+                "party": party,
+                "offence": offence,
+                "reason": reason,
+                "accuser": accuser,
+            }
+        )
+        return Judgement(verdict, headers=dict(headers))

@@ -1,0 +1,46 @@
+"""The jumping connection as an equality of digests: what one stage sent is what the next one used."""
+
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.ledger import MessageKey
+from phalanx.pipeline.schedules.action import Direction
+
+_BOTH: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", -1))
+
+
+def compare_links(docket: Docket) -> Judgement | None:
+    """Compare what every stage committed to have sent with what its neighbour committed to have used.
+
+    Returns:
+        The first contradiction's author: a sender that told two stories, or a receiver that shows
+        a header which the sender did not sign, or none at all.
+    """
+    stages = len(docket.plan.stages)
+    for source in range(stages):
+        for direction, offset in _BOTH:
+            target = source + offset
+            if not 0 <= target < stages or docket.holder(source) == docket.holder(target) == OWNER:
+                continue
+            for microbatch in range(docket.plan.microbatches):
+                judgement = _compare(docket, (source, direction, microbatch), target)
+                if judgement is not None:
+                    return judgement
+    return None
+
+
+def _compare(docket: Docket, key: MessageKey, target: int) -> Judgement | None:
+    source, direction, microbatch = key
+    sender, receiver = docket.holder(source), docket.holder(target)
+    said, received = docket.ledger.said_digest(key), docket.ledger.messages.get(key)
+    where = f"stage {source}, microbatch {microbatch}, {direction}"
+    if received is None:
+        reason = f"{where}: {receiver} committed to the step without this input"
+        return docket.judgement("forgery", receiver, target, reason)
+    if said == received.digest:
+        return None
+    headers = {"message": received.header}
+    if docket.signed_by(received.header, sender) is None:
+        reason = f"{where}: {receiver} committed to an input that {sender} did not sign"
+        return docket.judgement("forgery", receiver, target, reason, accuser=sender, headers=headers)
+    reason = f"{where}: {sender} committed to another tensor than it sent"
+    return docket.judgement("equivocation", sender, source, reason, accuser=receiver, headers=headers)

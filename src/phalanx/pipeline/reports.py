@@ -1,0 +1,158 @@
+"""L2, the owner's half: weigh what an auditor reports against what the stage had committed to."""
+
+from collections.abc import Mapping
+
+from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.distance import token_distance
+from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.ledger import Committed, MessageKey
+from phalanx.pipeline.messages import AuditReport, Fetch, Fetched, ScreenHit, Signed
+from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.referee import Dispute, Referee
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.signed import unverified_field
+from phalanx.transport.tensors import tensor_from
+
+_SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
+
+
+class Reports:
+    """Turns audit reports into nothing, or into a dispute that the referee decides."""
+
+    def __init__(self, docket: Docket, courier: Courier, referee: Referee) -> None:
+        self._docket = docket
+        self._courier = courier
+        self._referee = referee
+
+    def weigh(self, report: AuditReport, known: Mapping[MessageKey, Committed]) -> Judgement | None:
+        """Weigh one report.
+
+        Args:
+            report: What the auditor recomputed, and from which inputs.
+            known: What stage and neighbours committed to.
+        """
+        stage, microbatch = report.stage, report.microbatch
+        inputs: dict[Direction, Committed] = {}
+        for direction, offset in _SOURCES:
+            if (stage + offset, direction, microbatch) in known:
+                inputs[direction] = known[(stage + offset, direction, microbatch)]
+        judgement = self._compare_inputs(report, inputs)
+        if judgement is not None:
+            return judgement
+        for direction, digest in report.digests.items():
+            output = known.get((stage, direction, microbatch))
+            if output is not None and not self._matches(report, direction, digest, output):
+                judgement = self._dispute(report, direction, inputs, output)
+                if judgement is not None:
+                    return judgement
+        return None
+
+    def committed_early(self, hit: ScreenHit) -> dict[MessageKey, Committed]:
+        """What both ends of a screened message have signed, asked for before their commitments are due."""
+        stage, m = hit.source, hit.microbatch
+        holder = self._docket.holder
+        wanted: list[tuple[str, MessageKey]] = [
+            (holder(stage + (1 if hit.direction == "forward" else -1)), (stage, hit.direction, m)),
+            (holder(stage), (stage - 1, "forward", m)),
+        ]
+        if hit.direction == "backward":
+            wanted.append((holder(stage), (stage + 1, "backward", m)))
+        known = {}
+        for party, key in wanted:
+            source, direction, microbatch = key
+            request = Fetch(
+                epoch=hit.epoch, step=hit.step, microbatch=microbatch, direction=direction, source=source, claim=False
+            )
+            answer = self._courier.fetch(party, request)
+            evidence = answer.message.evidence if answer and isinstance(answer.message, Fetched) else None
+            header = None if evidence is None else self._docket.signed_by(evidence, holder(source))
+            if evidence is not None and header is not None:
+                known[key] = Committed(header.fields.payload_digest, evidence)
+        return known
+
+    def _compare_inputs(self, report: AuditReport, inputs: Mapping[Direction, Committed]) -> Judgement | None:
+        """Two headers of one sender for one message prove that it told two stories."""
+        docket, stage = self._docket, report.stage
+        auditor = docket.shadow(stage)
+        for signed in report.inputs:
+            body = unverified_field(signed, "body")
+            direction: Direction = "forward" if body.get("direction") == "forward" else "backward"
+            sender = docket.holder(stage + (-1 if direction == "forward" else 1))
+            header = docket.signed_by(signed, sender)
+            where = f"stage {stage}, microbatch {report.microbatch}"
+            if header is None or not _is_input(signed, report):
+                reason = f"{where}: {auditor} reported an input that {sender} did not send"
+                return docket.judgement("forgery", auditor, stage, reason, headers={"input": signed})
+            committed = inputs.get(direction)
+            if committed is not None and committed.digest != header.fields.payload_digest:
+                reason = f"{where}: {sender} signed two different {direction} messages"
+                headers = {"told_stage": committed.header, "told_auditor": signed}
+                source = stage + (-1 if direction == "forward" else 1)
+                return docket.judgement("equivocation", sender, source, reason, accuser=auditor, headers=headers)
+        return None
+
+    def _matches(self, report: AuditReport, direction: Direction, digest: str, output: Committed) -> bool:
+        holder, auditor = self._docket.holder(report.stage), self._docket.shadow(report.stage)
+        if digest == output.digest:
+            return True
+        if self._docket.same_class(holder, auditor):
+            return False
+        tensors = []
+        for party, claim in ((holder, False), (auditor, True)):
+            request = Fetch(
+                epoch=report.epoch,
+                step=report.step,
+                microbatch=report.microbatch,
+                direction=direction,
+                source=report.stage,
+                claim=claim,
+            )
+            answer = self._courier.fetch(party, request)
+            if answer is None:
+                return False
+            tensors.append(tensor_from(answer.payload, BOUNDARY_DTYPE, self._docket.plan.hidden_shape))
+        # twice the referee's tau: of two parties that differ by this much, one is off by more than tau
+        return token_distance(tensors[0], tensors[1]) <= 2 * self._docket.plan.guard.tolerance
+
+    def _dispute(
+        self, report: AuditReport, direction: Direction, inputs: Mapping[Direction, Committed], output: Committed
+    ) -> Judgement | None:
+        docket, stage = self._docket, report.stage
+        auditor = docket.shadow(stage)
+        docket.observe(
+            "alarm",
+            {
+                "step": report.step,
+                "stage": stage,
+                "microbatch": report.microbatch,
+                "direction": direction,
+                "accuser": auditor,
+            },
+        )
+        dispute = Dispute(
+            step=report.step,
+            epoch=report.epoch,
+            stage=stage,
+            microbatch=report.microbatch,
+            direction=direction,
+            holder=docket.holder(stage),
+            accuser=auditor,
+            holders=docket.assignment.holders,
+            inputs=inputs,
+            output=output,
+            report=report,
+            state=docket.agreed[stage],
+        )
+        verdict, exhibit = self._referee.judge_message(dispute)
+        if verdict is None:
+            return None
+        headers: dict[str, Signed] = {"output": output.header}
+        headers |= {f"input_{name}": committed.header for name, committed in inputs.items()}
+        return Judgement(verdict, exhibit, headers)
+
+
+def _is_input(signed: Signed, report: AuditReport) -> bool:
+    """Whether a header is of this report's very step and microbatch."""
+    body = unverified_field(signed, "body")
+    found = tuple(body.get(name) for name in ("epoch", "step", "microbatch", "target"))
+    return found == (report.epoch, report.step, report.microbatch, report.stage)

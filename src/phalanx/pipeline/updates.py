@@ -1,0 +1,82 @@
+"""L3, the owner's half: weight gradients and states that a stage and its shadow must agree on."""
+
+from phalanx.pipeline.bulk import digest_of_parts
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.messages import GradientHeld, StateDigest
+from phalanx.pipeline.referee import Referee
+
+
+class Updates:
+    """Compares what holder and shadow say; where they differ, the referee redoes what they dispute."""
+
+    def __init__(self, docket: Docket, referee: Referee) -> None:
+        self._docket = docket
+        self._referee = referee
+        self.said: dict[int, dict[str, StateDigest]] = {}
+        """State digests of the present step, by stage and party."""
+
+    def weigh_states(self) -> Judgement | None:
+        """Agree on each stage's state after the last optimizer step."""
+        docket = self._docket
+        for stage in docket.watched:
+            holder, shadow = docket.holder(stage), docket.shadow(stage)
+            said = self.said.get(stage, {})
+            if stage in docket.agreed or holder not in said or shadow not in said:
+                continue
+            if said[holder] == said[shadow] or not docket.same_class(holder, shadow):
+                # across numeric classes the bits may differ; messages are then compared by distance
+                docket.agreed[stage] = said[holder]
+                continue
+            judgement = self._judge_state(stage, said)
+            if judgement is not None:
+                return judgement
+        return None
+
+    def weigh_gradients(self) -> Judgement | None:
+        """Agree on each stage's weight gradient of this step, and on its norm."""
+        docket, ledger = self._docket, self._docket.ledger
+        for stage in docket.watched:
+            commit, held = ledger.commits.get(stage), ledger.held.get(stage)
+            if commit is None or held is None or stage in ledger.gradients_agreed or stage not in docket.agreed:
+                continue
+            holder, shadow = docket.holder(stage), docket.shadow(stage)
+            same = (commit.gradient, commit.norm_squared) == (held.gradient, held.norm_squared)
+            lockstep = docket.plan.guard.shadow == "lockstep"
+            if same or (lockstep and not docket.same_class(holder, shadow)):
+                ledger.gradients_agreed.add(stage)
+                continue
+            guilty = self._guilty_of_gradient(stage, holder, shadow, held)
+            reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
+            accuser = shadow if guilty == holder else holder
+            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser)
+        return None
+
+    def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
+        docket = self._docket
+        holder, shadow = docket.holder(stage), docket.shadow(stage)
+        docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
+        before, previous = docket.before.get(stage), docket.previous
+        if before is None or previous is None or stage not in previous.commits:
+            reason = f"stage {stage}: {shadow} has another state than the one that it was given"
+            return docket.judgement("state", shadow, stage, reason, accuser=OWNER)
+        gradient = (previous.commits[stage].gradient, previous.clip_coefficient)
+        guilty = self._referee.judge_update(stage, holder, shadow, before, gradient, said)
+        if guilty is None:
+            docket.agreed[stage] = said[holder]
+            return None
+        reason = f"stage {stage}: {guilty} has a state that the signed gradient of step {before.step} does not lead to"
+        return docket.judgement("state", guilty, stage, reason, accuser=shadow if guilty == holder else holder)
+
+    def _guilty_of_gradient(self, stage: int, holder: str, shadow: str, held: GradientHeld) -> str:
+        docket, ledger = self._docket, self._docket.ledger
+        if docket.plan.guard.shadow == "lockstep":
+            return self._referee.judge_step(ledger, stage, docket.assignment.holders, shadow, docket.agreed[stage])
+        if held.gradient == ledger.commits[stage].gradient:
+            return self._referee.judge_norm(ledger, stage, holder, shadow)
+        parts = [docket.signed_by(part, holder) for part in held.parts]
+        if not parts or any(part is None for part in parts):
+            return shadow
+        sent = digest_of_parts([part.fields.payload_digest for part in parts if part is not None])
+        # the parts carry the holder's own signature: what it sent is not what it committed to
+        return holder if sent == held.gradient else shadow
