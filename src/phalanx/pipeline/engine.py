@@ -342,8 +342,8 @@ class PipelineEngine:
             epoch=self._epoch,
             step=step,
             roles=roles_of(new, old),
-            addresses=dict(self._members.addresses),
-            certificates=dict(self._members.certificates),
+            addresses={name: self._members.addresses[name] for name in self._alive},
+            certificates={name: pem for name, pem in self._members.certificates.items() if name in self._alive},
         )
         for name in (*self._alive, OWNER):
             self._mail.post(name, assign, ())

@@ -3,6 +3,7 @@
 from phalanx.errors import FrameError
 from phalanx.pipeline.auditing import AuditInput, InputKey
 from phalanx.pipeline.bulk import send_bulk
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk
 from phalanx.pipeline.messages import Fetch, FetchBulk, Fetched
 from phalanx.pipeline.roles import Roles
@@ -11,7 +12,16 @@ from phalanx.transport.tensors import tensor_buffers
 
 
 def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
-    """Send the asked-for message or claim of this step, if this party has it."""
+    """Send the asked-for message or claim of this step, if this party has it.
+
+    Raises:
+        FrameError: The sender has no business with it: only the owner and the shadow of the stage that a
+            message went to may see it, and only the owner a claim.
+    """
+    target = message.source + (1 if message.direction == "forward" else -1)
+    allowed = {OWNER} if message.claim else {OWNER, desk.roles.shadow_names.get(target)}
+    if sender not in allowed:
+        raise FrameError(f"{desk.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it")
     found = _claim(desk.roles, message) if message.claim else _message(desk.roles, message)
     if found is None or message.step != desk.roles.step:
         return

@@ -101,7 +101,7 @@ class StageCopy:
         """
         if self.step != step:
             raise StaleReplicaError(
-                f"stage {self.spec.index}: the copy is at step {self.step}, the update for step {step}; resynchronise it"
+                f"stage {self.spec.index}: the copy is at step {self.step}, the update for {step}; resynchronise it"
             )
         lr = learning_rate(self.plan.optimizer, step, self.plan.total_steps)
         self.optimizer.step(dict(gradients), lr, clip_coefficient)

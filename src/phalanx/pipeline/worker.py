@@ -72,7 +72,8 @@ class Worker:
         """
         label = local_numeric_class(self._config.device).label
         self._mail.post(self._config.owner_name, Hello(epoch=0, address=address, numeric_class=label))
-        deadline = time.monotonic() + _JOIN_TIMEOUT_S
+        last_mail = time.monotonic()
+        deadline = last_mail + _JOIN_TIMEOUT_S
         while True:
             for item in self._mail.drain():
                 if isinstance(item, LinkFault):
@@ -87,7 +88,11 @@ class Worker:
                 )
             if self._party is None or not self._party.work():
                 with self._timer.phase("wait"):
-                    self._mail.wait(1.0)
+                    arrived = self._mail.wait(1.0)
+                last_mail = time.monotonic() if arrived else last_mail
+                if time.monotonic() - last_mail > self._config.transport.timeout_s:
+                    self._look_for_owner(address)
+                    last_mail = time.monotonic()
 
     def _handle(self, item: Received) -> None:
         try:
@@ -115,12 +120,21 @@ class Worker:
             self._party.report_usage(self._usage)
 
     def _meet(self, assign: Assign) -> None:
-        """Get to know the other parties; only who the common authority vouches for."""
+        """Get to know the other parties, only who the common authority vouches for; refuse who is no longer one."""
+        for name in set(self._endpoint.peers) - assign.addresses.keys() - {self._config.owner_name}:
+            self._endpoint.refuse(name)
         for name, certificate in assign.certificates.items():
             if name in (self._identity.name, self._config.owner_name):
                 continue
             peer = peer_from_certificate(certificate.encode(), self._identity.authority_pem)
             self._endpoint.add_peer(peer, assign.addresses.get(name, ""))
+
+    def _look_for_owner(self, address: str) -> None:
+        """Nothing has come for long: an owner that is gone, or serves another run by now, ends this worker."""
+        config = self._config
+        met = describe(self._identity, config.owner_name, config.owner, address, config.transport)
+        if met.run != self._endpoint.run:
+            raise PeerLostError(f"the owner at {config.owner} serves another session by now; start this worker anew")
 
     def _usage(self) -> tuple[dict[str, float], dict[str, int]]:
         for name, seconds in self._timer.take_cpu().items():

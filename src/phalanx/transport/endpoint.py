@@ -76,6 +76,11 @@ class Endpoint:
         return self._identity.name
 
     @property
+    def run(self) -> str:
+        """The session; frames of another one are refused."""
+        return self._run
+
+    @property
     def peers(self) -> Mapping[str, Peer]:
         """The known parties, evicted ones included."""
         with self._lock:
