@@ -5,11 +5,12 @@ from phalanx.pipeline.distance import token_distance
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.engine import Files, Members, PipelineEngine, StepResult
+from phalanx.pipeline.explain import explain_evidence
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.join import gather
 from phalanx.pipeline.launch import LocalWorkers
 from phalanx.pipeline.messages import StateDigest
-from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class
+from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
@@ -42,9 +43,11 @@ __all__ = [
     "WorkerConfig",
     "WrapRunner",
     "die_with_parent",
+    "explain_evidence",
     "gather",
     "local_numeric_class",
     "run_worker",
+    "settle_numerics",
     "stage_spec",
     "token_distance",
 ]

@@ -26,6 +26,18 @@ class NumericClass(StrictModel):
         return hashlib.sha256(canonical_json(self.model_dump())).hexdigest()[:16]
 
 
+def settle_numerics(threads: int) -> None:
+    """Make this process compute the same bits each time; owner and workers both call it once at the start.
+
+    Args:
+        threads: Threads of tensor kernels; the order in which they add up belongs to the numeric class.
+    """
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    # every byte is written before it is read; filling memory first would only cost time
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - mypy knows no such member
+
+
 def local_numeric_class(device: str) -> NumericClass:
     """Describe this process."""
     on_gpu = device.startswith("cuda")

@@ -7,14 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from phalanx.errors import ConfigError, PeerLostError, PhalanxError
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.messages import Assign, Fault, Hello, Setup, Shutdown
-from phalanx.pipeline.numeric_class import local_numeric_class
+from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan, parse_plan
 from phalanx.pipeline.stage_copy import WrapRunner
@@ -38,7 +36,7 @@ def run_worker(config: WorkerConfig, wrap_runner: WrapRunner = lambda runner: ru
         ConfigError: The owner's run is not the one that `run_digest` pins.
         CertificateError: This worker's own identity is unusable.
     """
-    torch.set_num_threads(config.threads)
+    settle_numerics(config.threads)
     identity = load_identity(Path(config.identity))
     wire = GrpcWire(identity, config.transport)
     try:

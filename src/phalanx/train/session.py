@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console, RenderableType
 
 from phalanx.checkpoint import Checkpoint, Shard, latest_checkpoint, open_checkpoint, save_checkpoint
@@ -17,7 +16,7 @@ from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity, valid
 from phalanx.errors import CheckpointError, ConfigError, PhalanxError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.optimizers import learning_rate
-from phalanx.pipeline import OWNER, AuditDraw, PipelineEngine, StepPlan
+from phalanx.pipeline import OWNER, AuditDraw, PipelineEngine, StepPlan, settle_numerics
 from phalanx.pipeline import Observe
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter, read_metrics
@@ -50,8 +49,7 @@ def train(
     Raises:
         PhalanxError: As the tree in `phalanx.errors` says; the summary then has the status "failed".
     """
-    torch.set_num_threads(run.train.threads)
-    torch.use_deterministic_algorithms(True)
+    settle_numerics(run.train.threads)
     home = RunDirectory(Path(run_dir or Path("runs") / run.name), run, resume=resume)
     session = Session(run, home, console or Console())
     with _interruptible():
