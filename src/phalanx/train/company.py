@@ -2,32 +2,41 @@
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
     Files,
     LocalWorkers,
+    Observe,
     PipelineEngine,
     StepPlan,
     WorkerConfig,
     gather,
 )
-from phalanx.pipeline import Observe
 from phalanx.train.config import RunConfig
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
 from phalanx.transport import Endpoint, GrpcWire
 
 _JOIN_TIMEOUT_S = 120.0
+# people start remote workers by hand
+_REMOTE_JOIN_TIMEOUT_S = 600.0
 
 
 @contextlib.contextmanager
 def company(
-    run: RunConfig, home: RunDirectory, plan: StepPlan, library: StageLibrary, observe: Observe
+    run: RunConfig,
+    home: RunDirectory,
+    plan: StepPlan,
+    library: StageLibrary,
+    observe: Observe,
+    names: Sequence[str],
 ) -> Iterator[PipelineEngine]:
-    """Start or await the workers, and end them whatever happens.
+    """Start or await the workers called `names`, and end them whatever happens.
+
+    Whoever is not named, such as a party convicted in an earlier session, is not started and not let in.
 
     Yields:
         The engine, with every worker set up and no role given yet.
@@ -43,8 +52,9 @@ def company(
         stack.callback(wire.close)
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
         workers = stack.enter_context(LocalWorkers(home.path / "workers"))
-        names = run.pipeline.workers
-        if not run.pipeline.remote_workers:
+        if run.pipeline.remote_workers:
+            observe("awaiting", {"address": wire.address, "parties": list(names)})
+        else:
             workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
         members = gather(
             endpoint,
@@ -53,16 +63,14 @@ def company(
             home.owner.authority_pem,
             is_alive=workers.is_alive,
             last_words=workers.last_words,
-            timeout_s=_JOIN_TIMEOUT_S,
+            timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
         )
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
         for name in members.names:
             observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         draw = AuditDraw(home.audit_key(), run.guard.audit_rate)
-        engine = PipelineEngine(
-            plan, home.owner.public, endpoint, members, Files(home.path, library, observe), draw
-        )
+        engine = PipelineEngine(plan, home.owner.public, endpoint, members, Files(home.path, library, observe), draw)
         yield engine
         engine.close("the run is complete")
         workers.close()
@@ -75,7 +83,8 @@ def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) ->
         owner=owner,
         threads=run.train.threads,
         device=run.train.device,
-        transport=run.pipeline.transport,
+        # the port of the run file is the owner's
+        transport=run.pipeline.transport.model_copy(update={"port": 0}),
         attack=run.attack if attacked else None,
         attack_log=str(home.attack_log.resolve()) if attacked else None,
     )

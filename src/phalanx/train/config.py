@@ -63,11 +63,14 @@ class RunConfig(StrictModel):
                 f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
                 "the first and the last stage are the owner's"
             )
+        if self.attack.kind != "none" and not self.attack.stages:
+            raise ValueError(f'attack.stages is empty; name middle stages, {list(middle)}, or set kind = "none"')
         if self.attack.kind != "none" and self.pipeline.remote_workers:
             raise ValueError("attack is for drills with local workers; a remote worker's own file can have one")
         if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
             raise ValueError(
-                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of train.steps = {self.train.steps}"
+                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
+                f"train.steps = {self.train.steps}; lower it"
             )
         return self
 

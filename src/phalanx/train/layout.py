@@ -1,5 +1,6 @@
 """A run file and a model to the plan that every party gets, and the tables that --dry-run prints."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -81,14 +82,16 @@ class StageEstimate:
     memory_bytes: int
 
 
-def estimate_stages(run: RunConfig, source: ModelSource) -> list[StageEstimate]:
-    """Stage table with expected memory.
+def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
+    """Stage table with expected memory; `workers` are those that take part, all of the run's if None.
 
     Activations are counted as 16 numbers of the hidden size per token and layer, the measured count
     for a block with fused attention, plus the logits and their gradient at the last stage.
     """
     specs = cut(run, source)
-    first = first_assignment(len(specs), run.pipeline.workers, guarded=run.guard.enabled)
+    first = first_assignment(
+        len(specs), run.pipeline.workers if workers is None else workers, guarded=run.guard.enabled
+    )
     tokens = run.train.batch_size // run.train.microbatches * run.data.sequence_length
     rows = []
     for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True):

@@ -1,4 +1,4 @@
-"""The one training loop: batch, step, observe, validate, checkpoint. Engines hide behind one Protocol."""
+"""The one training loop: batch, step, validate, observe, checkpoint. Engines hide behind one Protocol."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -16,11 +16,19 @@ class Engine(Protocol):
         ...
 
 
-class Recorder(Protocol):
-    """What the loop tells about its progress."""
+class Hooks(Protocol):
+    """What happens after a step, in this order; `num_steps` counts finished steps."""
 
-    def stepped(self, result: StepResult, *, tokens: int, wall_s: float, lr: float) -> None:
-        """A step was applied."""
+    def validate(self, num_steps: int) -> float | None:
+        """Perplexity on held-out text, or None when it is not time for it."""
+        ...
+
+    def stepped(self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: float | None) -> None:
+        """Record the step."""
+        ...
+
+    def save(self, num_steps: int) -> None:
+        """Save a checkpoint when it is time for it."""
         ...
 
 
@@ -28,11 +36,9 @@ def run_loop(
     engine: Engine,
     loader: BatchLoader,
     steps: Iterable[int],
-    *,
     num_microbatches: int,
     learning_rate: Callable[[int], float],
-    recorder: Recorder,
-    after_step: Callable[[int], None],
+    hooks: Hooks,
 ) -> None:
     """Train.
 
@@ -42,8 +48,7 @@ def run_loop(
         steps: Step numbers, ascending.
         num_microbatches: Equal parts of a batch.
         learning_rate: Of a step, for the record.
-        recorder: Is told about every step.
-        after_step: Validates and saves when it is time; gets the number of finished steps.
+        hooks: Validates, records and saves.
 
     Raises:
         TrainingError: As the engine does.
@@ -53,8 +58,11 @@ def run_loop(
         batch = loader.next()
         result = engine.step(step, step_inputs(batch, num_microbatches))
         wall_s = time.perf_counter() - started
-        recorder.stepped(result, tokens=batch.input_ids.numel(), wall_s=wall_s, lr=learning_rate(step))
-        after_step(step + 1)
+        # before the record is written: a step's line is whole or not there at all
+        validation = hooks.validate(step + 1)
+        tokens = batch.input_ids.numel()
+        hooks.stepped(result, tokens=tokens, wall_s=wall_s, lr=learning_rate(step), validation=validation)
+        hooks.save(step + 1)
 
 
 def step_inputs(batch: Batch, num_microbatches: int) -> StepInputs:

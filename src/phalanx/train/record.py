@@ -1,14 +1,19 @@
 """Everything that a run leaves behind while it goes: metrics, events, TensorBoard, the progress bar."""
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from typing import Any
 
+from phalanx.errors import CheckpointError
 from phalanx.pipeline import StepResult
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, Reading, TensorBoardWriter
+from phalanx.telemetry.progress import Kind
 from phalanx.train.ground_truth import GroundTruth
 
-_SAID = {
+# a conviction must outlive even the machine: a resumed run reads here who may not come back
+_LASTING = ("verdict", "evicted")
+_SAID: dict[str, tuple[Kind, str]] = {
+    "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
     "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "evicted": ("eviction", "{party} is evicted"),
@@ -21,11 +26,40 @@ _SAID = {
 class Totals:
     """Running figures of a run, of this session and those before it."""
 
-    losses: list[float] = field(default_factory=list)
+    steps: int = 0
+    """Applied steps."""
+    last_step: int = -1
+    """Number of the last applied step; with none lost, one less than `steps`."""
     tokens: int = 0
     audits: int = 0
     alarms: int = 0
     wall_s: float = 0.0
+    """Time inside steps; validation, checkpoints and waiting for workers are not in it."""
+    loss_first: float | None = None
+    loss_last: float | None = None
+
+    def add(self, result: StepResult, tokens: int, wall_s: float) -> None:
+        """Count one applied step."""
+        self.steps += 1
+        self.last_step = result.step
+        self.tokens += tokens
+        self.audits += result.num_audits
+        self.alarms += result.num_alarms
+        self.wall_s += wall_s
+        self.loss_first = result.loss if self.loss_first is None else self.loss_first
+        self.loss_last = result.loss
+
+    def load_json(self, saved: dict[str, Any]) -> None:
+        """Take over the totals of earlier sessions.
+
+        Raises:
+            CheckpointError: They are not those of this version.
+        """
+        known = {item.name for item in fields(self)}
+        if set(saved) != known:
+            raise CheckpointError(f"checkpoint: totals {sorted(saved)}, expected {sorted(known)}; use an older one")
+        for key, value in saved.items():
+            setattr(self, key, value)
 
 
 class RunRecorder:
@@ -46,30 +80,26 @@ class RunRecorder:
         self._metrics = metrics
         self._board = board
         self._progress = progress
-        self._validation: float | None = None
-        self._started = time.perf_counter()
 
     def observe(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and say what a person wants to know."""
         self.log.append(kind, body)
+        if kind in _LASTING:
+            self.log.sync()
         if kind in _SAID:
             style, text = _SAID[kind]
-            self._progress.message(text.format(**body), style)  # type: ignore[arg-type]
+            self._progress.message(text.format(**body), style)
 
     def validated(self, perplexity: float, num_steps: int) -> None:
-        """A validation ended; its figure goes with the next step's line."""
-        self._validation = perplexity
+        """A validation after so many finished steps ended."""
         self._board.scalars({"validation/perplexity": perplexity}, num_steps)
 
-    def stepped(self, result: StepResult, *, tokens: int, wall_s: float, lr: float) -> None:
-        """A step was applied."""
+    def stepped(self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: float | None) -> None:
+        """A step was applied; `validation` is the perplexity after it, where it was measured."""
         self.truth.refresh()
         totals = self.totals
-        totals.losses.append(result.loss)
-        totals.tokens += tokens
-        totals.audits += result.num_audits
-        totals.alarms += result.num_alarms
-        totals.wall_s += wall_s
+        totals.add(result, tokens, wall_s)
+        rate = tokens / wall_s
         self._metrics.append(
             {
                 "step": result.step,
@@ -77,19 +107,19 @@ class RunRecorder:
                 "lr": lr,
                 "grad_norm": result.gradient_norm,
                 "tokens": tokens,
-                "tokens_per_s": tokens / wall_s,
+                "tokens_per_s": rate,
                 "wall_s": wall_s,
                 "attempts": result.attempts,
                 "audits": result.num_audits,
                 "alarms": result.num_alarms,
                 "attacked": result.step in self.truth.attacked_steps(),
                 "repaired": result.attempts > 1,
-                "validation_perplexity": self._validation,
+                "validation_perplexity": validation,
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
             }
         )
-        self._validation = None
-        self._board.scalars({"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": tokens / wall_s}, result.step)
-        reading = Reading(result.loss, tokens / wall_s, totals.audits, totals.alarms)
-        self._progress.update(result.step + 1, reading)
+        self._board.scalars({"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate}, result.step)
+        self._progress.update(result.step + 1, Reading(result.loss, rate, totals.audits, totals.alarms))
+        if validation is not None and result.step > 0:
+            self._progress.message(f"step {result.step + 1}: validation perplexity {validation:.1f}")

@@ -13,7 +13,13 @@ from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
 from phalanx.train.config import RunConfig
 
-_RECORD = "run.json"
+_RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
+_OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "metrics.jsonl", "checkpoints", _SUMMARY)
+
+
+def cache_beside(run_dir: Path) -> Path:
+    """Where prepared text and converted models are kept: ``PHALANX_CACHE``, or ``.cache`` beside the run."""
+    return Path(os.environ.get("PHALANX_CACHE", run_dir.parent / ".cache"))
 
 
 class RunDirectory:
@@ -36,14 +42,20 @@ class RunDirectory:
         self.path = path
         self._run = run
         record = path / _RECORD
-        if resume and not path.exists():
-            raise CheckpointError(f"{path}: there is no run to resume; start it without --resume")
-        if record.exists():
-            if not resume:
-                raise ConfigError(f"{path}: holds a run already; add --resume to go on with it, or choose another --run-dir")
-            self.run_id = self._check_record(record)
-        else:
-            self.run_id = self._create(record)
+        try:
+            if record.exists():
+                if not resume:
+                    raise ConfigError(
+                        f"{path}: holds a run already; add --resume to go on with it, or choose another --run-dir"
+                    )
+                self.run_id = self._check_record(record)
+            else:
+                self._check_creation(resume)
+                self.run_id = self._create(record)
+        except OSError as exc:
+            raise ConfigError(
+                f"{path}: cannot be used as a run directory ({exc.strerror}); choose another --run-dir"
+            ) from exc
         self.owner: Identity = load_identity(self.pki / OWNER)
 
     @property
@@ -54,7 +66,7 @@ class RunDirectory:
     @property
     def cache(self) -> Path:
         """Prepared text and converted models, shared by the runs beside this one."""
-        return Path(os.environ.get("PHALANX_CACHE", self.path.parent / ".cache"))
+        return cache_beside(self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -91,16 +103,48 @@ class RunDirectory:
         return path.read_bytes()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write ``summary.json`` in one go."""
+        """Write ``summary.json`` in one go.
+
+        Raises:
+            CheckpointError: The disk refuses.
+        """
         temporary = self.path / ".summary.json.tmp"
-        temporary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.rename(self.path / "summary.json")
+        try:
+            temporary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            temporary.rename(self.path / _SUMMARY)
+        except OSError as exc:
+            raise CheckpointError(f"{self.path / _SUMMARY}: cannot be written ({exc.strerror})") from exc
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """What an earlier session left; None when there is nothing readable."""
+        try:
+            summary = json.loads((self.path / _SUMMARY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return summary if isinstance(summary, dict) else None
+
+    def remove_summary(self) -> None:
+        """Forget what an earlier session left."""
+        (self.path / _SUMMARY).unlink(missing_ok=True)
+
+    def _check_creation(self, resume: bool) -> None:
+        """Only a new directory is filled, or one in which a crash interrupted just that."""
+        begun = (self.path / _BEGUN).exists()
+        if resume and not begun:
+            raise CheckpointError(f"{self.path}: there is no run to resume; start it without --resume")
+        foreign = sorted(name for name in _OWN_NAMES if (self.path / name).exists())
+        if foreign and not begun:
+            raise ConfigError(
+                f"{self.path}: holds {', '.join(foreign)} but no {_RECORD}, so it is no run of ours; "
+                "choose another --run-dir"
+            )
 
     def _create(self, record: Path) -> str:
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.toml").write_text(
-            f"# digest {digest(self._run)}\n{dump_toml(self._run)}", encoding="utf-8"
-        )
+        begun = self.path / _BEGUN
+        begun.touch()
+        text = f"# digest {digest(self._run)}\n{dump_toml(self._run)}"
+        (self.path / "config.toml").write_text(text, encoding="utf-8")
         if self._run.pipeline.pki is None:
             # a crash in the middle leaves no record, so what it made is made anew
             shutil.rmtree(self.pki, ignore_errors=True)
@@ -111,6 +155,7 @@ class RunDirectory:
         temporary = self.path / f".{_RECORD}.tmp"
         temporary.write_text(json.dumps({"run": run_id, "config_digest": digest(self._run)}), encoding="utf-8")
         temporary.rename(record)
+        begun.unlink()
         return run_id
 
     def _check_record(self, record: Path) -> str:

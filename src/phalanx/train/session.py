@@ -1,35 +1,32 @@
 """One run from its file to its summary: set up, train, finish; what is left behind is always consistent."""
 
 import contextlib
-import signal
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 
-from phalanx.checkpoint import Checkpoint, Shard, latest_checkpoint, open_checkpoint, save_checkpoint
-from phalanx.config import digest
-from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity, validation_batches
-from phalanx.errors import CheckpointError, ConfigError, PhalanxError
+from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
+from phalanx.errors import AuditLogError, CheckpointError, ConfigError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.optimizers import learning_rate
-from phalanx.pipeline import OWNER, AuditDraw, PipelineEngine, StepPlan, settle_numerics
-from phalanx.pipeline import Observe
+from phalanx.pipeline import OWNER, AuditDraw, Observe, PipelineEngine, StepPlan
 from phalanx.security.audit import AuditLog
-from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter, read_metrics
+from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.company import company
 from phalanx.train.config import RunConfig
 from phalanx.train.ground_truth import GroundTruth
+from phalanx.train.history import History, read_history
+from phalanx.train.hooks import RunHooks
 from phalanx.train.layout import describe_stages, estimate_stages, make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.loop import run_loop
+from phalanx.train.process import deterministic, interruptible
 from phalanx.train.record import RunRecorder, Totals
-from phalanx.train.run_directory import RunDirectory
+from phalanx.train.run_directory import RunDirectory, cache_beside
+from phalanx.train.savepoint import Savepoint
 from phalanx.train.summary import Figures, summarise
-from phalanx.train.validation import perplexity
 
 
 def train(
@@ -40,25 +37,24 @@ def train(
     Args:
         run: From `load_run`.
         run_dir: Where everything goes; ``runs/NAME`` when left out.
-        resume: Go on from the last good checkpoint in `run_dir`.
+        resume: Go on from the last good checkpoint in `run_dir`; a run that is complete is left as it is.
         console: Where progress is shown; standard output when left out.
 
     Returns:
-        What ``summary.json`` holds, and ``run_dir``.
+        What ``summary.json`` holds, and ``run_dir``. Ctrl-C and SIGTERM end a run with the status "interrupted".
 
     Raises:
-        PhalanxError: As the tree in `phalanx.errors` says; the summary then has the status "failed".
+        PhalanxError: As the tree in `phalanx.errors` says; once the run has begun, a summary with the status
+            "failed" is left behind.
     """
-    settle_numerics(run.train.threads)
-    home = RunDirectory(Path(run_dir or Path("runs") / run.name), run, resume=resume)
-    session = Session(run, home, console or Console())
-    with _interruptible():
-        return session.run(resume=resume)
+    with deterministic(run.train.threads), interruptible():
+        home = RunDirectory(_directory(run, run_dir), run, resume=resume)
+        return Session(run, home, console or Console()).run(resume=resume)
 
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
     """The resolved config, the stage table and the expected memory; trains nothing."""
-    cache = Path(run_dir or Path("runs") / run.name).parent / ".cache"
+    cache = cache_beside(_directory(run, run_dir))
     return describe_stages(run, open_model(run.model, cache / "models", run.train.seed))
 
 
@@ -74,104 +70,125 @@ class Session:
         self.totals = Totals()
 
     def run(self, *, resume: bool) -> dict[str, Any]:
-        """Run to the end; an error or Ctrl-C still leaves a summary that says so."""
+        """Run to the end; an error or Ctrl-C still leaves a summary that says so.
+
+        Raises:
+            AuditLogError: The log is broken, or another process runs here; nothing is touched then.
+        """
+        home = self.home
+        path = home.path / "events.jsonl"
+        with AuditLog(path, home.owner, home.run_id) as log:
+            history = read_history(path, home.owner.public, home.run_id)
+            finished = home.read_summary() if resume else None
+            if finished is not None and history.is_told_by(finished):
+                self.console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
+                return finished
+            return self._guarded(log, history)
+
+    def _guarded(self, log: AuditLog, history: History) -> dict[str, Any]:
         started = time.perf_counter()
         # an older summary would speak of an older log
-        (self.home.path / "summary.json").unlink(missing_ok=True)
+        self.home.remove_summary()
+        figures = self.figures
         try:
-            self._run(resume)
-            self.figures.status = "completed"
+            self._run(log, history)
+            figures.status = "completed"
         except KeyboardInterrupt:
-            self.figures.status = "interrupted"
+            figures.status = "interrupted"
             self.console.print("interrupted; go on with --resume")
-        except PhalanxError:
-            self.figures.status = "failed"
-            raise
+        except OSError as exc:
+            raise CheckpointError(
+                f"{exc.filename or self.home.path}: {exc.strerror or exc}; free or allow it, then --resume"
+            ) from exc
         finally:
-            self.figures.wall_s = time.perf_counter() - started
-            self.truth.refresh()
-            summary = summarise(self.config, self.figures, self.totals, self.truth)
-            summary["run_dir"] = str(self.home.path)
-            self.home.write_summary(summary)
+            figures.wall_s += time.perf_counter() - started
+            summary = self._leave_summary(log)
         return summary
 
-    def _run(self, resume: bool) -> None:
+    def _leave_summary(self, log: AuditLog) -> dict[str, Any]:
+        figures = self.figures
+        self.truth.refresh()
+        if figures.status != "completed":
+            # on a full disk the log cannot grow, and the error that stopped the run is already on its way
+            with contextlib.suppress(AuditLogError):
+                log.append("run_stopped", {"status": figures.status})
+        figures.audit_log_head = {"num_events": log.head.num_events, "digest": log.head.digest}
+        summary = summarise(self.config, figures, self.totals, self.truth)
+        summary["run_dir"] = str(self.home.path)
+        try:
+            self.home.write_summary(summary)
+        except CheckpointError as exc:
+            if figures.status == "completed":
+                raise
+            self.console.print(str(exc))
+        return summary
+
+    def _run(self, log: AuditLog, history: History) -> None:
         run, home = self.config, self.home
+        self._recall(history)
         source = open_model(run.model, home.cache / "models", run.train.seed)
-        self.console.print("preparing text")
-        corpus = prepare(run.data, home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
-        self._check_vocabulary(source, corpus)
+        corpus = self._corpus(source)
         plan = make_plan(run, source)
-        checkpoint = self._checkpoint() if resume else None
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-        start = self._rewind(checkpoint, loader)
-        library = StageLibrary(source, plan, checkpoint)
+        savepoint = Savepoint(run, home, loader, self.figures, self.totals)
+        checkpoint = None if history.head is None else savepoint.open()
+        metrics = MetricsFile(home.path / "metrics.jsonl")
+        start = savepoint.rewind(checkpoint, metrics)
+        if history.head is not None:
+            self.figures.resumed_from = start
+        self.figures.wall_s = self.totals.wall_s
+        workers = [name for name in run.pipeline.workers if name not in history.convicted]
         with contextlib.ExitStack() as stack:
-            log = stack.enter_context(AuditLog(home.path / "events.jsonl", home.owner, home.run_id))
+            stack.enter_context(metrics)
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
-            metrics = MetricsFile(home.path / "metrics.jsonl")
             progress = stack.enter_context(Progress(run.train.steps, start, console=self.console))
             recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
-            log.append("run_resumed" if resume else "run_started", self._opening(source, plan, start))
-            engine = stack.enter_context(company(run, home, plan, library, self._observer(recorder)))
+            opening = self._opening(source, plan, start, workers)
+            recorder.observe("run_started" if history.head is None else "run_resumed", opening)
+            library = StageLibrary(source, plan, checkpoint)
+            engine = stack.enter_context(company(run, home, plan, library, self._observer(recorder), workers))
             engine.start(start, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
-            self._train(engine, loader, corpus, recorder, start)
+            hooks = RunHooks(run, engine, corpus, recorder, savepoint, self.figures)
+            self._train(engine, loader, hooks, start)
             self._finish(engine, recorder)
 
+    def _recall(self, history: History) -> None:
+        """Count what earlier sessions decided, whichever checkpoint this one goes on from."""
+        for kind, body in history.decisions:
+            self.figures.observe(kind, body)
+        for name in sorted(history.convicted & set(self.config.pipeline.workers)):
+            self.console.print(f"{name} was evicted earlier and stays out")
+
+    def _corpus(self, source: ModelSource) -> Corpus:
+        run = self.config
+        self.console.print("preparing text")
+        corpus = prepare(run.data, self.home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
+        if corpus.vocab_size > source.vocab_size:
+            raise ConfigError(
+                f"data.tokenizer has {corpus.vocab_size} tokens, the model {source.vocab_size}; "
+                "raise vocab_size in model.architecture or lower it in data.tokenizer"
+            )
+        self.figures.unigram_perplexity = unigram_perplexity(corpus)
+        return corpus
+
     def _observer(self, recorder: RunRecorder) -> Observe:
-        def observe(kind: str, body: dict[str, object]) -> None:
+        def observe(kind: str, body: dict[str, Any]) -> None:
             self.figures.observe(kind, body)
             recorder.observe(kind, body)
 
         return observe
 
-    def _train(
-        self, engine: PipelineEngine, loader: BatchLoader, corpus: Corpus, recorder: RunRecorder, start: int
-    ) -> None:
-        run, figures = self.config, self.figures
-        figures.unigram_perplexity = unigram_perplexity(corpus)
+    def _train(self, engine: PipelineEngine, loader: BatchLoader, hooks: RunHooks, start: int) -> None:
+        run = self.config
         if start == 0:
-            figures.validation_first = self._validate(engine, corpus, recorder, 0)
-
-        def after_step(done: int) -> None:
-            last = done == run.train.steps
-            every = run.train.validate_every
-            if last or (every and done % every == 0):
-                figures.validation_last = self._validate(engine, corpus, recorder, done)
-            if last or (run.checkpoint.every and done % run.checkpoint.every == 0):
-                self._save(engine, loader, recorder, done)
-
+            hooks.begin(self.console.print)
         run_loop(
             engine,
             loader,
             range(start, run.train.steps),
-            num_microbatches=run.train.microbatches,
-            learning_rate=lambda step: learning_rate(run.optimizer, step, run.train.steps),
-            recorder=recorder,
-            after_step=after_step,
-        )
-
-    def _validate(self, engine: PipelineEngine, corpus: Corpus, recorder: RunRecorder, done: int) -> float:
-        modules = (copy.module for copy in engine.copies("weights"))
-        value = perplexity(modules, validation_batches(corpus, 8))
-        recorder.validated(value, done)
-        self.console.print(f"step {done}: validation perplexity {value:.1f}")
-        return value
-
-    def _save(self, engine: PipelineEngine, loader: BatchLoader, recorder: RunRecorder, done: int) -> None:
-        state = {
-            "run": self.home.run_id,
-            "config_digest": digest(self.config),
-            "step": done,
-            "loader": loader.state(),
-            "figures": self.figures.to_json(),
-            "totals": {"tokens": self.totals.tokens, "audits": self.totals.audits, "alarms": self.totals.alarms},
-        }
-        recorder.log.append("checkpoint", {"step": done})
-        recorder.log.sync()
-        shards = (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in engine.copies("state"))
-        save_checkpoint(
-            self.home.checkpoints, done, shards, state, sign=self.home.owner, keep=self.config.checkpoint.keep
+            run.train.microbatches,
+            lambda step: learning_rate(run.optimizer, step, run.train.steps),
+            hooks,
         )
 
     def _finish(self, engine: PipelineEngine, recorder: RunRecorder) -> None:
@@ -183,41 +200,12 @@ class Session:
         )
         figures.final_weights_digest = weights_digest(parameters)
         figures.usage = engine.usage
-        recorder.log.append("run_completed", {"final_weights_digest": figures.final_weights_digest})
-        head = recorder.log.head
-        figures.audit_log_head = {"num_events": head.num_events, "digest": head.digest}
+        recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
-    def _checkpoint(self) -> Checkpoint | None:
-        path = latest_checkpoint(self.home.checkpoints)
-        if path is None:
-            return None
-        peer = self.home.owner.public
-        return open_checkpoint(path, peer, run=self.home.run_id, config_digest=digest(self.config))
-
-    def _rewind(self, checkpoint: Checkpoint | None, loader: BatchLoader) -> int:
-        """Take loader, figures and metrics back to the checkpoint; step 0 when there is none."""
-        metrics = MetricsFile(self.home.path / "metrics.jsonl")
-        start = 0 if checkpoint is None else checkpoint.step
-        metrics.truncate_after(start - 1)
-        if checkpoint is None:
-            return 0
-        try:
-            loader.load_state(checkpoint.state["loader"])
-            self.figures.load_json(checkpoint.state["figures"])
-            for name, value in checkpoint.state["totals"].items():
-                setattr(self.totals, name, int(value))
-        except (KeyError, TypeError, AttributeError) as exc:
-            raise CheckpointError(f"{checkpoint.path}: its state lacks {exc}; use an older checkpoint") from exc
-        lines = read_metrics(metrics.path)
-        self.totals.losses = [float(line["loss"]) for line in lines if line.get("loss") is not None]
-        self.totals.wall_s = sum(float(line["wall_s"]) for line in lines)
-        self.figures.resumed_from = start
-        return start
-
-    def _opening(self, source: ModelSource, plan: StepPlan, start: int) -> dict[str, Any]:
+    def _opening(self, source: ModelSource, plan: StepPlan, start: int, workers: list[str]) -> dict[str, Any]:
         stages = [
-            {"index": row.index, "layers": row.layers, "parameters": row.parameters, "holder": row.holder, "shadow": row.shadow}
-            for row in estimate_stages(self.config, source)
+            {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
+            for row in estimate_stages(self.config, source, workers)
         ]
         key = self.home.audit_key() if self.config.guard.enabled else None
         return {
@@ -229,30 +217,10 @@ class Session:
             "audit_key_commitment": None if key is None else AuditDraw(key, self.config.guard.audit_rate).commitment,
         }
 
-    def _check_vocabulary(self, source: ModelSource, corpus: Corpus) -> None:
-        if corpus.vocab_size > source.vocab_size:
-            raise ConfigError(
-                f"data.tokenizer has {corpus.vocab_size} tokens, the model {source.vocab_size}; "
-                "raise vocab_size in model.architecture or lower it in data.tokenizer"
-            )
-
     def _say(self, phase: str, documents: int) -> None:
         if documents:
             self.console.print(f"  {phase}: {documents} documents", style="dim")
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does; only the main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
+def _directory(run: RunConfig, run_dir: str | Path | None) -> Path:
+    return Path(run_dir) if run_dir is not None else Path("runs") / run.name

@@ -1,7 +1,7 @@
 """The final figures of a run; what was not measured is null."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.config import digest
@@ -25,12 +25,11 @@ class Figures:
     verdicts: list[dict[str, Any]] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    steps_lost: int = 0
     resumed_from: int | None = None
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
     audit_log_head: dict[str, Any] | None = None
 
-    _SAVED = ("validation_first", "validation_last", "takeovers", "verdicts", "evicted", "lost", "steps_lost")
+    _SAVED = ("validation_first", "validation_last")
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
         """Count what the guard decided."""
@@ -42,33 +41,34 @@ class Figures:
             self.takeovers += 1
 
     def to_json(self) -> dict[str, Any]:
-        """What a resumed run must know."""
-        return {key: value for key, value in asdict(self).items() if key in self._SAVED}
+        """What a resumed run must know and the audit log does not tell; an infinity is null."""
+        return {key: _finite(getattr(self, key)) for key in self._SAVED}
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over what an earlier session knew.
 
         Raises:
-            CheckpointError: A figure is unknown.
+            CheckpointError: They are not those of this version.
         """
+        if set(saved) != set(self._SAVED):
+            raise CheckpointError(
+                f"checkpoint: figures {sorted(saved)}, expected {sorted(self._SAVED)}; use an older one"
+            )
         for key, value in saved.items():
-            if key not in self._SAVED:
-                raise CheckpointError(f"checkpoint: unknown figure {key!r}; it is from another version")
             setattr(self, key, value)
 
 
 def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTruth) -> dict[str, Any]:
     """Everything for ``summary.json``, with the keys that scripts rely on."""
-    losses = totals.losses
     known = not run.pipeline.remote_workers
     liars = {party for party, _ in truth.attacked}
     guilty = [(verdict["party"], verdict["step"]) for verdict in figures.verdicts]
     return {
         "status": figures.status,
-        "steps": len(losses),
+        "steps": totals.steps,
         "tokens": totals.tokens,
-        "loss_first": _finite(losses[0]) if losses else None,
-        "loss_last": _finite(losses[-1]) if losses else None,
+        "loss_first": _finite(totals.loss_first),
+        "loss_last": _finite(totals.loss_last),
         "unigram_perplexity": _finite(figures.unigram_perplexity),
         "validation_perplexity_first": _finite(figures.validation_first),
         "validation_perplexity": _finite(figures.validation_last),
@@ -88,7 +88,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "evicted": figures.evicted,
         "lost": figures.lost,
         "takeovers": figures.takeovers,
-        "steps_lost": figures.steps_lost,
+        "steps_lost": totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,
         "audit_log_head": figures.audit_log_head,

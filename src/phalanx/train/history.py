@@ -1,0 +1,78 @@
+"""What the signed audit log knows of a run's earlier sessions; a resumed run believes nothing else about parties."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import AuditLogError
+from phalanx.security.audit import LogHead
+from phalanx.security.audit.line import walk
+from phalanx.security.crypto import Peer
+
+
+@dataclass
+class History:
+    """Events of a verified log that later sessions depend on.
+
+    Attributes:
+        decisions: What the guard decided, as (kind, body), oldest first.
+        convicted: Parties that were found guilty; they never come back.
+        final_weights_digest: Of the run's end; None while it has not ended.
+        head: Where the log ends; None when it is empty.
+    """
+
+    decisions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    convicted: set[str] = field(default_factory=set)
+    final_weights_digest: str | None = None
+    head: LogHead | None = None
+
+    def is_told_by(self, summary: dict[str, Any]) -> bool:
+        """Whether a summary speaks of a run that has ended, with the end and the log that are known here."""
+        head = None if self.head is None else {"num_events": self.head.num_events, "digest": self.head.digest}
+        return (
+            summary.get("status") == "completed"
+            and self.final_weights_digest is not None
+            and summary.get("final_weights_digest") == self.final_weights_digest
+            and summary.get("audit_log_head") == head
+        )
+
+
+_DECISIONS = ("verdict", "evicted", "lost", "takeover")
+
+
+def read_history(path: Path, peer: Peer, run: str) -> History:
+    """Read a log, checking every line.
+
+    Args:
+        path: The log; one that is not there is empty.
+        peer: The owner, who signed it.
+        run: The run that it must be of.
+
+    Raises:
+        AuditLogError: Names the first broken line.
+
+    Guarantees:
+        A party counts as convicted as soon as its verdict is in the log, whatever checkpoint the run goes
+        on from: a crash between verdict and checkpoint lets nobody back in.
+    """
+    history = History()
+    if not path.exists():
+        return history
+    try:
+        with path.open("rb") as file:
+            for line in walk(file, path, peer, run):
+                _take(history, line.kind, line.body)
+                history.head = line.head
+    except (OSError, KeyError) as exc:
+        raise AuditLogError(f"{path}: cannot be read ({exc})") from exc
+    return history
+
+
+def _take(history: History, kind: str, body: dict[str, Any]) -> None:
+    if kind in _DECISIONS:
+        history.decisions.append((kind, body))
+    if kind in ("verdict", "evicted"):
+        history.convicted.add(body["party"])
+    # a session after the end, which found a summary missing, ends the run once more
+    if kind in ("run_resumed", "run_completed"):
+        history.final_weights_digest = body.get("final_weights_digest")

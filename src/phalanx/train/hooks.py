@@ -1,0 +1,66 @@
+"""What happens around the steps of a run: validation and checkpoints, when it is time for them."""
+
+from collections.abc import Callable
+
+from phalanx.data import Corpus, validation_batches
+from phalanx.pipeline import PipelineEngine, StepResult
+from phalanx.train.config import RunConfig
+from phalanx.train.record import RunRecorder
+from phalanx.train.savepoint import Savepoint
+from phalanx.train.summary import Figures
+from phalanx.train.validation import perplexity
+
+_VALIDATION_BATCH = 8
+
+
+class RunHooks:
+    """The loop's Hooks."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        engine: PipelineEngine,
+        corpus: Corpus,
+        recorder: RunRecorder,
+        savepoint: Savepoint,
+        figures: Figures,
+    ) -> None:
+        self._run = run
+        self._engine = engine
+        self._corpus = corpus
+        self._recorder = recorder
+        self._savepoint = savepoint
+        self._figures = figures
+
+    def begin(self, say: Callable[[str], None]) -> None:
+        """Measure the untouched model."""
+        self._figures.validation_first = self._measure(0)
+        say(f"untouched model: validation perplexity {self._figures.validation_first:.1f}")
+
+    def validate(self, num_steps: int) -> float | None:
+        """Perplexity after so many finished steps, when it is time for it."""
+        every = self._run.train.validate_every
+        if num_steps == self._run.train.steps or (every and num_steps % every == 0):
+            self._figures.validation_last = self._measure(num_steps)
+            return self._figures.validation_last
+        # the first line has the untouched model's, so that a curve has its beginning
+        return self._figures.validation_first if num_steps == 1 else None
+
+    def stepped(self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: float | None) -> None:
+        """A step was applied."""
+        self._recorder.stepped(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
+
+    def save(self, num_steps: int) -> None:
+        """Save a checkpoint, when it is time for it."""
+        every = self._run.checkpoint.every
+        if num_steps == self._run.train.steps or (every and num_steps % every == 0):
+            # the log must not be behind a checkpoint that survives the machine's crash
+            self._recorder.log.append("checkpoint", {"step": num_steps})
+            self._recorder.log.sync()
+            self._savepoint.save(self._engine, num_steps)
+
+    def _measure(self, num_steps: int) -> float:
+        modules = (copy.module for copy in self._engine.copies("weights"))
+        value = perplexity(modules, validation_batches(self._corpus, _VALIDATION_BATCH))
+        self._recorder.validated(value, num_steps)
+        return value
