@@ -1,0 +1,119 @@
+"""What makes one party of a simulation different from an honest one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from torch import Tensor
+
+from phalanx.pipeline import StageRunner, WrapRunner
+from phalanx.pipeline.messages import Message
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One message on its way.
+
+    Attributes:
+        receiver: Who gets it; the sender itself for what its own stages say to each other.
+        message: What it says.
+        payload: Raw bytes of a tensor or of a part of a transfer; empty for most messages.
+    """
+
+    receiver: str
+    message: Message
+    payload: bytes = b""
+
+    def saying(self, changes: Mapping[str, object]) -> "Letter":
+        """The same letter with other values in some fields of its message."""
+        return replace(self, message=self.message.model_copy(update=dict(changes)))
+
+
+Rewrite = Callable[[Letter], Sequence[Letter]]
+"""What leaves instead of one letter: nothing, another one, or several; each is signed by the sender."""
+
+Tamper = Callable[[str, int, int, Tensor], Tensor]
+"""What is sent instead: gets direction, step, microbatch and the honest tensor ``[batch, seq, dim]``."""
+
+Twist = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""What a stage says that its weight gradients are."""
+
+_Body = TypeVar("_Body", bound=Message)
+
+
+class WorkerCrash(Exception):  # noqa: N818 - an event, and no error of Phalanx: nothing may handle it
+    """Ends a simulated worker at once, as SIGKILL ends a process."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """How one worker differs from an honest one.
+
+    Attributes:
+        wrap_runner: Puts something else in the place of each stage that it serves.
+        rewrite: Alters, drops, doubles or delays what it sends, before it is signed.
+        numeric_class: Label that it claims at the start; its own when left out.
+    """
+
+    wrap_runner: WrapRunner = lambda runner: runner
+    rewrite: Rewrite = lambda letter: (letter,)
+    numeric_class: str | None = None
+
+
+def only(kind: type[_Body], change: Callable[[Letter, _Body], Sequence[Letter]]) -> Rewrite:
+    """Rewrite messages of one kind and let all others pass.
+
+    Args:
+        kind: Message class.
+        change: Gets the letter and its message, typed.
+    """
+
+    def rewrite(letter: Letter) -> Sequence[Letter]:
+        return change(letter, letter.message) if isinstance(letter.message, kind) else (letter,)
+
+    return rewrite
+
+
+class TamperedRunner(StageRunner):
+    """An honest stage whose messages pass through `tamper`, and whose weight gradients through `twist`."""
+
+    def __init__(self, honest: StageRunner, tamper: Tamper, twist: Twist) -> None:
+        self._honest = honest
+        self.module, self.spec = honest.module, honest.spec
+        self._tamper, self._twist = tamper, twist
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """As the honest stage, then tamper."""
+        return self._tamper("forward", step, microbatch, self._honest.forward(step, microbatch, x))
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As the honest stage, then tamper."""
+        honest = self._honest.backward(step, microbatch, gradient)
+        return None if honest is None else self._tamper("backward", step, microbatch, honest)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """As the honest stage, then twist."""
+        return self._twist(self._honest.gradients())
+
+    def abandon(self) -> None:
+        """As the honest stage."""
+        self._honest.abandon()
+
+
+def tampering(
+    tamper: Tamper = lambda direction, step, microbatch, tensor: tensor,
+    twist: Twist = lambda gradients: gradients,
+) -> WrapRunner:
+    """Build what puts a `TamperedRunner` in the place of each stage that a worker serves."""
+    return lambda honest: TamperedRunner(honest, tamper, twist)
+
+
+def crash_at(step: int, microbatch: int = 0, direction: str = "forward") -> WrapRunner:
+    """Let a worker die before it has sent this message of its stage."""
+
+    def die(found: str, at_step: int, at_microbatch: int, tensor: Tensor) -> Tensor:
+        if (found, at_step, at_microbatch) == (direction, step, microbatch):
+            raise WorkerCrash(f"step {step}, microbatch {microbatch}, {direction}")
+        return tensor
+
+    return tampering(die)

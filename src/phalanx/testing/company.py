@@ -1,0 +1,217 @@
+"""A whole verified run in one process: the real owner, the real workers, no sockets and no child processes."""
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from phalanx.errors import PhalanxError
+from phalanx.models import ModelSource, open_model, weights_digest
+from phalanx.pipeline import (
+    OWNER,
+    AuditDraw,
+    Files,
+    PipelineEngine,
+    StepResult,
+    Verdict,
+    Worker,
+    WorkerConfig,
+    gather,
+)
+from phalanx.security.crypto import load_identity
+from phalanx.testing.actor import Actor, WorkerCrash
+from phalanx.testing.endpoint import RewritingEndpoint
+from phalanx.testing.tiny import random_batch
+from phalanx.train import RunConfig, step_inputs
+from phalanx.train.layout import make_plan
+from phalanx.train.library import StageLibrary
+from phalanx.train.run_directory import RunDirectory
+from phalanx.transport import Endpoint, MemoryNetwork
+
+_SESSION = "simulation"
+_JOIN_TIMEOUT_S = 60.0
+_SECONDS_TO_END = 5.0
+
+HONEST = Actor()
+
+
+class MemoryCompany:
+    """SIMULATOR, not for training: owner and workers as threads of one process over a `MemoryNetwork`.
+
+    Everything else is the real thing: engine, workers, messages, signatures, certificates, referee.
+    A worker can be given an `Actor` that lies in its computations or in its messages, or dies.
+
+    Threads share torch's random generator, so dropout must be 0 and every numeric class is this
+    process's own, whatever label an actor claims. Seconds of CPU per party mean little here.
+
+    Args:
+        run: What is trained; its data section is not read, batches are drawn at random.
+        directory: Gets identities, evidence and the model; must hold no run yet.
+        actors: By worker name, ``worker-1`` for stage 1 and so on; whoever is left out is honest.
+        cache: Where drawn models are kept; under `directory` when left out.
+
+    Attributes:
+        engine: The owner's engine.
+        events: What would be in the audit log, in order: kind and body.
+        errors: How workers ended that ended with an error of ours, by name.
+        source: The model.
+    """
+
+    engine: PipelineEngine
+
+    def __init__(
+        self,
+        run: RunConfig,
+        directory: Path,
+        actors: Mapping[str, Actor] | None = None,
+        *,
+        cache: Path | None = None,
+    ) -> None:
+        self.run_config = run
+        self.events: list[tuple[str, dict[str, object]]] = []
+        self.errors: dict[str, PhalanxError] = {}
+        self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
+        self.plan = make_plan(run, self.source)
+        self._home = RunDirectory(directory / "run", run, resume=False)
+        self._actors = dict(actors or {})
+        self._network = MemoryNetwork()
+        self._endpoints: dict[str, RewritingEndpoint] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._next_step = 0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Bring everybody together and give out the roles.
+
+        Raises:
+            PeerLostError: A worker died before the first step.
+        """
+        with contextlib.ExitStack() as stack:
+            self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(self, num_steps: int) -> list[StepResult]:
+        """Train so many steps more.
+
+        Raises:
+            PhalanxError: As `PipelineEngine.step`.
+        """
+        results = []
+        for _ in range(num_steps):
+            batch = random_batch(self.run_config, self.source.vocab_size, self._next_step)
+            inputs = step_inputs(batch, self.run_config.train.microbatches)
+            results.append(self.engine.step(self._next_step, inputs))
+            self._next_step += 1
+        return results
+
+    def weights_digest(self) -> str:
+        """SHA-256 over all parameters by name, after the states of the last step have been agreed on."""
+        parameters = (
+            (name, tensor.detach())
+            for copy in self.engine.copies("weights")
+            for name, tensor in copy.module.all_parameters().items()
+        )
+        return weights_digest(parameters)
+
+    def kill(self, name: str) -> None:
+        """Let a worker die as soon as it next sends or waits."""
+        self._endpoints[name].kill()
+
+    def is_alive(self, name: str) -> bool:
+        """Whether a worker's thread still runs."""
+        return self._threads[name].is_alive()
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """All verdicts so far."""
+        return self.engine.verdicts
+
+    @property
+    def evicted(self) -> list[str]:
+        """Who was found guilty."""
+        return self._parties("evicted")
+
+    @property
+    def lost(self) -> list[str]:
+        """Who died and is not blamed."""
+        return self._parties("lost")
+
+    def bodies(self, kind: str) -> list[dict[str, object]]:
+        """What events of one kind say."""
+        return [body for name, body in self.events if name == kind]
+
+    def _parties(self, kind: str) -> list[str]:
+        return [str(body["party"]) for body in self.bodies(kind)]
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        run, home = self.run_config, self._home
+        names = run.pipeline.workers
+        endpoint = Endpoint(home.owner, {}, _SESSION, self._network.wire(OWNER), run.pipeline.transport)
+        stack.enter_context(endpoint)
+        stack.callback(self._end_workers)
+        # parties must know each other before the first of them sends
+        for name in names:
+            endpoint.add_peer(load_identity(home.pki / name).public)
+            self._endpoints[name] = self._endpoint(name)
+        for name in names:
+            self._threads[name] = threading.Thread(target=self._work, args=(name,), name=name, daemon=True)
+            self._threads[name].start()
+        members = gather(
+            endpoint,
+            self.plan,
+            {name: home.certificate(name) for name in names},
+            home.owner.authority_pem,
+            is_alive=self.is_alive,
+            last_words=lambda name: str(self.errors.get(name, "it crashed")),
+            timeout_s=_JOIN_TIMEOUT_S,
+        )
+        claimed = {name: actor.numeric_class for name, actor in self._actors.items() if actor.numeric_class}
+        members.classes = {**members.classes, **claimed}
+        members.is_alive, members.dismiss = self.is_alive, self.kill
+        members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
+        library = StageLibrary(self.source, self.plan, None)
+        files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
+        draw = AuditDraw(home.audit_key(), run.guard.audit_rate)
+        self.engine = PipelineEngine(self.plan, home.owner.public, endpoint, members, files, draw)
+        stack.callback(self.engine.close, "the simulation is over")
+        known = library.digests() if run.guard.enabled else {}
+        self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s)
+
+    def _endpoint(self, name: str) -> RewritingEndpoint:
+        limits = self.run_config.pipeline.transport
+        rewrite = self._actors.get(name, HONEST).rewrite
+        identity = load_identity(self._home.pki / name)
+        endpoint = RewritingEndpoint(identity, _SESSION, self._network.wire(name), limits, rewrite)
+        endpoint.add_peer(self._home.owner.public)
+        return endpoint
+
+    def _work(self, name: str) -> None:
+        endpoint = self._endpoints[name]
+        identity = load_identity(self._home.pki / name)
+        config = WorkerConfig(
+            identity=str(self._home.pki / name), owner=OWNER, transport=self.run_config.pipeline.transport
+        )
+        wrap = self._actors.get(name, HONEST).wrap_runner
+        try:
+            Worker(config, identity, endpoint, wrap).run(name)
+        except WorkerCrash:
+            pass
+        except PhalanxError as exc:
+            self.errors[name] = exc
+        finally:
+            endpoint.close()
+
+    def _end_workers(self) -> None:
+        for name, thread in self._threads.items():
+            thread.join(_SECONDS_TO_END)
+            if thread.is_alive():
+                self.kill(name)
+                thread.join(_SECONDS_TO_END)

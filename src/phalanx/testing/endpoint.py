@@ -1,0 +1,71 @@
+"""An endpoint in a liar's hands: everything it sends is properly signed, and nothing of it need be true."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from phalanx.pipeline.messages import parse_message
+from phalanx.security.crypto import Identity
+from phalanx.testing.actor import Letter, Rewrite, WorkerCrash
+from phalanx.transport import Endpoint, LinkFault, Received, SignedHeader, TransportConfig, Wire
+
+
+class RewritingEndpoint(Endpoint):
+    """Sends what `rewrite` makes of each letter; can be killed from outside."""
+
+    def __init__(self, identity: Identity, run: str, wire: Wire, limits: TransportConfig, rewrite: Rewrite) -> None:
+        self._rewrite = rewrite
+        self._killed = threading.Event()
+        super().__init__(identity, {}, run, wire, limits)
+
+    def kill(self) -> None:
+        """End the worker at the next thing that it wants from its endpoint; frames that are queued are lost."""
+        self._killed.set()
+        self.close()
+
+    def send(
+        self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
+    ) -> SignedHeader:
+        """Sign and send what the letter was turned into.
+
+        Returns:
+            The last header that was sent; where nothing was, one that only the liar itself has.
+        """
+        letters = self._letters(receiver, kind, body, payload)
+        header = None
+        for letter in letters:
+            header = super().send(letter.receiver, *_parts(letter))
+        if header is None:
+            return super().seal_for_self(kind, body, payload)
+        return header
+
+    def seal_for_self(
+        self, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
+    ) -> SignedHeader:
+        """As `send`, between two stages of this party."""
+        letters = self._letters(self.name, kind, body, payload)
+        return super().seal_for_self(*(_parts(letters[-1]) if letters else (kind, body, payload)))
+
+    def receive(self, timeout_s: float) -> Received | LinkFault | None:
+        """As any endpoint.
+
+        Raises:
+            WorkerCrash: It was killed.
+        """
+        item = super().receive(timeout_s)
+        self._check_alive()
+        return item
+
+    def _letters(
+        self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview]
+    ) -> Sequence[Letter]:
+        self._check_alive()
+        return self._rewrite(Letter(receiver, parse_message(kind, body), b"".join(payload)))
+
+    def _check_alive(self) -> None:
+        if self._killed.is_set():
+            raise WorkerCrash(self.name)
+
+
+def _parts(letter: Letter) -> tuple[str, dict[str, Any], tuple[bytes, ...]]:
+    return letter.message.kind, letter.message.model_dump(mode="json"), (letter.payload,)

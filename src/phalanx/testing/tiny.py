@@ -1,0 +1,70 @@
+"""A run so small that a step takes milliseconds, and batches for it."""
+
+import torch
+
+from phalanx.data import IGNORE, Batch, BpeConfig, DataConfig, PythonManualConfig
+from phalanx.models import LoraConfig, ModelConfig
+from phalanx.optimizers import OptimizerConfig
+from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.train import RunConfig, TrainConfig
+
+VOCAB_SIZE = 64
+
+
+def tiny_run(
+    stages: int = 4,
+    *,
+    num_layers: int | None = None,
+    guard: GuardConfig | None = None,
+    pipeline: PipelineConfig | None = None,
+    optimizer: OptimizerConfig | None = None,
+    adapter: LoraConfig | None = None,
+) -> RunConfig:
+    """Build a run of a GPT-2 of width 16: 8 sequences of 8 tokens a step, in 4 microbatches, without dropout.
+
+    Args:
+        stages: Ignored where `pipeline` is given.
+        num_layers: One per stage when left out.
+        guard: The default one when left out.
+        pipeline: Stages, schedule, spares and deadlines.
+        optimizer: AdamW at 1e-2 with weight decay and clipping when left out.
+        adapter: Trains low-rank adapters only.
+    """
+    pipeline = pipeline or PipelineConfig(stages=stages, step_timeout_s=60.0)
+    return RunConfig(
+        model=ModelConfig(
+            from_scratch=True,
+            architecture={
+                "model_type": "gpt2",
+                "n_layer": num_layers or pipeline.stages,
+                "n_embd": 16,
+                "n_head": 2,
+                "vocab_size": VOCAB_SIZE,
+                "n_positions": 8,
+                # torch's generator is one for all threads of a simulation
+                "resid_pdrop": 0.0,
+                "embd_pdrop": 0.0,
+                "attn_pdrop": 0.0,
+            },
+            adapter=adapter,
+        ),
+        # never read: a simulation draws its own batches
+        data=DataConfig(sources=(PythonManualConfig(),), tokenizer=BpeConfig(), sequence_length=8),
+        train=TrainConfig(steps=100, seed=7, batch_size=8, microbatches=4),
+        optimizer=optimizer or OptimizerConfig(lr=1e-2, warmup_steps=2, clip_norm=0.5),
+        pipeline=pipeline,
+        guard=guard or GuardConfig(),
+    )
+
+
+def random_batch(run: RunConfig, vocab_size: int, step: int) -> Batch:
+    """Draw the batch of a step; it depends on the run's seed and the step only.
+
+    The first row has no target in its first two places, so that microbatches differ in their number of targets.
+    """
+    generator = torch.Generator().manual_seed(run.train.seed * 1_000_003 + step)
+    shape = (run.train.batch_size, run.data.sequence_length + 1)
+    tokens = torch.randint(0, vocab_size, shape, generator=generator)
+    labels = tokens[:, 1:].clone()
+    labels[0, :2] = IGNORE
+    return Batch(tokens[:, :-1].contiguous(), labels, tuple(range(shape[0])))
