@@ -1,6 +1,6 @@
 """What a run file says about stages and guards, and what a worker file says about one worker."""
 
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,7 @@ class PipelineConfig(StrictModel):
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> "PipelineConfig":
         if self.layers is not None and len(self.layers) != self.stages:
             raise ValueError(f"layers has {len(self.layers)} entries for stages = {self.stages}; give one per stage")
         middle = max(self.stages - 2, 0)
