@@ -1,6 +1,7 @@
 """Stages made from a model directory, or empty ones made from the config alone."""
 
 import copy
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,15 @@ from transformers import AutoModelForCausalLM
 from phalanx.errors import ModelError
 from phalanx.models.config import Attention, LoraConfig
 from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, parse_hub_config
-from phalanx.models.family import HEAD, HEAD_WEIGHT
+from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
 from phalanx.models.layout import StageSpec
 from phalanx.models.lora import draw_adapter, inject_lora, is_adapter
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.source import ModelSource
 from phalanx.models.stage import StageModule
+
+# transformers and peft patch torch itself while they build: one thread at a time
+_BUILDING = threading.RLock()
 
 
 def build_stage(
@@ -110,6 +114,16 @@ def meta_stage(
             f"stage {spec.index} of {spec.num_stages} ends at layer {spec.end_layer}; the model has "
             f"{hub_config.num_hidden_layers} layers, which the last stage alone must reach"
         )
+    with _BUILDING:
+        stage = _skeleton(hub_config, family, spec, attention, activation_checkpointing)
+        if adapter is not None:
+            inject_lora(stage, adapter)
+    return stage
+
+
+def _skeleton(
+    hub_config: Any, family: Family, spec: StageSpec, attention: Attention, activation_checkpointing: bool
+) -> StageModule:
     try:
         with quiet_transformers(), torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(
@@ -120,14 +134,16 @@ def meta_stage(
             )
     except TRANSFORMERS_REFUSALS as exc:
         raise ModelError(f"model config: {family.model_type} cannot be built from it: {exc}") from exc
-    stage = StageModule(skeleton, family, spec, activation_checkpointing=activation_checkpointing)
-    if adapter is not None:
-        inject_lora(stage, adapter)
-    return stage
+    return StageModule(skeleton, family, spec, activation_checkpointing=activation_checkpointing)
 
 
 def _materialise(stage: StageModule, device: str) -> None:
     """Give every parameter memory on `device`; a parameter that occurs twice stays one."""
+    with _BUILDING:
+        _give_memory(stage, device)
+
+
+def _give_memory(stage: StageModule, device: str) -> None:
     made: dict[int, nn.Parameter] = {}
     for module in stage.modules():
         for leaf, parameter in list(module.named_parameters(recurse=False)):
