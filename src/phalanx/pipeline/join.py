@@ -64,7 +64,8 @@ def gather(
             endpoint.add_peer(endpoint.peers[frame.sender], hello.address)
             setup = Setup(epoch=0, plan=plan.model_dump(mode="json"))
             endpoint.send(frame.sender, setup.kind, setup.model_dump(mode="json"))
-    return Members(_workers(addresses, certificates), classes, addresses, dict(certificates))
+    names = _workers(addresses, certificates)
+    return Members(names, classes, addresses, dict(certificates), authority_pem.decode("ascii"))
 
 
 def _workers(addresses: Mapping[str, str], certificates: Mapping[str, str]) -> Sequence[str]:

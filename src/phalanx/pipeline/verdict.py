@@ -23,3 +23,5 @@ class Verdict(StrictModel):
     accuser: str | None = None
     evidence: str | None = None
     """Name of the evidence file under the run directory."""
+    evidence_sha256: str | None = None
+    """SHA-256 of that file, so that the signed log vouches for it."""

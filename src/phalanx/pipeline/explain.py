@@ -1,0 +1,184 @@
+"""Read the evidence of one verdict offline, believe nothing that can be checked, and say what is left to believe."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import FrameError, SignatureError
+from phalanx.pipeline.bulk import digest_of_parts
+from phalanx.pipeline.hearing import Hearing, open_hearing
+from phalanx.pipeline.messages import Activation, AuditReport, Commit, GradientHeld
+from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.signed import open_signed
+from phalanx.pipeline.verdict import Offence
+from phalanx.pipeline.weighing import explain_message
+
+_Explained = dict[str, Any]
+_OWNER_ONLY = "the owner's word, in its signed audit log; what it saw is not in this file"
+
+
+def explain_evidence(path: Path, authority: Path | None = None) -> Mapping[str, Any]:
+    """Check the evidence of one verdict with nothing but its two files.
+
+    Args:
+        path: ``NAME.json``; ``NAME.safetensors`` lies beside it.
+        authority: Certificate of the authority as you know it; without it, compare the fingerprint.
+
+    Returns:
+        What was checked, by name, for people to read; the last two entries are what still rests on the
+        owner's word, and the conclusion.
+
+    Raises:
+        EvidenceError: Something does not hold; the message names it.
+
+    Guarantees:
+        An altered tensor, header, certificate or record is found, as long as the authority's fingerprint
+        or the file's digest is known from elsewhere. Signatures prove what a party said; that it was wrong
+        is recomputed here when the stage's weights are in the evidence.
+    """
+    hearing = open_hearing(path, authority)
+    verdict = hearing.record.verdict
+    if verdict.party not in hearing.peers:
+        raise hearing.refuse(f"holds no certificate of {verdict.party!r}, whom it accuses")
+    where = ("stage", "step", "microbatch", "direction", "accuser")
+    facts: _Explained = {
+        "verdict": f"{verdict.party} is guilty: {verdict.offence}",
+        "reason": verdict.reason,
+        **{name: getattr(verdict, name) for name in where},
+        "file": f"SHA-256 {hearing.sha256}",
+        "tensors": f"SHA-256 {hearing.record.tensors.sha256}, {len(hearing.tensors)} tensors",
+        "authority": f"{'as given' if authority else 'not compared'}, fingerprint {hearing.fingerprint}",
+        "signatures": _signatures(hearing),
+    }
+    return {**facts, **_EXPLAIN[verdict.offence](hearing)}
+
+
+def _signatures(hearing: Hearing) -> str:
+    names = [f"{role} by {header.fields.sender}" for role, header in hearing.headers.items()]
+    return f"{len(names)} hold: {', '.join(names)}" if names else "none in this file"
+
+
+def _shape(hearing: Hearing) -> _Explained:
+    message, header = hearing.said("message", Activation)
+    _by_guilty(hearing, header.fields.sender, "message")
+    plan = hearing.record.plan
+    right = (plan.hidden_shape, str(BOUNDARY_DTYPE).removeprefix("torch."))
+    if (message.shape, message.dtype) == right:
+        raise hearing.refuse("its message has the shape and type of the plan")
+    return _proved(
+        hearing,
+        f"signed a tensor {message.dtype}{list(message.shape)}, the plan has {right[1]}{list(right[0])}",
+        "that the plan is the one of this run",
+    )
+
+
+def _equivocation(hearing: Hearing) -> _Explained:
+    if "told_stage" in hearing.headers:
+        one, first = hearing.said("told_stage", Activation)
+        other, second = hearing.said("told_auditor", Activation)
+        for header in (first, second):
+            _by_guilty(hearing, header.fields.sender, "told_stage, told_auditor")
+        if _place(one) != _place(other) or first.fields.payload_digest == second.fields.payload_digest:
+            raise hearing.refuse("its two headers are no two versions of one message")
+        return _proved(hearing, "signed two different tensors as one message", None)
+    message, sent = hearing.said("message", Activation)
+    commit, committed = hearing.said("commit", Commit)
+    for header in (sent, committed):
+        _by_guilty(hearing, header.fields.sender, "message, commit")
+    same_step = (commit.epoch, commit.step, commit.stage) == (message.epoch, message.step, message.source)
+    said = [s.digest for s in commit.sent if (s.direction, s.microbatch) == (message.direction, message.microbatch)]
+    if not same_step or sent.fields.payload_digest in said:
+        raise hearing.refuse("its commitment does not contradict the message that it sent")
+    return _proved(hearing, "committed to another tensor than it had signed when it sent it", None)
+
+
+def _forgery(hearing: Hearing) -> _Explained:
+    role = next((role for role in ("message", "input") if role in hearing.record.headers), None)
+    if role is None:
+        commit, header = hearing.said("commit", Commit)
+        _by_guilty(hearing, header.fields.sender, "commit")
+        return _proved(
+            hearing,
+            f"committed to step {commit.step} with {len(commit.received)} inputs, one of which is missing",
+            "which input is missing: its commitment lists those that it had",
+        )
+    shown = hearing.record.headers[role]
+    if role == "message":
+        commit, header = hearing.said("commit", Commit)
+        contained = shown in commit.received
+    else:
+        report, header = hearing.said("report", AuditReport)
+        contained = shown in report.inputs
+    _by_guilty(hearing, header.fields.sender, "commit, report")
+    if not contained:
+        raise hearing.refuse(f"the header that it calls {role!r} is not in what {header.fields.sender} signed")
+    if role not in hearing.unsigned:
+        return _proved(hearing, "showed a signed header as an input that it is not", "which input was asked for")
+    return _proved(hearing, "showed a header that its sender had not signed", "who held the neighbouring stage")
+
+
+def _gradient(hearing: Hearing) -> _Explained:
+    commit, committed = hearing.said("commit", Commit)
+    held, header = hearing.said("gradient_held", GradientHeld)
+    if (commit.step, commit.stage, commit.epoch) != (held.step, held.stage, held.epoch):
+        raise hearing.refuse("its commitment and its gradient are of two attempts")
+    if commit.gradient == held.gradient and commit.norm_squared == held.norm_squared:
+        raise hearing.refuse("holder and shadow agree on the gradient")
+    holder, shadow = committed.fields.sender, header.fields.sender
+    guilty = hearing.record.verdict.party
+    if guilty not in (holder, shadow):
+        raise hearing.refuse(f"accuses {guilty}, which is neither the holder {holder} nor the shadow {shadow}")
+    lockstep = hearing.record.plan.guard.shadow == "lockstep"
+    if lockstep or commit.gradient == held.gradient:
+        return _believed("which of the two was off: the owner computed it again")
+    try:
+        parts = [open_signed(part, hearing.peers[holder]).fields.payload_digest for part in held.parts]
+    except (FrameError, SignatureError):
+        parts = []
+    sent = digest_of_parts(parts) if parts else None
+    if guilty != (holder if sent == held.gradient else shadow):
+        raise hearing.refuse(f"the parts that {holder} signed do not speak against {guilty}")
+    what = "sent another gradient than it committed to" if guilty == holder else "holds no gradient that was signed"
+    return _proved(hearing, what, None)
+
+
+def _message(hearing: Hearing) -> _Explained:
+    facts, believed, what = explain_message(hearing)
+    return {**facts, **_proved(hearing, what, believed)}
+
+
+def _unproved(hearing: Hearing) -> _Explained:
+    return _believed(_OWNER_ONLY)
+
+
+def _by_guilty(hearing: Hearing, sender: str, roles: str) -> None:
+    party = hearing.record.verdict.party
+    if sender != party:
+        raise hearing.refuse(f"accuses {party}, but {sender} signed {roles}: the wrong party is named")
+
+
+def _place(message: Activation) -> tuple[int, int, int, str, int]:
+    return (message.epoch, message.step, message.microbatch, message.direction, message.source)
+
+
+def _proved(hearing: Hearing, what: str, believed: str | None) -> _Explained:
+    return {
+        "rests on the owner's word": believed or "nothing",
+        "conclusion": f"holds: {hearing.record.verdict.party} {what}",
+    }
+
+
+def _believed(what: str) -> _Explained:
+    return {"rests on the owner's word": what, "conclusion": "not proved by this file alone"}
+
+
+_EXPLAIN: Mapping[Offence, Callable[[Hearing], _Explained]] = {
+    "message": _message,
+    "accusation": _message,
+    "equivocation": _equivocation,
+    "forgery": _forgery,
+    "gradient": _gradient,
+    "state": _unproved,
+    "shape": _shape,
+    "transfer": _unproved,
+}

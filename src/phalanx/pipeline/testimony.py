@@ -1,0 +1,135 @@
+"""What parties signed in the last steps, kept until nobody can be blamed for it any more."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.desk import Received
+from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.evidence import Case
+from phalanx.pipeline.messages import Applied, AuditReport, Commit, GradientHeld, Ready, Signed
+from phalanx.pipeline.signed import to_signed, unverified_field
+from phalanx.pipeline.verdict import Verdict
+from phalanx.security.crypto import digest_hex
+from phalanx.transport.tensors import tensor_buffers
+
+_STEPS_KEPT = 2
+
+
+@dataclass(frozen=True)
+class _Said:
+    """One signed message about one stage; `step` is that of the state when it is about a state."""
+
+    kind: str
+    party: str
+    stage: int
+    step: int
+    header: Signed
+    report: AuditReport | None = None
+
+
+@dataclass
+class Testimony:
+    """Signed commitments, audit reports and state digests of the present and the last steps.
+
+    Frames that the owner sends to itself are not signed: the owner is trusted, and its word is
+    named as such where evidence is explained.
+    """
+
+    _said: list[_Said] = field(default_factory=list)
+
+    def hear(self, received: Received) -> None:
+        """Keep the header of a message that a verdict may rest on; anything else is let go."""
+        message, party = received.message, received.sender
+        if received.header is None:
+            return
+        if isinstance(message, AuditReport):
+            header = to_signed(received.header)
+            self._said.append(_Said(message.kind, party, message.stage, message.step, header, report=message))
+        elif isinstance(message, Commit | GradientHeld):
+            header = to_signed(received.header)
+            self._said.append(_Said(message.kind, party, message.stage, message.step, header))
+        elif isinstance(message, Applied | Ready):
+            header = to_signed(received.header)
+            states = [(int(name), state.step) for name, state in message.states.items() if name.isdecimal()]
+            self._said += [_Said("state", party, stage, step, header) for stage, step in states]
+
+    def forget_before(self, step: int) -> None:
+        """Let go of what is older than the step before `step`."""
+        self._said = [said for said in self._said if said.step >= step - _STEPS_KEPT]
+
+    def case(self, judgement: Judgement, docket: Docket, certificates: Mapping[str, str], authority: str) -> Case:
+        """Put a judgement together with everything that was signed about it.
+
+        Args:
+            judgement: What was decided.
+            docket: The facts at that moment, before anybody is replaced.
+            certificates: PEM of all parties; those of nobody else than who signed are kept.
+            authority: PEM of who vouches for them.
+        """
+        verdict, exhibit = judgement.verdict, judgement.exhibit
+        claim = exhibit.tensors.get("accuser")
+        digest = None if claim is None else digest_hex(tensor_buffers(claim.contiguous()))
+        holder = docket.assignment.holders.get(verdict.stage, OWNER)
+        shadow = docket.assignment.shadows.get(verdict.stage)
+        said = self.about(verdict, holder, shadow, claim=digest, shown=judgement.headers.get("input"))
+        headers = {**said, **judgement.headers}
+        signers = {_sender_of(signed) for signed in headers.values()}
+        parties = signers | {verdict.party, verdict.accuser, OWNER}
+        known = {name: pem for name, pem in certificates.items() if name in parties}
+        return Case(verdict, exhibit, headers, known, authority, docket.plan)
+
+    def about(
+        self,
+        verdict: Verdict,
+        holder: str,
+        shadow: str | None,
+        *,
+        claim: str | None = None,
+        shown: Signed | None = None,
+    ) -> Mapping[str, Signed]:
+        """What holder and shadow signed about the stage and the step of a verdict.
+
+        Args:
+            verdict: Who is guilty of what.
+            holder: Who held the stage.
+            shadow: Who shadowed it.
+            claim: Digest of the tensor that the accuser brought; picks the report that committed to it.
+            shown: An input that a report showed; picks that report.
+
+        Returns:
+            Headers by role: "commit", "gradient_held", "report", and "state_holder", "state_shadow" for
+            the state at the beginning of the step. What was never signed is missing.
+        """
+        roles = {
+            ("commit", holder): "commit",
+            ("gradient_held", shadow): "gradient_held",
+            ("state", shadow): "state_shadow",
+            ("state", holder): "state_holder",
+        }
+        found: dict[str, Signed] = {}
+        for said in self._said:
+            if (said.stage, said.step) != (verdict.stage, verdict.step):
+                continue
+            if said.report is not None:
+                wanted = shown in said.report.inputs if shown else _is_about(said.report, verdict, claim)
+                if wanted and said.party == shadow:
+                    found["report"] = said.header
+            elif (said.kind, said.party) in roles:
+                found[roles[(said.kind, said.party)]] = said.header
+        return found
+
+
+def _is_about(report: AuditReport, verdict: Verdict, claim: str | None) -> bool:
+    said = {str(direction): digest for direction, digest in report.digests.items()}
+    digest = said.get(verdict.direction or "")
+    return report.microbatch == verdict.microbatch and digest is not None and claim in (None, digest)
+
+
+def _sender_of(signed: Signed) -> str | None:
+    try:
+        return str(unverified_field(signed, "sender"))
+    except FrameError:
+        # a forged header may be no header at all
+        return None
