@@ -1,0 +1,46 @@
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from phalanx.pipeline import GuardConfig
+from phalanx.testing import Actor, MemoryCompany, tiny_run
+from phalanx.train import RunConfig
+
+MakeCompany = Callable[..., MemoryCompany]
+
+
+@pytest.fixture(scope="session")
+def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def make_company(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[MakeCompany]:
+    """Make companies whose actors are given by stage; ends them all."""
+    with ExitStack() as stack:
+
+        def make(run: RunConfig | None = None, actors: Mapping[int, Actor] | None = None) -> MemoryCompany:
+            named = {f"worker-{stage}": actor for stage, actor in (actors or {}).items()}
+            directory = tmp_path_factory.mktemp("run")
+            return stack.enter_context(MemoryCompany(run or tiny_run(), directory, named, cache=model_cache))
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def honest_digest(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Callable[[RunConfig, int], str]:
+    """Tell the final weights of an honest, unguarded run; each is trained once."""
+    known: dict[tuple[str, int], str] = {}
+
+    def digest(run: RunConfig, num_steps: int) -> str:
+        bare = run.model_copy(update={"guard": GuardConfig(mode="off")})
+        key = (bare.model_dump_json(), num_steps)
+        if key not in known:
+            with MemoryCompany(bare, tmp_path_factory.mktemp("honest"), cache=model_cache) as company:
+                company.run(num_steps)
+                known[key] = company.weights_digest()
+        return known[key]
+
+    return digest
