@@ -1,0 +1,387 @@
+"""Evidence of every kind of verdict, from simulated runs, read by an outsider; then altered in every way."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from phalanx.errors import EvidenceError
+from phalanx.pipeline import GuardConfig, explain_evidence, token_distance
+from phalanx.pipeline.evidence import MAX_RECORD_BYTES, MAX_TENSOR_BYTES
+from phalanx.pipeline.messages import Activation, Applied, AuditReport, Bulk, Commit, Sent, Signed
+from phalanx.security.crypto import create_authority, issue
+from phalanx.testing import Actor, MemoryCompany, only, tampering, tiny_run
+
+OTHER_DIGEST = "ab" * 32
+
+
+def flip(direction):
+    def tamper(found, step, microbatch, tensor):
+        return -tensor if (found, step) == (direction, 1) else tensor
+
+    return Actor(tampering(tamper))
+
+
+def at_step_1(kind, change):
+    """Change fields of a message of step 1 and let all others pass."""
+
+    def rewrite(letter, message):
+        return [letter if message.step != 1 else letter.saying(change(message))]
+
+    return Actor(rewrite=only(kind, rewrite))
+
+
+def false_report(message):
+    return {"digests": dict.fromkeys(message.digests, OTHER_DIGEST)}
+
+
+def false_commitment(message):
+    first, *rest = message.sent
+    return {"sent": (Sent(direction=first.direction, microbatch=first.microbatch, digest=OTHER_DIGEST), *rest)}
+
+
+def forged_input(message):
+    first, *rest = message.received
+    values = json.loads(first.header) | {"payload_digest": OTHER_DIGEST}
+    header = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return {"received": (Signed(header=header, signature=first.signature), *rest)}
+
+
+def missing_input(message):
+    return {"received": message.received[1:]}
+
+
+def other_gradient(letter, message):
+    if message.purpose != "gradient" or message.step != 1:
+        return [letter]
+    return [type(letter)(letter.receiver, message, bytes(len(letter.payload)))]
+
+
+def false_state(message):
+    lie = {"weights": OTHER_DIGEST}
+    return {"states": {name: state.model_copy(update=lie) for name, state in message.states.items()}}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Which worker does what, what it is found guilty of, and what is left to believe."""
+
+    actors: dict[str, Actor]
+    guilty: str
+    offence: str
+    believed: str
+    holds: bool = True
+
+
+SCENES = {
+    "forward": Scene({"worker-1": flip("forward")}, "worker-1", "message", "that the plan"),
+    "backward": Scene({"worker-2": flip("backward")}, "worker-2", "message", "that the plan"),
+    "accusation": Scene({"worker-2": at_step_1(AuditReport, false_report)}, "worker-2", "accusation", "that the plan"),
+    "equivocation": Scene({"worker-1": at_step_1(Commit, false_commitment)}, "worker-1", "equivocation", "nothing"),
+    "forged input": Scene({"worker-1": at_step_1(Commit, forged_input)}, "worker-1", "forgery", "who held"),
+    "missing input": Scene({"worker-1": at_step_1(Commit, missing_input)}, "worker-1", "forgery", "which input"),
+    "shape": Scene(
+        {"worker-1": at_step_1(Activation, lambda message: {"dtype": "float16"})}, "worker-1", "shape", "that the plan"
+    ),
+    "gradient": Scene(
+        {"worker-1": at_step_1(Commit, lambda message: {"gradient": OTHER_DIGEST})}, "worker-1", "gradient", "nothing"
+    ),
+    "gradient norm": Scene(
+        {"worker-1": Actor(rewrite=only(Bulk, other_gradient))}, "worker-1", "gradient", "which of the two", holds=False
+    ),
+    "state": Scene({"worker-1": at_step_1(Applied, false_state)}, "worker-1", "state", "the owner's word", holds=False),
+}
+
+
+@pytest.fixture(scope="module")
+def evidence_of(tmp_path_factory):
+    """Run each scene once; give the evidence of its one verdict."""
+    known = {}
+
+    def evidence(name):
+        if name not in known:
+            directory = tmp_path_factory.mktemp("run")
+            run = tiny_run(guard=GuardConfig(audit_rate=1.0, screen=False))
+            with MemoryCompany(run, directory, SCENES[name].actors) as company:
+                company.run(3)
+                (verdict,) = company.verdicts
+            known[name] = (directory / "run", verdict)
+        return known[name]
+
+    return evidence
+
+
+@pytest.fixture
+def altered(evidence_of, tmp_path):
+    """A copy of the evidence of a forward lie, to be altered; the digest of the tensors is put right again."""
+    home, verdict = evidence_of("forward")
+    source = home / verdict.evidence
+    for path in (source, source.with_suffix(".safetensors")):
+        shutil.copy(path, tmp_path / path.name)
+
+    def alter(record=lambda record: None, tensors=lambda tensors: None):
+        path = tmp_path / source.name
+        beside = path.with_suffix(".safetensors")
+        held = load_file(beside)
+        before = {name: tensor.clone() for name, tensor in held.items()}
+        tensors(held)
+        if held.keys() != before.keys() or any(not held[name].equal(before[name]) for name in held):
+            save_file(held, beside)
+        values = json.loads(path.read_text())
+        values["tensors"]["sha256"] = hashlib.sha256(beside.read_bytes()).hexdigest()
+        record(values)
+        path.write_text(json.dumps(values))
+        return path
+
+    return alter
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_evidence_of_every_offence_holds_for_an_outsider(evidence_of, name):
+    scene = SCENES[name]
+    home, verdict = evidence_of(name)
+
+    explained = explain_evidence(home / verdict.evidence, home / "pki" / "authority.pem")
+
+    assert (verdict.party, verdict.offence) == (scene.guilty, scene.offence)
+    assert explained["verdict"] == f"{scene.guilty} is guilty: {scene.offence}"
+    assert explained["rests on the owner's word"].startswith(scene.believed)
+    assert explained["conclusion"].startswith("holds: ") == scene.holds
+    assert explained["authority"].startswith("as given")
+    assert explained["file"] == f"SHA-256 {verdict.evidence_sha256}"
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "accusation"])
+def test_a_disputed_microbatch_is_redone_from_the_evidence_bit_for_bit(evidence_of, name):
+    home, verdict = evidence_of(name)
+
+    explained = explain_evidence(home / verdict.evidence)
+
+    assert explained["recomputed here"] == "bit for bit what the referee got"
+    assert explained["weights"] == "their digest was signed by worker-1 and worker-2" or name == "backward"
+    assert explained["authority"].startswith("not compared")
+
+
+def test_without_weights_it_says_what_is_left_to_believe(altered):
+    def drop(tensors):
+        for name in [name for name in tensors if name.startswith("stage/")]:
+            del tensors[name]
+
+    explained = explain_evidence(altered(tensors=drop))
+
+    assert explained["recomputed here"].startswith("no: ")
+    assert "the recomputed tensor" in explained["rests on the owner's word"]
+
+
+def nudge(name):
+    def change(tensors):
+        tensors[name] = tensors[name].clone()
+        tensors[name].view(-1)[0] += 1.0
+
+    return change
+
+
+def replaced_by(name, other):
+    return lambda tensors: tensors.update({name: tensors[other].clone()})
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (nudge("claimed"), "'claimed' is not the one whose digest worker-1 signed"),
+        (nudge("input"), "'input' is not the one whose digest owner signed"),
+        (nudge("recomputed"), "says distance"),
+        (replaced_by("recomputed", "claimed"), "it is not guilty"),
+        (lambda tensors: tensors.pop("recomputed"), "'recomputed' is missing"),
+        (lambda tensors: tensors.update(recomputed=tensors["recomputed"][:1].clone()), "not of the plan's shape"),
+        (lambda tensors: tensors["claimed"].fill_(float("nan")), "'claimed' is not the one"),
+    ],
+)
+def test_an_altered_tensor_is_found_although_its_file_digest_was_put_right(altered, change, complaint):
+    path = altered(tensors=change)
+
+    with pytest.raises(EvidenceError, match=complaint):
+        explain_evidence(path)
+
+
+def test_a_referee_who_made_up_the_truth_is_found(altered):
+    path = altered(tensors=nudge("recomputed"))
+    tensors = load_file(path.with_suffix(".safetensors"))
+    record = json.loads(path.read_text())
+    record["verdict"]["distance"] = token_distance(tensors["claimed"], tensors["recomputed"])
+    path.write_text(json.dumps(record))
+
+    with pytest.raises(EvidenceError, match="recomputed here, the message is"):
+        explain_evidence(path)
+
+
+def test_altered_weights_are_found(altered):
+    def change(tensors):
+        name = min(name for name in tensors if name.startswith("stage/"))
+        nudge(name)(tensors)
+
+    with pytest.raises(EvidenceError, match="weights are not those whose digest it names"):
+        explain_evidence(altered(tensors=change))
+
+
+def test_a_swapped_tensor_file_is_found(altered):
+    path = altered()
+    save_file({"input": torch.zeros(1)}, path.with_suffix(".safetensors"))
+
+    with pytest.raises(EvidenceError, match="altered or swapped"):
+        explain_evidence(path)
+
+
+def setting(*keys, to):
+    def change(record):
+        for key in keys[:-1]:
+            record = record[key]
+        record[keys[-1]] = to
+
+    return change
+
+
+def swap_headers(record):
+    record["headers"]["output"] = record["headers"]["input_forward"]
+
+
+def break_signature(record):
+    signature = record["headers"]["output"]["signature"]
+    record["headers"]["output"]["signature"] = signature[:-1] + ("0" if signature[-1] != "0" else "1")
+
+
+def rewrite_header(record):
+    header = record["headers"]["output"]
+    header["header"] = header["header"].replace('"microbatch":', '"microbatch":1')
+
+
+def swap_certificates(record):
+    certificates = record["certificates"]
+    certificates["worker-1"], certificates["worker-2"] = certificates["worker-2"], certificates["worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (swap_headers, "is about"),
+        (break_signature, "'output' does not hold"),
+        (rewrite_header, "'output' does not hold"),
+        (swap_certificates, "is that of 'worker-2'"),
+        (lambda record: record["headers"].pop("output"), "no signed header for 'output'"),
+        (lambda record: record["certificates"].pop("worker-1"), "worker-1"),
+        (setting("verdict", "party", to="worker-2"), "the wrong party is named"),
+        (setting("verdict", "party", to="worker-9"), "no certificate of 'worker-9'"),
+        (setting("verdict", "offence", to="accusation"), "the wrong party is named"),
+        (setting("verdict", "offence", to="gradient"), "no signed header for 'gradient_held'|agree on the gradient"),
+        (setting("verdict", "stage", to=2), "is about"),
+        (setting("verdict", "step", to=2), "is about"),
+        (setting("verdict", "microbatch", to=None), "no direction or no microbatch"),
+        (setting("verdict", "direction", to="sideways"), "no direction or no microbatch"),
+        (setting("verdict", "distance", to=0.5), "says distance 0.5"),
+        (setting("weights_digest", to="00" * 64), "signed other weights"),
+        (setting("plan", "hidden_size", to=32), "not of the plan's shape"),
+        (setting("plan", "hub_config", "n_embd", to=2**20), "plan"),
+        (setting("plan", "hub_config", "model_type", to="no-such"), "plan builds no stage"),
+    ],
+)
+def test_an_altered_record_is_found(altered, change, complaint):
+    path = altered(record=change)
+
+    with pytest.raises(EvidenceError, match=complaint):
+        explain_evidence(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.update(surprise=1),
+        lambda record: record.pop("plan"),
+        setting("format", to=2),
+        setting("verdict", "offence", to="being late"),
+        setting("tensors", "file", to="../claimed.safetensors"),
+        setting("tensors", "file", to="/etc/hostname.safetensors"),
+        setting("tensors", "file", to="sub/claimed.safetensors"),
+        setting("tensors", "sha256", to="0"),
+        setting("headers", to=[]),
+    ],
+)
+def test_a_malformed_record_is_refused(altered, change):
+    path = altered(record=change)
+
+    with pytest.raises(EvidenceError, match="is no evidence of this version"):
+        explain_evidence(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": NaN}'])
+def test_what_is_no_json_object_is_refused(tmp_path, content):
+    path = tmp_path / "evidence.json"
+    path.write_bytes(content)
+
+    with pytest.raises(EvidenceError, match="is no evidence"):
+        explain_evidence(path)
+
+
+def test_missing_files_are_named(altered, tmp_path):
+    path = altered()
+    path.with_suffix(".safetensors").unlink()
+
+    with pytest.raises(EvidenceError, match=r"\.safetensors: cannot be read .*keep both files together"):
+        explain_evidence(path)
+    with pytest.raises(EvidenceError, match=r"gone\.json: cannot be read"):
+        explain_evidence(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize(("suffix", "limit"), [(".json", MAX_RECORD_BYTES), (".safetensors", MAX_TENSOR_BYTES)])
+def test_a_huge_file_is_refused_unread(altered, suffix, limit):
+    path = altered()
+    with path.with_suffix(suffix).open("r+b") as file:
+        file.truncate(limit + 1)
+
+    with pytest.raises(EvidenceError, match="larger than"):
+        explain_evidence(path)
+
+
+def test_garbage_in_place_of_tensors_is_refused(altered):
+    path = altered()
+    beside = path.with_suffix(".safetensors")
+    beside.write_bytes(b"\xff" * 64)
+    record = json.loads(path.read_text())
+    record["tensors"]["sha256"] = hashlib.sha256(beside.read_bytes()).hexdigest()
+    path.write_text(json.dumps(record))
+
+    with pytest.raises(EvidenceError, match="is no safetensors file"):
+        explain_evidence(path)
+
+
+def test_the_authority_that_the_reader_knows_is_compared(altered, tmp_path):
+    create_authority(tmp_path / "other")
+
+    with pytest.raises(EvidenceError, match="is vouched for by the authority"):
+        explain_evidence(altered(), tmp_path / "other" / "authority.pem")
+    with pytest.raises(EvidenceError, match="cannot be read"):
+        explain_evidence(altered(), tmp_path / "nobody.pem")
+
+
+def test_a_certificate_of_another_authority_is_refused(altered, tmp_path):
+    create_authority(tmp_path / "other")
+    foreign = (issue(tmp_path / "other", "worker-1") / "certificate.pem").read_text()
+
+    with pytest.raises(EvidenceError, match="certificate of 'worker-1'"):
+        explain_evidence(altered(record=setting("certificates", "worker-1", to=foreign)))
+
+
+def test_an_accusation_without_its_report_is_not_believed(evidence_of, tmp_path):
+    home, verdict = evidence_of("accusation")
+    source = home / verdict.evidence
+    record = json.loads(source.read_text())
+    del record["headers"]["report"]
+    path = tmp_path / source.name
+    path.write_text(json.dumps(record))
+    shutil.copy(source.with_suffix(".safetensors"), path.with_suffix(".safetensors"))
+
+    with pytest.raises(EvidenceError, match="no signed header for 'report'"):
+        explain_evidence(path)
