@@ -211,6 +211,7 @@ class Party:
         return True
 
     def _digests(self) -> dict[str, StateDigest]:
-        """Digests of every copy that this party has, by stage."""
+        """Digests of the copies that two parties have, by stage: the owner's own stages have no shadow."""
+        covered = self.roles.shadow_names
         with self._desk.timer.phase("state_digest"):
-            return {str(role.index): role.copy.digest() for role in self.roles.all()}
+            return {str(role.index): role.copy.digest() for role in self.roles.all() if role.index in covered}
