@@ -1,0 +1,101 @@
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from phalanx.train import RunConfig, load_run, train
+
+TINY = """
+[model]
+from_scratch = true
+
+[model.architecture]
+model_type = "gpt2"
+vocab_size = 300
+n_positions = 16
+n_embd = 32
+n_layer = 4
+n_head = 4
+resid_pdrop = 0.0
+embd_pdrop = 0.0
+attn_pdrop = 0.0
+bos_token_id = 0
+eos_token_id = 0
+
+[data]
+sources = [{ kind = "python_manual" }]
+tokenizer = { kind = "bpe", vocab_size = 300 }
+sequence_length = 16
+validation_share = 0.2
+max_documents = 12
+max_validation_sequences = 8
+
+[train]
+steps = 6
+batch_size = 8
+microbatches = 4
+seed = 3
+validate_every = 3
+
+[optimizer]
+lr = 1e-2
+
+# the owner alone: no worker processes
+[pipeline]
+stages = 2
+
+[checkpoint]
+every = 2
+"""
+
+MakeRun = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepare the text and draw the model once for all tests."""
+    monkeypatch.setenv("PHALANX_CACHE", str(cache))
+
+
+@pytest.fixture(scope="session")
+def trained_once(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Summary and directory of an undisturbed run; not to be changed."""
+    home = tmp_path_factory.mktemp("trained")
+    (home / "tiny.toml").write_text(TINY)
+    text = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PHALANX_CACHE", str(cache))
+        summary = train(load_run(home / "tiny.toml"), home / "run", console=Console(file=text, width=200))
+    return {**summary, "shown": text.getvalue()}, home / "run"
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def make_run(run_file: Path) -> MakeRun:
+    return lambda *overrides: load_run(run_file, overrides)
+
+
+@pytest.fixture
+def quietly() -> Callable[..., dict[str, Any]]:
+    """Train without filling the screen; what would have been shown is in `shown`."""
+
+    def run(run: RunConfig, directory: Path, **options: Any) -> dict[str, Any]:
+        text = io.StringIO()
+        summary = train(run, directory, console=Console(file=text, width=200), **options)
+        return {**summary, "shown": text.getvalue()}
+
+    return run

@@ -1,0 +1,165 @@
+"""Figures of a run: counted from what happened, null where nothing was measured."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from phalanx.data import IGNORE, Batch
+from phalanx.errors import CheckpointError
+from phalanx.models import ModelConfig, build_stage, open_model, partition, tie
+from phalanx.pipeline import StepResult
+from phalanx.train.ground_truth import GroundTruth
+from phalanx.train.record import Totals
+from phalanx.train.summary import Figures, summarise
+from phalanx.train.validation import perplexity
+
+PLAIN = {"adapter": None, "activation_checkpointing": False, "attention": "sdpa", "seed": 0}
+
+
+def result(step, loss=2.0, audits=3, alarms=0):
+    return StepResult(
+        step=step,
+        loss=loss,
+        num_targets=10,
+        gradient_norm=1.0,
+        attempts=1,
+        num_audits=audits,
+        num_alarms=alarms,
+        verdicts=(),
+        phases={},
+        bytes_by_link={},
+    )
+
+
+def verdict(party, step):
+    return {"party": party, "stage": 1, "step": step, "offence": "message", "reason": "wrong", "more": 1}
+
+
+def test_totals_survive_a_checkpoint():
+    totals, other = Totals(), Totals()
+    totals.add(result(0, loss=5.0), 128, 0.5)
+    totals.add(result(1, loss=4.0), 128, 0.5)
+
+    other.load_json(json.loads(json.dumps(vars(totals))))
+
+    assert other == totals
+    assert (other.steps, other.last_step, other.tokens, other.audits) == (2, 1, 256, 6)
+    assert (other.loss_first, other.loss_last, other.wall_s) == (5.0, 4.0, 1.0)
+
+
+@pytest.mark.parametrize("saved", [{}, {"steps": 1}, {**vars(Totals()), "surprise": 1}])
+def test_totals_of_another_version_are_refused(saved):
+    with pytest.raises(CheckpointError, match="totals"):
+        Totals().load_json(saved)
+
+
+def test_figures_of_another_version_are_refused():
+    with pytest.raises(CheckpointError, match="figures"):
+        Figures().load_json({"validation_first": 1.0})
+
+
+def test_an_infinite_perplexity_is_saved_as_null():
+    assert Figures(validation_first=math.inf, validation_last=9.0).to_json() == {
+        "validation_first": None,
+        "validation_last": 9.0,
+    }
+
+
+def test_a_summary_counts_detections_and_false_accusations_against_the_truth(make_run, tmp_path):
+    truth = GroundTruth(tmp_path / "attack.jsonl")
+    truth.attacked |= {("worker-1", 4), ("worker-1", 6)}
+    figures = Figures(status="completed")
+    for body in (verdict("worker-1", 4), verdict("worker-2", 5)):
+        figures.observe("verdict", body)
+        figures.observe("evicted", {"party": body["party"]})
+    figures.observe("takeover", {"stage": 1})
+    figures.observe("lost", {"party": "worker-3"})
+
+    summary = summarise(make_run(), figures, Totals(), truth)
+
+    assert (summary["attacks_injected"], summary["attacked_steps"]) == (2, [4, 6])
+    assert (summary["detections"], summary["false_accusations"]) == (1, 1)
+    assert (summary["evicted"], summary["lost"], summary["takeovers"]) == (["worker-1", "worker-2"], ["worker-3"], 1)
+    assert "more" not in summary["verdicts"][0]
+
+
+def test_what_was_not_measured_is_null(make_run, tmp_path):
+    truth = GroundTruth(tmp_path / "attack.jsonl")
+
+    summary = summarise(make_run(), Figures(), Totals(), truth)
+
+    for key in ("loss_first", "loss_last", "validation_perplexity", "tokens_per_s", "final_weights_digest"):
+        assert summary[key] is None
+    assert (summary["status"], summary["steps"], summary["steps_lost"], summary["attacks_injected"]) == ("failed", 0, 0, 0)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == json.loads(json.dumps(summary))
+
+
+def test_a_step_that_was_left_out_is_counted_as_lost(make_run, tmp_path):
+    totals = Totals()
+    totals.add(result(0), 128, 0.5)
+    totals.add(result(2), 128, 0.5)
+
+    summary = summarise(make_run(), Figures(), totals, GroundTruth(tmp_path / "attack.jsonl"))
+
+    assert summary["steps_lost"] == 1
+
+
+def test_nobody_knows_the_truth_about_remote_workers(make_run, tmp_path):
+    run = make_run("pipeline.stages=3", "pipeline.remote_workers=['far']", "pipeline.pki='keys'")
+
+    summary = summarise(run, Figures(), Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+
+    for key in ("attacks_injected", "attacked_steps", "detections", "false_accusations"):
+        assert summary[key] is None
+
+
+def test_the_truth_grows_line_by_line_and_half_a_line_waits(tmp_path):
+    path = tmp_path / "attack.jsonl"
+    truth = GroundTruth(path)
+    truth.refresh()
+    lines = [json.dumps({"party": "worker-1", "step": step, "microbatch": 0}) + "\n" for step in (3, 3, 5)]
+    path.write_text(lines[0] + lines[1] + lines[2][:9])
+
+    truth.refresh()
+    early = truth.attacked_steps()
+    path.write_text("".join(lines))
+    truth.refresh()
+
+    assert (early, truth.attacked_steps()) == ({3}, {3, 5})
+
+
+def test_perplexity_of_a_chain_is_that_of_the_whole_batch(tmp_path):
+    architecture = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 40, "n_positions": 8}
+    source = open_model(ModelConfig(from_scratch=True, architecture=architecture), tmp_path, seed=1)
+    stages = [build_stage(source, spec, **PLAIN) for spec in partition(2, 2, None, 0.0, 0.0)]
+    tie(stages[0], stages[-1])
+    ids = torch.arange(48).reshape(6, 8) % 40
+    labels = (ids + 1) % 40
+    labels[0, 3:] = IGNORE
+    batches = [Batch(ids[:4], labels[:4], (0, 1, 2, 3)), Batch(ids[4:], labels[4:], (4, 5))]
+
+    found = perplexity(iter(stages), batches)
+
+    with torch.no_grad():
+        for stage in stages:
+            stage.eval()
+        logits = stages[1](stages[0](ids))
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+    assert found == pytest.approx(math.exp(float(loss)), rel=1e-5)
+
+
+def test_perplexity_without_targets_or_beyond_all_numbers_is_infinite(tmp_path):
+    architecture = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 40, "n_positions": 8}
+    source = open_model(ModelConfig(from_scratch=True, architecture=architecture), tmp_path, seed=1)
+    stage = build_stage(source, partition(1, 1, None, 0.0, 0.0)[0], **PLAIN)
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    nothing = Batch(ids, torch.full_like(ids, IGNORE), (0,))
+    with torch.no_grad():
+        for parameter in stage.parameters():
+            parameter.mul_(1e4)
+    wrong = Batch(ids, ids + 7, (0,))
+
+    assert perplexity([stage], [nothing]) == math.inf
+    assert perplexity([stage], [wrong]) == math.inf

@@ -1,0 +1,95 @@
+"""What --dry-run says: the stages add up to the model, and the memory is of the right order."""
+
+import io
+
+import pytest
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from phalanx.models import open_model
+from phalanx.train.layout import describe_stages, estimate_stages, make_plan
+from phalanx.train.session import describe
+
+
+@pytest.fixture
+def open_source(cache):
+    return lambda run: open_model(run.model, cache / "models", run.train.seed)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_layers_and_parameters_add_up_to_the_model(make_run, open_source, stages):
+    run = make_run(f"pipeline.stages={stages}")
+    source = open_source(run)
+    whole = AutoModelForCausalLM.from_pretrained(source.directory, local_files_only=True)
+
+    rows = estimate_stages(run, source)
+
+    spans = [tuple(int(end) for end in row.layers.split("-")) for row in rows]
+    assert [layer for first, last in spans for layer in range(first, last + 1)] == [0, 1, 2, 3]
+    # a tied head is counted once, with the embedding
+    assert sum(row.parameters for row in rows) == sum(p.numel() for p in whole.parameters())
+    assert all(row.size_bytes == 4 * row.parameters and row.trainable == row.parameters for row in rows)
+
+
+def test_each_middle_stage_has_its_worker_and_its_shadow(make_run, open_source):
+    run = make_run("pipeline.stages=4")
+
+    rows = estimate_stages(run, open_source(run))
+
+    assert [row.holder for row in rows] == ["owner", "worker-1", "worker-2", "owner"]
+    assert [row.shadow for row in rows] == [None, "worker-2", "worker-1", None]
+
+
+def test_without_a_convicted_worker_the_rest_and_the_owner_serve(make_run, open_source):
+    run = make_run("pipeline.stages=4")
+
+    rows = estimate_stages(run, open_source(run), ["worker-2"])
+
+    assert {row.holder for row in rows} == {"owner", "worker-2"}
+
+
+def test_adapters_train_little_and_need_little(make_run, open_source):
+    whole, adapted = make_run("pipeline.stages=4"), make_run("pipeline.stages=4", "model.adapter={rank=2}")
+
+    full, small = (estimate_stages(run, open_source(run)) for run in (whole, adapted))
+
+    assert all(0 < row.trainable < row.parameters / 10 for row in small)
+    assert sum(row.memory_bytes for row in small) < sum(row.memory_bytes for row in full)
+
+
+def test_gpipe_keeps_more_activations_than_1f1b(make_run, open_source):
+    one, other = make_run("pipeline.stages=4"), make_run("pipeline.stages=4", "pipeline.schedule='gpipe'")
+
+    assert (
+        estimate_stages(other, open_source(other))[2].memory_bytes
+        > estimate_stages(one, open_source(one))[2].memory_bytes
+    )
+
+
+def test_the_plan_says_what_the_run_says(make_run, open_source):
+    run = make_run("pipeline.stages=3")
+
+    plan = make_plan(run, open_source(run))
+
+    assert plan.hidden_shape == (2, 16, 32)
+    assert (len(plan.stages), plan.total_steps, plan.seed) == (3, 6, 3)
+
+
+def test_a_dry_run_shows_config_stages_and_memory_and_makes_no_run(make_run, tmp_path):
+    text = io.StringIO()
+
+    Console(file=text, width=160).print(describe(make_run("pipeline.stages=4"), tmp_path / "runs" / "x"))
+
+    shown = text.getvalue()
+    for word in ("microbatches = 4", "worker-2", "memory", "4 stages", "expected memory"):
+        assert word in shown
+    assert not (tmp_path / "runs" / "x").exists()
+
+
+def test_the_table_of_a_wide_terminal_is_whole(make_run, open_source):
+    text = io.StringIO()
+    run = make_run("pipeline.stages=3")
+
+    Console(file=text, width=160).print(describe_stages(run, open_source(run)))
+
+    assert "…" not in text.getvalue()

@@ -1,0 +1,112 @@
+"""A run directory is made whole or not at all, keeps secrets to its owner, and never eats other files."""
+
+import stat
+
+import pytest
+
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.train import run_directory
+from phalanx.train.run_directory import RunDirectory
+
+
+def test_a_new_run_gets_an_identity_for_everybody(make_run, tmp_path):
+    run = make_run("pipeline.stages=4", "pipeline.spares=1")
+
+    home = RunDirectory(tmp_path / "run", run, resume=False)
+
+    assert home.owner.name == "owner"
+    for name in ("worker-1", "worker-2", "worker-3"):
+        assert "BEGIN CERTIFICATE" in home.certificate(name)
+    with pytest.raises(ConfigError, match="worker-4"):
+        home.certificate("worker-4")
+
+
+def test_private_keys_are_for_their_owner_only(make_run, tmp_path):
+    home = RunDirectory(tmp_path / "run", make_run(), resume=False)
+    home.audit_key()
+
+    secret = [path for path in home.path.rglob("*") if path.is_file() and path.suffix in (".key", ".pem")]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in secret if b"PRIVATE" in path.read_bytes()}
+    assert modes and set(modes.values()) == {0o600}
+    assert stat.S_IMODE((home.path / "secrets" / "audit.key").stat().st_mode) == 0o600
+
+
+def test_a_resumed_run_keeps_its_name_and_its_secret(make_run, tmp_path):
+    first = RunDirectory(tmp_path / "run", make_run(), resume=False)
+    key = first.audit_key()
+
+    again = RunDirectory(tmp_path / "run", make_run(), resume=True)
+
+    assert (again.run_id, again.audit_key(), again.owner.public) == (first.run_id, key, first.owner.public)
+
+
+def test_a_run_is_not_started_over_another(make_run, tmp_path):
+    RunDirectory(tmp_path / "run", make_run(), resume=False)
+
+    with pytest.raises(ConfigError, match="--resume"):
+        RunDirectory(tmp_path / "run", make_run(), resume=False)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_there_is_nothing_to_resume_where_no_run_began(make_run, tmp_path, exists):
+    if exists:
+        (tmp_path / "run").mkdir()
+
+    with pytest.raises(CheckpointError, match="without --resume"):
+        RunDirectory(tmp_path / "run", make_run(), resume=True)
+
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_crash_while_the_directory_was_made_is_made_good(make_run, tmp_path, monkeypatch, resume):
+    class Crash(BaseException):
+        pass
+
+    def crash(*_):
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_directory, "issue", crash)
+        with pytest.raises(Crash):
+            RunDirectory(tmp_path / "run", make_run(), resume=False)
+
+    home = RunDirectory(tmp_path / "run", make_run(), resume=resume)
+
+    assert home.owner.name == "owner"
+    assert RunDirectory(tmp_path / "run", make_run(), resume=True).run_id == home.run_id
+
+
+def test_somebody_elses_keys_are_not_swept_away(make_run, tmp_path):
+    (tmp_path / "pki").mkdir()
+    (tmp_path / "pki" / "authority.key").write_text("precious")
+
+    with pytest.raises(ConfigError, match="holds pki"):
+        RunDirectory(tmp_path, make_run(), resume=False)
+
+    assert (tmp_path / "pki" / "authority.key").read_text() == "precious"
+
+
+def test_a_file_in_the_place_of_the_directory_is_an_error(make_run, tmp_path):
+    (tmp_path / "run").write_text("a file")
+
+    for path in (tmp_path / "run", tmp_path / "run" / "below"):
+        with pytest.raises(ConfigError, match="choose another --run-dir"):
+            RunDirectory(path, make_run(), resume=False)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run": "x"}', '"text"'])
+def test_a_damaged_record_is_refused(make_run, tmp_path, content):
+    RunDirectory(tmp_path / "run", make_run(), resume=False)
+    (tmp_path / "run" / "run.json").write_text(content)
+
+    with pytest.raises(CheckpointError, match="damaged"):
+        RunDirectory(tmp_path / "run", make_run(), resume=True)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_damaged_summary_counts_as_none(make_run, tmp_path, content):
+    home = RunDirectory(tmp_path / "run", make_run(), resume=False)
+    (home.path / "summary.json").write_text(content)
+
+    assert home.read_summary() is None
