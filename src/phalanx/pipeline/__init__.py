@@ -1,5 +1,6 @@
 """The verified pipeline: stages that check each other, and an owner who completes every step."""
 
+from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.distance import token_distance
 from phalanx.pipeline.docket import Observe
@@ -45,6 +46,7 @@ __all__ = [
     "die_with_parent",
     "explain_evidence",
     "gather",
+    "keep_freed_memory",
     "local_numeric_class",
     "run_worker",
     "settle_numerics",

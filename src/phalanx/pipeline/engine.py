@@ -21,6 +21,7 @@ from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
 from phalanx.pipeline.roles import Library
+from phalanx.pipeline.running_costs import RunningCosts
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.pipeline.testimony import Testimony
 from phalanx.pipeline.verdict import Verdict
@@ -92,7 +93,7 @@ class PipelineEngine:
         self._files = files
         self._party = Party(OWNER, plan, self._mail.post, self._mail.peer, self.timer)
         self._party.roles.library = files.library
-        self._party.report_usage(lambda: ({}, dict(endpoint.bytes_sent)))
+        self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._courier = Courier(self._mail.post, self._pump, timeout_s=30.0)
         self._docket = Docket(plan, self._mail.peer, files.observe, classes=dict(members.classes))
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)

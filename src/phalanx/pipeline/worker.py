@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from phalanx.errors import ConfigError, PeerLostError, PhalanxError
+from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.inbox import Loopback
@@ -15,6 +16,7 @@ from phalanx.pipeline.messages import Assign, Fault, Hello, Setup, Shutdown
 from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan, parse_plan
+from phalanx.pipeline.running_costs import RunningCosts
 from phalanx.pipeline.stage_copy import WrapRunner
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
@@ -37,6 +39,7 @@ def run_worker(config: WorkerConfig, wrap_runner: WrapRunner = lambda runner: ru
         CertificateError: This worker's own identity is unusable.
     """
     settle_numerics(config.threads)
+    keep_freed_memory()
     identity = load_identity(Path(config.identity))
     wire = GrpcWire(identity, config.transport)
     try:
@@ -58,7 +61,6 @@ class Worker:
         self._wrap_runner = wrap_runner
         self._mail = Loopback(identity.public, endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
-        self._totals: dict[str, float] = {}
         self._party: Party | None = None
 
     def run(self, address: str) -> None:
@@ -115,7 +117,7 @@ class Worker:
             plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name
             self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_runner)
-            self._party.report_usage(self._usage)
+            self._party.report_usage(RunningCosts(self._timer, self._endpoint))
 
     def _meet(self, assign: Assign) -> None:
         """Get to know the other parties, only who the common authority vouches for; refuse who is no longer one."""
@@ -133,18 +135,6 @@ class Worker:
         met = describe(self._identity, config.owner_name, config.owner, address, config.transport)
         if met.run != self._endpoint.run:
             raise PeerLostError(f"the owner at {config.owner} serves another session by now; start this worker anew")
-
-    def _usage(self) -> tuple[dict[str, float], dict[str, int]]:
-        for name, seconds in self._timer.take_cpu().items():
-            self._totals[name] = self._totals.get(name, 0.0) + seconds
-        # every second of this process, the transport's threads included
-        totals = {
-            **self._totals,
-            "process": time.process_time(),
-            "hashing": self._endpoint.seconds_hashing,
-            "signing": self._endpoint.seconds_signing,
-        }
-        return totals, dict(self._endpoint.bytes_sent)
 
     def _link_broke(self, fault: LinkFault) -> None:
         if fault.peer == self._config.owner_name:

@@ -14,6 +14,7 @@ from phalanx.pipeline import (
     StepPlan,
     WorkerConfig,
     gather,
+    keep_freed_memory,
 )
 from phalanx.train.config import RunConfig
 from phalanx.train.library import StageLibrary
@@ -45,6 +46,7 @@ def company(
         PeerLostError: A worker did not come.
         CertificateError: An identity or certificate is unusable.
     """
+    keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
     # a new session name for each start, so that nothing of an earlier one can be replayed
     session = f"{home.run_id}-{secrets.token_hex(8)}"
