@@ -32,6 +32,8 @@ class LocalWorkers:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    # Ctrl-C in a terminal is for the owner, who ends its workers in good order
+                    process_group=0,
                     env={
                         **os.environ,
                         "OMP_NUM_THREADS": str(config.threads),
