@@ -92,7 +92,12 @@ def test_what_was_not_measured_is_null(make_run, tmp_path):
 
     for key in ("loss_first", "loss_last", "validation_perplexity", "tokens_per_s", "final_weights_digest"):
         assert summary[key] is None
-    assert (summary["status"], summary["steps"], summary["steps_lost"], summary["attacks_injected"]) == ("failed", 0, 0, 0)
+    assert (summary["status"], summary["steps"], summary["steps_lost"], summary["attacks_injected"]) == (
+        "failed",
+        0,
+        0,
+        0,
+    )
     assert json.loads(json.dumps(summary, allow_nan=False)) == json.loads(json.dumps(summary))
 
 

@@ -7,10 +7,10 @@ import signal
 import threading
 import time
 
-import phalanx
 import pytest
 import torch
 
+import phalanx
 from phalanx.errors import AuditLogError, CheckpointError, ConfigError, NonFiniteLossError
 from phalanx.security.audit import AuditLog, LogHead, verify_log
 from phalanx.security.crypto import load_identity
@@ -124,9 +124,7 @@ def test_sigterm_ends_a_run_like_ctrl_c(make_run, quietly, tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_full_disk_stops_the_run_and_spares_the_last_good_checkpoint(
-    make_run, quietly, clean, tmp_path, monkeypatch
-):
+def test_a_full_disk_stops_the_run_and_spares_the_last_good_checkpoint(make_run, quietly, clean, tmp_path, monkeypatch):
     written = []
 
     def full(path, data):
@@ -254,7 +252,7 @@ def test_a_second_process_cannot_go_on_with_a_run_that_is_running(make_run, quie
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_name(make_run, quietly, tmp_path):
     run = make_run("optimizer.lr=1e30", "optimizer.clip_norm=1e30")
 
-    with pytest.raises(NonFiniteLossError, match="optimizer.lr"):
+    with pytest.raises(NonFiniteLossError, match=r"optimizer\.lr"):
         quietly(run, tmp_path / "run")
 
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"

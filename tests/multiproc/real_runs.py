@@ -1,0 +1,179 @@
+"""Real runs: an owner and workers as processes of their own, over TLS on loopback; the model is tiny."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TINY = """
+[model]
+from_scratch = true
+
+[model.architecture]
+model_type = "gpt2"
+vocab_size = 300
+n_positions = 16
+n_embd = 32
+n_layer = 4
+n_head = 4
+resid_pdrop = 0.0
+embd_pdrop = 0.0
+attn_pdrop = 0.0
+bos_token_id = 0
+eos_token_id = 0
+
+[data]
+sources = [{ kind = "python_manual" }]
+tokenizer = { kind = "bpe", vocab_size = 300 }
+sequence_length = 16
+validation_share = 0.2
+max_documents = 12
+max_validation_sequences = 8
+
+[train]
+steps = 8
+batch_size = 8
+microbatches = 4
+seed = 3
+validate_every = 4
+
+[optimizer]
+lr = 1e-2
+
+[pipeline]
+stages = 4
+step_timeout_s = 60.0
+
+[guard]
+audit_rate = 0.25
+
+[checkpoint]
+every = 3
+"""
+FORWARD_LIAR = ("attack.kind='forward_sign_flip'", "attack.stages=[1]", "attack.rate=1.0", "attack.from_step=4")
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Process:
+    """One ``phalanx`` command in a process of its own."""
+
+    popen: subprocess.Popen[bytes]
+    output: Path
+
+    def wait(self) -> int:
+        """Exit code; what it printed is in `text`."""
+        return self.popen.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """SIGKILL, to this process only."""
+        self.popen.send_signal(signal.SIGKILL)
+        self.popen.wait(PATIENCE_S)
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+
+@dataclass
+class Place:
+    """A directory with a run file, where runs happen."""
+
+    path: Path
+    run_file: Path
+    processes: list[Process] = field(default_factory=list)
+
+    def start(self, *arguments: str, before: Callable[[], None] | None = None) -> Process:
+        """Start ``phalanx`` with arguments."""
+        output = self.path / f"output-{len(self.processes)}.txt"
+        with output.open("wb") as stream:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "phalanx", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                preexec_fn=before,  # noqa: PLW1509 - what tests give it takes no lock
+                # a group of its own, so that a test can press Ctrl-C for all of it
+                process_group=0,
+            )
+        self.processes.append(Process(popen, output))
+        return self.processes[-1]
+
+    def train(
+        self, *overrides: str, resume: bool = False, run_dir: str = "run", before: Callable[[], None] | None = None
+    ) -> Process:
+        """Start ``phalanx train`` on the run file."""
+        options = [word for override in overrides for word in ("--set", override)]
+        if resume:
+            options.append("--resume")
+        return self.start("train", str(self.run_file), "--run-dir", str(self.path / run_dir), *options, before=before)
+
+    def summary(self, run_dir: str = "run") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / run_dir / "summary.json").read_text())
+        return found
+
+    def finish(self, *overrides: str, resume: bool = False, run_dir: str = "run") -> dict[str, Any]:
+        """Train to the end and return the summary."""
+        process = self.train(*overrides, resume=resume, run_dir=run_dir)
+        assert process.wait() == 0, process.text
+        return self.summary(run_dir)
+
+    def wait_for(self, process: Process, condition: Callable[[], bool]) -> None:
+        """Poll until something has happened in a run that goes on; fail when the run ends before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert process.popen.poll() is None, process.text
+            assert time.monotonic() < deadline, process.text
+            time.sleep(0.002)
+
+    def has_line(self, name: str, words: str, run_dir: str = "run") -> bool:
+        path = self.path / run_dir / name
+        return path.exists() and words in path.read_text(encoding="utf-8", errors="replace")
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """Process ids and command lines of the direct children of a process."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, IndexError, ValueError):
+            continue
+        if parent == pid:
+            found[int(entry.name)] = command
+    return found
+
+
+def worker_pid(owner: Process, name: str) -> int:
+    pids = [pid for pid, command in children_of(owner.popen.pid).items() if f"{name}.toml" in command]
+    assert pids, f"{name} does not run"
+    return pids[0]
+
+
+def exists(pid: int) -> bool:
+    """Whether a process still runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def make_place(path: Path) -> Place:
+    (path / "tiny.toml").write_text(TINY)
+    return Place(path, path / "tiny.toml")
+
+
+def end_all(place: Place) -> None:
+    for process in place.processes:
+        if process.popen.poll() is None:
+            os.killpg(process.popen.pid, signal.SIGKILL)
+            process.popen.wait(PATIENCE_S)

@@ -1,0 +1,161 @@
+"""Processes that die: the owner at any moment, or one worker; no bit of the result shows it."""
+
+import os
+import random
+import resource
+import signal
+import time
+
+import pytest
+from real_runs import FORWARD_LIAR, children_of, exists, worker_pid
+
+from phalanx.security.audit import LogHead, verify_log
+from phalanx.security.crypto import load_identity
+from phalanx.telemetry import read_metrics
+
+STEPS = list(range(8))
+
+
+def assert_like(place, summary, clean):
+    """The run ended as the undisturbed one did, and its logs are whole."""
+    for key in ("final_weights_digest", "loss_first", "loss_last", "steps", "tokens", "audits", "status"):
+        assert summary[key] == clean[key], key
+    for key in ("validation_perplexity", "validation_perplexity_first"):
+        assert summary[key] == clean[key], key
+    assert (summary["steps_lost"], summary["false_accusations"]) == (0, 0)
+    assert [line["step"] for line in read_metrics(place.path / "run" / "metrics.jsonl")] == STEPS
+    owner = load_identity(place.path / "run" / "pki" / "owner").public
+    kinds = verify_log(place.path / "run" / "events.jsonl", owner, LogHead(**summary["audit_log_head"])).kinds
+    assert kinds["run_completed"] == 1
+
+
+def kill_owner(place, process):
+    """SIGKILL, and wait until the workers have followed."""
+    workers = children_of(process.popen.pid)
+    process.kill()
+    deadline = time.monotonic() + 10
+    while [pid for pid in workers if exists(pid)]:
+        assert time.monotonic() < deadline, "a worker outlived its owner"
+        time.sleep(0.01)
+
+
+def test_an_owner_that_is_killed_in_the_middle_of_a_run_goes_on(place, clean):
+    process = place.train()
+    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 4,'))
+    kill_owner(place, process)
+
+    summary = place.finish(resume=True)
+
+    assert summary["resumed_from"] == 3
+    assert_like(place, summary, clean)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("config.toml", "[model"),
+        ("pki/owner/certificate.pem", "BEGIN"),
+        ("run.json", "run"),
+        ("events.jsonl", "run_started"),
+        ("events.jsonl", "party_joined"),
+        ("metrics.jsonl", '"step": 0,'),
+        ("events.jsonl", '"checkpoint"'),
+        ("metrics.jsonl", '"step": 7,'),
+        ("events.jsonl", "run_completed"),
+    ],
+)
+def test_an_owner_can_be_killed_at_each_stage_of_its_life(place, clean, name, words):
+    process = place.train()
+    place.wait_for(process, lambda: place.has_line(name, words))
+    kill_owner(place, process)
+
+    assert_like_after_end(place, place.finish(resume=True), clean)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_an_owner_can_be_killed_at_random_moments_again_and_again(place, clean, seed):
+    moments = random.Random(seed)
+    begun = place.path / "run" / ".begun"
+    for _ in range(3):
+        process = place.train(resume=begun.exists() or (place.path / "run" / "run.json").exists())
+        deadline = time.monotonic() + moments.uniform(2.0, 16.0)
+        while time.monotonic() < deadline and process.popen.poll() is None:
+            time.sleep(0.01)
+        if process.popen.poll() is None:
+            kill_owner(place, process)
+    resume = begun.exists() or (place.path / "run" / "run.json").exists()
+
+    assert_like_after_end(place, place.finish(resume=resume), clean)
+
+
+def assert_like_after_end(place, summary, clean):
+    """As `assert_like`, but the crash may have come when everything was done and noted."""
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert (summary["steps"], summary["tokens"], summary["audits"]) == (
+        clean["steps"],
+        clean["tokens"],
+        clean["audits"],
+    )
+    assert summary["validation_perplexity"] == clean["validation_perplexity"]
+    assert [line["step"] for line in read_metrics(place.path / "run" / "metrics.jsonl")] == STEPS
+    owner = load_identity(place.path / "run" / "pki" / "owner").public
+    verify_log(place.path / "run" / "events.jsonl", owner, LogHead(**summary["audit_log_head"]))
+
+
+@pytest.mark.parametrize("victim", ["worker-1", pytest.param("worker-2", marks=pytest.mark.slow)])
+def test_a_worker_that_is_killed_is_replaced_and_not_blamed(place, clean, victim):
+    process = place.train()
+    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 2,'))
+    os.kill(worker_pid(process, victim), signal.SIGKILL)
+    assert process.wait() == 0, process.text
+
+    summary = place.summary()
+    assert summary["lost"] == [victim]
+    assert (summary["evicted"], summary["verdicts"], summary["takeovers"] >= 1) == ([], [], True)
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert (summary["steps_lost"], summary["false_accusations"]) == (0, 0)
+
+
+def test_a_crash_between_eviction_and_checkpoint_lets_nobody_back_in(place, clean):
+    process = place.train(*FORWARD_LIAR)
+    place.wait_for(process, lambda: place.has_line("events.jsonl", '"kind":"verdict"'))
+    kill_owner(place, process)
+    log = (place.path / "run" / "workers" / "worker-1.log").stat()
+
+    summary = place.finish(*FORWARD_LIAR, resume=True)
+
+    assert "worker-1 was evicted earlier and stays out" in place.processes[-1].text
+    assert (place.path / "run" / "workers" / "worker-1.log").stat().st_mtime_ns == log.st_mtime_ns
+    joined = (place.path / "run" / "events.jsonl").read_text().split('"kind":"run_resumed"')[1]
+    assert '"party":"worker-2"' in joined and '"party_joined"' in joined and '"party":"worker-1"' not in joined
+    assert summary["resumed_from"] == 3
+    assert [verdict["party"] for verdict in summary["verdicts"]] == ["worker-1"]
+    assert (summary["attacks_injected"], summary["detections"], summary["false_accusations"]) == (1, 1, 0)
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+
+
+def no_large_files():
+    # a write beyond the limit fails like one on a full disk; events and metrics are smaller than this
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+
+def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
+    process = place.train()
+    place.wait_for(process, (place.path / "run" / "checkpoints" / "step-00000003").exists)
+    workers = children_of(process.popen.pid)
+    os.killpg(process.popen.pid, signal.SIGINT)
+    assert process.wait() == 130, process.text
+    assert "Traceback" not in process.text
+    assert place.summary()["status"] == "interrupted"
+    assert [pid for pid in workers if exists(pid)] == []
+
+    process = place.train(resume=True, before=no_large_files)
+    assert process.wait() == 3, process.text
+    assert "step 6 cannot be saved" in process.text
+    assert "Traceback" not in process.text
+    assert (place.summary()["status"], place.summary()["steps"]) == ("failed", 6)
+    assert [path.name for path in (place.path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+
+    assert_like(place, place.finish(resume=True), clean)

@@ -1,0 +1,79 @@
+"""Workers that somebody starts elsewhere: they join with certificates, and end when their owner is gone."""
+
+import socket
+
+import pytest
+from real_runs import exists
+
+PARTIES = ("owner", "north", "south")
+
+
+@pytest.fixture
+def keys(place):
+    """Certificates for everybody, made with the command that users have."""
+    for arguments in (["init"], *(["issue", name] for name in PARTIES)):
+        process = place.start("pki", arguments[0], str(place.path / "keys"), *arguments[1:])
+        assert process.wait() == 0, process.text
+    return place.path / "keys"
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def worker_file(place, keys, name, port, extra=""):
+    path = place.path / f"{name}.toml"
+    path.write_text(f"identity = '{keys / name}'\nowner = '127.0.0.1:{port}'\n{extra}")
+    return str(path)
+
+
+def remote(keys, port):
+    return (
+        "pipeline.remote_workers=['north','south']",
+        f"pipeline.pki='{keys}'",
+        f"pipeline.transport.port={port}",
+        "pipeline.transport.keepalive_s=1.0",
+    )
+
+
+def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clean, keys, port):
+    hasty = "[transport]\nkeepalive_s = 1.0\n"
+    files = [worker_file(place, keys, name, port, hasty) for name in ("north", "south")]
+    workers = [place.start("worker", file) for file in files]
+    owner = place.train(*remote(keys, port))
+    place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 3,'))
+    assert f"listening on 127.0.0.1:{port}" in owner.text
+    assert "north" in owner.text
+    owner.kill()
+
+    assert [worker.wait() for worker in workers] == [4, 4], [worker.text for worker in workers]
+    assert all("the owner" in worker.text and "Traceback" not in worker.text for worker in workers)
+
+    workers = [place.start("worker", file) for file in files]
+    summary = place.finish(*remote(keys, port), resume=True)
+    assert [worker.wait() for worker in workers] == [0, 0], [worker.text for worker in workers]
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert summary["resumed_from"] == 3
+    assert summary["attacks_injected"] is None
+
+
+def test_a_worker_with_a_foreign_certificate_is_refused_and_the_run_goes_on(place, clean, keys, port):
+    for arguments in (["init"], ["issue", "north"]):
+        process = place.start("pki", arguments[0], str(place.path / "foreign"), *arguments[1:])
+        assert process.wait() == 0, process.text
+    owner = place.train(*remote(keys, port))
+    place.wait_for(owner, lambda: "listening on" in owner.text)
+
+    stranger = place.start("worker", worker_file(place, place.path / "foreign", "north", port))
+    assert stranger.wait() == 4, stranger.text
+    assert "Traceback" not in stranger.text
+    assert exists(owner.popen.pid)
+
+    pinned = worker_file(place, keys, "north", port, "run_digest = 'another'\n")
+    refusing = place.start("worker", pinned)
+    assert refusing.wait() == 2, refusing.text
+    assert "run_digest" in refusing.text
+    assert owner.popen.poll() is None or owner.popen.returncode == 4
