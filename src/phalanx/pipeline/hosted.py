@@ -75,7 +75,11 @@ class HostedStage:
         self._todo = list(reversed(order))
 
     def discard_inputs(self) -> None:
-        """Forget every message: the epoch has changed."""
+        """Forget every message and what is left of the step: the epoch has changed, nothing runs before `begin`."""
+        self.runner.abandon()
+        self.step, self.batch = -1, None
+        self._todo.clear()
+        self.sent.clear()
         self.inputs.clear()
         self.headers.clear()
         self.withheld.clear()
