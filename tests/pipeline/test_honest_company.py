@@ -15,7 +15,7 @@ LAYERS = 8
 
 
 def deep_run(stages, schedule="1f1b", **changes):
-    pipeline = PipelineConfig(stages=stages, schedule=schedule, step_timeout_s=60.0)
+    pipeline = PipelineConfig(stages=stages, schedule=schedule, step_timeout_s=30.0)
     return tiny_run(num_layers=LAYERS, pipeline=pipeline, **changes)
 
 

@@ -147,7 +147,7 @@ def test_the_same_lie_spoils_an_unguarded_run(make_company, honest_digest, kind)
 
 
 def test_a_spare_becomes_the_new_shadow(make_company, honest_digest):
-    pipeline = PipelineConfig(stages=4, spares=1, step_timeout_s=60.0)
+    pipeline = PipelineConfig(stages=4, spares=1, step_timeout_s=30.0)
     company = make_company(tiny_run(pipeline=pipeline), {1: attacker("forward_sign_flip", 1)})
     # a spare is nobody's holder, so it is the first choice from the start
     assert company.engine.shadows[1] == "worker-3"

@@ -20,7 +20,7 @@ from phalanx.pipeline import (
     WorkerConfig,
     gather,
 )
-from phalanx.security.crypto import load_identity
+from phalanx.security.crypto import Identity, load_identity
 from phalanx.testing.actor import Actor, WorkerCrash
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
@@ -125,6 +125,10 @@ class MemoryCompany:
         """Let a worker die as soon as it next sends or waits."""
         self._endpoints[name].kill()
 
+    def identity(self, name: str) -> Identity:
+        """The private keys of a party, for tests in which somebody forges or tells two stories."""
+        return load_identity(self._home.pki / name)
+
     def is_alive(self, name: str) -> bool:
         """Whether a worker's thread still runs."""
         return self._threads[name].is_alive()
@@ -188,14 +192,14 @@ class MemoryCompany:
     def _endpoint(self, name: str) -> RewritingEndpoint:
         limits = self.run_config.pipeline.transport
         rewrite = self._actors.get(name, HONEST).rewrite
-        identity = load_identity(self._home.pki / name)
+        identity = self.identity(name)
         endpoint = RewritingEndpoint(identity, _SESSION, self._network.wire(name), limits, rewrite)
         endpoint.add_peer(self._home.owner.public)
         return endpoint
 
     def _work(self, name: str) -> None:
         endpoint = self._endpoints[name]
-        identity = load_identity(self._home.pki / name)
+        identity = self.identity(name)
         config = WorkerConfig(
             identity=str(self._home.pki / name), owner=OWNER, transport=self.run_config.pipeline.transport
         )

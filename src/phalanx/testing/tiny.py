@@ -30,7 +30,7 @@ def tiny_run(
         optimizer: AdamW at 1e-2 with weight decay and clipping when left out.
         adapter: Trains low-rank adapters only.
     """
-    pipeline = pipeline or PipelineConfig(stages=stages, step_timeout_s=60.0)
+    pipeline = pipeline or PipelineConfig(stages=stages, step_timeout_s=30.0)
     return RunConfig(
         model=ModelConfig(
             from_scratch=True,

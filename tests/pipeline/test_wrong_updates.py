@@ -1,0 +1,172 @@
+"""Weight gradients, norms and states that holder and shadow cannot both be right about."""
+
+import pytest
+import torch
+
+from phalanx.errors import VerificationError
+from phalanx.pipeline import GuardConfig
+from phalanx.pipeline.messages import Applied, Bulk, Commit, GradientHeld, Ready
+from phalanx.testing import Actor, only, tampering, tiny_run
+
+FALSE = "3" * 64
+SHADOW_OF_1 = 2
+"""In four stages worker-2 shadows stage 1 and worker-1 stage 2."""
+
+
+def run_against(make_company, honest_digest, stage, actor, run=None, num_steps=3):
+    run = run or tiny_run()
+    company = make_company(run, {stage: actor})
+    company.run(num_steps)
+    # the state after the last step is agreed on here
+    assert company.weights_digest() == honest_digest(run, num_steps)
+    assert company.evicted == [f"worker-{stage}"], company.events
+    return company.verdicts[0]
+
+
+def saying(kind, **changes):
+    return Actor(rewrite=only(kind, lambda letter, message: [letter.saying(changes)]))
+
+
+def doubled(payload):
+    return (2 * torch.frombuffer(bytearray(payload), dtype=torch.float32)).numpy().tobytes()
+
+
+def sending_bulk(purpose, change):
+    def alter(letter, message):
+        return [type(letter)(letter.receiver, message, change(letter.payload)) if message.purpose == purpose else letter]
+
+    return Actor(rewrite=only(Bulk, alter))
+
+
+def test_a_gradient_that_is_not_the_one_of_the_reported_norm_convicts_the_stage(make_company, honest_digest):
+    verdict = run_against(make_company, honest_digest, 1, sending_bulk("gradient", doubled))
+
+    assert (verdict.offence, verdict.stage, verdict.step) == ("gradient", 1, 0)
+
+
+def test_a_stage_that_commits_to_another_gradient_than_it_sent_is_named(make_company, honest_digest):
+    verdict = run_against(make_company, honest_digest, 1, saying(Commit, gradient=FALSE))
+
+    assert (verdict.offence, verdict.stage) == ("gradient", 1)
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-9, 1e30, None])
+def test_a_stage_that_reports_a_wrong_norm_is_named(make_company, honest_digest, norm):
+    verdict = run_against(make_company, honest_digest, 2, saying(Commit, norm_squared=norm))
+
+    assert (verdict.offence, verdict.stage) == ("gradient", 2)
+
+
+@pytest.mark.parametrize("changes", [{"norm_squared": 1e-9}, {"norm_squared": None}, {"gradient": FALSE}])
+def test_a_shadow_that_reports_another_gradient_or_norm_is_named(make_company, honest_digest, changes):
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, saying(GradientHeld, **changes))
+
+    assert (verdict.offence, verdict.stage, verdict.party) == ("gradient", 1, "worker-2")
+
+
+def test_a_shadow_that_can_show_no_signed_parts_is_named(make_company, honest_digest):
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, saying(GradientHeld, gradient=FALSE, parts=()))
+
+    assert verdict.party == "worker-2"
+
+
+@pytest.mark.parametrize("field", ["weights", "moments"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_stage_that_reports_a_wrong_state_is_named(make_company, honest_digest, stage, field):
+    def falsify(letter, applied):
+        state = applied.states[str(stage)].model_copy(update={field: FALSE})
+        return [letter.saying({"states": {**applied.states, str(stage): state}})]
+
+    verdict = run_against(make_company, honest_digest, stage, Actor(rewrite=only(Applied, falsify)))
+
+    assert (verdict.offence, verdict.stage, verdict.party) == ("state", stage, f"worker-{stage}")
+
+
+def test_a_shadow_that_reports_a_wrong_state_is_named(make_company, honest_digest):
+    def falsify(letter, applied):
+        state = applied.states["1"].model_copy(update={"moments": FALSE})
+        return [letter.saying({"states": {**applied.states, "1": state}})]
+
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, Actor(rewrite=only(Applied, falsify)))
+
+    assert (verdict.offence, verdict.stage, verdict.party) == ("state", 1, "worker-2")
+
+
+def test_a_shadow_that_brings_another_undo_copy_is_named(make_company, honest_digest):
+    def rewrite(letter):
+        message = letter.message
+        if isinstance(message, Applied):
+            state = message.states["1"].model_copy(update={"weights": FALSE})
+            return [letter.saying({"states": {**message.states, "1": state}})]
+        if isinstance(message, Bulk) and message.purpose == "undo":
+            return [type(letter)(letter.receiver, message, doubled(letter.payload))]
+        return [letter]
+
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, Actor(rewrite=rewrite))
+
+    assert (verdict.offence, verdict.party) == ("state", "worker-2")
+
+
+def test_lockstep_names_a_stage_whose_weight_gradient_is_made_up(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(shadow="lockstep"))
+    actor = Actor(tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()}))
+
+    verdict = run_against(make_company, honest_digest, 1, actor, run)
+
+    assert (verdict.offence, verdict.stage, verdict.party) == ("gradient", 1, "worker-1")
+
+
+def test_lockstep_names_a_shadow_that_reports_another_gradient(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(shadow="lockstep"))
+
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, saying(GradientHeld, gradient=FALSE), run)
+
+    assert (verdict.offence, verdict.stage, verdict.party) == ("gradient", 1, "worker-2")
+
+
+def test_a_weight_gradient_that_is_made_up_consistently_passes_the_gradient_upkeep(make_company, honest_digest):
+    # the known limit of `gradient`: the law of the optimizer is checked, the truth of the gradient is not
+    actor = Actor(tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()}))
+    company = make_company(tiny_run(), {1: actor})
+
+    company.run(2)
+
+    assert company.verdicts == []
+    assert company.weights_digest() != honest_digest(tiny_run(), 2)
+
+
+def test_a_stage_that_trains_in_secret_on_top_of_the_verified_step_is_named(make_company, honest_digest):
+    # the optimizer's law: the holder's weights move by something that no gradient explains
+    modules = []
+
+    def wrap(honest):
+        modules.append(honest.module)
+        return honest
+
+    company = make_company(tiny_run(), {1: Actor(wrap)})
+    company.run(1)
+    company.engine.collect(1, "weights")
+    with torch.no_grad():
+        next(iter(modules[0].trainable().values())).add_(1e-3)
+
+    company.run(2)
+
+    assert [(v.party, v.step) for v in company.verdicts] == [("worker-1", 1)]
+    assert company.weights_digest() == honest_digest(tiny_run(), 3)
+
+
+def test_a_worker_that_starts_from_other_weights_is_named_and_the_run_does_not_start(make_company):
+    def falsify(letter, ready):
+        state = ready.states["1"].model_copy(update={"weights": FALSE})
+        return [letter.saying({"states": {**ready.states, "1": state}})]
+
+    with pytest.raises(VerificationError, match="stage 1: worker-1 got ready with another state"):
+        make_company(tiny_run(), {1: Actor(rewrite=only(Ready, falsify))})
+
+
+def test_a_holder_that_hands_out_other_weights_than_it_signed_is_found_out(make_company):
+    company = make_company(tiny_run(), {1: sending_bulk("weights", doubled)})
+    company.run(1)
+
+    with pytest.raises(VerificationError, match="worker-1 sent a weights that is not the one it signed"):
+        company.engine.collect(1, "weights")
