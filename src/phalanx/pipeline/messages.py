@@ -19,6 +19,27 @@ class Message(StrictModel):
     """Rises by one whenever the assignment changes; what belongs to an older epoch is dropped."""
 
 
+class StepMessage(Message):
+    """A message about one optimizer step, counted from 0."""
+
+    step: int = Field(ge=0)
+
+
+class StageMessage(StepMessage):
+    """A message about one stage in one step."""
+
+    stage: int = Field(ge=0)
+
+
+class TensorMessage(StepMessage):
+    """A message about one tensor between stages: an activation (forward) or its gradient (backward)."""
+
+    microbatch: int = Field(ge=0)
+    direction: Direction
+    source: int = Field(ge=0)
+    """The stage that sent it."""
+
+
 class Hello(Message):
     """A worker asks to join."""
 
@@ -44,11 +65,10 @@ class Role(StrictModel):
     newcomers: tuple[str, ...]
 
 
-class Assign(Message):
+class Assign(StepMessage):
     """A new epoch: abandon what is in flight, take these roles, be ready for this step."""
 
     kind: ClassVar[str] = "assign"
-    step: int = Field(ge=0)
     roles: tuple[Role, ...]
     addresses: dict[str, str]
     certificates: dict[str, str]
@@ -69,26 +89,20 @@ class Ready(Message):
     states: dict[str, StateDigest]
 
 
-class Activation(Message):
-    """A tensor between neighbouring stages: an activation (forward) or its gradient (backward)."""
+class Activation(TensorMessage):
+    """A tensor between neighbouring stages; the payload is its bytes."""
 
     kind: ClassVar[str] = "tensor"
-    step: int = Field(ge=0)
-    microbatch: int = Field(ge=0)
-    direction: Direction
-    source: int = Field(ge=0)
     target: int = Field(ge=0)
     dtype: str
     shape: tuple[int, ...]
 
 
-class Bulk(Message):
+class Bulk(StageMessage):
     """One part of a stage's state or gradient."""
 
     kind: ClassVar[str] = "bulk"
     purpose: Purpose
-    stage: int = Field(ge=0)
-    step: int = Field(ge=0)
     offset: int = Field(ge=0)
     total: int = Field(ge=0)
 
@@ -108,12 +122,10 @@ class Sent(StrictModel):
     digest: str
 
 
-class Commit(Message):
+class Commit(StageMessage):
     """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
 
     kind: ClassVar[str] = "commit"
-    step: int = Field(ge=0)
-    stage: int = Field(ge=0)
     received: tuple[Signed, ...]
     sent: tuple[Sent, ...]
     norm_squared: float | None
@@ -121,35 +133,29 @@ class Commit(Message):
     gradient: str
 
 
-class GradientHeld(Message):
+class GradientHeld(StageMessage):
     """A shadow has the weight gradient of a stage, received or recomputed."""
 
     kind: ClassVar[str] = "gradient_held"
-    step: int = Field(ge=0)
-    stage: int = Field(ge=0)
     norm_squared: float | None
     gradient: str
     parts: tuple[Signed, ...]
     """Headers under which the holder sent it; empty when it was recomputed."""
 
 
-class Audit(Message):
+class Audit(StageMessage):
     """The owner asks an auditor to recompute microbatches of a stage; it is not told what to find."""
 
     kind: ClassVar[str] = "audit"
-    step: int = Field(ge=0)
-    stage: int = Field(ge=0)
     microbatches: tuple[int, ...]
     directions: tuple[Direction, ...]
     urgent: bool
 
 
-class AuditReport(Message):
+class AuditReport(StageMessage):
     """An auditor's commitment to its own recomputed tensors."""
 
     kind: ClassVar[str] = "audit_report"
-    step: int = Field(ge=0)
-    stage: int = Field(ge=0)
     microbatch: int = Field(ge=0)
     inputs: tuple[Signed, ...]
     """Headers of the messages that were recomputed from, as their senders signed them."""
@@ -157,76 +163,56 @@ class AuditReport(Message):
     urgent: bool
 
 
-class Fetch(Message):
+class Fetch(TensorMessage):
     """Ask for the bytes of a tensor: one that was sent (`claim` false) or an auditor's own (`claim` true)."""
 
     kind: ClassVar[str] = "fetch"
-    step: int = Field(ge=0)
-    microbatch: int = Field(ge=0)
-    direction: Direction
-    source: int = Field(ge=0)
     claim: bool
 
 
-class Fetched(Message):
+class Fetched(TensorMessage):
     """The answer to `Fetch`; its payload is judged by its digest, never by who sent it."""
 
     kind: ClassVar[str] = "fetched"
-    step: int = Field(ge=0)
-    microbatch: int = Field(ge=0)
-    direction: Direction
-    source: int = Field(ge=0)
     claim: bool
     evidence: Signed | None
     """The header under which the tensor was sent; None for a claim."""
 
 
-class FetchBulk(Message):
+class FetchBulk(StageMessage):
     """The owner asks for a stage's state, weights, undo copy or gradient."""
 
     kind: ClassVar[str] = "fetch_bulk"
-    step: int = Field(ge=0)
-    stage: int = Field(ge=0)
     purpose: Purpose
 
 
-class Apply(Message):
+class Apply(StepMessage):
     """The step is verified: let the optimizer step."""
 
     kind: ClassVar[str] = "apply"
-    step: int = Field(ge=0)
     clip_coefficient: float
 
 
-class Applied(Message):
+class Applied(StepMessage):
     """Digests of every copy after the optimizer step, and this party's running costs."""
 
     kind: ClassVar[str] = "applied"
-    step: int = Field(ge=0)
     states: dict[str, StateDigest]
     usage: dict[str, float]
     bytes_sent: dict[str, int]
 
 
-class ScreenHit(Message):
+class ScreenHit(TensorMessage):
     """A received tensor looks odd; it is not used until an audit has cleared it."""
 
     kind: ClassVar[str] = "screen_hit"
-    step: int = Field(ge=0)
-    microbatch: int = Field(ge=0)
-    direction: Direction
-    source: int = Field(ge=0)
     reason: str
 
 
-class Release(Message):
+class Release(TensorMessage):
     """An audit has cleared a screened tensor."""
 
     kind: ClassVar[str] = "release"
-    step: int = Field(ge=0)
-    microbatch: int = Field(ge=0)
-    direction: Direction
-    source: int = Field(ge=0)
 
 
 class Fault(Message):
