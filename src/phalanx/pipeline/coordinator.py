@@ -199,9 +199,14 @@ class Coordinator:
             if header is None or header.fields.body.get("epoch") != self.ledger.epoch:
                 continue
             body = header.fields.body
-            right = (list(docket.plan.hidden_shape), str(BOUNDARY_DTYPE).removeprefix("torch."))
+            right = (
+                list(docket.plan.hidden_shape),
+                str(BOUNDARY_DTYPE).removeprefix("torch."),
+                docket.plan.hidden_bytes,
+            )
+            found = (body.get("shape"), body.get("dtype"), header.fields.payload_size)
             source = body.get("source")
-            if header.fields.kind == "tensor" and (body.get("shape"), body.get("dtype")) != right:
+            if header.fields.kind == "tensor" and found != right:
                 stage = source if isinstance(source, int) else -1
                 headers = {"message": fault.evidence}
                 return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)

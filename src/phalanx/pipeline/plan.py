@@ -1,5 +1,6 @@
 """Everything a party must know to build and run a stage; the owner sends it to every worker that joins."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -49,6 +50,11 @@ class StepPlan(StrictModel):
     def hidden_shape(self) -> tuple[int, int, int]:
         """Shape of every tensor that crosses a boundary: ``[batch, seq, dim]`` of one microbatch."""
         return (self.microbatch_size, self.sequence_length, self.hidden_size)
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Size of every tensor that crosses a boundary."""
+        return math.prod(self.hidden_shape) * BOUNDARY_DTYPE.itemsize
 
 
 def parse_plan(body: dict[str, Any]) -> StepPlan:

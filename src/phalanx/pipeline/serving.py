@@ -66,9 +66,11 @@ class Serving:
     def _read(self, received: Received, message: Activation) -> Tensor | None:
         """Read the payload as what this party expects; a signed header that says otherwise proves itself wrong."""
         shape, dtype = self._desk.plan.hidden_shape, BOUNDARY_DTYPE
-        if message.shape == shape and message.dtype == str(dtype).removeprefix("torch."):
+        as_expected = message.shape == shape and message.dtype == str(dtype).removeprefix("torch.")
+        if as_expected and received.payload.nbytes == self._desk.plan.hidden_bytes:
             return tensor_from(received.payload, dtype, shape)
-        reason = f"message has {message.dtype}{list(message.shape)}, expected {dtype}{list(shape)}"
+        found = f"{message.dtype}{list(message.shape)} in {received.payload.nbytes} bytes"
+        reason = f"message has {found}, expected {dtype}{list(shape)} in {self._desk.plan.hidden_bytes}"
         evidence = None if received.header is None else to_signed(received.header)
         fault = Fault(epoch=message.epoch, about=received.sender, error="FrameError", reason=reason, evidence=evidence)
         self._desk.post(OWNER, fault, ())
