@@ -40,7 +40,7 @@ def remote(keys, port):
 
 
 def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clean, keys, port):
-    hasty = "[transport]\nkeepalive_s = 1.0\n"
+    hasty = "[transport]\nkeepalive_s = 1.0\ntimeout_s = 8.0\n"
     files = [worker_file(place, keys, name, port, hasty) for name in ("north", "south")]
     workers = [place.start("worker", file) for file in files]
     owner = place.train(*remote(keys, port))
@@ -50,7 +50,7 @@ def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clea
     owner.kill()
 
     assert [worker.wait() for worker in workers] == [4, 4], [worker.text for worker in workers]
-    assert all("the owner" in worker.text and "Traceback" not in worker.text for worker in workers)
+    assert all("error: owner" in worker.text and "Traceback" not in worker.text for worker in workers)
 
     workers = [place.start("worker", file) for file in files]
     summary = place.finish(*remote(keys, port), resume=True)
