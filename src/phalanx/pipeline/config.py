@@ -85,6 +85,8 @@ class WorkerConfig(StrictModel):
     owner: str
     """`host:port` of the owner."""
     owner_name: str = OWNER
+    advertise: str | None = None
+    """Host name or address under which other parties reach this worker; left out, the one it binds to."""
     run_digest: str | None = None
     """When given, any other run config is refused."""
     threads: int = Field(default=1, ge=1)

@@ -43,10 +43,13 @@ def run_worker(config: WorkerConfig, wrap_runner: WrapRunner = lambda runner: ru
     identity = load_identity(Path(config.identity))
     wire = GrpcWire(identity, config.transport)
     try:
-        met = describe(identity, config.owner_name, config.owner, wire.address, config.transport)
+        address = wire.address
+        if config.advertise is not None:
+            address = f"{config.advertise}:{address.rpartition(':')[2]}"
+        met = describe(identity, config.owner_name, config.owner, address, config.transport)
         with Endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
-            Worker(config, identity, endpoint, wrap_runner).run(wire.address)
+            Worker(config, identity, endpoint, wrap_runner).run(address)
     finally:
         wire.close()
 
