@@ -22,11 +22,9 @@ def attacker(kind, stage, **when):
 @pytest.mark.parametrize(
     ("kind", "stages", "stage"),
     [
-        ("forward_sign_flip", 3, 1),
-        ("forward_sign_flip", 5, 2),
-        ("forward_sign_flip", 5, 3),
+        ("forward_sign_flip", 4, 1),
+        ("forward_sign_flip", 4, 2),
         ("backward_gaussian", 3, 1),
-        ("backward_gaussian", 5, 1),
         ("backward_gaussian", 5, 2),
     ],
 )
@@ -100,9 +98,15 @@ def test_a_liar_who_lies_in_some_steps_is_caught_in_the_first_of_them(make_compa
     assert company.weights_digest() == honest_digest(tiny_run(), 5)
 
 
-@pytest.mark.parametrize("guard", [GuardConfig(shadow="lockstep"), GuardConfig(screen=False), GuardConfig(audit_rate=1.0)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_guard_finds_a_gross_lie(make_company, honest_digest, guard, kind):
+@pytest.mark.parametrize(
+    ("kind", "guard"),
+    [
+        ("forward_sign_flip", GuardConfig(shadow="lockstep")),
+        ("backward_gaussian", GuardConfig(screen=False)),
+        ("backward_gaussian", GuardConfig(audit_rate=1.0)),
+    ],
+)
+def test_every_kind_of_guard_finds_a_gross_lie(make_company, honest_digest, kind, guard):
     run = tiny_run(guard=guard)
     company = make_company(run, {2: attacker(kind, 2, from_step=0)})
 

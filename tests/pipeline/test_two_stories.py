@@ -32,8 +32,7 @@ def commit_with(change):
     return Actor(rewrite=only(Commit, lambda letter, commit: [letter.saying(change(commit))]))
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(("stage", "direction"), [(1, "backward"), (2, "forward")])
 def test_a_stage_that_commits_to_another_tensor_than_it_sent_is_named(make_company, honest_digest, stage, direction):
     def other_digest(commit):
         altered = [
@@ -74,7 +73,7 @@ def test_a_neighbour_that_is_told_another_story_than_the_owner_gives_the_stage_a
     assert verdict.offence in ("equivocation", "message")
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_receiver_that_forges_a_header_is_named_and_not_the_sender(make_company, honest_digest, stage):
     def forge(commit):
         first, *rest = commit.received
@@ -140,8 +139,10 @@ def open_header(signed):
     return SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature)).fields
 
 
-@pytest.mark.parametrize("field", ["shape", "dtype"])
-@pytest.mark.parametrize(("stage", "direction"), [(1, "forward"), (1, "backward"), (2, "forward"), (2, "backward")])
+@pytest.mark.parametrize(
+    ("stage", "direction", "field"),
+    [(1, "forward", "shape"), (1, "backward", "dtype"), (2, "forward", "dtype"), (2, "backward", "shape")],
+)
 def test_a_tensor_of_another_shape_or_type_convicts_its_sender(make_company, honest_digest, stage, direction, field):
     value = {"shape": (2, 4, 32), "dtype": "float64"}[field]
 
@@ -157,7 +158,6 @@ def test_a_tensor_of_another_shape_or_type_convicts_its_sender(make_company, hon
     assert (verdict.offence, verdict.stage) == ("shape", stage)
 
 
-@pytest.mark.xfail(strict=True, reason="serving.py refuses the payload and tells nobody, so that the step cannot end")
 @pytest.mark.parametrize("size", [0, SIZE_BYTES - 4, SIZE_BYTES + 4])
 def test_a_payload_of_another_size_than_its_claim_convicts_its_sender(make_company, honest_digest, size):
     def cut(letter, message):

@@ -1,0 +1,184 @@
+"""Messages from the wrong party, twice, too late or to the wrong address: refused or dropped, and the run goes on."""
+
+from phalanx.attacks import attack_wrapper
+from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest
+from phalanx.pipeline.messages import (
+    Activation,
+    Applied,
+    Apply,
+    Assign,
+    Audit,
+    AuditReport,
+    Bulk,
+    Commit,
+    Fault,
+    Fetch,
+    FetchBulk,
+    Fetched,
+    GradientHeld,
+    Hello,
+    Ready,
+    Release,
+    Role,
+    ScreenHit,
+    Setup,
+    Shutdown,
+    Signed,
+)
+from phalanx.testing import Actor, Letter, only, tiny_run
+
+TENSOR = bytes(2 * 8 * 16 * 4)
+NOW = {"epoch": 0, "step": 0}
+STATE = StateDigest(step=0, weights="1" * 64, moments="2" * 64)
+
+
+def tensor_message(source, target, direction="forward", **where):
+    return Activation(
+        **(NOW | {"microbatch": 0, "dtype": "float32", "shape": (2, 8, 16)} | where),
+        direction=direction,
+        source=source,
+        target=target,
+    )
+
+
+def with_each_commit(*extra):
+    """Send further letters along with each commitment of step 0."""
+    return Actor(rewrite=only(Commit, lambda letter, commit: [letter, *(extra if commit.step == 0 else ())]))
+
+
+def assign_all_to(name):
+    roles = tuple(Role(stage=n, holder=name, shadow=None, source=name, newcomers=()) for n in range(4))
+    return Assign(epoch=9, step=0, roles=roles, addresses={}, certificates={})
+
+
+FETCH = {**NOW, "microbatch": 0, "direction": "forward"}
+TO_A_WORKER = {
+    "apply": Apply(**NOW, clip_coefficient=100.0),
+    "assign": assign_all_to("worker-1"),
+    "audit": Audit(**NOW, stage=1, microbatches=(0,), directions=("forward",), urgent=True),
+    "release": Release(**FETCH, source=1),
+    "fetch weights": FetchBulk(**NOW, stage=2, purpose="weights"),
+    "fetch a claim": Fetch(**FETCH, source=1, claim=True),
+    "fetch of a foreign link": Fetch(**FETCH, source=2, claim=False),
+    "setup": Setup(epoch=0, plan={}),
+    "shutdown": Shutdown(epoch=0, reason="I say so"),
+    "commit": Commit(**NOW, stage=1, received=(), sent=(), norm_squared=1.0, gradient=""),
+}
+
+
+def faults_of(company, party):
+    """What a party complained about, as (about whom, error)."""
+    return [(body["about"], body["error"]) for body in company.bodies("fault") if body["party"] == party]
+
+
+def test_a_worker_takes_orders_from_the_owner_only(make_company, honest_digest):
+    orders = [Letter("worker-2", message) for message in TO_A_WORKER.values()]
+    company = make_company(tiny_run(), {1: with_each_commit(*orders)})
+
+    company.run(2)
+
+    # each refusal is written down, and is no verdict
+    assert faults_of(company, "worker-2") == [("worker-1", "FrameError")] * len(orders)
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(tiny_run(), 2)
+
+
+BAD_TENSORS = {
+    "not its link": tensor_message(0, 1, "forward"),
+    "to itself": tensor_message(2, 2),
+    "another's gradient": tensor_message(3, 2, "backward"),
+    "of a far step": tensor_message(1, 2, step=7),
+    "of a microbatch too many": tensor_message(1, 2, microbatch=4),
+    "twice": tensor_message(1, 2),
+    "gradient of another's stage": Bulk(**NOW, purpose="gradient", stage=2, offset=0, total=4),
+    "state that is not awaited": Bulk(**NOW, purpose="state", stage=2, offset=0, total=4),
+    "answer that nobody asked for": Fetched(**FETCH, source=3, claim=False, evidence=None),
+}
+
+
+def test_a_worker_takes_tensors_from_its_neighbours_only_and_once(make_company, honest_digest):
+    strays = [Letter("worker-2", message, TENSOR) for message in BAD_TENSORS.values()]
+    company = make_company(tiny_run(), {1: with_each_commit(*strays)})
+
+    company.run(2)
+
+    assert faults_of(company, "worker-2") == [("worker-1", "FrameError")] * len(strays)
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(tiny_run(), 2)
+
+
+TO_THE_OWNER = {
+    "commitment of another stage": Commit(**NOW, stage=2, received=(), sent=(), norm_squared=1.0, gradient=""),
+    "commitment of the owner's stage": Commit(**NOW, stage=0, received=(), sent=(), norm_squared=1.0, gradient=""),
+    "commitment of no stage": Commit(**NOW, stage=77, received=(), sent=(), norm_squared=1.0, gradient=""),
+    "gradient of a stage that it does not shadow": GradientHeld(
+        **NOW, stage=1, norm_squared=1.0, gradient="", parts=()
+    ),
+    "audit of its own stage": AuditReport(**NOW, stage=1, microbatch=0, inputs=(), digests={}, urgent=False),
+    "state of a stage that it does not have": Applied(**NOW, states={"0": STATE}, usage={}, bytes_sent={}),
+    "state of nonsense": Applied(**NOW, states={"-": STATE}, usage={}, bytes_sent={}),
+    "alarm about a message to another": ScreenHit(**FETCH, source=2, reason="odd"),
+    "alarm about no stage": ScreenHit(**FETCH, source=77, reason="odd"),
+    "order": Apply(**NOW, clip_coefficient=1.0),
+    "roles": assign_all_to("worker-1"),
+    "greeting": Hello(epoch=0, address="elsewhere", numeric_class="mine"),
+}
+
+
+def test_the_owner_refuses_what_the_sender_has_no_part_in(make_company, honest_digest):
+    strays = [Letter("owner", message) for message in TO_THE_OWNER.values()]
+    company = make_company(tiny_run(), {1: with_each_commit(*strays)})
+
+    company.run(2)
+
+    refused = [body["error"] for body in company.bodies("refused") if body["party"] == "worker-1"]
+    assert refused == ["FrameError"] * len(strays)
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(tiny_run(), 2)
+
+
+def test_everything_said_twice_changes_nothing(make_company, honest_digest):
+    # each copy is signed anew, so that the chain of headers does not refuse it
+    run = tiny_run(guard=GuardConfig(audit_rate=0.5))
+    twice = Actor(rewrite=lambda letter: [letter, letter])
+    company = make_company(run, {1: twice, 2: twice})
+
+    company.run(2)
+
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_messages_of_an_older_epoch_are_dropped_without_a_word(make_company, honest_digest):
+    # worker-3 sends each tensor of epoch 1 also as one of epoch 0, and as one of an epoch to come
+    def old_and_new(letter, message):
+        if message.epoch == 0:
+            return [letter]
+        return [letter.saying({"epoch": 0}), letter.saying({"epoch": 9}), letter]
+
+    run = tiny_run(5)
+    liar = attack_wrapper(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-1", None)
+    company = make_company(run, {1: Actor(liar), 3: Actor(rewrite=only(Activation, old_and_new))})
+
+    company.run(3)
+
+    assert company.evicted == ["worker-1"]
+    assert company.bodies("fault") == []
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_a_complaint_without_a_signature_convicts_nobody(make_company, honest_digest):
+    unsigned = Signed(header='{"sender":"worker-2"}', signature="00" * 64)
+    nonsense = Signed(header="no JSON", signature="zz")
+    complaints = [
+        Fault(epoch=0, about=about, error="FrameError", reason="it is evil", evidence=evidence)
+        for about in ("worker-2", "nobody", "owner")
+        for evidence in (None, unsigned, nonsense)
+    ]
+    company = make_company(tiny_run(), {1: with_each_commit(*(Letter("owner", fault) for fault in complaints))})
+
+    company.run(2)
+
+    assert len(faults_of(company, "worker-1")) == len(complaints)
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(tiny_run(), 2)

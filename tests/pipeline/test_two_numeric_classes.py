@@ -1,0 +1,118 @@
+"""Parties of different builds or devices: distances are compared, not digests."""
+
+import pytest
+
+from phalanx.pipeline import GuardConfig
+from phalanx.pipeline.messages import Applied, AuditReport, Fetched
+from phalanx.security.crypto import digest_hex
+from phalanx.testing import Actor, only, tampering, tiny_run
+
+TAU = 1e-5
+FULL = GuardConfig(audit_rate=1.0, tolerance=TAU)
+
+
+def drifting(factor, direction="forward", numeric_class="another build"):
+    """A party whose kernels round differently, or one that says so."""
+
+    def drift(found, step, microbatch, tensor):
+        return tensor * (1 + factor) if found == direction else tensor
+
+    return Actor(tampering(drift), numeric_class=numeric_class)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_party_of_another_class_with_the_same_bits_is_never_blamed(make_company, honest_digest, stage):
+    run = tiny_run(guard=FULL)
+    company = make_company(run, {stage: Actor(numeric_class="another build")})
+
+    company.run(2)
+
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_rounding_within_the_tolerance_is_not_even_an_alarm(make_company, direction):
+    company = make_company(tiny_run(guard=FULL), {1: drifting(1e-6, direction)})
+
+    results = company.run(2)
+
+    assert (company.verdicts, company.bodies("alarm")) == ([], [])
+    assert [result.attempts for result in results] == [1, 1]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_drift_of_one_in_a_thousand_is_found_across_classes(make_company, honest_digest, direction):
+    run = tiny_run(guard=FULL)
+    company = make_company(run, {2: drifting(1e-3, direction)})
+
+    company.run(2)
+
+    (verdict,) = company.verdicts
+    assert (verdict.party, verdict.direction, verdict.allowed) == ("worker-2", direction, TAU)
+    assert verdict.distance == pytest.approx(1e-3, rel=0.2)
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_between_tau_and_twice_tau_nobody_is_accused(make_company):
+    # token_distance puts the drift a little below its factor
+    company = make_company(tiny_run(guard=FULL), {1: drifting(1.5 * TAU)})
+
+    company.run(1)
+
+    assert (company.verdicts, company.bodies("alarm")) == ([], [])
+
+
+def test_a_little_above_twice_tau_the_stage_is_named(make_company):
+    company = make_company(tiny_run(guard=FULL), {1: drifting(3 * TAU)})
+
+    company.run(1)
+
+    assert company.evicted == ["worker-1"]
+
+
+def test_inside_one_class_the_same_rounding_is_a_lie(make_company, honest_digest):
+    run = tiny_run(guard=FULL)
+    company = make_company(run, {1: drifting(1e-6, numeric_class=None)})
+
+    company.run(2)
+
+    (verdict,) = company.verdicts
+    assert (verdict.party, verdict.allowed) == ("worker-1", 0.0)
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_a_false_accuser_of_another_class_is_named_by_the_distance_of_its_claim(make_company, honest_digest):
+    zeros = bytes(2 * 8 * 16 * 4)
+
+    def rewrite(letter):
+        message = letter.message
+        if isinstance(message, AuditReport):
+            return [letter.saying({"digests": {**message.digests, "forward": digest_hex(zeros)}})]
+        if isinstance(message, Fetched) and message.claim:
+            return [type(letter)(letter.receiver, message, zeros)]
+        return [letter]
+
+    run = tiny_run(guard=FULL)
+    company = make_company(run, {2: Actor(rewrite=rewrite, numeric_class="another build")})
+
+    company.run(2)
+
+    (verdict,) = company.verdicts
+    assert (verdict.party, verdict.offence, verdict.stage) == ("worker-2", "accusation", 1)
+    assert verdict.distance == pytest.approx(1.0, abs=0.1)
+    assert "worker-1" not in company.evicted
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_states_are_not_compared_bit_by_bit_across_classes(make_company):
+    def other_bits(letter, applied):
+        state = applied.states["1"].model_copy(update={"moments": "8" * 64})
+        return [letter.saying({"states": {**applied.states, "1": state}})]
+
+    run = tiny_run(guard=FULL)
+    company = make_company(run, {2: Actor(rewrite=only(Applied, other_bits), numeric_class="another build")})
+
+    company.run(2)
+
+    assert company.verdicts == []
