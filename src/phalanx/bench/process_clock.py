@@ -1,0 +1,60 @@
+"""CPU time of other processes, read from outside, so that every arm is measured alike."""
+
+import ctypes
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from phalanx.errors import TrainingError
+
+_QUIET_WINDOW_S = 0.03
+_QUIET_SHARE = 0.03
+_POLL_S = 0.005
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU seconds that these processes have used so far, all their threads included.
+
+    Raises:
+        TrainingError: One of them has ended.
+
+    Source: POSIX clock_getcpuclockid; nanoseconds where /proc/PID/stat counts in 10 ms.
+    """
+    return sum(time.clock_gettime(_clock_of(pid)) for pid in pids)
+
+
+def process_tree(root: int) -> list[int]:
+    """A process and its direct children (Linux), the parent first."""
+    children: list[int] = []
+    for listing in sorted(Path(f"/proc/{root}/task").glob("*/children")):
+        children += [int(word) for word in listing.read_text(encoding="ascii").split()]
+    return [root, *sorted(children)]
+
+
+def wait_until_quiet(pids: list[int], timeout_s: float) -> float:
+    """Wait until these processes do nothing any more.
+
+    Returns:
+        The `time.perf_counter` at which they last did something, to a few milliseconds.
+
+    Raises:
+        TrainingError: They are still busy after `timeout_s`, or one has ended.
+    """
+    deadline = time.perf_counter() + timeout_s
+    last_busy, used_then = time.perf_counter(), cpu_seconds(pids)
+    while True:
+        time.sleep(_POLL_S)
+        now, used = time.perf_counter(), cpu_seconds(pids)
+        if used - used_then > _QUIET_SHARE * _QUIET_WINDOW_S:
+            last_busy, used_then = now, used
+        elif now - last_busy > _QUIET_WINDOW_S:
+            return last_busy
+        if now > deadline:
+            raise TrainingError(f"bench: processes {pids} are still busy {timeout_s:.0f} s after their last step")
+
+
+def _clock_of(pid: int) -> int:
+    clock = ctypes.c_int()
+    if ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
+        raise TrainingError(f"bench: process {pid} has ended; see its log")
+    return clock.value

@@ -1,0 +1,86 @@
+"""What `bench pipeline` runs: two models, as run files would say it, and how long each is measured."""
+
+from dataclasses import dataclass
+
+from phalanx.data import DataConfig
+from phalanx.data.config import BpeConfig, ModelTokenizerConfig, PythonManualConfig
+from phalanx.models import ModelConfig
+from phalanx.optimizers import OptimizerConfig
+from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.train import RunConfig, TrainConfig
+
+PLAIN = "plain"
+
+GUARDS: dict[str, GuardConfig] = {
+    "unguarded": GuardConfig(mode="off"),
+    "guarded_light": GuardConfig(audit_rate=0.125),
+    "guarded_full": GuardConfig(audit_rate=1.0),
+}
+"""Every arm but the plain one, by the guard that makes it."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model with its run.
+
+    Attributes:
+        model: Name in the rows.
+        run: The run; each arm puts its own guard in.
+        steps: Steps of one block: an arm's turn.
+        rounds: Turns of each arm that are measured.
+        warm_ups: Turns before, which are not.
+        budget_s: No new round begins after this time; the first one always does.
+    """
+
+    model: str
+    run: RunConfig
+    steps: int
+    rounds: int
+    warm_ups: int
+    budget_s: float
+
+
+def workloads(quick: bool) -> list[Workload]:
+    """Both models, longer or shorter."""
+    if quick:
+        return [
+            Workload("scratch-10m", _scratch(), steps=3, rounds=4, warm_ups=1, budget_s=100.0),
+            Workload("smollm2-135m", _smollm2(), steps=1, rounds=2, warm_ups=1, budget_s=150.0),
+        ]
+    return [
+        Workload("scratch-10m", _scratch(), steps=5, rounds=12, warm_ups=2, budget_s=1800.0),
+        Workload("smollm2-135m", _smollm2(), steps=2, rounds=6, warm_ups=1, budget_s=3600.0),
+    ]
+
+
+def _scratch() -> RunConfig:
+    architecture: dict[str, str | int | float | bool | None] = {
+        "model_type": "gpt2",
+        "vocab_size": 4096,
+        "n_positions": 128,
+        "n_embd": 320,
+        "n_layer": 6,
+        "n_head": 10,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    data = DataConfig(sources=(PythonManualConfig(),), tokenizer=BpeConfig(vocab_size=4096), sequence_length=128)
+    return _run(ModelConfig(from_scratch=True, architecture=architecture), data, lr=1e-3)
+
+
+def _smollm2() -> RunConfig:
+    data = DataConfig(sources=(PythonManualConfig(),), tokenizer=ModelTokenizerConfig(), sequence_length=128)
+    return _run(ModelConfig(name="smollm2-135m"), data, lr=1e-4)
+
+
+def _run(model: ModelConfig, data: DataConfig, lr: float) -> RunConfig:
+    return RunConfig(
+        model=model,
+        data=data,
+        train=TrainConfig(steps=1000, batch_size=16, microbatches=8, seed=1),
+        optimizer=OptimizerConfig(lr=lr, warmup_steps=10),
+        pipeline=PipelineConfig(stages=4),
+    )

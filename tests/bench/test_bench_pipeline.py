@@ -1,0 +1,74 @@
+"""The bench itself, with real processes and a model that is as small as can be."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phalanx.bench import BENCHES
+from phalanx.bench.arm import ArmSpec
+from phalanx.bench.crew import ArmProcess
+from phalanx.bench.pipeline import measure
+from phalanx.bench.workloads import Workload, workloads
+from phalanx.data import DataConfig
+from phalanx.data.config import BpeConfig, TextConfig
+from phalanx.errors import TrainingError
+from phalanx.models import ModelConfig
+from phalanx.optimizers import OptimizerConfig
+from phalanx.pipeline import PipelineConfig
+from phalanx.train import RunConfig, TrainConfig
+
+ARMS = ["plain", "unguarded", "guarded_light", "guarded_full"]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for n in range(40):
+        (texts / f"{n}.txt").write_text(f"text {n} speaks of shields, of stages and of neighbours. " * 10)
+    architecture = {"model_type": "gpt2", "vocab_size": 300, "n_positions": 16, "n_embd": 16, "n_layer": 4, "n_head": 2}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return RunConfig(
+        model=ModelConfig(from_scratch=True, architecture={**architecture, **ends}),
+        data=DataConfig(sources=(TextConfig(path=texts),), tokenizer=BpeConfig(vocab_size=300), sequence_length=16),
+        train=TrainConfig(steps=100, batch_size=4, microbatches=2, seed=1),
+        optimizer=OptimizerConfig(lr=1e-3),
+        pipeline=PipelineConfig(stages=4),
+    )
+
+
+def test_the_two_models_have_the_names_that_scripts_rely_on() -> None:
+    assert set(BENCHES) >= {"pipeline"}
+    for quick in (True, False):
+        assert [workload.model for workload in workloads(quick)] == ["scratch-10m", "smollm2-135m"]
+        assert all(w.run.train.batch_size * w.run.data.sequence_length >= 2048 for w in workloads(quick))
+
+
+def test_an_arm_that_cannot_start_is_an_error_with_its_last_words(tiny: RunConfig, tmp_path: Path) -> None:
+    nowhere = tiny.model_copy(update={"model": ModelConfig(path=str(tmp_path / "nowhere"))})
+    spec = ArmSpec(arm="plain", plain=True, run=nowhere, directory=str(tmp_path / "arm"), cache=str(tmp_path))
+
+    with pytest.raises(TrainingError, match=r"arm 'plain' ended: .*nowhere"):
+        ArmProcess(spec, {})
+
+
+@pytest.mark.slow
+def test_all_arms_are_measured_on_the_same_batches(tiny: RunConfig) -> None:
+    workload = Workload("tiny", tiny, steps=2, rounds=2, warm_ups=1, budget_s=60.0)
+
+    result = measure([workload], quick=True)
+
+    rows = {row["arm"]: row for row in result["rows"]}
+    assert json.loads(json.dumps(result, allow_nan=False))["name"] == "pipeline"
+    assert list(rows) == ARMS
+    assert len({row["loss_last"] for row in rows.values() if row["arm"] != "plain"}) == 1
+    assert rows["guarded_light"]["audits_per_step"] == pytest.approx(2)
+    assert rows["guarded_full"]["audits_per_step"] == pytest.approx(4)
+    assert all(row["alarms"] in (None, 0) for row in rows.values())
+    assert all(row["tokens_per_s"] > 0 and row["cpu_s_per_step"] > 0 for row in rows.values())
+    assert (
+        rows["guarded_full"]["bytes_per_step_worker-1>worker-2"] > rows["unguarded"]["bytes_per_step_worker-1>worker-2"]
+    )
+    assert result["machine"]["cores"] >= 1

@@ -1,0 +1,57 @@
+"""CPU time of other processes is read from outside."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from phalanx.bench.process_clock import cpu_seconds, process_tree, wait_until_quiet
+from phalanx.errors import TrainingError
+
+IDLE = "import sys; sys.stdin.read()"
+BUSY = "while True: pass"
+
+
+@pytest.fixture
+def child(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-S", "-c", request.param], stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_own_work_is_counted() -> None:
+    before, own = cpu_seconds([os.getpid()]), time.process_time()
+
+    sum(range(2_000_000))
+
+    assert cpu_seconds([os.getpid()]) - before == pytest.approx(time.process_time() - own, abs=0.05)
+
+
+@pytest.mark.parametrize("child", [IDLE], indirect=True)
+def test_a_child_is_found_and_falls_quiet(child: subprocess.Popen[bytes]) -> None:
+    assert child.pid in process_tree(os.getpid())
+
+    ended = wait_until_quiet([child.pid], timeout_s=20.0)
+
+    assert ended <= time.perf_counter()
+
+
+@pytest.mark.parametrize("child", [BUSY], indirect=True)
+def test_a_process_that_never_rests_is_an_error(child: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(TrainingError, match="still busy"):
+        wait_until_quiet([child.pid], timeout_s=0.5)
+
+
+@pytest.mark.parametrize("child", [IDLE], indirect=True)
+def test_a_process_that_has_ended_is_an_error(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+
+    with pytest.raises(TrainingError, match="has ended"):
+        cpu_seconds([child.pid])
