@@ -159,6 +159,12 @@ def worker_pid(owner: Process, name: str) -> int:
     return pids[0]
 
 
+def peak_bytes(pid: int) -> int:
+    """Largest resident set of a process so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
 def exists(pid: int) -> bool:
     """Whether a process still runs; a zombie does not."""
     try:

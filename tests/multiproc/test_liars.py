@@ -1,11 +1,17 @@
 """A party that lies is caught in its first step, named and replaced; the weights are those of an honest run."""
 
-import pytest
-from real_runs import FORWARD_LIAR
+import os
+from pathlib import Path
 
+import pytest
+from real_runs import FORWARD_LIAR, peak_bytes, worker_pid
+
+from phalanx.models import open_model
 from phalanx.security.audit import LogHead, verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
+from phalanx.train import load_run
+from phalanx.train.layout import estimate_stages, memory_by_party
 
 
 def assert_named(summary, party="worker-1"):
@@ -57,6 +63,20 @@ def test_another_schedule_kernel_and_upkeep_change_no_bit_under_attack(place, cl
 
     assert_named(summary)
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
+
+
+def test_the_memory_that_a_dry_run_promises_is_of_the_right_order(place):
+    process = place.train("train.steps=400", "train.validate_every=0", "checkpoint.every=0")
+    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 20,'))
+    run = load_run(place.run_file)
+    source = open_model(run.model, Path(os.environ["PHALANX_CACHE"]) / "models", run.train.seed)
+    expected = memory_by_party(estimate_stages(run, source))
+
+    used = {"owner": peak_bytes(process.popen.pid)}
+    used |= {name: peak_bytes(worker_pid(process, name)) for name in ("worker-1", "worker-2")}
+
+    assert used.keys() == expected.keys()
+    assert {name: size for name, size in used.items() if not expected[name] / 2 < size < expected[name] * 2} == {}
 
 
 @pytest.mark.slow

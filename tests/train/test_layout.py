@@ -7,7 +7,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from phalanx.models import open_model
-from phalanx.train.layout import describe_stages, estimate_stages, make_plan
+from phalanx.train.layout import describe_stages, estimate_stages, make_plan, memory_by_party
 from phalanx.train.session import describe
 
 
@@ -93,3 +93,15 @@ def test_the_table_of_a_wide_terminal_is_whole(make_run, open_source):
     Console(file=text, width=160).print(describe_stages(run, open_source(run)))
 
     assert "…" not in text.getvalue()
+
+
+def test_each_process_is_told_what_it_needs_its_shadows_included(make_run, open_source):
+    run = make_run("pipeline.stages=4")
+    rows = estimate_stages(run, open_source(run))
+
+    needs = memory_by_party(rows)
+
+    assert set(needs) == {"owner", "worker-1", "worker-2"}
+    assert needs["worker-1"] - needs["worker-2"] == (
+        rows[1].memory_bytes + rows[2].size_bytes + 24 * rows[2].trainable
+    ) - (rows[2].memory_bytes + rows[1].size_bytes + 24 * rows[1].trainable)

@@ -10,9 +10,13 @@ from rich.table import Table
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource, StageSpec, estimate_costs, partition, stage_table
-from phalanx.pipeline import StageRange, StepPlan
+from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.recovery import first_assignment
 from phalanx.train.config import RunConfig
+
+# measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
+_WORKER_BYTES = 600 * 2**20
+_OWNER_BYTES = 750 * 2**20
 
 
 def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
@@ -132,19 +136,28 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
             row.holder,
             row.shadow or "-",
         )
-    note = _memory_by_party(rows)
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table, note)
+    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table, _memory_note(rows))
 
 
-def _memory_by_party(rows: list[StageEstimate]) -> str:
-    """What each party needs together, its shadows (weights, moments, undo copy, gradients) included."""
+def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
+    """Expected memory of each process in bytes: what it holds, what it shadows, and what it needs for itself.
+
+    A shadow has weights, gradients, moments and the last step's undo copy.
+    """
     totals: dict[str, int] = {}
     for row in rows:
-        totals[row.holder] = totals.get(row.holder, 0) + row.memory_bytes
+        for name in (row.holder, row.shadow):
+            if name is not None:
+                totals.setdefault(name, _OWNER_BYTES if name == OWNER else _WORKER_BYTES)
+        totals[row.holder] += row.memory_bytes
         if row.shadow is not None:
-            totals[row.shadow] = totals.get(row.shadow, 0) + row.size_bytes + 24 * row.trainable
-    parts = ", ".join(f"{name} {_mebibytes(size)}" for name, size in sorted(totals.items()))
-    return f"expected memory beside the interpreter (about 400 MiB each): {parts}"
+            totals[row.shadow] += row.size_bytes + 24 * row.trainable
+    return totals
+
+
+def _memory_note(rows: Sequence[StageEstimate]) -> str:
+    parts = ", ".join(f"{name} {_mebibytes(size)}" for name, size in sorted(memory_by_party(rows).items()))
+    return f"expected memory with interpreter, libraries and transport buffers: {parts}"
 
 
 def _mebibytes(size: int) -> str:
