@@ -33,9 +33,7 @@ def _refuse_outside(family: int, address: Any) -> None:
     except ValueError:
         is_loopback = host == "localhost"
     if not is_loopback:
-        raise OutsideNetworkError(
-            f"a test opened a connection to {host!r}; only loopback and unix are allowed"
-        )
+        raise OutsideNetworkError(f"a test opened a connection to {host!r}; only loopback and unix are allowed")
 
 
 @pytest.fixture(scope="session", autouse=True)

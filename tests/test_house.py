@@ -57,11 +57,7 @@ def dangers(source: str) -> Iterator[str]:
                 yield f"line {node.lineno}: from {node.module}"
         elif isinstance(node, ast.Attribute) and (ast.unparse(node.value), node.attr) in RUN_CODE_CALLS:
             yield f"line {node.lineno}: {ast.unparse(node)}"
-        elif (
-            isinstance(node, ast.keyword)
-            and node.arg in RUN_CODE_OPTIONS
-            and ast.unparse(node.value) != "False"
-        ):
+        elif isinstance(node, ast.keyword) and node.arg in RUN_CODE_OPTIONS and ast.unparse(node.value) != "False":
             yield f"line {node.lineno}: {node.arg}"
 
 

@@ -154,9 +154,7 @@ def test_the_very_step_that_is_asked_for_is_not_rolled_back(path, owner):
     assert checkpoint.step == 50
 
 
-@pytest.mark.parametrize(
-    "name", ["../state.json", "/etc/passwd", "stage-0.safetensors\n", "stage-00.safetensors"]
-)
+@pytest.mark.parametrize("name", ["../state.json", "/etc/passwd", "stage-0.safetensors\n", "stage-00.safetensors"])
 def test_a_name_that_leaves_the_directory_is_refused_even_when_signed(path, owner, name):
     resigned(path, owner, lambda body: body["files"].update({name: body["files"].pop("state.json")}))
 

@@ -35,9 +35,7 @@ class Recorder:
         self.calls: list[tuple[Any, ...]] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._module(
-            monkeypatch, "phalanx.train", load_run=self.load_run, train=self.train, describe=self.describe
-        )
+        self._module(monkeypatch, "phalanx.train", load_run=self.load_run, train=self.train, describe=self.describe)
         self._module(monkeypatch, "phalanx.report", write_report=self.write_report)
         self._module(monkeypatch, "phalanx.bench", BENCHES={"pipeline": self.bench})
 
@@ -116,9 +114,7 @@ def test_the_help_documents_the_exit_codes(capsys: pytest.CaptureFixture[str]) -
     assert "130 interrupted" in text
 
 
-@pytest.mark.parametrize(
-    "arguments", [["trian"], ["train"], ["train", "a.toml", "--no-such-option"], ["bench"]]
-)
+@pytest.mark.parametrize("arguments", [["trian"], ["train"], ["train", "a.toml", "--no-such-option"], ["bench"]])
 def test_a_wrong_command_line_exits_2(arguments: list[str]) -> None:
     assert run(arguments) == 2
 
@@ -143,9 +139,7 @@ def test_train_passes_its_options_on_and_prints_figures_and_report(
 
 
 @pytest.mark.parametrize(("status", "code"), [("completed", 0), ("failed", 6), ("interrupted", 130)])
-def test_the_exit_code_of_train_is_that_of_its_status(
-    monkeypatch: pytest.MonkeyPatch, status: str, code: int
-) -> None:
+def test_the_exit_code_of_train_is_that_of_its_status(monkeypatch: pytest.MonkeyPatch, status: str, code: int) -> None:
     install(monkeypatch, Recorder({"status": status, "run_dir": "runs/x"}))
 
     assert run(["train", "run.toml"]) == code

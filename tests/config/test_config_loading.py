@@ -50,9 +50,7 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
 
 
 def test_a_well_formed_file_becomes_frozen_data(tmp_path: Path) -> None:
-    path = write(
-        tmp_path, 'betas = [0.8, 0.9]\n[train]\nsteps = 3\n[[verifiers]]\nkind = "screen"\nwindow = 2\n'
-    )
+    path = write(tmp_path, 'betas = [0.8, 0.9]\n[train]\nsteps = 3\n[[verifiers]]\nkind = "screen"\nwindow = 2\n')
 
     run = load_config(path, Run)
 

@@ -18,9 +18,7 @@ def test_an_epoch_visits_every_sequence_once(size, seed, epoch):
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    size=st.integers(1, 60), seed=st.integers(0, 9), cuts=st.lists(st.integers(1, 50), min_size=1, max_size=6)
-)
+@given(size=st.integers(1, 60), seed=st.integers(0, 9), cuts=st.lists(st.integers(1, 50), min_size=1, max_size=6))
 def test_the_order_does_not_depend_on_how_it_is_cut(size, seed, cuts):
     whole = sample_indices(0, sum(cuts), size, seed)
 

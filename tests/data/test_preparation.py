@@ -127,9 +127,7 @@ def test_a_limit_keeps_the_first_documents(tmp_path):
 
     corpus = prepare(config, tmp_path / "cache", seed=1)
 
-    assert set(documents_of(corpus, "train") + documents_of(corpus, "validation")) == set(
-        made_documents()[:40]
-    )
+    assert set(documents_of(corpus, "train") + documents_of(corpus, "validation")) == set(made_documents()[:40])
 
 
 def test_a_ready_made_tokenizer_is_used_as_it_is(config, tmp_path):

@@ -96,9 +96,7 @@ def test_json_lines_give_the_named_field(tmp_path):
 def test_pages_lose_their_markup(tmp_path):
     pytest.importorskip("resiliparse")
     page = "<html><head><title>x</title><script>var no;</script></head><body><nav>menu</nav>"
-    (tmp_path / "a.html").write_text(
-        f"{page}<main><h1>Shields</h1><p>Hold the caf\u00e9.</p></main></body></html>"
-    )
+    (tmp_path / "a.html").write_text(f"{page}<main><h1>Shields</h1><p>Hold the caf\u00e9.</p></main></body></html>")
 
     (text,) = texts(HtmlConfig(path=tmp_path))
 

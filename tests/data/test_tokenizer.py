@@ -57,9 +57,7 @@ def test_the_vocabulary_does_not_depend_on_threads():
 
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_refused():
-    with pytest.raises(
-        DataError, match=r"vocab_size=5000: the training text supports \d+ tokens only; lower"
-    ):
+    with pytest.raises(DataError, match=r"vocab_size=5000: the training text supports \d+ tokens only; lower"):
         train_bpe(iter(["a short text, a short text"]), BpeConfig(vocab_size=5000))
 
 

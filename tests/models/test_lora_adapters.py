@@ -102,16 +102,12 @@ def test_targets_may_name_any_linear_layer(cache):
 
 @pytest.mark.parametrize("target", ["q_proj", "lm_head", "proj", "wte"])
 def test_a_target_that_is_no_linear_layer_of_a_block_is_refused(cache, target):
-    with pytest.raises(
-        ModelError, match=f"found '{target}'; the linear layers of gpt2 are attn.c_attn, attn.c_proj"
-    ):
+    with pytest.raises(ModelError, match=f"found '{target}'; the linear layers of gpt2 are attn.c_attn, attn.c_proj"):
         build_all(tiny_source("gpt2", cache), 2, adapter=LoraConfig(targets=(target,)))
 
 
 def test_without_peft_the_extra_is_named(cache, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
 
-    with pytest.raises(
-        ModelError, match=r"needs peft, which is not installed; install phalanx-train\[lora\]"
-    ):
+    with pytest.raises(ModelError, match=r"needs peft, which is not installed; install phalanx-train\[lora\]"):
         build_all(tiny_source("gpt2", cache), 2, adapter=LoraConfig())

@@ -189,9 +189,7 @@ def test_a_tensor_that_the_index_only_promises_is_refused(directory):
     index = {"weight_map": dict.fromkeys(names, "a.safetensors")}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    with pytest.raises(
-        ModelError, match=r"'model\.layers\.9\.x' is named in .*index.json but is not in the file"
-    ):
+    with pytest.raises(ModelError, match=r"'model\.layers\.9\.x' is named in .*index.json but is not in the file"):
         ModelSource(directory).read("model.layers.9.x")
 
 
@@ -203,9 +201,7 @@ def test_a_wrong_shape_is_refused(directory):
 
 
 def test_whole_numbers_are_refused(directory):
-    rewrite(
-        directory, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)})
-    )
+    rewrite(directory, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}))
 
     with pytest.raises(ModelError, match="has type I8; expected one of BF16"):
         build(ModelSource(directory), 2, 1)
@@ -240,18 +236,14 @@ def test_random_weights_depend_on_the_seed_and_leave_the_generator_alone(tmp_pat
     assert content[0] == content[1]
     assert content[0] != content[2]
     assert open_model(config, tmp_path / "a", 1).directory == first.directory
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(
-        [first.directory.name, other.directory.name]
-    )
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted([first.directory.name, other.directory.name])
 
 
 def test_random_weights_follow_the_familys_own_rule(tmp_path):
     source = tiny_source("gpt2", tmp_path)
 
     assert float(source.read("transformer.wte.weight").std()) == pytest.approx(0.02, rel=0.1)
-    assert float(source.read("transformer.h.0.mlp.c_proj.weight").std()) == pytest.approx(
-        0.02 / 8**0.5, rel=0.1
-    )
+    assert float(source.read("transformer.h.0.mlp.c_proj.weight").std()) == pytest.approx(0.02 / 8**0.5, rel=0.1)
     assert torch.equal(source.read("transformer.ln_f.weight"), torch.ones(32))
 
 

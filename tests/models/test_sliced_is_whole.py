@@ -154,9 +154,7 @@ def test_adapters_are_bit_equal_to_peft_on_the_whole_model(cache, name):
 
     assert torch.equal(logits, expected)
     for key, value in adapters.items():
-        assert torch.equal(value.grad, model.get_parameter(key.replace(".weight", ".default.weight")).grad), (
-            key
-        )
+        assert torch.equal(value.grad, model.get_parameter(key.replace(".weight", ".default.weight")).grad), key
     assert all(p.grad is None for key, p in named(stages).items() if key not in adapters)
 
 
@@ -175,6 +173,4 @@ def test_an_untied_head_stays_its_own_weight(cache, name):
     stages = build_all(tiny_source(name, cache), 3)
 
     assert "lm_head.weight" in stages[-1].trainable()
-    assert stages[-1].get_parameter("lm_head.weight") is not stages[0].get_parameter(
-        stages[0].family.embedding_weight
-    )
+    assert stages[-1].get_parameter("lm_head.weight") is not stages[0].get_parameter(stages[0].family.embedding_weight)

@@ -137,9 +137,7 @@ def test_an_empty_stage_of_a_malformed_config_is_refused(cache):
     data = tiny_source("gpt2", cache).hub_config_dict | {"n_embd": "wide"}
 
     with pytest.raises(ModelError, match="model config: is refused"):
-        build_empty_stage(
-            data, StageSpec(0, 1, 0, 4), adapter=None, activation_checkpointing=False, attention="sdpa"
-        )
+        build_empty_stage(data, StageSpec(0, 1, 0, 4), adapter=None, activation_checkpointing=False, attention="sdpa")
 
 
 JSON_VALUES = st.one_of(
@@ -162,18 +160,14 @@ def test_any_value_in_a_config_is_taken_or_refused_by_name(cache, name, data, va
     config[data.draw(st.sampled_from(sorted(config)))] = value
 
     with contextlib.suppress(ModelError):
-        build_empty_stage(
-            config, StageSpec(0, 1, 0, 4), adapter=None, activation_checkpointing=False, attention="sdpa"
-        )
+        build_empty_stage(config, StageSpec(0, 1, 0, 4), adapter=None, activation_checkpointing=False, attention="sdpa")
 
 
 def test_a_config_that_sees_the_future_is_refused(cache):
     config = tiny_source("llama", cache).hub_config_dict | {"is_causal": False}
 
     with pytest.raises(ModelError, match="must not see the future"):
-        build_empty_stage(
-            config, StageSpec(0, 1, 0, 4), adapter=None, activation_checkpointing=False, attention="sdpa"
-        )
+        build_empty_stage(config, StageSpec(0, 1, 0, 4), adapter=None, activation_checkpointing=False, attention="sdpa")
 
 
 @pytest.mark.parametrize("adapter", [None, LoraConfig(rank=4)])

@@ -74,9 +74,7 @@ def test_given_layers_that_do_not_add_up_are_refused(given_layers):
 
 
 def test_more_stages_than_layers_are_refused():
-    with pytest.raises(
-        ConfigError, match="5 stages need at least 5 layers, the model has 4; lower stages to 4"
-    ):
+    with pytest.raises(ConfigError, match="5 stages need at least 5 layers, the model has 4; lower stages to 4"):
         partition(4, 5, None, 0.0, 0.0)
 
 

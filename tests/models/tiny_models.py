@@ -60,8 +60,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "opt-untied": _OPT | {"tie_word_embeddings": False, "word_embed_proj_dim": 16},
     "bloom": _BLOOM,
     "bloom-untied": _BLOOM | {"tie_word_embeddings": False, "n_head": 2},
-    "bloom-odd-heads": _BLOOM
-    | {"n_head": 6, "hidden_size": 36, "apply_residual_connection_post_layernorm": True},
+    "bloom-odd-heads": _BLOOM | {"n_head": 6, "hidden_size": 36, "apply_residual_connection_post_layernorm": True},
     "llama": _LLAMA,
     "llama-tied": _LLAMA | {"tie_word_embeddings": True, "rope_theta": 100000.0, "attention_bias": True},
 }
@@ -101,9 +100,7 @@ def build_all(
 ) -> list[StageModule]:
     specs = partition(source.num_layers, num_stages, None, 0.0, 0.0)
     stages = [
-        build_stage(
-            source, spec, adapter=adapter, activation_checkpointing=recompute, attention=attention, seed=seed
-        )
+        build_stage(source, spec, adapter=adapter, activation_checkpointing=recompute, attention=attention, seed=seed)
         for spec in specs
     ]
     tie(stages[0], stages[-1])

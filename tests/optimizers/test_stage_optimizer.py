@@ -227,9 +227,7 @@ def test_a_malformed_gradient_is_refused_and_changes_nothing(change, said):
     assert optimizer.num_steps == 0
 
 
-@pytest.mark.parametrize(
-    ("lr", "coefficient"), [(float("nan"), 1.0), (0.1, float("nan")), (0.1, float("inf"))]
-)
+@pytest.mark.parametrize(("lr", "coefficient"), [(float("nan"), 1.0), (0.1, float("nan")), (0.1, float("inf"))])
 def test_a_rate_that_is_no_number_is_refused(lr, coefficient):
     optimizer = StageOptimizer(made_parameters(), CONFIG)
 

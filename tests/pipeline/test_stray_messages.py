@@ -17,7 +17,6 @@ from phalanx.pipeline.messages import (
     Fetched,
     GradientHeld,
     Hello,
-    Ready,
     Release,
     Role,
     ScreenHit,

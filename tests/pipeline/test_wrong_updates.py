@@ -33,9 +33,9 @@ def doubled(payload):
 
 def sending_bulk(purpose, change):
     def alter(letter, message):
-        return [
-            type(letter)(letter.receiver, message, change(letter.payload)) if message.purpose == purpose else letter
-        ]
+        if message.purpose != purpose:
+            return [letter]
+        return [type(letter)(letter.receiver, message, change(letter.payload))]
 
     return Actor(rewrite=only(Bulk, alter))
 

@@ -51,10 +51,7 @@ def run_dir(tmp_path):
 def test_a_whole_run_is_told_in_one_sentence_and_every_section_is_there(run_dir):
     page = page_of(run_dir)
 
-    assert (
-        "1 of 1 attacked steps detected, worker-1 (stage 1) evicted, 0 false accusations, 0 steps lost."
-        in page.text
-    )
+    assert "1 of 1 attacked steps detected, worker-1 (stage 1) evicted, 0 false accusations, 0 steps lost." in page.text
     assert "Notes" not in page.pieces
     for title in (
         "Loss",
@@ -133,9 +130,7 @@ def test_no_name_in_any_file_becomes_markup(tmp_path):
 
 def test_evidence_outside_its_directory_is_never_shown(run_dir):
     (run_dir.parent / "secret.json").write_text('{"key": "do not show"}')
-    write_lines(
-        run_dir / "events.jsonl", [event(0, 0, "verdict", {**VERDICT, "evidence": "../../secret.json"})]
-    )
+    write_lines(run_dir / "events.jsonl", [event(0, 0, "verdict", {**VERDICT, "evidence": "../../secret.json"})])
 
     page = page_of(run_dir)
 
@@ -164,9 +159,7 @@ def test_a_run_that_was_broken_off_shows_what_it_got_to(run_dir):
     assert "Not finished" in page.pieces
 
 
-@pytest.mark.parametrize(
-    "loss", ["NaN", "Infinity", "-Infinity", "null", '"low"', "1e400", "[1]", "1e300", "true"]
-)
+@pytest.mark.parametrize("loss", ["NaN", "Infinity", "-Infinity", "null", '"low"', "1e400", "[1]", "1e300", "true"])
 def test_a_loss_that_is_no_number_leaves_a_gap(run_dir, loss):
     lines = [f'{{"step": {step}, "loss": {loss if step == 3 else step}}}' for step in range(1, 6)]
     (run_dir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -256,9 +249,7 @@ def with_keys(keys):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     summary=with_keys(list(SUMMARY)),
-    rows=st.lists(
-        st.builds(lambda step, row: {**row, "step": step}, json_values, with_keys(METRIC_KEYS)), max_size=3
-    ),
+    rows=st.lists(st.builds(lambda step, row: {**row, "step": step}, json_values, with_keys(METRIC_KEYS)), max_size=3),
     bodies=st.lists(with_keys(BODY_KEYS), max_size=3),
     kind=st.sampled_from(["run_started", "verdict", "evicted"]),
     time=json_values,

@@ -57,9 +57,7 @@ class Forge:
             .not_valid_before(NOW - timedelta(days=1))
             .not_valid_after(NOW + timedelta(days=1))
             .add_extension(x509.BasicConstraints(self.is_authority, None), True)
-            .add_extension(
-                x509.KeyUsage(digital_signature=True, key_cert_sign=self.signs_certificates, **usage), True
-            )
+            .add_extension(x509.KeyUsage(digital_signature=True, key_cert_sign=self.signs_certificates, **usage), True)
             .add_extension(x509.ExtendedKeyUsage(self.roles), False)
         )
         if self.names:
@@ -247,9 +245,7 @@ def test_a_bundle_of_two_certificates_is_refused(keys):
         peer_from_certificate(pem_of(issue(keys, "worker")), pem + pem)
 
 
-@pytest.mark.parametrize(
-    "host", ["owner.phalanx.internal", "OWNER.Phalanx.Internal", "*.example.org", "", "a b", "-x"]
-)
+@pytest.mark.parametrize("host", ["owner.phalanx.internal", "OWNER.Phalanx.Internal", "*.example.org", "", "a b", "-x"])
 def test_a_host_that_could_pass_for_a_party_is_refused(keys, host):
     with pytest.raises(CertificateError, match="host"):
         issue(keys, "worker", hosts=(host,))

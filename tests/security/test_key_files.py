@@ -81,9 +81,7 @@ def test_writing_a_key_does_not_follow_a_link(tmp_path):
     assert not target.exists()
 
 
-@pytest.mark.parametrize(
-    "make", [lambda path: None, os.mkfifo, os.mkdir, lambda path: path.write_bytes(b"x" * 70_000)]
-)
+@pytest.mark.parametrize("make", [lambda path: None, os.mkfifo, os.mkdir, lambda path: path.write_bytes(b"x" * 70_000)])
 def test_what_is_no_small_file_is_refused_without_waiting(tmp_path, make):
     make(tmp_path / "key")
 

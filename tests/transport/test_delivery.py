@@ -224,9 +224,7 @@ def test_a_full_inbox_of_one_sender_lets_others_and_control_frames_pass(parties)
     third = frame_bytes(mallory, header_values(sender="mallory", payload=payload, **place), payload)
 
     assert refusal(owner.handle(third, "mallory")) == "PeerLostError"
-    assert (
-        refusal(owner.handle(frame_bytes(mallory, header_values(sender="mallory", **place)), "mallory")) == ""
-    )
+    assert refusal(owner.handle(frame_bytes(mallory, header_values(sender="mallory", **place)), "mallory")) == ""
     assert refusal(owner.handle(frame_bytes(worker, header_values(payload=payload), payload), "worker")) == ""
 
 

@@ -284,9 +284,7 @@ def test_who_asks_for_another_party_is_told_nothing(owner, identities):
         describe(identities["worker"], "mallory", owner.wire.address, config=QUICK)
 
 
-@pytest.mark.parametrize(
-    "question", [b"", b"[]", b"{}", b'{"address":1}', b'{"address":"' + b"x" * 400 + b'"}']
-)
+@pytest.mark.parametrize("question", [b"", b"[]", b"{}", b'{"address":1}', b'{"address":"' + b"x" * 400 + b'"}'])
 def test_a_malformed_question_is_refused(owner, identities, question):
     from phalanx.transport.grpc_tls import open_channel
 
@@ -309,9 +307,7 @@ def test_an_over_long_message_is_refused_before_it_is_handled(owner, identities)
             call(bytes(20 * 2**20), timeout=10.0)
 
     assert not owner.refusals
-    assert (
-        refusal(knock(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
-    )
+    assert refusal(knock(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
 
 
 def test_noise_on_the_port_does_not_stop_the_server(owner, identities):
@@ -320,9 +316,7 @@ def test_noise_on_the_port_does_not_stop_the_server(owner, identities):
         with socket.create_connection((host, int(port)), timeout=5.0) as raw:
             raw.sendall(noise)
 
-    assert (
-        refusal(knock(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
-    )
+    assert refusal(knock(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
 
 
 def test_a_restarted_connection_is_found_again(join, owner, identities):

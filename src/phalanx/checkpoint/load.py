@@ -160,9 +160,7 @@ def _check_belonging(path: Path, manifest: Manifest, run: str | None, config_dig
         )
     named = step_of(path.name)
     if named is not None and named != manifest.step:
-        raise CheckpointError(
-            f"{where}: swapped: it is of step {manifest.step}, its directory is {path.name}"
-        )
+        raise CheckpointError(f"{where}: swapped: it is of step {manifest.step}, its directory is {path.name}")
 
 
 def _check_listing(path: Path, manifest: Manifest) -> None:
@@ -202,8 +200,7 @@ def _check_size(path: Path, size_bytes: int, entry: FileEntry) -> None:
     if size_bytes != entry.size_bytes:
         word = "truncated" if size_bytes < entry.size_bytes else "altered"
         raise CheckpointError(
-            f"{path}: {word}: {size_bytes} bytes, the manifest says {entry.size_bytes}; "
-            "use an older checkpoint"
+            f"{path}: {word}: {size_bytes} bytes, the manifest says {entry.size_bytes}; use an older checkpoint"
         )
 
 

@@ -139,8 +139,7 @@ def _read_body(body: Any, where: Path) -> Manifest:
     expected = {STATE_FILE, *(shard_file(stage) for stage in stages)}
     if len(set(stages)) < len(stages) or set(manifest.files) != expected:
         raise CheckpointError(
-            f"{where}: stages {stages} do not belong to files {sorted(manifest.files)}; "
-            "use an older checkpoint"
+            f"{where}: stages {stages} do not belong to files {sorted(manifest.files)}; use an older checkpoint"
         )
     return manifest
 

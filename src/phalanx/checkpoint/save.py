@@ -65,9 +65,7 @@ def save_checkpoint(
             last good checkpoint stays.
     """
     if step < 0 or keep < 1:
-        raise CheckpointError(
-            f"{directory}: step is {step} and keep {keep}; expected step >= 0 and keep >= 1"
-        )
+        raise CheckpointError(f"{directory}: step is {step} and keep {keep}; expected step >= 0 and keep >= 1")
     encoded_state = _encode_state(state)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 OWNER_CERTIFICATE = "pki/owner/certificate.pem"
 
-audit_app = typer.Typer(
-    no_args_is_help=True, help="Check an audit log, or explain the evidence of one verdict."
-)
+audit_app = typer.Typer(no_args_is_help=True, help="Check an audit log, or explain the evidence of one verdict.")
 
 
 @audit_app.command(
@@ -54,9 +52,7 @@ def verify(
     )
 
 
-@audit_app.command(
-    epilog="Example: phalanx audit explain runs/first/evidence/step-00000012-stage-1-worker-1.json"
-)
+@audit_app.command(epilog="Example: phalanx audit explain runs/first/evidence/step-00000012-stage-1-worker-1.json")
 def explain(
     evidence_file: Annotated[Path, typer.Argument(metavar="FILE", help="The evidence of one verdict.")],
 ) -> None:

@@ -39,9 +39,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last good checkpoint of the run directory.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> None:
     """Train a model across stages that check each other, then write the report."""
     from phalanx.report import write_report

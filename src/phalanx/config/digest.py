@@ -13,9 +13,7 @@ def canonical_json(value: Any) -> bytes:
     Raises:
         ValueError: The data holds NaN or infinity, which JSON has no word for.
     """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(config: BaseModel) -> str:

@@ -121,9 +121,7 @@ def _choices(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
 
 
 def _has_tag(model: type[BaseModel], tag: int | str) -> bool:
-    return model.__name__ == tag or any(
-        tag in get_args(field.annotation) for field in model.model_fields.values()
-    )
+    return model.__name__ == tag or any(tag in get_args(field.annotation) for field in model.model_fields.values())
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -6,6 +6,4 @@ from pydantic import BaseModel, ConfigDict
 class StrictModel(BaseModel):
     """Frozen data; validation is strict and refuses unknown keys, NaN and infinity."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False)

@@ -77,9 +77,7 @@ SourceConfig = Annotated[
     PythonManualConfig | PythonDocstringsConfig | TextConfig | JsonlConfig | HtmlConfig,
     Field(discriminator="kind"),
 ]
-TokenizerConfig = Annotated[
-    BpeConfig | ModelTokenizerConfig | FileTokenizerConfig, Field(discriminator="kind")
-]
+TokenizerConfig = Annotated[BpeConfig | ModelTokenizerConfig | FileTokenizerConfig, Field(discriminator="kind")]
 
 
 class DataConfig(StrictModel):

@@ -25,9 +25,7 @@ class BatchLoader:
 
     def next(self) -> Batch:
         """The next batch, ``[batch_size, seq]``."""
-        indices = sample_indices(
-            self._num_samples, self._batch_size, self._corpus.num_train_sequences, self._seed
-        )
+        indices = sample_indices(self._num_samples, self._batch_size, self._corpus.num_train_sequences, self._seed)
         batch = self._corpus.train_batch(indices)
         self._num_samples += self._batch_size
         return batch

@@ -82,9 +82,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
     except ValidationError as exc:
         first = exc.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
-        raise DataError(
-            f"{where}: {key}: {first['msg']}; delete the directory to have it made again"
-        ) from exc
+        raise DataError(f"{where}: {key}: {first['msg']}; delete the directory to have it made again") from exc
     _check_sums(manifest, where)
     return manifest
 

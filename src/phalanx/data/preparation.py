@@ -80,16 +80,12 @@ def _build(config: DataConfig, sources: list[Source], job: _Job) -> None:
         job.home.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=job.home.parent))
     except OSError as exc:
-        raise DataError(
-            f"{job.home.parent}: cannot be written ({exc.strerror}); choose another place"
-        ) from exc
+        raise DataError(f"{job.home.parent}: cannot be written ({exc.strerror}); choose another place") from exc
     try:
         _fill(directory, config, sources, job)
         _publish(directory, job.home)
     except OSError as exc:
-        raise DataError(
-            f"{directory}: cannot be written ({exc.strerror}); free space or choose another place"
-        ) from exc
+        raise DataError(f"{directory}: cannot be written ({exc.strerror}); free space or choose another place") from exc
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -150,13 +146,9 @@ def _tokenizer(config: DataConfig, spool: Spool, job: _Job) -> TextTokenizer:
 def _check_text(spool: Spool, config: DataConfig, job: _Job) -> None:
     for counts, fingerprint in zip(spool.sources, job.fingerprints, strict=True):
         if counts.fingerprint != fingerprint:
-            raise DataError(
-                f"data.sources, kind {counts.kind!r}: a file changed while it was read; run again"
-            )
+            raise DataError(f"data.sources, kind {counts.kind!r}: a file changed while it was read; run again")
         if counts.size_bytes == 0 and config.max_documents is None:
-            raise DataError(
-                f"data.sources, kind {counts.kind!r}: holds no text; remove it or give it another path"
-            )
+            raise DataError(f"data.sources, kind {counts.kind!r}: holds no text; remove it or give it another path")
     if spool.train.documents == 0:
         raise DataError(
             f"data: no document is left for training ({spool.validation.documents} for validation); add text"

@@ -130,6 +130,5 @@ def _clean(document: Document) -> bytes:
         return unicodedata.normalize("NFC", text).encode()
     except UnicodeEncodeError as exc:
         raise DataError(
-            f"{document.name}: character {exc.start} is a lone surrogate, which is not text; "
-            "repair the document"
+            f"{document.name}: character {exc.start} is a lone surrogate, which is not text; repair the document"
         ) from exc

@@ -35,9 +35,7 @@ class TextTokenizer:
         for text, ids in zip(texts, encoded, strict=True):
             if not ids or self.eos_id in ids:
                 what = "the end-of-text token inside a document" if ids else "no token at all"
-                raise DataError(
-                    f"tokenizer gave {what} for the document that starts {text[:40]!r}; use another one"
-                )
+                raise DataError(f"tokenizer gave {what} for the document that starts {text[:40]!r}; use another one")
         return encoded
 
     def to_json(self) -> bytes:
@@ -77,9 +75,7 @@ def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
     return _wrap(backend, END_OF_TEXT, "trained tokenizer")
 
 
-def load_tokenizer(
-    config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None
-) -> TextTokenizer:
+def load_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokenizer_path: Path | None) -> TextTokenizer:
     """Read a ``tokenizer.json``.
 
     Args:
@@ -118,9 +114,7 @@ def locate_tokenizer(config: ModelTokenizerConfig | FileTokenizerConfig, tokeniz
 def fingerprint_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> str:
     """SHA-256 in hex over everything that decides the token ids of a text, but the training split."""
     if isinstance(config, BpeConfig):
-        return hashlib.sha256(
-            f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}".encode()
-        ).hexdigest()
+        return hashlib.sha256(f"bpe {config.vocab_size} tokenizers {tokenizers.__version__}".encode()).hexdigest()
     backend = load_tokenizer(config, tokenizer_path)
     return hashlib.sha256(backend.to_json() + str(backend.eos_id).encode()).hexdigest()
 

@@ -154,9 +154,7 @@ def _give_memory(stage: StageModule, device: str) -> None:
     stage.family.restore_buffers(stage.trunk, stage.hub_config)
     for name, buffer in stage.named_buffers():
         if buffer.is_meta:
-            raise ModelError(
-                f"{stage.family.model_type}: table {name!r} is in no file and no rule computes it"
-            )
+            raise ModelError(f"{stage.family.model_type}: table {name!r} is in no file and no rule computes it")
     stage.to(device)
 
 
@@ -198,9 +196,7 @@ def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: LoraConf
         ]
         parameters = sum(count for count, _ in held)
         trainable = sum(count for count, is_trained in held if is_trained)
-        rows.append(
-            StageRow(spec.index, spec.first_layer, spec.end_layer, parameters, trainable, 4 * parameters)
-        )
+        rows.append(StageRow(spec.index, spec.first_layer, spec.end_layer, parameters, trainable, 4 * parameters))
     return rows
 
 

@@ -29,9 +29,7 @@ def written_once(target: Path, write: Callable[[Path], None]) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as exc:
-        raise ModelError(
-            f"{target.parent}: cannot be written ({exc.strerror}); choose another cache"
-        ) from exc
+        raise ModelError(f"{target.parent}: cannot be written ({exc.strerror}); choose another cache") from exc
     try:
         write(scratch)
         os.rename(scratch, target)

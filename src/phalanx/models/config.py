@@ -69,9 +69,7 @@ class ModelConfig(StrictModel):
         if self.name is not None and self.name not in PACKAGED_MODELS:
             raise ValueError(f"name: found {self.name!r}; choices: {', '.join(PACKAGED_MODELS)}")
         if self.from_scratch and self.name is not None:
-            raise ValueError(
-                "from_scratch: a packaged model has weights; give architecture or path instead of name"
-            )
+            raise ValueError("from_scratch: a packaged model has weights; give architecture or path instead of name")
         if self.architecture is not None and not self.from_scratch:
             raise ValueError("architecture: has no weights; set from_scratch = true, or give path or name")
         if self.architecture is not None and not isinstance(self.architecture.get("model_type"), str):

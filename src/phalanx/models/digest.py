@@ -40,8 +40,6 @@ def weights_digest(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
 def _little_endian(name: str, tensor: Tensor) -> memoryview:
     word = _WORDS.get(tensor.element_size())
     if word is None or tensor.layout is not torch.strided or tensor.is_quantized:
-        raise ModelError(
-            f"weights digest: {name!r} has dtype {tensor.dtype}; expected plain numbers of 1 to 8 bytes"
-        )
+        raise ModelError(f"weights digest: {name!r} has dtype {tensor.dtype}; expected plain numbers of 1 to 8 bytes")
     array = tensor.cpu().contiguous().reshape(-1).view(word).numpy()
     return (array if sys.byteorder == "little" else array.byteswap()).data

@@ -41,9 +41,7 @@ def family_of(model_type: object, where: str) -> Family:
         ModelError: No rule exists for `model_type`; the message starts with `where`.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ModelError(
-            f"{where}: model_type: found {model_type!r}; expected one of {', '.join(sorted(FAMILIES))}"
-        )
+        raise ModelError(f"{where}: model_type: found {model_type!r}; expected one of {', '.join(sorted(FAMILIES))}")
     return FAMILIES[model_type]
 
 
@@ -67,8 +65,7 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
         unknown = sorted(set(data) - known)
         if unknown:
             raise ModelError(
-                f"{where}: unknown key {unknown[0]!r} for {family.model_type}; "
-                f"choices: {', '.join(sorted(known))}"
+                f"{where}: unknown key {unknown[0]!r} for {family.model_type}; choices: {', '.join(sorted(known))}"
             )
     try:
         with quiet_transformers():
@@ -96,9 +93,7 @@ def _check(config: Any, family: Family, where: str) -> None:
             f"{config.num_attention_heads} attention heads; change one of them"
         )
     if not getattr(config, "is_causal", True):
-        raise ModelError(
-            f"{where}: is_causal = false: a language model must not see the future; set it to true"
-        )
+        raise ModelError(f"{where}: is_causal = false: a language model must not see the future; set it to true")
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(f"{where}: quantization_config: cannot be trained; give the model in floating point")
     objection = family.objection(config)

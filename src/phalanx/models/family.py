@@ -76,9 +76,7 @@ def causal_mask(hub_config: Any, hidden: Tensor) -> Any:
     No position ids are handed in: ours count up from 0, and transformers would only use them to look
     for several sequences in one row, which waits for the device and finds none.
     """
-    return create_causal_mask(
-        config=hub_config, inputs_embeds=hidden, attention_mask=None, past_key_values=None
-    )
+    return create_causal_mask(config=hub_config, inputs_embeds=hidden, attention_mask=None, past_key_values=None)
 
 
 def positions(hidden_or_ids: Tensor) -> Tensor:

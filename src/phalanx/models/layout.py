@@ -26,9 +26,7 @@ class StageSpec:
                 f"{self.end_layer}: expected an index below the number of stages and at least one layer"
             )
         if (self.index == 0) != (self.first_layer == 0):
-            raise ConfigError(
-                f"stage {self.index}: starts at layer {self.first_layer}; only stage 0 starts at layer 0"
-            )
+            raise ConfigError(f"stage {self.index}: starts at layer {self.first_layer}; only stage 0 starts at layer 0")
 
     @property
     def is_first(self) -> bool:
@@ -82,8 +80,7 @@ def partition(
         sizes = _checked(num_layers, num_stages, layers_per_stage)
     ends = [sum(sizes[: index + 1]) for index in range(num_stages)]
     return tuple(
-        StageSpec(index, num_stages, end - size, end)
-        for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        StageSpec(index, num_stages, end - size, end) for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
     )
 
 

@@ -62,9 +62,7 @@ def _load_peft() -> Any:
     try:
         import peft  # noqa: PLC0415 - seconds to import, and needed only when adapters are asked for
     except ImportError as exc:
-        raise ModelError(
-            "model.adapter: needs peft, which is not installed; install phalanx-train[lora]"
-        ) from exc
+        raise ModelError("model.adapter: needs peft, which is not installed; install phalanx-train[lora]") from exc
     return peft
 
 

@@ -73,9 +73,7 @@ def _convert(path: Path, package: _Package, directory: Path) -> None:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as exc:
-        raise ModelError(
-            f"{path}: cannot be read ({exc.strerror}); install {package.distribution} again"
-        ) from exc
+        raise ModelError(f"{path}: cannot be read ({exc.strerror}); install {package.distribution} again") from exc
     if found != package.sha256:
         version = importlib.metadata.version(package.distribution)
         raise ModelError(

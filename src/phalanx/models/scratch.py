@@ -35,9 +35,7 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
     key = {
         "config": hub_config_dict(hub_config),
         "seed": seed,
-        "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-        if tokenizer and has_tokenizer
-        else None,
+        "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer and has_tokenizer else None,
         "versions": [importlib.metadata.version(name) for name in ("torch", "transformers")],
     }
     name = f"scratch-{hub_config.model_type}-{hashlib.sha256(canonical_json(key)).hexdigest()[:32]}"

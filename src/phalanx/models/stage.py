@@ -113,9 +113,7 @@ class StageModule(nn.Module):
         if x.dim() != (2 if self.spec.is_first else 3) or (
             not self.spec.is_first and x.shape[2] != self.hub_config.hidden_size
         ):
-            raise ModelError(
-                f"stage {self.spec.index}: found input of shape {list(x.shape)}; expected {expected}"
-            )
+            raise ModelError(f"stage {self.spec.index}: found input of shape {list(x.shape)}; expected {expected}")
         if self._max_positions is not None and x.shape[1] > self._max_positions:
             raise ModelError(
                 f"stage {self.spec.index}: found a sequence of {x.shape[1]} tokens; the model has "

@@ -89,13 +89,11 @@ def _fill(file: Any, stored: str, path: Path, target: Tensor) -> None:
     header = _header(file, stored, path)
     if list(header.get_shape()) != list(target.shape):
         raise ModelError(
-            f"{path}: tensor {stored!r} has shape {list(header.get_shape())}; "
-            f"config.json says {list(target.shape)}"
+            f"{path}: tensor {stored!r} has shape {list(header.get_shape())}; config.json says {list(target.shape)}"
         )
     if header.get_dtype() not in _FLOATS:
         raise ModelError(
-            f"{path}: tensor {stored!r} has type {header.get_dtype()}; "
-            f"expected one of {', '.join(sorted(_FLOATS))}"
+            f"{path}: tensor {stored!r} has type {header.get_dtype()}; expected one of {', '.join(sorted(_FLOATS))}"
         )
     with torch.no_grad():
         target.copy_(file.get_tensor(stored))
@@ -123,9 +121,7 @@ def _read_index(path: Path) -> dict[str, Path]:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         files = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise ModelError(
-            f"{path}: is malformed; expected a JSON object whose weight_map maps names to files"
-        ) from exc
+        raise ModelError(f"{path}: is malformed; expected a JSON object whose weight_map maps names to files") from exc
     for file in set(files.values()):
         # an index must not reach outside its directory
         if Path(file).name != file or not file.endswith(".safetensors"):

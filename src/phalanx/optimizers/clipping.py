@@ -32,8 +32,7 @@ def clip_coefficient(total_norm: float, clip_norm: float | None) -> float:
     """
     if not (math.isfinite(total_norm) and total_norm >= 0.0):
         raise NonFiniteLossError(
-            f"gradient norm is {total_norm}; nothing was updated; "
-            "lower optimizer.lr, or use train.precision='fp32'"
+            f"gradient norm is {total_norm}; nothing was updated; lower optimizer.lr, or use train.precision='fp32'"
         )
     if clip_norm is None:
         return 1.0

@@ -20,9 +20,7 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     Source: Loshchilov and Hutter 2017 (cosine annealing, one period).
     """
     if step < 0 or total_steps < 1:
-        raise TrainingError(
-            f"learning rate: step {step} of {total_steps}; expected a step from 0 of at least 1"
-        )
+        raise TrainingError(f"learning rate: step {step} of {total_steps}; expected a step from 0 of at least 1")
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":

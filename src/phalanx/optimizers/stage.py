@@ -51,9 +51,7 @@ class StageOptimizer:
                 finite. Nothing was changed. Whether the gradients are finite is asked of their norm, before.
         """
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
-            raise TrainingError(
-                f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite"
-            )
+            raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
         wanted = self._scale(self._ordered(gradients), clip_coefficient)
         for is_decayed in (True, False):
             members = [i for i, weight in enumerate(self._weights) if (weight.ndim >= 2) == is_decayed]
@@ -101,8 +99,7 @@ class StageOptimizer:
         if set(tensors) != set(own):
             missing, unknown = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))
             raise CheckpointError(
-                f"optimizer state: missing {missing[:3]}, unknown {unknown[:3]}; "
-                "it is from another stage or model"
+                f"optimizer state: missing {missing[:3]}, unknown {unknown[:3]}; it is from another stage or model"
             )
         if num_steps < 0:
             raise CheckpointError(f"optimizer state: {num_steps} steps, expected at least 0")

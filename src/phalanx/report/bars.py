@@ -59,9 +59,7 @@ def step_bars(
     return picture(frame, label, *parts)
 
 
-def name_bars(
-    rows: Sequence[tuple[str, float]], show: Callable[[float], str], label: str, css: str = "f0"
-) -> Markup:
+def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], label: str, css: str = "f0") -> Markup:
     """Draw one horizontal bar beside each name, longest first as given.
 
     Args:

@@ -99,9 +99,7 @@ def _top(record: RunRecord) -> Markup:
     return element(
         "header",
         {},
-        element(
-            "p", {"class": "run"}, "Phalanx run ", element("bdi", {}, words(record.name, 120)), " ", pill
-        ),
+        element("p", {"class": "run"}, "Phalanx run ", element("bdi", {}, words(record.name, 120)), " ", pill),
         element("h1", {}, headline(record)),
         element("div", {"class": "tiles"}, *cards) if record.summary else "",
     )
@@ -147,9 +145,7 @@ def _phases(record: RunRecord) -> Markup | None:
         means += [("f6", sum(sums.get(name, 0.0) for name in rest) / len(group))] if rest else []
         lines = [f"{words(name, 40)}: {duration(sums[name] / len(group))}" for name in ranked if name in sums]
         bars.append(Bar(*_ends(group), means, "\n".join([_steps(group), *lines])))
-    items: list[tuple[Shape, str, str]] = [
-        ("square", f"k{i} f{i}", words(name, 24)) for i, name in enumerate(leading)
-    ]
+    items: list[tuple[Shape, str, str]] = [("square", f"k{i} f{i}", words(name, 24)) for i, name in enumerate(leading)]
     items += [("square", "k6 f6", f"{len(rest)} others")] if rest else []
     drawn = step_bars(Frame(height=300.0), bars, "seconds a step", items, "Seconds of each step by phase")
     whole = sum(totals.values()) or 1.0
@@ -175,9 +171,7 @@ def _links(record: RunRecord) -> Markup | None:
     rest = ranked[_MAX_LINKS:]
     shown += [(f"{len(rest)} other links", sum(value for _, value in rest))] if rest else []
     num_steps = len(record.metrics)
-    drawn = name_bars(
-        shown, lambda value: f"{size(value)}, {size(value / num_steps)} a step", "Bytes per link"
-    )
+    drawn = name_bars(shown, lambda value: f"{size(value)}, {size(value / num_steps)} a step", "Bytes per link")
     return _section("Bytes per link", f"Sender → receiver, all {count(num_steps)} steps together.", drawn)
 
 
@@ -200,9 +194,7 @@ def _settings(record: RunRecord) -> Markup | None:
     if not record.config_text:
         return _section("Config", "", known) if lines else None
     text = element("pre", {}, record.config_text)
-    return _section(
-        "Config", "", known, element("details", {}, element("summary", {}, "The resolved run file"), text)
-    )
+    return _section("Config", "", known, element("details", {}, element("summary", {}, "The resolved run file"), text))
 
 
 def _notes(record: RunRecord) -> Markup | None:

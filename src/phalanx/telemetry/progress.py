@@ -85,9 +85,7 @@ class Progress:
     def __enter__(self) -> Self:
         self._began = self._clock()
         if self._bar is not None:
-            self._task = self._bar.add_task(
-                "train", total=self._total, completed=self._start, reading="", left=""
-            )
+            self._task = self._bar.add_task("train", total=self._total, completed=self._start, reading="", left="")
             self._bar.start()
         return self
 

@@ -50,9 +50,7 @@ class TensorBoardWriter:
             if math.isfinite(value)
         ]
         if points:
-            self._writer.add_event(
-                event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=points))
-            )
+            self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=points)))
 
     def close(self) -> None:
         """Flush and close the event file; closing twice is fine."""

@@ -21,8 +21,7 @@ _MAGIC = b"PHLA"
 _VERSION = 1
 _RECEIPT, _REFUSAL = 0, 1
 _ERRORS: dict[str, type[TransportError | VerificationError]] = {
-    error.__name__: error
-    for error in (FrameError, OrderError, PeerLostError, PeerRefusedError, SignatureError)
+    error.__name__: error for error in (FrameError, OrderError, PeerLostError, PeerRefusedError, SignatureError)
 }
 
 
@@ -55,9 +54,7 @@ def read_answer(answer: bytes, header_digest: str, peer: Peer) -> Receipt:
     if status == _REFUSAL:
         raise _read_refusal(content, peer)
     if len(content) != SIGNATURE_BYTES:
-        raise FrameError(
-            f"answer of {peer.name}: its receipt has {len(content)} bytes, expected {SIGNATURE_BYTES}"
-        )
+        raise FrameError(f"answer of {peer.name}: its receipt has {len(content)} bytes, expected {SIGNATURE_BYTES}")
     receipt = Receipt(peer.name, header_digest, content)
     receipt.verify(peer)
     return receipt

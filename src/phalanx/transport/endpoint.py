@@ -129,9 +129,7 @@ class Endpoint:
         with self._lock:
             known = self._links.get(peer.name)
             if peer.name == self.name or (known is not None and known.peer != peer):
-                raise PeerRefusedError(
-                    f"{peer.name}: is known with another key; a new party needs a new name"
-                )
+                raise PeerRefusedError(f"{peer.name}: is known with another key; a new party needs a new name")
             if known is None:
                 self._links[peer.name] = _Link(peer, ReceivingChain(self._run, peer.name, self.name))
         if address:

@@ -197,9 +197,7 @@ def parse_frame(data: bytes | memoryview, limits: TransportConfig) -> Frame:
     """
     size_bytes = memoryview(data).nbytes
     if not _PREFIX.size + SIGNATURE_BYTES < size_bytes <= limits.max_frame_bytes:
-        raise FrameError(
-            f"frame: found {size_bytes} bytes, expected at most {limits.max_frame_bytes}, a header in it"
-        )
+        raise FrameError(f"frame: found {size_bytes} bytes, expected at most {limits.max_frame_bytes}, a header in it")
     try:
         view = memoryview(data).cast("B").toreadonly()
     except TypeError as exc:
@@ -216,8 +214,7 @@ def parse_frame(data: bytes | memoryview, limits: TransportConfig) -> Frame:
     header = SignedHeader(bytes(view[_PREFIX.size : header_end]), bytes(view[header_end:payload_start]))
     if header.fields.payload_size != size_bytes - payload_start:
         raise FrameError(
-            f"frame: its payload has {size_bytes - payload_start} bytes, "
-            f"its header says {header.fields.payload_size}"
+            f"frame: its payload has {size_bytes - payload_start} bytes, its header says {header.fields.payload_size}"
         )
     return Frame(header, view[payload_start:])
 
@@ -247,9 +244,7 @@ def _parse_header(header_bytes: bytes) -> HeaderFields:
             raise FrameError(f"header: {name} is a {type(values[name]).__name__}, expected {kind.__name__}")
     fields = HeaderFields(**values)
     if _RUN.fullmatch(fields.run) is None or _KIND.fullmatch(fields.kind) is None:
-        raise FrameError(
-            "header: run or kind is malformed; expected 1 to 128 and 1 to 64 plain ASCII characters"
-        )
+        raise FrameError("header: run or kind is malformed; expected 1 to 128 and 1 to 64 plain ASCII characters")
     try:
         check_party_name(fields.sender)
         check_party_name(fields.receiver)

@@ -43,9 +43,7 @@ def server_credentials(identity: Identity) -> grpc.ServerCredentials:
     """
     _check_complete(identity)
     pair = (identity.tls_key_pem, identity.certificate_pem)
-    return grpc.ssl_server_credentials(
-        [pair], root_certificates=identity.authority_pem, require_client_auth=True
-    )
+    return grpc.ssl_server_credentials([pair], root_certificates=identity.authority_pem, require_client_auth=True)
 
 
 def open_channel(identity: Identity, party: str, address: str, config: TransportConfig) -> grpc.Channel:
@@ -55,9 +53,7 @@ def open_channel(identity: Identity, party: str, address: str, config: Transport
         CertificateError: The identity was made without a certificate, or the party name is malformed.
     """
     _check_complete(identity)
-    credentials = grpc.ssl_channel_credentials(
-        identity.authority_pem, identity.tls_key_pem, identity.certificate_pem
-    )
+    credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.tls_key_pem, identity.certificate_pem)
     options: Options = [
         *_shared_options(config),
         ("grpc.ssl_target_name_override", tls_server_name(party)),

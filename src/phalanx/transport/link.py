@@ -68,13 +68,10 @@ class ReceivingChain:
             return self._last_receipt
         if fields.sequence < self._next_sequence:
             raise OrderError(
-                f"{self._sender}: header {fields.sequence} was replayed or sealed twice, "
-                f"expected {self._next_sequence}"
+                f"{self._sender}: header {fields.sequence} was replayed or sealed twice, expected {self._next_sequence}"
             )
         if fields.sequence > self._next_sequence:
-            raise OrderError(
-                f"{self._sender}: header {fields.sequence} came, expected {self._next_sequence} first"
-            )
+            raise OrderError(f"{self._sender}: header {fields.sequence} came, expected {self._next_sequence} first")
         if fields.previous != self._previous:
             raise OrderError(f"{self._sender}: header {fields.sequence} was sealed after another predecessor")
         return None

@@ -78,9 +78,7 @@ def tensor_from(
     size_bytes = math.prod(shape) * dtype.itemsize
     received = memoryview(buffer)
     if received.nbytes != size_bytes:
-        raise FrameError(
-            f"tensor: found {received.nbytes} bytes, expected {size_bytes} for {_shown(expected)}"
-        )
+        raise FrameError(f"tensor: found {received.nbytes} bytes, expected {size_bytes} for {_shown(expected)}")
     tensor = torch.empty(tuple(shape), dtype=dtype)
     if size_bytes:
         _bytes_of(tensor.reshape(-1).view(torch.uint8))[:] = received.cast("B")
@@ -94,9 +92,7 @@ def _bytes_of(raw: torch.Tensor) -> memoryview:
 
 def _name(dtype: torch.dtype) -> str:
     if dtype not in _NAMES:
-        raise FrameError(
-            f"tensor: {dtype} does not cross between parties; choices: {', '.join(_NAMES.values())}"
-        )
+        raise FrameError(f"tensor: {dtype} does not cross between parties; choices: {', '.join(_NAMES.values())}")
     return _NAMES[dtype]
 
 

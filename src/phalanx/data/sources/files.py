@@ -81,8 +81,7 @@ def decode(content: bytes, where: str, encoding: str = "utf-8") -> str:
         return content.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as exc:
         raise DataError(
-            f"{where}: byte {exc.start} (0x{content[exc.start]:02x}) is not {encoding}; "
-            "convert the file to UTF-8"
+            f"{where}: byte {exc.start} (0x{content[exc.start]:02x}) is not {encoding}; convert the file to UTF-8"
         ) from exc
     except LookupError as exc:
         raise DataError(f"{where}: unknown encoding {encoding!r}; use a name that Python knows") from exc

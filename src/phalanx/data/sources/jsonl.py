@@ -43,7 +43,6 @@ class JsonlFiles:
         if not isinstance(text, str):
             keys = ", ".join(sorted(record)[:10]) or "none"
             raise DataError(
-                f"{where}: no text in field {self._field!r}; its fields are: {keys}; "
-                "set `field` to the right one"
+                f"{where}: no text in field {self._field!r}; its fields are: {keys}; set `field` to the right one"
             )
         return text

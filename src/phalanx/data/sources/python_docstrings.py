@@ -30,9 +30,7 @@ class PythonDocstrings:
             key=lambda file: file.name,
         )
         if not self._files:
-            raise DataError(
-                f"{root}: holds no .py files; this Python was installed without its library's sources"
-            )
+            raise DataError(f"{root}: holds no .py files; this Python was installed without its library's sources")
 
     def fingerprint(self) -> str:
         """Digest of names and contents of the modules."""
@@ -46,9 +44,7 @@ class PythonDocstrings:
         """
         for file in self._files:
             module = file.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            text = "\n\n".join(
-                f"{name}\n{docstring}" for name, docstring in _docstrings(_parse(file), module)
-            )
+            text = "\n\n".join(f"{name}\n{docstring}" for name, docstring in _docstrings(_parse(file), module))
             yield Document(f"docstrings of {module}", text)
 
 

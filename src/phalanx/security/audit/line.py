@@ -120,10 +120,7 @@ def _parse_line(raw: bytes) -> dict[str, Any]:
     for name, kind in _FIELDS.items():
         if type(event[name]) is not kind:
             raise ValueError(f"{name} is a {type(event[name]).__name__}, expected {kind.__name__}")
-    if (
-        DIGEST_PATTERN.fullmatch(event["previous"]) is None
-        or _SIGNATURE.fullmatch(event["signature"]) is None
-    ):
+    if DIGEST_PATTERN.fullmatch(event["previous"]) is None or _SIGNATURE.fullmatch(event["signature"]) is None:
         raise ValueError("previous or signature is not lowercase hex of the right length")
     if datetime.fromisoformat(event["time"]).utcoffset() is None:
         raise ValueError("time has no zone")

@@ -149,9 +149,7 @@ class AuditLog:
         except (TypeError, ValueError, RecursionError) as exc:
             raise AuditLogError(f"{self._path}: the body of {kind!r} is no JSON data: {exc}") from exc
         if len(line) >= MAX_LINE_BYTES:
-            raise AuditLogError(
-                f"{self._path}: {kind!r} takes {len(line)} bytes, at most {MAX_LINE_BYTES} fit a line"
-            )
+            raise AuditLogError(f"{self._path}: {kind!r} takes {len(line)} bytes, at most {MAX_LINE_BYTES} fit a line")
         return line
 
     def _write(self, data: bytes) -> None:

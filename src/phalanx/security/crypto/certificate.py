@@ -125,9 +125,7 @@ def _facts(certificate: x509.Certificate, where: str) -> CertificateFacts:
     constraints = _extension(certificate, x509.BasicConstraints, where)
     for extension in certificate.extensions:
         if extension.critical and extension.oid not in _UNDERSTOOD:
-            raise CertificateError(
-                f"{where}: critical extension {extension.oid.dotted_string} is not understood"
-            )
+            raise CertificateError(f"{where}: critical extension {extension.oid.dotted_string} is not understood")
     peer, hosts = (None, ()) if constraints.ca else _names(certificate, where)
     return CertificateFacts(
         subject=_common_name(certificate),
@@ -179,9 +177,7 @@ def _check_party_form(certificate: x509.Certificate, where: str) -> None:
     except (ValueError, UnsupportedAlgorithm) as exc:
         raise CertificateError(f"{where}: its key is malformed") from exc
     if roles != _BOTH_ROLES or not usage.digital_signature or usage.key_cert_sign:
-        raise CertificateError(
-            f"{where}: its usage is not that of a party (TLS client and server, nothing else)"
-        )
+        raise CertificateError(f"{where}: its usage is not that of a party (TLS client and server, nothing else)")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise CertificateError(f"{where}: expected an ECDSA P-256 key")
 

@@ -40,9 +40,7 @@ def write_private(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError as exc:
-        raise CertificateError(
-            f"{path}: exists already and is not overwritten; choose another place"
-        ) from exc
+        raise CertificateError(f"{path}: exists already and is not overwritten; choose another place") from exc
     except OSError as exc:
         raise CertificateError(f"{path}: cannot be written ({exc.strerror})") from exc
 

@@ -104,9 +104,7 @@ def issue(
         raise CertificateError(f"{directory / 'authority.key'}: is not the key of authority.pem beside it")
     home = directory / name
     if home.exists():
-        raise CertificateError(
-            f"{home}: exists already and is not overwritten; choose another name or move it away"
-        )
+        raise CertificateError(f"{home}: exists already and is not overwritten; choose another name or move it away")
     tls_key, signing_key = ec.generate_private_key(ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()
     party = Identity(name, signing_key).public
     names = [
@@ -117,9 +115,7 @@ def issue(
     start, end = _validity(days, now)
     last = min(end, authority.not_valid_after_utc)
     if last <= start:
-        raise CertificateError(
-            f"{directory / 'authority.pem'}: ends before the certificate of {name} would begin"
-        )
+        raise CertificateError(f"{directory / 'authority.pem'}: ends before the certificate of {name} would begin")
     certificate = _add_party_extensions(
         _builder(_name(name), authority.subject, tls_key.public_key(), start, last), names, authority
     ).sign(authority_key, hashes.SHA256())
@@ -159,9 +155,7 @@ def load_identity(directory: Path, now: datetime | None = None) -> Identity:
         raise CertificateError(f"{directory / 'tls.key'}: is not the key of certificate.pem beside it")
     identity = Identity(peer.name, signing_key, _private_pem(tls_key), certificate_pem, authority_pem)
     if identity.public != peer:
-        raise CertificateError(
-            f"{directory / 'signing.key'}: is not the message key in certificate.pem beside it"
-        )
+        raise CertificateError(f"{directory / 'signing.key'}: is not the message key in certificate.pem beside it")
     return identity
 
 
