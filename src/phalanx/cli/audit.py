@@ -55,11 +55,14 @@ def verify(
 @audit_app.command(epilog="Example: phalanx audit explain runs/first/evidence/step-00000012-stage-1-worker-1.json")
 def explain(
     evidence_file: Annotated[Path, typer.Argument(metavar="FILE", help="The evidence of one verdict.")],
+    authority: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The authority's certificate, kept by you.")
+    ] = None,
 ) -> None:
-    """Check the evidence of one verdict and say who is guilty of what."""
+    """Check the evidence of one verdict, offline, and say who is guilty of what."""
     from phalanx.pipeline import explain_evidence
 
-    say_figures(explain_evidence(evidence_file))
+    say_figures(explain_evidence(evidence_file, authority))
 
 
 def _owner(path: Path) -> "Peer":

@@ -176,10 +176,14 @@ def _free_name(directory: Path, verdict: Verdict) -> str:
 
 def _bounded(path: Path, max_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+        # by its size first, so that a huge file costs no memory
+        size_bytes = path.stat().st_size
+        if size_bytes <= max_bytes:
+            with path.open("rb") as file:
+                content = file.read(max_bytes + 1)
+            size_bytes = len(content)
     except OSError as exc:
         raise EvidenceError(f"{path}: cannot be read ({exc.strerror}); keep both files together") from exc
-    if len(content) > max_bytes:
+    if size_bytes > max_bytes:
         raise EvidenceError(f"{path}: is larger than {max_bytes} bytes, which no evidence is; it was not read")
     return content
