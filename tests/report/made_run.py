@@ -83,6 +83,15 @@ VERDICT = {
     "evidence": f"evidence/{EVIDENCE}",
 }
 
+HEADERS = {
+    role: {"header": json.dumps({"sender": sender, "kind": kind}), "signature": "00" * 64}
+    for role, sender, kind in (
+        ("output", "worker-1", "tensor"),
+        ("input_forward", "owner", "tensor"),
+        ("report", "worker-2", "audit_report"),
+    )
+}
+
 SUMMARY = {
     "status": "completed",
     "steps": 200,
@@ -103,6 +112,7 @@ SUMMARY = {
     "detections": 1,
     "false_accusations": 0,
     "evicted": ["worker-1"],
+    "usage_cpu_s": {"worker-1": {"compute": 27.1, "audit": 2.5, "hashing": 0.5, "process": 47.9}, "owner": {}},
     "takeovers": 1,
     "steps_lost": 0,
 }
@@ -112,7 +122,7 @@ def stages():
     holders = ["owner", "worker-1", "worker-2", "owner"]
     shadows = [None, "worker-2", "worker-1", None]
     return [
-        {"index": i, "layers": [2 * i, 2 * i + 1], "parameters": 1_574_912, "holder": h, "shadow": s}
+        {"index": i, "layers": f"{2 * i}-{2 * i + 1}", "parameters": 1_574_912, "holder": h, "shadow": s}
         for i, (h, s) in enumerate(zip(holders, shadows, strict=True))
     ]
 
@@ -127,15 +137,22 @@ def events():
         (
             113,
             "screen_hit",
-            {"step": 104, "stage": 1, "reason": "norm of microbatch 3 is 4.1 times the usual"},
+            {
+                "step": 104,
+                "source": 1,
+                "microbatch": 3,
+                "direction": "forward",
+                "party": "worker-1",
+                "reason": "norm is off its moving average by a factor of 4.1",
+            },
         ),
         (113, "alarm", {"step": 104, "microbatch": 3, "stage": 1, "accuser": "worker-2"}),
         (114, "verdict", VERDICT),
-        (114, "evicted", {"party": "worker-1", "stage": 1}),
-        (114, "takeover", {"stage": 1, "from": "worker-1", "to": "worker-2"}),
-        (115, "step_redone", {"step": 104, "attempt": 2}),
+        (114, "evicted", {"party": "worker-1", "stages": [1], "step": 104}),
+        (114, "takeover", {"stage": 1, "step": 104, "by": "worker-2", "from": "worker-1"}),
+        (115, "step_redone", {"step": 104, "epoch": 1}),
         (164, "checkpoint", {"step": 150}),
-        (211, "run_completed", {"steps": 200}),
+        (211, "run_completed", {"final_weights_digest": "cd" * 32}),
     ]
     return [event(i, second, kind, body) for i, (second, kind, body) in enumerate(told)]
 
@@ -151,5 +168,5 @@ def make_run(directory, steps=200, attacked=(104,), guarded=True):
     )
     write_lines(directory / "events.jsonl", events())
     write_json(directory / "summary.json", SUMMARY)
-    write_json(directory / "evidence" / EVIDENCE, {"verdict": VERDICT, "weights_digest": "ef" * 32})
+    write_json(directory / "evidence" / EVIDENCE, {"verdict": VERDICT, "headers": HEADERS})
     return directory

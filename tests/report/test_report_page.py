@@ -83,7 +83,39 @@ def test_a_verdict_opens_to_its_evidence(run_dir):
     assert VERDICT["reason"] in page.text
     assert "2, allowed 2e-05" in page.text
     assert f"Evidence: evidence/{EVIDENCE}" in page.text
-    assert '"weights_digest": "' + "ef" * 32 in page.text
+    assert "output the disputed message worker-1" in page.text
+    assert f"phalanx audit explain evidence/{EVIDENCE}" in page.text
+
+
+def test_events_are_told_in_sentences_and_stages_end_with_whoever_took_over(run_dir):
+    page = page_of(run_dir)
+
+    assert "stage 1 is now served by worker-2, before by worker-1" in page.text
+    assert "step 104: worker-2 got another result than stage 1 sent" in page.text
+    assert "2 times, last: after 100 steps" in page.text
+    assert "1 2 to 3 1 574 912 worker-1 worker-2 worker-2" in page.text.replace("\u2009", " ")
+
+
+def test_the_work_of_each_party_that_reported_any_is_shown(run_dir):
+    page = page_of(run_dir)
+
+    assert "worker-1 27.1 s 2.5 s 0.5 s 47.9 s" in page.text
+
+
+def test_a_value_with_braces_is_never_filled_in(run_dir):
+    lines = [event(0, 0, "lost", {"party": "{reason}", "reason": "secret"})]
+    write_lines(run_dir / "events.jsonl", lines)
+
+    assert "{reason} is gone" in page_of(run_dir).text
+
+
+@pytest.mark.parametrize(
+    "headers", [None, [], {"output": None}, {"output": {"header": "{"}}, {"output": {"header": "[]"}}]
+)
+def test_evidence_with_odd_headers_is_shown_as_far_as_it_goes(run_dir, headers):
+    write_json(run_dir / "evidence" / EVIDENCE, {"headers": headers})
+
+    assert f"Evidence: evidence/{EVIDENCE}" in page_of(run_dir).text
 
 
 def test_the_page_asks_nobody_for_anything(run_dir):

@@ -11,7 +11,9 @@ from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.markup import Markup, element
 from phalanx.report.read import Row, RunRecord, read_run
 from phalanx.report.svg import Frame, Shape, style_sheet
-from phalanx.report.tables import stage_table, table, timeline, verdict_list
+from phalanx.report.tables import cost_table, stage_table, table
+from phalanx.report.timeline import timeline
+from phalanx.report.verdicts import verdict_list
 
 _NUM_COLOURS = 6
 _MAX_LINKS = 20
@@ -69,6 +71,7 @@ def render(record: RunRecord) -> str:
         ),
         _audits(record),
         _phases(record),
+        _costs(record),
         _links(record),
         _stages(record),
         _events(record),
@@ -159,7 +162,13 @@ def _phases(record: RunRecord) -> Markup | None:
         for name in ranked
     ]
     figures = table(["Phase", "Total", "A step", "Share"], rows, "figures")
-    return _section("Time per phase", _binned(record.metrics), drawn, figures)
+    return _section("Time per phase", f"The owner's process. {_binned(record.metrics)}", drawn, figures)
+
+
+def _costs(record: RunRecord) -> Markup | None:
+    costs = cost_table(record)
+    remark = "CPU seconds as each party reported them, up to its last applied step; the links hash and sign."
+    return None if costs is None else _section("Work of each party", remark, costs)
 
 
 def _links(record: RunRecord) -> Markup | None:
@@ -177,7 +186,7 @@ def _links(record: RunRecord) -> Markup | None:
 
 def _stages(record: RunRecord) -> Markup | None:
     stages = stage_table(record)
-    return None if stages is None else _section("Stages", "As the run began.", stages)
+    return None if stages is None else _section("Stages", "Who served what, at the beginning and at the end.", stages)
 
 
 def _events(record: RunRecord) -> Markup | None:

@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.errors import InputError
 from phalanx.report.figures import number
 
-_MAX_EVIDENCE_BYTES = 64 * 1024
+_MAX_EVIDENCE_BYTES = 1024 * 1024
 _MAX_EVIDENCE_FILES = 200
 
 Row = dict[str, Any]

@@ -1,0 +1,93 @@
+"""What happened when, in sentences."""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from phalanx.report.figures import number, words
+from phalanx.report.markup import Markup, element
+from phalanx.report.read import RunRecord
+from phalanx.report.tables import table
+
+_MAX_EVENTS = 400
+_LOUD = {
+    "verdict": "bad",
+    "evicted": "bad",
+    "lost": "bad",
+    "refused": "bad",
+    "alarm": "warn",
+    "screen_hit": "warn",
+    "fault": "warn",
+    "link_broken": "warn",
+    "takeover": "good",
+    "step_redone": "good",
+    "run_completed": "good",
+}
+_ONE_BY_ONE = ("verdict", "evicted", "lost", "takeover", "party_joined", "stage_assigned")
+_SENTENCES = {
+    "run_started": "from step {step}",
+    "run_resumed": "from step {step}, out of the last checkpoint",
+    "party_joined": "{party} from {address}, numeric class {class}",
+    "screen_hit": "step {step}: {direction} of stage {source}, microbatch {microbatch}: {reason}; audited before use",
+    "alarm": "step {step}: {accuser} got another result than stage {stage} sent",
+    "verdict": "step {step}: {party} is guilty: {reason}",
+    "evicted": "{party} is excluded from the run",
+    "lost": "{party} is gone",
+    "takeover": "stage {stage} is now served by {by}, before by {from}",
+    "step_redone": "step {step} begins again",
+    "checkpoint": "after {step} steps",
+    "fault": "{party} about {about}: {reason}",
+    "refused": "a message of {party}: {reason}",
+    "link_broken": "{party}: {reason}",
+    "run_completed": "weights {final_weights_digest}",
+}
+
+
+def timeline(record: RunRecord) -> Markup:
+    """Return the events with the seconds since the first one; a run of equal kinds is folded."""
+    start = _moment(record.events[0]) if record.events else None
+    rows: list[list[str]] = []
+    for group in _folded(record.events)[:_MAX_EVENTS]:
+        event = group[-1]
+        moment = _moment(group[0])
+        since = f"+{(moment - start).total_seconds():.1f} s" if moment and start else ""
+        kind = element("span", {"class": f"kind {_LOUD.get(event['kind'], '')}"}, words(event["kind"], 40))
+        times = f"{len(group)} times, last: " if len(group) > 1 else ""
+        rows.append([since, kind, times + describe(event["kind"], event["body"])])
+    return table(["Time", "Event", "Details"], rows, "timeline")
+
+
+def describe(kind: str, body: Mapping[str, Any]) -> str:
+    """Return the details of an event in one line; what has no sentence is listed as it is."""
+    sentence = _SENTENCES.get(kind, "")
+    wanted = set(re.findall(r"{(\w+)}", sentence))
+    if wanted and wanted <= {key for key, value in body.items() if value is not None}:
+        # one pass, so that a value with braces in it is never filled in again
+        return words(re.sub(r"{(\w+)}", lambda found: words(body[found[1]]), sentence), 400)
+    if isinstance(body.get("reason"), str):
+        return words(body["reason"])
+    shown = {key: value for key, value in body.items() if key != "stages" and value is not None}
+    return words(shown)
+
+
+def _folded(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    groups: list[list[dict[str, Any]]] = []
+    for event in events:
+        if groups and groups[-1][0]["kind"] == event["kind"] and event["kind"] not in _ONE_BY_ONE:
+            groups[-1].append(event)
+        else:
+            groups.append([event])
+    return groups
+
+
+def _moment(event: dict[str, Any]) -> datetime | None:
+    value = event.get("time")
+    try:
+        if isinstance(value, str):
+            moment = datetime.fromisoformat(value)
+            return moment if moment.tzinfo else None
+        seconds = number(value)
+        return None if seconds is None else datetime.fromtimestamp(seconds).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
