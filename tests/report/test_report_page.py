@@ -99,7 +99,8 @@ def test_events_are_told_in_sentences_and_stages_end_with_whoever_took_over(run_
 def test_the_work_of_each_party_that_reported_any_is_shown(run_dir):
     page = page_of(run_dir)
 
-    assert "worker-1 27.1 s 2.5 s 0.5 s 47.9 s" in page.text
+    assert "CPU time worker-1 compute 27.1 s audit 2.5 s hashing of the links 0.5 s" in page.text
+    assert "the whole process 47.9 s" in page.text
 
 
 def test_a_value_with_braces_is_never_filled_in(run_dir):

@@ -7,8 +7,10 @@ from phalanx.report.figures import count, duration, number, words
 from phalanx.report.markup import Markup, element
 from phalanx.report.read import RunRecord
 
-_MAX_PARTIES = 70
+_MAX_PARTIES = 8
+_MAX_PHASES = 16
 _WHOLE = ("process", "hashing", "signing", "wait")
+_NAMES = {"hashing": "hashing of the links", "signing": "signing of the links", "process": "the whole process"}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> Markup:
@@ -31,7 +33,7 @@ def stage_table(record: RunRecord) -> Markup | None:
 
 
 def cost_table(record: RunRecord) -> Markup | None:
-    """Return the CPU seconds of each party by phase, as it reported them; None when none did."""
+    """Return the CPU seconds of the first parties by phase, as they reported them; None when none did."""
     usage = record.summary.get("usage_cpu_s")
     known = {
         words(party, 70): seconds
@@ -40,14 +42,14 @@ def cost_table(record: RunRecord) -> Markup | None:
     }
     if not known:
         return None
-    phases = {phase: 0.0 for seconds in known.values() for phase in seconds if phase not in _WHOLE}
-    for seconds in known.values():
-        for phase in phases:
-            phases[phase] += number(seconds.get(phase)) or 0.0
-    shown = [*sorted(phases, key=lambda phase: -phases[phase])[:7], "hashing", "signing", "process"]
-    heads = ["Party", *(words(phase, 30) for phase in shown[:-1]), "whole process"]
-    rows = [[party, *(_seconds(seconds.get(phase)) for phase in shown)] for party, seconds in sorted(known.items())]
-    return table(heads, rows)
+    phases = {phase for seconds in known.values() for phase in seconds if phase not in _WHOLE}
+    ranked = sorted(phases, key=lambda phase: (-sum(number(s.get(phase)) or 0.0 for s in known.values()), phase))
+    parties = sorted(known)
+    rows = [
+        [words(_NAMES.get(phase, phase), 40), *(_seconds(known[party].get(phase)) for party in parties)]
+        for phase in (*ranked[:_MAX_PHASES], *_NAMES)
+    ]
+    return table(["CPU time", *parties], rows, "figures")
 
 
 def _seconds(value: Any) -> str:
