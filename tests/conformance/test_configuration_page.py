@@ -1,0 +1,83 @@
+"""docs/configuration.md has every key of the run file and the worker file, with its default."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from phalanx.checkpoint import CheckpointConfig
+from phalanx.data import BpeConfig, DataConfig
+from phalanx.data.config import FileTokenizerConfig, HtmlConfig, JsonlConfig, ModelTokenizerConfig, TextConfig
+from phalanx.models import LoraConfig, ModelConfig
+from phalanx.optimizers import OptimizerConfig
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
+from phalanx.train import RunConfig, TrainConfig
+from phalanx.transport import TransportConfig
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+SECTIONS: dict[str, type[BaseModel]] = {
+    "model": ModelConfig,
+    "model.adapter": LoraConfig,
+    "data": DataConfig,
+    "data.sources text": TextConfig,
+    "data.sources jsonl": JsonlConfig,
+    "data.sources html": HtmlConfig,
+    "data.tokenizer bpe": BpeConfig,
+    "data.tokenizer model": ModelTokenizerConfig,
+    "data.tokenizer file": FileTokenizerConfig,
+    "train": TrainConfig,
+    "optimizer": OptimizerConfig,
+    "pipeline": PipelineConfig,
+    "pipeline.transport": TransportConfig,
+    "guard": GuardConfig,
+    "attack": AttackConfig,
+    "checkpoint": CheckpointConfig,
+    "worker": WorkerConfig,
+}
+
+
+def tables():
+    """Defaults by section and key, as the page has them."""
+    found: dict[str, dict[str, str]] = {}
+    section = ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == 4 and cells[1:] == ["type", "default", "meaning"]:
+            section = cells[0]
+            found[section] = {}
+        elif len(cells) == 4 and cells[0].startswith("`"):
+            found[section][cells[0].strip("`")] = cells[2].replace("\\|", "|")
+    return found
+
+
+def default_of(model, key):
+    value = model.model_fields[key].default
+    if value is PydanticUndefined:
+        return "required"
+    if value is None or isinstance(value, BaseModel):
+        return "left out"
+    return f"`{json.dumps(value)}`"
+
+
+def test_the_page_has_a_table_for_every_section():
+    assert set(tables()) == set(SECTIONS)
+    # a section of the run file that this test does not know would go undocumented
+    assert set(RunConfig.model_fields) <= {name.partition(".")[0] for name in SECTIONS}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_is_on_the_page_with_its_default(section):
+    model = SECTIONS[section]
+
+    assert tables()[section] == {key: default_of(model, key) for key in model.model_fields}
+
+
+def test_the_attacks_on_the_page_are_those_in_the_table():
+    from phalanx.attacks import ATTACKS
+
+    (line,) = [line for line in PAGE.read_text().splitlines() if "phalanx.attacks.ATTACKS" in line]
+
+    assert set(re.findall(r"`([a-z_]+)`", line.rpartition(":")[2])) == set(ATTACKS)
