@@ -1,0 +1,130 @@
+import pytest
+import torch
+
+from phalanx.models import open_model
+from phalanx.pipeline import StepInputs
+from phalanx.pipeline.hosted import HostedStage
+from phalanx.testing import tiny_run
+from phalanx.train.layout import make_plan
+from phalanx.train.library import StageLibrary
+
+
+@pytest.fixture
+def serve(model_cache):
+    run = tiny_run(3)
+    source = open_model(run.model, model_cache, run.train.seed)
+    plan = make_plan(run, source)
+    library = StageLibrary(source, plan, None)
+
+    def make(stage=1, wrap=lambda runner: runner):
+        return HostedStage.serve(plan, library(stage), wrap)
+
+    return make
+
+
+def tensor(seed=0):
+    return torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def feed(stage, step, direction, microbatch):
+    stage.inputs[step, direction, microbatch] = tensor(microbatch)
+
+
+def test_a_stage_waits_for_the_input_of_its_next_action(serve):
+    stage = serve()
+    stage.begin(0)
+    assert not stage.ready()
+    feed(stage, 0, "forward", 1)
+    assert not stage.ready()
+
+    feed(stage, 0, "forward", 0)
+
+    assert stage.ready()
+    assert stage.run_next()[0] == ("forward", 0)
+
+
+def test_what_is_withheld_is_not_used_until_it_is_released(serve):
+    stage = serve()
+    stage.begin(0)
+    feed(stage, 0, "forward", 0)
+    stage.withheld.add((0, "forward", 0))
+    assert not stage.ready()
+
+    stage.withheld.clear()
+
+    assert stage.ready()
+
+
+def test_a_stage_whose_optimizer_is_behind_does_not_begin(serve):
+    stage = serve()
+    stage.begin(1)
+    feed(stage, 1, "forward", 0)
+    assert not stage.ready()
+
+    stage.begin(0)
+    feed(stage, 0, "forward", 0)
+    stage.pending_apply = 1.0
+    assert not stage.ready()
+
+
+def test_inputs_of_a_later_step_that_came_early_are_kept(serve):
+    stage = serve()
+    stage.begin(0)
+    feed(stage, 0, "forward", 0)
+    feed(stage, 1, "forward", 0)
+
+    stage.begin(1)
+
+    assert list(stage.inputs) == [(1, "forward", 0)]
+
+
+def test_a_whole_step_ends_finished(serve):
+    stage = serve()
+    stage.begin(0)
+    for m in range(4):
+        feed(stage, 0, "forward", m)
+        feed(stage, 0, "backward", m)
+    actions = []
+    while stage.ready():
+        assert not stage.finished
+        actions.append(stage.run_next()[0])
+
+    assert stage.finished
+    assert len(actions) == 8
+
+
+def test_after_the_epoch_is_over_nothing_runs_before_the_stage_begins_again(serve):
+    # tensors of the new epoch may come before the owner has begun its redone step
+    stage = serve()
+    stage.begin(0)
+    feed(stage, 0, "forward", 0)
+    stage.run_next()
+
+    stage.discard_inputs()
+    for m in range(4):
+        feed(stage, 0, "forward", m)
+        feed(stage, 0, "backward", m)
+
+    assert not stage.ready()
+    stage.begin(0)
+    assert stage.ready()
+    assert stage.run_next()[0] == ("forward", 0)
+
+
+def test_the_owners_ends_need_a_batch(serve):
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    batch = StepInputs(ids=(ids,) * 4, labels=(ids,) * 4, num_targets=64)
+    first = serve(0)
+
+    first.begin(0)
+    assert not first.ready()
+
+    first.begin(0, batch)
+    assert first.ready()
+
+
+def test_an_attacker_is_put_in_the_place_of_the_honest_runner_only(serve):
+    wrapped = []
+    stage = serve(wrap=lambda runner: wrapped.append(runner) or runner)
+
+    assert wrapped == [stage.copy.runner]

@@ -1,0 +1,38 @@
+import re
+
+import pytest
+import torch
+
+from phalanx.pipeline import NumericClass, local_numeric_class
+
+FIELDS = {"torch": "2.13.0", "device": "some CPU", "instructions": "AVX2", "threads": 1}
+
+
+def test_one_process_is_always_in_the_same_class():
+    assert local_numeric_class("cpu") == local_numeric_class("cpu")
+    assert re.fullmatch("[0-9a-f]{16}", local_numeric_class("cpu").label)
+
+
+def test_the_number_of_threads_decides():
+    one = local_numeric_class("cpu").label
+    torch.set_num_threads(2)
+
+    assert local_numeric_class("cpu").label != one
+
+
+@pytest.mark.parametrize(
+    "change", [{"torch": "2.13.1"}, {"device": "another CPU"}, {"instructions": "AVX512"}, {"threads": 2}]
+)
+def test_every_field_decides(change):
+    known = set(NumericClass.model_fields)
+    assert set(FIELDS) <= known, "a new field needs a line here"
+
+    assert NumericClass(**(FIELDS | change)).label != NumericClass(**FIELDS).label
+
+
+def test_a_class_says_what_it_is_of():
+    mine = local_numeric_class("cpu")
+
+    assert mine.torch == torch.__version__
+    assert mine.threads == 1
+    assert mine.device
