@@ -56,7 +56,8 @@ def test_an_arm_that_cannot_start_is_an_error_with_its_last_words(tiny: RunConfi
 
 @pytest.mark.slow
 def test_all_arms_are_measured_on_the_same_batches(tiny: RunConfig) -> None:
-    workload = Workload("tiny", tiny, steps=2, rounds=2, warm_ups=1, budget_s=60.0)
+    shifts = (("unguarded", "guarded_light"), ("unguarded", "guarded_full"))
+    workload = Workload("tiny", tiny, steps=2, rounds=2, warm_ups=1, budget_s=60.0, shifts=shifts)
 
     result = measure([workload], quick=True)
 

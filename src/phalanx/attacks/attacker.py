@@ -1,5 +1,6 @@
 """A stage in an attacker's hands: it computes honestly and lies about the result."""
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -53,7 +54,7 @@ class AttackedRunner(StageRunner, ABC):
     def _tamper(self, direction: str, step: int, microbatch: int, honest: Tensor) -> Tensor:
         if not attacks_in(self._config, self._party, step):
             return honest
-        generator = torch.Generator().manual_seed(hash((self._config.seed, step, microbatch)) & (2**63 - 1))
+        generator = torch.Generator().manual_seed(noise_seed(self._config.seed, self._party, step, microbatch))
         sent = self.lie(direction, honest, generator)
         if sent is not honest and self._log is not None:
             record = {
@@ -66,3 +67,9 @@ class AttackedRunner(StageRunner, ABC):
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         return sent
+
+
+def noise_seed(seed: int, party: str, step: int, microbatch: int) -> int:
+    """Seed of what one party sends instead of one message; the same on every machine and Python."""
+    text = f"phalanx attack noise {seed} {party} {step} {microbatch}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

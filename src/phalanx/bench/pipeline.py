@@ -16,6 +16,7 @@ from phalanx.bench.rows import Measured, Row, rows_of
 from phalanx.bench.workloads import GUARDS, PLAIN, Workload, workloads
 from phalanx.data import prepare
 from phalanx.models import open_model
+from phalanx.train import RunConfig
 
 _PLAIN_THREADS = (1, 2)
 _HOPELESS = 4.0
@@ -61,29 +62,42 @@ def _measure_model(workload: Workload, directory: Path) -> list[Row]:
     _say(f"{workload.model}: preparing")
     source = open_model(run.model, cache / "models", run.train.seed)
     prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
-    with contextlib.ExitStack() as stack:
-        crew: dict[str, ArmProcess] = {}
-        for arm in (PLAIN, *GUARDS):
-            guarded = run if arm == PLAIN else run.model_copy(update={"guard": GUARDS[arm]})
-            spec = ArmSpec(
-                arm=arm,
-                plain=arm == PLAIN,
-                run=guarded,
-                directory=str(directory / arm),
-                cache=str(cache.resolve()),
-            )
-            threads = max(_PLAIN_THREADS) if arm == PLAIN else 1
-            crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": str(threads)}))
-            _say(f"{workload.model}: {arm} is ready")
-        arms, plain = _take_turns(workload, crew)
     tokens = run.train.batch_size * run.data.sequence_length
-    return rows_of(workload.model, arms, plain, tokens)
+    rows: dict[str, Row] = {}
+    threads = set(_PLAIN_THREADS)
+    for number, shift in enumerate(workload.shifts):
+        with contextlib.ExitStack() as stack:
+            crew: dict[str, ArmProcess] = {}
+            for arm in (PLAIN, *shift):
+                spec = _spec(run, arm, directory / str(number), cache)
+                # the plain arm may use fewer than it has
+                most = max(_PLAIN_THREADS) if arm == PLAIN else 1
+                crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": str(most)}))
+                _say(f"{workload.model}: {arm} is ready")
+            if number == 0:
+                threads = _worth_measuring(crew[PLAIN])
+            arms, plain = _take_turns(workload, crew, threads)
+        for row in rows_of(workload.model, arms, plain, tokens):
+            # what an earlier shift has measured stays
+            rows.setdefault(str(row["arm"]), row)
+    return list(rows.values())
 
 
-def _take_turns(workload: Workload, crew: dict[str, ArmProcess]) -> tuple[dict[str, Measured], dict[int, Measured]]:
-    arms = {arm: Measured() for arm in GUARDS}
+def _spec(run: RunConfig, arm: str, directory: Path, cache: Path) -> ArmSpec:
+    return ArmSpec(
+        arm=arm,
+        plain=arm == PLAIN,
+        run=run if arm == PLAIN else run.model_copy(update={"guard": GUARDS[arm]}),
+        directory=str(directory / arm),
+        cache=str(cache.resolve()),
+    )
+
+
+def _take_turns(
+    workload: Workload, crew: dict[str, ArmProcess], hopeful: set[int]
+) -> tuple[dict[str, Measured], dict[int, Measured]]:
+    arms = {arm: Measured() for arm in crew if arm != PLAIN}
     plain = {threads: Measured() for threads in _PLAIN_THREADS}
-    hopeful = _worth_measuring(crew[PLAIN])
     started = time.monotonic()
     for turn in range(workload.warm_ups + workload.rounds):
         is_measured = turn >= workload.warm_ups

@@ -28,7 +28,11 @@ from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.reports import Reports
 from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.signed import to_signed
 from phalanx.pipeline.updates import Updates
+
+_MAX_DIGITS = 6
+"""Of a stage's number in a message; more is nobody's stage and costs time to read."""
 
 
 class Coordinator:
@@ -54,6 +58,7 @@ class Coordinator:
         self._screened: dict[tuple[int, int], ScreenHit] = {}
         self._unweighed: list[AuditReport] = []
         self._faults: list[tuple[str, Fault]] = []
+        self._convictions: list[Judgement] = []
 
     @property
     def ledger(self) -> StepLedger:
@@ -87,7 +92,7 @@ class Coordinator:
         self.usage[sender], self.bytes_sent[sender] = dict(message.usage), dict(message.bytes_sent)
         assignment = self.docket.assignment
         for name, state in message.states.items():
-            stage = int(name) if name.isdecimal() else -1
+            stage = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else -1
             if sender not in (assignment.holders.get(stage), assignment.shadows.get(stage)):
                 raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not have")
             if (state.step, message.epoch) == (self.ledger.step, self.ledger.epoch):
@@ -104,7 +109,15 @@ class Coordinator:
         if isinstance(message, Commit):
             if message.stage in self.ledger.commits:
                 raise FrameError(f"{sender!r} committed stage {message.stage} twice in step {message.step}")
-            self.ledger.add_commit(message, received.header)
+            try:
+                self.ledger.add_commit(message, received.header)
+            except FrameError as exc:
+                # signed nonsense: without a valid commitment the step could never end
+                headers = {} if received.header is None else {"commitment": to_signed(received.header)}
+                where = f"stage {message.stage}: {sender} committed to nonsense: {exc}"
+                self._convictions.append(
+                    self.docket.judgement("forgery", sender, message.stage, where, headers=headers)
+                )
         elif isinstance(message, GradientHeld):
             self.ledger.held.setdefault(message.stage, message)
         else:
@@ -130,11 +143,12 @@ class Coordinator:
         self._updates.said.clear()
         self._screened.clear()
         self._unweighed.clear()
+        self._convictions.clear()
 
     def advance(self) -> Judgement | None:
         """Draw what conclusions can be drawn now; the first guilty party ends it."""
         docket = self.docket
-        judgement = self._weigh_faults()
+        judgement = self._convictions.pop(0) if self._convictions else self._weigh_faults()
         if judgement is not None or not docket.plan.guard.enabled:
             return judgement
         judgement = self._updates.weigh_states() or self._weigh_reports() or self._updates.weigh_gradients()
@@ -220,7 +234,8 @@ class Coordinator:
             if report.urgent and hit is None:
                 continue
             known = self._reports.committed_early(hit) if report.urgent and hit else self.ledger.messages
-            judgement = self._reports.weigh(report, known)
+            directions = _directions(hit) if report.urgent and hit else _directions(None)
+            judgement = self._reports.weigh(report, known, directions)
             if judgement is not None:
                 return judgement
             if report.urgent and hit is not None:
@@ -243,13 +258,12 @@ class Coordinator:
             if docket.plan.guard.shadow == "lockstep":
                 drawn = everything
             ledger.awaited_audits |= {(stage, m) for m in drawn}
-            self._ask(stage, drawn, ("forward", "backward"), urgent=False)
+            self._ask(stage, drawn, _directions(None), urgent=False)
 
     def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
         self.docket.observe("screen_hit", {**hit.model_dump(mode="json"), "party": self.docket.holder(hit.source)})
         self._screened[(hit.source, hit.microbatch)] = hit
-        directions: tuple[Direction, ...] = ("forward", "backward") if hit.direction == "backward" else ("forward",)
-        self._ask(hit.source, (hit.microbatch,), directions, urgent=True)
+        self._ask(hit.source, (hit.microbatch,), _directions(hit), urgent=True)
 
     def _ask(
         self, stage: int, microbatches: tuple[int, ...], directions: tuple[Direction, ...], *, urgent: bool
@@ -270,6 +284,11 @@ class Coordinator:
             epoch=hit.epoch, step=hit.step, microbatch=hit.microbatch, direction=hit.direction, source=hit.source
         )
         self._post(self.docket.holder(_target(hit)), release, ())
+
+
+def _directions(hit: ScreenHit | None) -> tuple[Direction, ...]:
+    """What an audit covers: a screened activation has no gradient yet, everything else is audited both ways."""
+    return ("forward",) if hit is not None and hit.direction == "forward" else ("forward", "backward")
 
 
 def _target(hit: ScreenHit) -> int:

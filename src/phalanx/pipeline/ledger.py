@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from phalanx.errors import FrameError
 from phalanx.pipeline.messages import AuditReport, Commit, GradientHeld, Signed
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.signed import unverified_field
+from phalanx.pipeline.signed import passed_on
 from phalanx.transport import SignedHeader
 
 MessageKey = tuple[int, Direction, int]
@@ -44,9 +44,9 @@ class StepLedger:
         Raises:
             FrameError: A passed-on header is not one of a message to this stage in this step.
         """
-        received = {_key_of(signed, commit): signed for signed in commit.received}
-        for key, signed in received.items():
-            self.messages[key] = Committed(unverified_field(signed, "payload_digest"), signed)
+        read = [(*_input_of(signed, commit), signed) for signed in commit.received]
+        for key, digest, signed in read:
+            self.messages[key] = Committed(digest, signed)
         self.commits[commit.stage] = commit
         self.commit_headers[commit.stage] = header
 
@@ -66,15 +66,10 @@ class StepLedger:
         return math.sqrt(math.fsum(self.commits[stage].norm_squared or 0.0 for stage in sorted(self.commits)))
 
 
-def _key_of(signed: Signed, commit: Commit) -> MessageKey:
-    body = unverified_field(signed, "body")
-    try:
-        key = (int(body["source"]), body["direction"], int(body["microbatch"]))
-        stray = (body["epoch"], body["step"], body["target"]) != (commit.epoch, commit.step, commit.stage)
-    except (TypeError, KeyError, ValueError) as exc:
-        raise FrameError(f"stage {commit.stage}: its commitment holds a header without its fields") from exc
-    if stray:
+def _input_of(signed: Signed, commit: Commit) -> tuple[MessageKey, str]:
+    fields, message = passed_on(signed)
+    if (message.epoch, message.step, message.target) != (commit.epoch, commit.step, commit.stage):
         raise FrameError(
             f"stage {commit.stage}: its commitment for step {commit.step} holds the header of another step or stage"
         )
-    return key
+    return (message.source, message.direction, message.microbatch), fields.payload_digest

@@ -6,7 +6,7 @@ urgent thing that has all it needs. Nothing ever blocks in the middle of a step.
 
 from collections.abc import Callable
 
-from phalanx.errors import FrameError
+from phalanx.errors import FrameError, PhalanxError
 from phalanx.pipeline.bulk import Post
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
@@ -19,6 +19,7 @@ from phalanx.pipeline.messages import (
     Assign,
     Audit,
     Bulk,
+    Fault,
     Fetch,
     FetchBulk,
     Fetched,
@@ -156,7 +157,15 @@ class Party:
     def _replay_early(self) -> None:
         early, self._early = self._early, []
         for item in early:
-            self.handle(item)
+            try:
+                self.handle(item)
+            except PhalanxError as exc:
+                # nobody is waiting for the answer any more, and what a peer sent too early must not end this party
+                reason = f"{exc}"[:500]
+                fault = Fault(
+                    epoch=self.roles.epoch, about=item.sender, error=type(exc).__name__, reason=reason, evidence=None
+                )
+                self._desk.post(OWNER, fault, ())
 
     def _catch_up(self, step: int) -> None:
         if step == self.roles.step + 1:

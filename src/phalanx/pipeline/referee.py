@@ -212,7 +212,8 @@ class Referee:
         """The tensor from the first party that brings bytes with this digest."""
         for party in parties:
             answer = self._courier.fetch(party, request)
-            if answer is not None and digest_hex(answer.payload) == digest:
+            whole = answer is not None and answer.payload.nbytes == self._plan.hidden_bytes
+            if answer is not None and whole and digest_hex(answer.payload) == digest:
                 return tensor_from(answer.payload, BOUNDARY_DTYPE, self._plan.hidden_shape)
         return None
 

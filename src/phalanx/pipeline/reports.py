@@ -1,16 +1,17 @@
 """L2, the owner's half: weigh what an auditor reports against what the stage had committed to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from phalanx.errors import FrameError
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.distance import token_distance
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.ledger import Committed, MessageKey
-from phalanx.pipeline.messages import AuditReport, Fetch, Fetched, ScreenHit, Signed
+from phalanx.pipeline.messages import Activation, AuditReport, Fetch, Fetched, ScreenHit, Signed
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.referee import Dispute, Referee
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.signed import unverified_field
+from phalanx.pipeline.signed import passed_on
 from phalanx.transport.tensors import tensor_from
 
 _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
@@ -24,19 +25,22 @@ class Reports:
         self._courier = courier
         self._referee = referee
 
-    def weigh(self, report: AuditReport, known: Mapping[MessageKey, Committed]) -> Judgement | None:
+    def weigh(
+        self, report: AuditReport, known: Mapping[MessageKey, Committed], directions: Sequence[Direction]
+    ) -> Judgement | None:
         """Weigh one report.
 
         Args:
             report: What the auditor recomputed, and from which inputs.
             known: What stage and neighbours committed to.
+            directions: What it was asked to recompute.
         """
         stage, microbatch = report.stage, report.microbatch
         inputs: dict[Direction, Committed] = {}
         for direction, offset in _SOURCES:
             if (stage + offset, direction, microbatch) in known:
                 inputs[direction] = known[(stage + offset, direction, microbatch)]
-        judgement = self._compare_inputs(report, inputs)
+        judgement = self._compare_work(report, directions) or self._compare_inputs(report, inputs)
         if judgement is not None:
             return judgement
         for direction, digest in report.digests.items():
@@ -70,21 +74,35 @@ class Reports:
                 known[key] = Committed(header.fields.payload_digest, evidence)
         return known
 
-    def _compare_inputs(self, report: AuditReport, inputs: Mapping[Direction, Committed]) -> Judgement | None:
-        """Two headers of one sender for one message prove that it told two stories."""
+    def _compare_work(self, report: AuditReport, directions: Sequence[Direction]) -> Judgement | None:
+        """An auditor that leaves out what it was asked for would let a lie through."""
+        if set(report.digests) == set(directions):
+            return None
+        auditor = self._docket.shadow(report.stage)
+        reason = (
+            f"stage {report.stage}, microbatch {report.microbatch}: {auditor} reported on {sorted(report.digests)}, "
+            f"asked for {sorted(directions)}"
+        )
+        return self._docket.judgement("forgery", auditor, report.stage, reason)
+
+    def _compare_inputs(self, report: AuditReport, inputs: dict[Direction, Committed]) -> Judgement | None:
+        """Two headers of one sender for one message prove that it told two stories.
+
+        An input that the stage itself has not shown is taken from the report, for its sender has signed it.
+        """
         docket, stage = self._docket, report.stage
         auditor = docket.shadow(stage)
         for signed in report.inputs:
-            body = unverified_field(signed, "body")
-            direction: Direction = "forward" if body.get("direction") == "forward" else "backward"
-            sender = docket.holder(stage + (-1 if direction == "forward" else 1))
-            header = docket.signed_by(signed, sender)
             where = f"stage {stage}, microbatch {report.microbatch}"
-            if header is None or not _is_input(signed, report):
-                reason = f"{where}: {auditor} reported an input that {sender} did not send"
+            message = _input_of(signed, report)
+            direction: Direction = "backward" if message is None else message.direction
+            sender = docket.holder(stage + (-1 if direction == "forward" else 1))
+            header = None if message is None else docket.signed_by(signed, sender)
+            if header is None:
+                reason = f"{where}: {auditor} reported an input that no neighbour sent"
                 return docket.judgement("forgery", auditor, stage, reason, headers={"input": signed})
-            committed = inputs.get(direction)
-            if committed is not None and committed.digest != header.fields.payload_digest:
+            committed = inputs.setdefault(direction, Committed(header.fields.payload_digest, signed))
+            if committed.digest != header.fields.payload_digest:
                 reason = f"{where}: {sender} signed two different {direction} messages"
                 headers = {"told_stage": committed.header, "told_auditor": signed}
                 source = stage + (-1 if direction == "forward" else 1)
@@ -108,7 +126,7 @@ class Reports:
                 claim=claim,
             )
             answer = self._courier.fetch(party, request)
-            if answer is None:
+            if answer is None or answer.payload.nbytes != self._docket.plan.hidden_bytes:
                 return False
             tensors.append(tensor_from(answer.payload, BOUNDARY_DTYPE, self._docket.plan.hidden_shape))
         # twice the referee's tau: of two parties that differ by this much, one is off by more than tau
@@ -151,8 +169,13 @@ class Reports:
         return Judgement(verdict, exhibit, headers)
 
 
-def _is_input(signed: Signed, report: AuditReport) -> bool:
-    """Whether a header is of this report's very step and microbatch."""
-    body = unverified_field(signed, "body")
-    found = tuple(body.get(name) for name in ("epoch", "step", "microbatch", "target"))
-    return found == (report.epoch, report.step, report.microbatch, report.stage)
+def _input_of(signed: Signed, report: AuditReport) -> Activation | None:
+    """The message that a header announces, if it is one into this report's stage, step and microbatch."""
+    try:
+        _, message = passed_on(signed)
+    except FrameError:
+        return None
+    found = (message.epoch, message.step, message.microbatch, message.target)
+    source = report.stage + (-1 if message.direction == "forward" else 1)
+    expected = (report.epoch, report.step, report.microbatch, report.stage)
+    return message if found == expected and message.source == source else None
