@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phalanx.errors import PhalanxError
+from phalanx.errors import ConfigError, PhalanxError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.pipeline import (
     OWNER,
@@ -52,6 +52,9 @@ class MemoryCompany:
         actors: By worker name, ``worker-1`` for stage 1 and so on; whoever is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
 
+    Raises:
+        ConfigError: An actor is for nobody.
+
     Attributes:
         engine: The owner's engine.
         events: What would be in the audit log, in order: kind and body.
@@ -69,6 +72,11 @@ class MemoryCompany:
         *,
         cache: Path | None = None,
     ) -> None:
+        strangers = sorted(set(actors or {}) - set(run.pipeline.workers))
+        if strangers:
+            raise ConfigError(
+                f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(run.pipeline.workers)}"
+            )
         self.run_config = run
         self.events: list[tuple[str, dict[str, object]]] = []
         self.errors: dict[str, PhalanxError] = {}
