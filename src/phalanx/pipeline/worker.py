@@ -154,7 +154,8 @@ def die_with_parent() -> None:
     """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
+    # a parent that ended while this process was still starting is found by its number
+    parent = os.environ.get("PHALANX_PARENT", str(os.getppid()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if str(os.getppid()) != parent:
         os._exit(1)
