@@ -3,16 +3,28 @@ import math
 
 import pytest
 
+from phalanx.config import canonical_json
 from phalanx.errors import FrameError
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.messages import Commit, Sent, Signed
 
 BODY = {"epoch": 1, "step": 5, "source": 0, "target": 1, "direction": "forward", "microbatch": 2}
+AA, BB = "aa" * 32, "bb" * 32
 
 
-def header(digest="aa", **changes):
-    text = json.dumps({"payload_digest": digest, "body": BODY | changes})
-    return Signed(header=text, signature="00")
+def header(digest=AA, **changes):
+    fields = {
+        "run": "run",
+        "kind": "tensor",
+        "sender": "worker-1",
+        "receiver": "worker-2",
+        "sequence": 0,
+        "previous": AA,
+        "payload_size": 4,
+        "payload_digest": digest,
+        "body": BODY | {"dtype": "float32", "shape": [1, 1, 1]} | changes,
+    }
+    return Signed(header=canonical_json(fields).decode(), signature="00")
 
 
 def commit(stage=1, received=(), sent=(), norm_squared=1.0):
@@ -22,11 +34,11 @@ def commit(stage=1, received=(), sent=(), norm_squared=1.0):
 def test_what_a_stage_received_is_known_by_sender_direction_and_microbatch():
     ledger = StepLedger(5, 1)
 
-    ledger.add_commit(commit(received=(header(), header("bb", source=2, direction="backward"))), None)
+    ledger.add_commit(commit(received=(header(), header(BB, source=2, direction="backward"))), None)
 
     assert {key: known.digest for key, known in ledger.messages.items()} == {
-        (0, "forward", 2): "aa",
-        (2, "backward", 2): "bb",
+        (0, "forward", 2): AA,
+        (2, "backward", 2): BB,
     }
 
 

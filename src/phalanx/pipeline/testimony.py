@@ -52,7 +52,7 @@ class Testimony:
             self._said.append(_Said(message.kind, party, message.stage, message.step, header))
         elif isinstance(message, Applied | Ready):
             header = to_signed(received.header)
-            states = [(int(name), state.step) for name, state in message.states.items() if name.isdecimal()]
+            states = [(int(name), state.step) for name, state in message.states.items() if _is_stage(name)]
             self._said += [_Said("state", party, stage, step, header) for stage, step in states]
 
     def forget_before(self, step: int) -> None:
@@ -133,3 +133,8 @@ def _sender_of(signed: Signed) -> str | None:
     except FrameError:
         # a forged header may be no header at all
         return None
+
+
+def _is_stage(name: str) -> bool:
+    """Whether a peer's text can be a stage's number; thousands of digits would stop whoever reads them."""
+    return name.isdecimal() and len(name) < 6
