@@ -18,7 +18,8 @@ class OptimizerConfig(StrictModel):
         eps: Added to the root of the second moment.
         weight_decay: Decoupled, times the learning rate; only for tensors of two or more dimensions, so norms
             and biases are left alone.
-        clip_norm: Largest Euclidean norm of the whole gradient over all stages; no limit when left out.
+        clip_norm: Largest Euclidean norm of the whole gradient over all stages; 1.0 when left out, and a very
+            large number switches clipping off.
         warmup_steps: The learning rate rises linearly over so many steps.
         schedule: What follows: "cosine" down to ``min_lr_ratio * lr`` at the last step, or "constant".
         min_lr_ratio: See `schedule`.
