@@ -93,3 +93,29 @@ def test_costs_that_are_no_amount_are_refused(cost):
 def test_a_spec_that_contradicts_itself_is_refused(fields):
     with pytest.raises(ConfigError, match="stage"):
         StageSpec(*fields)
+
+
+@given(
+    layers=st.integers(3, 10),
+    stages=st.integers(3, 6),
+    first=st.floats(0, 6, allow_nan=False),
+    head=st.floats(0, 6, allow_nan=False),
+)
+def test_with_the_ends_in_one_process_no_other_cut_has_a_less_busy_busiest_process(layers, stages, first, head):
+    stages = min(stages, layers)
+    found = sizes(partition(layers, stages, None, first, head, ends_in_one_process=True))
+
+    def busiest(cut):
+        work = costs(cut, first, head)
+        return max(work[0] + work[-1], *work[1:-1])
+
+    cuts = itertools.combinations(range(1, layers), stages - 1)
+    others = [tuple(b - a for a, b in itertools.pairwise((0, *cut, layers))) for cut in cuts]
+
+    assert sum(found) == layers
+    assert min(found) >= 1
+    assert busiest(found) == pytest.approx(min(busiest(other) for other in others))
+
+
+def test_an_owner_with_both_ends_and_a_heavy_head_has_few_layers():
+    assert sizes(partition(30, 4, None, 0.0, 8.0, ends_in_one_process=True)) == (4, 12, 13, 1)

@@ -104,7 +104,8 @@ def _take_turns(
         if turn > workload.warm_ups and time.monotonic() - started > workload.budget_s:
             _say(f"{workload.model}: the time is up after {turn - workload.warm_ups} rounds")
             break
-        for threads in sorted(hopeful):
+        # the plain arm has had its first steps, with either number of threads
+        for threads in sorted(hopeful) if is_measured else ():
             _record(plain[threads], crew[PLAIN].run(workload.steps, threads), is_measured)
         for arm, measured in arms.items():
             _record(measured, crew[arm].run(workload.steps), is_measured)

@@ -66,6 +66,7 @@ def rows_of(model: str, arms: Mapping[str, Measured], threads: Mapping[int, Meas
         guard = GUARDS.get(name)
         row["q"] = None if guard is None or not guard.enabled else guard.audit_rate
         row["shadow"] = None if guard is None or not guard.enabled else guard.shadow
+        row["tokens_per_step"] = tokens
         row |= _spread("wall_s_per_step", arm.wall_s)
         row |= _spread("cpu_s_per_step", arm.cpu_s)
         row |= _spread("tokens_per_s", [tokens / wall for wall in arm.wall_s])

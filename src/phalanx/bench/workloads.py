@@ -49,12 +49,12 @@ def workloads(quick: bool) -> list[Workload]:
     """Both models, longer or shorter."""
     if quick:
         return [
-            Workload("scratch-10m", _scratch(), steps=3, rounds=4, warm_ups=1, budget_s=100.0),
-            Workload("smollm2-135m", _smollm2(), steps=1, rounds=1, warm_ups=1, budget_s=60.0, shifts=_ONE_GUARD),
+            Workload("scratch-10m", _scratch(), steps=2, rounds=5, warm_ups=1, budget_s=100.0),
+            Workload("smollm2-135m", _smollm2(16), steps=1, rounds=1, warm_ups=2, budget_s=60.0, shifts=_ONE_GUARD),
         ]
     return [
         Workload("scratch-10m", _scratch(), steps=5, rounds=12, warm_ups=2, budget_s=1800.0),
-        Workload("smollm2-135m", _smollm2(), steps=2, rounds=6, warm_ups=1, budget_s=1800.0, shifts=_ONE_GUARD),
+        Workload("smollm2-135m", _smollm2(32), steps=2, rounds=6, warm_ups=1, budget_s=1800.0, shifts=_ONE_GUARD),
     ]
 
 
@@ -63,9 +63,9 @@ def _scratch() -> RunConfig:
         "model_type": "gpt2",
         "vocab_size": 4096,
         "n_positions": 128,
-        "n_embd": 320,
-        "n_layer": 6,
-        "n_head": 10,
+        "n_embd": 288,
+        "n_layer": 8,
+        "n_head": 9,
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
@@ -73,19 +73,19 @@ def _scratch() -> RunConfig:
         "eos_token_id": 0,
     }
     data = DataConfig(sources=(PythonManualConfig(),), tokenizer=BpeConfig(vocab_size=4096), sequence_length=128)
-    return _run(ModelConfig(from_scratch=True, architecture=architecture), data, lr=1e-3)
+    return _run(ModelConfig(from_scratch=True, architecture=architecture), data, lr=1e-3, batch_size=32)
 
 
-def _smollm2() -> RunConfig:
+def _smollm2(batch_size: int) -> RunConfig:
     data = DataConfig(sources=(PythonManualConfig(),), tokenizer=ModelTokenizerConfig(), sequence_length=128)
-    return _run(ModelConfig(name="smollm2-135m"), data, lr=1e-4)
+    return _run(ModelConfig(name="smollm2-135m"), data, lr=1e-4, batch_size=batch_size)
 
 
-def _run(model: ModelConfig, data: DataConfig, lr: float) -> RunConfig:
+def _run(model: ModelConfig, data: DataConfig, lr: float, batch_size: int) -> RunConfig:
     return RunConfig(
         model=model,
         data=data,
-        train=TrainConfig(steps=1000, batch_size=16, microbatches=8, seed=1),
+        train=TrainConfig(steps=1000, batch_size=batch_size, microbatches=8, seed=1),
         optimizer=OptimizerConfig(lr=lr, warmup_steps=10),
         pipeline=PipelineConfig(stages=4),
     )

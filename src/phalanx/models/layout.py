@@ -50,6 +50,8 @@ def partition(
     layers_per_stage: tuple[int, ...] | None,
     first_cost: float,
     head_cost: float,
+    *,
+    ends_in_one_process: bool = False,
 ) -> tuple[StageSpec, ...]:
     """Cut the layers into contiguous stages.
 
@@ -59,10 +61,11 @@ def partition(
         layers_per_stage: Layers of every stage; None balances them.
         first_cost: Work of the embedding, which the first stage does, in layers.
         head_cost: Work of the head, which the last stage does, in layers.
+        ends_in_one_process: Whether one process has the first and the last stage and so the work of both.
 
     Returns:
-        One spec a stage. Balanced: the costliest stage is as cheap as can be, and among such cuts the sum
-        of squares of the costs is smallest; what is left of ties gives later stages more layers.
+        One spec a stage. Balanced: the busiest process is as little busy as can be, and among such cuts the sum
+        of squares of the processes' work is smallest; what is left of ties gives later stages more layers.
 
     Raises:
         ConfigError: More stages than layers, or ``layers_per_stage`` does not add up.
@@ -74,10 +77,12 @@ def partition(
             f"pipeline.stages: {num_stages} stages need at least {num_stages} layers, the model has "
             f"{num_layers}; lower stages to {num_layers}"
         )
-    if layers_per_stage is None:
-        sizes = _balance(num_layers, num_stages, first_cost, head_cost)
-    else:
+    if layers_per_stage is not None:
         sizes = _checked(num_layers, num_stages, layers_per_stage)
+    elif ends_in_one_process and num_stages > 2:
+        sizes = _balance_around(num_layers, num_stages, first_cost, head_cost)
+    else:
+        sizes = _balance(num_layers, num_stages, first_cost, head_cost)
     ends = [sum(sizes[: index + 1]) for index in range(num_stages)]
     return tuple(
         StageSpec(index, num_stages, end - size, end) for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
@@ -94,14 +99,41 @@ def _checked(num_layers: int, num_stages: int, sizes: tuple[int, ...]) -> tuple[
 
 
 def _balance(num_layers: int, num_stages: int, first_cost: float, head_cost: float) -> tuple[int, ...]:
-    if not (0 <= first_cost < float("inf") and 0 <= head_cost < float("inf")):
-        raise ConfigError(f"stage costs {first_cost} and {head_cost}: expected finite numbers of at least 0")
+    _check_costs(first_cost, head_cost)
 
     def cost(stage: int, size: int) -> float:
         return size + first_cost * (stage == 0) + head_cost * (stage == num_stages - 1)
 
     limit = _best_cuts(num_layers, num_stages, cost, squares_below=None)[0]
     return _best_cuts(num_layers, num_stages, cost, squares_below=limit)[1]
+
+
+def _balance_around(num_layers: int, num_stages: int, first_cost: float, head_cost: float) -> tuple[int, ...]:
+    """Balance when the ends share a process: the middle stages are alike, so only the size of the ends is open."""
+    _check_costs(first_cost, head_cost)
+    middles = num_stages - 2
+
+    def spread(layers: int) -> tuple[int, ...]:
+        return tuple(layers * (n + 1) // middles - layers * n // middles for n in range(middles))
+
+    cuts = [
+        (first, *spread(num_layers - first - last), last)
+        for first in range(1, num_layers - middles)
+        for last in range(1, num_layers - middles - first + 1)
+    ]
+
+    def burden(cut: tuple[int, ...]) -> tuple[float, float, float, tuple[int, ...]]:
+        first, last = cut[0] + first_cost, cut[-1] + head_cost
+        work = (first + last, *(float(size) for size in cut[1:-1]))
+        # as many layers before as after: what is in flight at the first stage waits for all others
+        return max(work), sum(w * w for w in work), abs(first - last), cut
+
+    return min(cuts, key=burden)
+
+
+def _check_costs(first_cost: float, head_cost: float) -> None:
+    if not (0 <= first_cost < float("inf") and 0 <= head_cost < float("inf")):
+        raise ConfigError(f"stage costs {first_cost} and {head_cost}: expected finite numbers of at least 0")
 
 
 def _best_cuts(

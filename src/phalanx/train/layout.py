@@ -20,13 +20,17 @@ _OWNER_BYTES = 750 * 2**20
 
 
 def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
-    """The stages' layers, balanced by estimated cost unless the run file gives them.
+    """The stages' layers, balanced over the processes by estimated cost unless the run file gives them.
+
+    The owner has the first and the last stage, so both together get about as much work as one worker.
 
     Raises:
         ConfigError: The model has too few layers for so many stages.
     """
     embedding, head = estimate_costs(source.hub_config)
-    return partition(source.num_layers, run.pipeline.stages, run.pipeline.layers, embedding, head)
+    return partition(
+        source.num_layers, run.pipeline.stages, run.pipeline.layers, embedding, head, ends_in_one_process=True
+    )
 
 
 def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
