@@ -53,8 +53,8 @@ def workloads(quick: bool) -> list[Workload]:
             Workload("smollm2-135m", _smollm2(16), steps=1, rounds=1, warm_ups=2, budget_s=60.0, shifts=_ONE_GUARD),
         ]
     return [
-        Workload("scratch-10m", _scratch(), steps=5, rounds=12, warm_ups=2, budget_s=1800.0),
-        Workload("smollm2-135m", _smollm2(32), steps=2, rounds=6, warm_ups=1, budget_s=1800.0, shifts=_ONE_GUARD),
+        Workload("scratch-10m", _scratch(), steps=4, rounds=6, warm_ups=1, budget_s=900.0),
+        Workload("smollm2-135m", _smollm2(32), steps=1, rounds=3, warm_ups=2, budget_s=900.0, shifts=_ONE_GUARD),
     ]
 
 
