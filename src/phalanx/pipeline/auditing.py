@@ -28,6 +28,7 @@ class AuditTask:
     microbatch: int
     directions: tuple[Direction, ...]
     urgent: bool
+    weights: bool = False
     inputs: dict[InputKey, AuditInput] = field(default_factory=dict)
 
     @property
@@ -67,7 +68,7 @@ class AuditQueue:
         """
         missing: list[InputKey] = []
         for microbatch in audit.microbatches:
-            task = AuditTask(audit.stage, microbatch, audit.directions, audit.urgent)
+            task = AuditTask(audit.stage, microbatch, audit.directions, audit.urgent, audit.weights)
             for key in task.needs:
                 found = local(key)
                 if found is not None:
@@ -85,10 +86,16 @@ class AuditQueue:
         return bool(waiting)
 
     def pop(self, *, urgent: bool) -> AuditTask | None:
-        """Take the first task that is ready, in the order in which they were asked for."""
+        """Take the first task that is ready, in the order in which they were asked for.
+
+        Microbatches whose weight gradients are added up keep their order: another sum has other bits.
+        """
+        waiting: set[int] = set()
         for n, task in enumerate(self._tasks):
-            if task.urgent == urgent and task.ready:
+            if task.urgent == urgent and task.ready and not (task.weights and task.stage in waiting):
                 return self._tasks.pop(n)
+            if task.weights:
+                waiting.add(task.stage)
         return None
 
     def clear(self) -> None:

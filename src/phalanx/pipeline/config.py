@@ -24,6 +24,10 @@ class PipelineConfig(StrictModel):
     pki: str | None = None
     """Directory of `phalanx pki`; left out, a throw-away authority is made in the run directory."""
     step_timeout_s: float = Field(default=300.0, gt=0)
+    """Longest time that one step may take, recoveries included."""
+    patience_s: float = Field(default=30.0, gt=0)
+    """How long nothing may arrive in a guarded step before the owner asks who is silent, hands on what was withheld,
+    and at last replaces who does not answer; the longest honest silence so far counts four times."""
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
@@ -55,6 +59,10 @@ class GuardConfig(StrictModel):
     mode: Literal["phalanx", "off"] = "phalanx"
     audit_rate: float = Field(default=0.125, gt=0, le=1)
     """q: the share of each stage's microbatches that is recomputed before the optimizer steps."""
+    step_audit_rate: float = Field(default=1 / 32, ge=0, le=1)
+    """p: how often, per stage and step, all microbatches are recomputed together with the weight gradient."""
+    owner_audit_rate: float = Field(default=1 / 64, ge=0, le=1)
+    """How often, per stage and step, the owner itself recomputes one microbatch: what colluding workers cannot bend."""
     shadow: Literal["gradient", "lockstep"] = "gradient"
     screen: bool = True
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
@@ -71,6 +79,10 @@ class AttackConfig(StrictModel):
 
     kind: str = "none"
     stages: tuple[int, ...] = (1,)
+    direction: Literal["forward", "backward", "both"] | None = None
+    """Which messages are lies; left out, the attack's own choice. An attack on anything else refuses one."""
+    strength: float | None = Field(default=None, allow_inf_nan=False)
+    """How large the lie is, in the attack's own measure; left out, its default. An attack without one refuses it."""
     rate: float = Field(default=1.0, ge=0, le=1)
     from_step: int = Field(default=0, ge=0)
     until_step: int | None = None

@@ -1,6 +1,7 @@
 """The owner's decisions: what has been committed to, what is audited, and when a step may be applied."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from phalanx.errors import FrameError
 from phalanx.optimizers import clip_coefficient
@@ -10,6 +11,7 @@ from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.inquest import Inquest, Missing
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.links import compare_links
 from phalanx.pipeline.messages import (
@@ -22,7 +24,9 @@ from phalanx.pipeline.messages import (
     Ready,
     Release,
     ScreenHit,
+    StepAudited,
 )
+from phalanx.pipeline.owner_audit import OwnerAudits
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.referee import Referee
@@ -30,6 +34,8 @@ from phalanx.pipeline.reports import Reports
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.signed import to_signed
 from phalanx.pipeline.updates import Updates
+
+Said = TypeVar("Said", GradientHeld, StepAudited)
 
 _MAX_DIGITS = 6
 """Of a stage's number in a message; more is nobody's stage and costs time to read."""
@@ -59,6 +65,10 @@ class Coordinator:
         self._unweighed: list[AuditReport] = []
         self._faults: list[tuple[str, Fault]] = []
         self._convictions: list[Judgement] = []
+        self._proved: list[Judgement] = []
+        """Found together with another guilty party; they outlive the redo of the step."""
+        self._owner_audits = OwnerAudits(docket, self._referee)
+        self._inquest = Inquest(docket, courier, post)
 
     @property
     def ledger(self) -> StepLedger:
@@ -81,7 +91,7 @@ class Coordinator:
                 self.ready[sender] = message
         elif isinstance(message, Fault):
             self._faults.append((sender, message))
-        elif isinstance(message, Commit | GradientHeld | AuditReport | ScreenHit):
+        elif isinstance(message, Commit | GradientHeld | AuditReport | StepAudited | ScreenHit):
             if (message.epoch, message.step) == (self.ledger.epoch, self.ledger.step):
                 self._add_step_message(received, message)
         else:
@@ -98,7 +108,9 @@ class Coordinator:
             if (state.step, message.epoch) == (self.ledger.step, self.ledger.epoch):
                 self._updates.said.setdefault(stage, {})[sender] = state
 
-    def _add_step_message(self, received: Received, message: Commit | GradientHeld | AuditReport | ScreenHit) -> None:
+    def _add_step_message(
+        self, received: Received, message: Commit | GradientHeld | AuditReport | StepAudited | ScreenHit
+    ) -> None:
         sender, assignment = received.sender, self.docket.assignment
         if isinstance(message, ScreenHit):
             _expect(sender, assignment.holders.get(_target(message)), message.kind)
@@ -119,9 +131,23 @@ class Coordinator:
                     self.docket.judgement("forgery", sender, message.stage, where, headers=headers)
                 )
         elif isinstance(message, GradientHeld):
-            self.ledger.held.setdefault(message.stage, message)
+            _once(self.ledger.held, message)
+        elif isinstance(message, StepAudited):
+            _once(self.ledger.step_audits, message)
         else:
-            self._unweighed.append(message)
+            self._add_report(sender, message)
+
+    def _add_report(self, sender: str, report: AuditReport) -> None:
+        key = (report.stage, report.microbatch)
+        asked = (
+            key in self._screened if report.urgent else key in self.ledger.awaited_audits - self.ledger.reports.keys()
+        )
+        waiting = any(
+            (other.stage, other.microbatch, other.urgent) == (*key, report.urgent) for other in self._unweighed
+        )
+        if waiting or not asked:
+            raise FrameError(f"{sender!r} reported on stage, microbatch {key}, which nobody asks or again")
+        self._unweighed.append(report)
 
     # --- a step's life ------------------------------------------------------------------------------
 
@@ -148,10 +174,20 @@ class Coordinator:
     def advance(self) -> Judgement | None:
         """Draw what conclusions can be drawn now; the first guilty party ends it."""
         docket = self.docket
+        while self._proved:
+            proved = self._proved.pop(0)
+            if proved.verdict.party in docket.present:
+                return proved
         judgement = self._convictions.pop(0) if self._convictions else self._weigh_faults()
         if judgement is not None or not docket.plan.guard.enabled:
             return judgement
-        judgement = self._updates.weigh_states() or self._weigh_reports() or self._updates.weigh_gradients()
+        judgement = (
+            self._updates.weigh_states()
+            or self._weigh_reports()
+            or self._updates.weigh_gradients()
+            or self._updates.weigh_step_audits()
+            or self._audit_as_owner()
+        )
         if judgement is not None:
             return judgement
         all_committed = len(self.ledger.commits) == len(docket.plan.stages)
@@ -174,10 +210,25 @@ class Coordinator:
             ledger.audits_drawn
             and ledger.awaited_audits <= ledger.reports.keys()
             and watched <= ledger.gradients_agreed
+            and ledger.awaited_step_audits <= ledger.steps_agreed
+            and not ledger.owners_audits
             and watched <= docket.agreed.keys()
             and not self._screened
             and not self._unweighed
         )
+
+    def find_silent(self) -> str | None:
+        """Nothing has come for long: hand on what is stuck, and name who is to be replaced, if anybody."""
+        docket, ledger = self.docket, self.ledger
+        late = [
+            party
+            for stage in docket.watched
+            for party in (docket.holder(stage), docket.shadow(stage))
+            if stage not in docket.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
+        ]
+        unreported = sorted(ledger.awaited_audits - ledger.reports.keys())
+        unfinished = sorted(ledger.awaited_step_audits - ledger.step_audits.keys())
+        return self._inquest.find(Missing(late, list(self._screened.values()), unreported, unfinished))
 
     def waiting_for(self) -> str:
         """What is still missing, for a message to the user."""
@@ -186,6 +237,7 @@ class Coordinator:
             "commitments of stages": sorted(set(range(len(self.docket.plan.stages))) - ledger.commits.keys()),
             "audits (stage, microbatch)": sorted(ledger.awaited_audits - ledger.reports.keys()),
             "gradients of stages": sorted(watched - ledger.gradients_agreed),
+            "audits of whole steps of stages": sorted(ledger.awaited_step_audits - ledger.steps_agreed),
             "states of stages": sorted(watched - self.docket.agreed.keys()),
             "screened (stage, microbatch)": sorted(self._screened),
         }
@@ -252,13 +304,33 @@ class Coordinator:
         ledger.audits_drawn = True
         everything = tuple(range(docket.plan.microbatches))
         for stage in docket.watched:
-            drawn = self._draw.microbatches(
-                step=ledger.step, epoch=ledger.epoch, stage=stage, num_microbatches=len(everything)
-            )
-            if docket.plan.guard.shadow == "lockstep":
+            where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
+            lockstep = docket.plan.guard.shadow == "lockstep"
+            # weight gradients of two numeric classes have other bits: there only messages can be compared
+            alike = docket.same_class(docket.holder(stage)) and docket.same_class(docket.shadow(stage))
+            whole = not lockstep and alike and self._draw.whole_step(**where)
+            drawn = self._draw.microbatches(**where, num_microbatches=len(everything))
+            if lockstep or whole:
                 drawn = everything
+            if whole:
+                ledger.awaited_step_audits.add(stage)
+            own = self._draw.owners_microbatch(drawn, **where)
+            if own is not None:
+                ledger.owners_audits[stage] = own
             ledger.awaited_audits |= {(stage, m) for m in drawn}
-            self._ask(stage, drawn, _directions(None), urgent=False)
+            self._ask(stage, drawn, _directions(None), urgent=False, weights=whole)
+
+    def _audit_as_owner(self) -> Judgement | None:
+        """Last of all, when the auditors have said what they say."""
+        ledger = self.ledger
+        if not ledger.audits_drawn or not ledger.awaited_audits <= ledger.reports.keys():
+            return None
+        for stage in sorted(ledger.owners_audits):
+            ledger.num_audits += 1
+            self._proved += self._owner_audits.run(stage, ledger.owners_audits.pop(stage))
+            if self._proved:
+                return self._proved.pop(0)
+        return None
 
     def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
         self.docket.observe("screen_hit", {**hit.model_dump(mode="json"), "party": self.docket.holder(hit.source)})
@@ -266,7 +338,13 @@ class Coordinator:
         self._ask(hit.source, (hit.microbatch,), _directions(hit), urgent=True)
 
     def _ask(
-        self, stage: int, microbatches: tuple[int, ...], directions: tuple[Direction, ...], *, urgent: bool
+        self,
+        stage: int,
+        microbatches: tuple[int, ...],
+        directions: tuple[Direction, ...],
+        *,
+        urgent: bool,
+        weights: bool = False,
     ) -> None:
         self.ledger.num_audits += len(microbatches)
         audit = Audit(
@@ -276,6 +354,7 @@ class Coordinator:
             microbatches=microbatches,
             directions=directions,
             urgent=urgent,
+            weights=weights,
         )
         self._post(self.docket.shadow(stage), audit, ())
 
@@ -289,6 +368,12 @@ class Coordinator:
 def _directions(hit: ScreenHit | None) -> tuple[Direction, ...]:
     """What an audit covers: a screened activation has no gradient yet, everything else is audited both ways."""
     return ("forward",) if hit is not None and hit.direction == "forward" else ("forward", "backward")
+
+
+def _once(found: dict[int, Said], message: Said) -> None:
+    if message.stage in found:
+        raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
+    found[message.stage] = message
 
 
 def _target(hit: ScreenHit) -> int:

@@ -1,15 +1,15 @@
 """Ask a party for tensors and wait for the answer, while everything else goes on."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.bulk import BulkReceiver, Post
 from phalanx.pipeline.desk import Received
-from phalanx.pipeline.messages import Bulk, Fetch, FetchBulk, Fetched
+from phalanx.pipeline.messages import Ask, Bulk, Fetch, FetchBulk, Fetched, Standing
 
 
 @dataclass
@@ -21,18 +21,27 @@ class _Waiting:
     bulk: BulkReceiver | None = None
     tensors: dict[str, Tensor] | None = None
     num_steps: int = -1
+    heard: float = field(default_factory=time.monotonic)
+    """When anything of the answer came last, seconds of the monotonic clock."""
 
 
 class Courier:
     """Requests of the owner; an answer is judged by its digest, by whoever asked for it."""
 
     def __init__(self, post: Post, pump: Callable[[], None], timeout_s: float) -> None:
-        """`pump` handles what has arrived and does a piece of work, or waits a little."""
+        """Make one.
+
+        Args:
+            post: Sends a message.
+            pump: Handles what has arrived and does a piece of work, or waits a little.
+            timeout_s: After so long without an answer, or a further part of a long one, there is none.
+        """
         self._post = post
         self._pump = pump
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._fetches: dict[tuple[int, int, int, str, bool], _Waiting] = {}
         self._bulks: dict[tuple[int, str], _Waiting] = {}
+        self._standings: dict[str, Standing | None] = {}
 
     def accepts(self, received: Received) -> bool:
         """Take an answer that somebody waits for; False when it is not for the courier."""
@@ -45,10 +54,25 @@ class Courier:
         if isinstance(message, Bulk):
             waiting = self._bulks.get((message.stage, message.purpose))
             if waiting is not None and waiting.party == received.sender and waiting.bulk is not None:
+                waiting.heard = time.monotonic()
                 waiting.tensors = waiting.bulk.add(message.offset, message.total, received.payload)
                 waiting.num_steps = message.step
                 return True
+        if isinstance(message, Standing) and received.sender in self._standings:
+            self._standings[received.sender] = message
+            return True
         return False
+
+    def ask(self, parties: Collection[str], request: Ask) -> dict[str, Standing]:
+        """Ask parties how far they are; who does not answer in time is left out."""
+        self._standings = dict.fromkeys(parties)
+        try:
+            for party in parties:
+                self._post(party, request, ())
+            self._wait(lambda: None not in self._standings.values(), _Waiting(""))
+            return {party: answer for party, answer in self._standings.items() if answer is not None}
+        finally:
+            self._standings = {}
 
     def fetch(self, party: str, request: Fetch) -> Received | None:
         """Ask for one message or one claim; None when no answer came in time."""
@@ -56,7 +80,7 @@ class Courier:
         waiting = self._fetches[key] = _Waiting(party)
         try:
             self._post(party, request, ())
-            self._wait(lambda: waiting.answer is not None)
+            self._wait(lambda: waiting.answer is not None, waiting)
         finally:
             del self._fetches[key]
         return waiting.answer
@@ -78,16 +102,15 @@ class Courier:
         waiting = self._bulks[key] = _Waiting(party, bulk=BulkReceiver(expected))
         try:
             self._post(party, request, ())
-            self._wait(lambda: waiting.tensors is not None)
+            self._wait(lambda: waiting.tensors is not None, waiting)
         except FrameError:
             return None
         finally:
             del self._bulks[key]
         return None if waiting.tensors is None else (waiting.tensors, waiting.num_steps)
 
-    def _wait(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        while not done() and time.monotonic() < deadline:
+    def _wait(self, done: Callable[[], bool], waiting: _Waiting) -> None:
+        while not done() and time.monotonic() - waiting.heard < self.timeout_s:
             self._pump()
 
 

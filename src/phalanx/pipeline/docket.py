@@ -60,6 +60,11 @@ class Docket:
         """Stages in other hands, which have a shadow."""
         return sorted(self.assignment.shadows) if self.plan.guard.enabled else []
 
+    @property
+    def present(self) -> set[str]:
+        """Everybody who holds or shadows a stage."""
+        return {*self.assignment.holders.values(), *self.assignment.shadows.values()}
+
     def holder(self, stage: int) -> str:
         """Who holds a stage."""
         return self.assignment.holders[stage]

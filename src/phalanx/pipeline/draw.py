@@ -3,9 +3,14 @@
 import hashlib
 import hmac
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from phalanx.config import canonical_json
+from phalanx.pipeline.config import GuardConfig
+
+# further draws of the same place, beside those of the strata, which count from 0
+_WHOLE_STEP, _OWNER, _OWNERS_CHOICE = -1, -2, -3
 
 
 class AuditDraw:
@@ -14,14 +19,27 @@ class AuditDraw:
     The key stays with the owner. Its digest is in the audit log before step 0, so that a key
     revealed after the run proves that no draw was bent.
 
+    Args:
+        key: Secret, 32 bytes.
+        rate: q, the share of microbatches that is drawn per stage and attempt.
+        step_rate: p, the share of (stage, attempt) pairs that are audited as a whole.
+        owner_rate: The share of (stage, attempt) pairs of which the owner recomputes one microbatch.
+
     Guarantees:
         Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many
         equal strata; without the key a draw tells nothing about any other.
     """
 
-    def __init__(self, key: bytes, rate: float) -> None:
+    def __init__(self, key: bytes, rate: float, *, step_rate: float = 0.0, owner_rate: float = 0.0) -> None:
         self._key = key
         self.rate = rate
+        self._step_rate = step_rate
+        self._owner_rate = owner_rate
+
+    @classmethod
+    def of(cls, key: bytes, guard: GuardConfig) -> "AuditDraw":
+        """Draws at the rates of a run."""
+        return cls(key, guard.audit_rate, step_rate=guard.step_audit_rate, owner_rate=guard.owner_audit_rate)
 
     @property
     def commitment(self) -> str:
@@ -35,6 +53,22 @@ class AuditDraw:
         return tuple(
             low + self._number(step, epoch, stage, n) % (high - low) for n, (low, high) in enumerate(pairwise(edges))
         )
+
+    def whole_step(self, *, step: int, epoch: int, stage: int) -> bool:
+        """Whether all of a stage's work in this attempt is audited, weight gradient included."""
+        return self._coin(_WHOLE_STEP, step, epoch, stage) < self._step_rate
+
+    def owners_microbatch(self, drawn: Sequence[int], *, step: int, epoch: int, stage: int) -> int | None:
+        """The microbatch that the owner itself recomputes, None in most steps.
+
+        One of those that the auditor has `drawn`: what it vouches for is then known to be right or wrong.
+        """
+        if self._coin(_OWNER, step, epoch, stage) >= self._owner_rate:
+            return None
+        return drawn[self._number(step, epoch, stage, _OWNERS_CHOICE) % len(drawn)]
+
+    def _coin(self, purpose: int, *where: int) -> float:
+        return self._number(*where, purpose) / 2**64
 
     def _number(self, *where: int) -> int:
         # 64 bits more than any stratum needs, so that the modulo's bias is below 2^-48

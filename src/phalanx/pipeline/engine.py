@@ -22,6 +22,7 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
 from phalanx.pipeline.roles import Library
 from phalanx.pipeline.running_costs import RunningCosts
+from phalanx.pipeline.silence import Silence
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.pipeline.testimony import Testimony
 from phalanx.pipeline.verdict import Verdict
@@ -95,6 +96,7 @@ class PipelineEngine:
         self._party.roles.library = files.library
         self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._courier = Courier(self._mail.post, self._pump, timeout_s=30.0)
+        self._silence = Silence(30.0)
         self._docket = Docket(plan, self._mail.peer, files.observe, classes=dict(members.classes))
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._testimony = Testimony()
@@ -107,18 +109,21 @@ class PipelineEngine:
 
     # --- life ---------------------------------------------------------------------------------------
 
-    def start(self, step: int, known: Mapping[int, StateDigest], *, timeout_s: float) -> None:
+    def start(self, step: int, known: Mapping[int, StateDigest], *, timeout_s: float, patience_s: float = 30.0) -> None:
         """Give every party its roles and wait until all copies are where they should be.
 
         Args:
             step: The next optimizer step.
             known: Digest of each stage's state, from the model or the checkpoint.
             timeout_s: Longest time that one step, or this start, may take.
+            patience_s: Longest time without a message before the owner looks for who is silent.
 
         Raises:
             PeerLostError: A worker did not get ready in time.
         """
         self._timeout_s = timeout_s
+        self._silence = Silence(patience_s)
+        self._courier.timeout_s = patience_s
         self._known = dict(known)
         assignment = first_assignment(len(self.plan.stages), self._alive, guarded=self.plan.guard.enabled)
         self._assign(assignment, None, step)
@@ -211,9 +216,12 @@ class PipelineEngine:
 
     def _run_attempt(self) -> Judgement | None:
         deadline = time.monotonic() + self._timeout_s
+        self._silence.begin()
         while not self._coordinator.decided:
             self._pump()
             judgement = self._coordinator.advance()
+            if judgement is None and not self._lost:
+                self._break_silence()
             if judgement is not None or self._lost:
                 return judgement
             if time.monotonic() > deadline:
@@ -221,11 +229,22 @@ class PipelineEngine:
                     f"step {self._docket.ledger.step} did not end within {self._timeout_s:.0f} s; still waiting for "
                     f"{self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the workers' logs"
                 )
+        self._silence.end()
         return None
+
+    def _break_silence(self) -> None:
+        """Nothing has come for longer than is honest: look for the reason, and replace who is silent."""
+        if not self.plan.guard.enabled or not self._silence.too_long:
+            return
+        name = self._coordinator.find_silent()
+        self._silence.broken()
+        if name is not None:
+            self._suspect(name, f"silent while the step waited for {self._coordinator.waiting_for()}")
 
     def _pump(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little when there is none."""
         for item in self._mail.drain():
+            self._silence.heard()
             if isinstance(item, LinkFault):
                 self._suspect(item.peer, str(item.error))
                 continue
@@ -239,6 +258,7 @@ class PipelineEngine:
             except PhalanxError as exc:
                 self._files.observe("refused", {"party": item.sender, "error": type(exc).__name__, "reason": str(exc)})
         if self._party.work() or self._mail.pending:
+            self._silence.heard()
             return
         with self.timer.phase("wait"):
             arrived = self._mail.wait(0.05)
@@ -301,6 +321,8 @@ class PipelineEngine:
         while self.plan.guard.enabled and set(self.shadows) - self._docket.agreed.keys():
             self._pump()
             judgement = coordinator.advance()
+            if judgement is None and not self._lost:
+                self._break_silence()
             if judgement is not None or self._lost:
                 self._recover(judgement, self._docket.ledger.step)
             if time.monotonic() > deadline:
@@ -353,8 +375,10 @@ class PipelineEngine:
         while waiting - self._coordinator.ready.keys() and not self._lost:
             self._pump()
             if time.monotonic() > deadline:
-                missing = sorted(waiting - self._coordinator.ready.keys())
-                raise PeerLostError(f"{', '.join(missing)} did not get ready within {self._timeout_s:.0f} s")
+                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
+                if old is None or not missing:
+                    raise PeerLostError(f"{', '.join(missing)} did not get ready within {self._timeout_s:.0f} s")
+                self._suspect(missing[0], f"did not take its roles within {self._timeout_s:.0f} s")
         if self._lost and old is None:
             raise PeerLostError(f"{self._lost[0]} was lost before the first step; see its log under workers/")
         if self._lost:

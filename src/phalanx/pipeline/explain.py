@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.bulk import digest_of_parts
 from phalanx.pipeline.hearing import Hearing, open_hearing
-from phalanx.pipeline.messages import Activation, AuditReport, Commit, GradientHeld
+from phalanx.pipeline.messages import Activation, AuditReport, Commit, GradientHeld, StepAudited
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.signed import open_signed
 from phalanx.pipeline.verdict import Offence
@@ -123,7 +123,7 @@ def _gradient(hearing: Hearing) -> _Explained:
     if (commit.step, commit.stage, commit.epoch) != (held.step, held.stage, held.epoch):
         raise hearing.refuse("its commitment and its gradient are of two attempts")
     if commit.gradient == held.gradient and commit.norm_squared == held.norm_squared:
-        raise hearing.refuse("holder and shadow agree on the gradient")
+        return _recomputed_gradient(hearing, commit, committed.fields.sender)
     holder, shadow = committed.fields.sender, header.fields.sender
     guilty = hearing.record.verdict.party
     if guilty not in (holder, shadow):
@@ -140,6 +140,18 @@ def _gradient(hearing: Hearing) -> _Explained:
         raise hearing.refuse(f"the parts that {holder} signed do not speak against {guilty}")
     what = "sent another gradient than it committed to" if guilty == holder else "holds no gradient that was signed"
     return _proved(hearing, what, None)
+
+
+def _recomputed_gradient(hearing: Hearing, commit: Commit, holder: str) -> _Explained:
+    """The gradient that was sent is the one that was committed to; an audit of the whole step gave another one."""
+    audited, header = hearing.said("step_audited", StepAudited)
+    if (commit.step, commit.stage, commit.epoch) != (audited.step, audited.stage, audited.epoch):
+        raise hearing.refuse("its commitment and its audit are of two attempts")
+    if (commit.gradient, commit.norm_squared) == (audited.gradient, audited.norm_squared):
+        raise hearing.refuse("holder and shadow agree on the gradient")
+    if hearing.record.verdict.party not in (holder, header.fields.sender):
+        raise hearing.refuse(f"accuses {hearing.record.verdict.party}, which is neither the stage nor its auditor")
+    return _believed("which of the two was off: the owner computed it again")
 
 
 def _message(hearing: Hearing) -> _Explained:
@@ -175,6 +187,7 @@ def _believed(what: str) -> _Explained:
 _EXPLAIN: Mapping[Offence, Callable[[Hearing], _Explained]] = {
     "message": _message,
     "accusation": _message,
+    "collusion": _message,
     "equivocation": _equivocation,
     "forgery": _forgery,
     "gradient": _gradient,

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.messages import AuditReport, Commit, GradientHeld, Signed
+from phalanx.pipeline.messages import AuditReport, Commit, GradientHeld, Signed, StepAudited
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.signed import passed_on
 from phalanx.transport import SignedHeader
@@ -34,6 +34,12 @@ class StepLedger:
     gradients_agreed: set[int] = field(default_factory=set)
     awaited_audits: set[tuple[int, int]] = field(default_factory=set)
     reports: dict[tuple[int, int], AuditReport] = field(default_factory=dict)
+    awaited_step_audits: set[int] = field(default_factory=set)
+    step_audits: dict[int, StepAudited] = field(default_factory=dict)
+    steps_agreed: set[int] = field(default_factory=set)
+    """Stages whose weight gradient an auditor has recomputed and found right."""
+    owners_audits: dict[int, int] = field(default_factory=dict)
+    """Stage to the microbatch that the owner has still to recompute."""
     audits_drawn: bool = False
     num_audits: int = 0
     clip_coefficient: float = 1.0

@@ -5,7 +5,7 @@ from phalanx.pipeline.auditing import AuditInput, InputKey
 from phalanx.pipeline.bulk import send_bulk
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk
-from phalanx.pipeline.messages import Fetch, FetchBulk, Fetched
+from phalanx.pipeline.messages import Ask, Fetch, FetchBulk, Fetched, Place, Progress, Standing
 from phalanx.pipeline.roles import Roles
 from phalanx.pipeline.signed import to_signed
 from phalanx.transport.tensors import tensor_buffers
@@ -37,6 +37,25 @@ def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
     desk.post(sender, answer, (tensor_buffers(found.tensor),))
 
 
+def answer_ask(desk: Desk, message: Ask) -> None:
+    """Tell the owner which tensors of this step every stage here has got and sent."""
+    roles = desk.roles
+    stages = {
+        str(index): Progress(
+            received=tuple(
+                Place(direction=direction, microbatch=m)
+                for step, direction, m in sorted(holder.inputs)
+                if step == message.step
+            ),
+            sent=tuple(Place(direction=direction, microbatch=m) for direction, m in sorted(holder.sent)),
+        )
+        for index, holder in roles.hosted.items()
+        if holder.step == message.step
+    }
+    gradients = tuple(index for index, shadow in sorted(roles.shadows.items()) if shadow.gradients is not None)
+    desk.post(OWNER, Standing(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
+
+
 def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
     """Send a stage's state, weights, undo copy or gradient to the owner.
 
@@ -46,12 +65,15 @@ def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
     """
     copy = desk.roles.copy_of(message.stage)
     shadow = desk.roles.shadows.get(message.stage)
+    holder = desk.roles.hosted.get(message.stage)
     if message.purpose == "state":
         tensors = copy.state()
     elif message.purpose == "weights":
         tensors = copy.weights()
     elif message.purpose == "gradient" and shadow is not None:
         tensors = shadow.last_gradients if message.step < copy.step else shadow.gradients or {}
+    elif message.purpose == "gradient" and holder is not None and holder.gradients is not None:
+        tensors = holder.gradients
     elif message.purpose == "undo" and shadow is not None:
         tensors = copy.optimizer.undo_state()
     else:

@@ -150,6 +150,16 @@ class Audit(StageMessage):
     microbatches: tuple[int, ...]
     directions: tuple[Direction, ...]
     urgent: bool
+    weights: bool = False
+    """Recompute the weight gradient as well; the microbatches are then all of the step's."""
+
+
+class StepAudited(StageMessage):
+    """An auditor has recomputed a stage's weight gradient from all committed inputs of the step."""
+
+    kind: ClassVar[str] = "step_audited"
+    norm_squared: float | None
+    gradient: str
 
 
 class AuditReport(StageMessage):
@@ -184,6 +194,42 @@ class FetchBulk(StageMessage):
 
     kind: ClassVar[str] = "fetch_bulk"
     purpose: Purpose
+
+
+class Relay(TensorMessage):
+    """The owner hands on a tensor that did not reach its receiver; it counts by its sender's header."""
+
+    kind: ClassVar[str] = "relay"
+    evidence: Signed
+
+
+class Ask(StepMessage):
+    """Nothing has come for long: the owner asks a party how far it is."""
+
+    kind: ClassVar[str] = "ask"
+
+
+class Place(StrictModel):
+    """A tensor of the present step, as seen from one stage."""
+
+    direction: Direction
+    microbatch: int = Field(ge=0)
+
+
+class Progress(StrictModel):
+    """How far one stage is: the tensors of this step that it has got and those that it has sent."""
+
+    received: tuple[Place, ...]
+    sent: tuple[Place, ...]
+
+
+class Standing(StepMessage):
+    """The answer to `Ask`."""
+
+    kind: ClassVar[str] = "standing"
+    stages: dict[str, Progress]
+    gradients: tuple[int, ...]
+    """Shadowed stages whose weight gradient of this step is here."""
 
 
 class Apply(StepMessage):
@@ -235,8 +281,9 @@ class Shutdown(Message):
 _MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
-        *(Hello, Setup, Assign, Ready, Activation, Bulk, Commit, GradientHeld, Audit, AuditReport),
-        *(Fetch, Fetched, FetchBulk, Apply, Applied, ScreenHit, Release, Fault, Shutdown),
+        *(Hello, Setup, Assign, Ready, Activation, Bulk, Commit, GradientHeld, Audit, AuditReport, StepAudited),
+        *(Fetch, Fetched, FetchBulk, Relay, Ask, Standing, Apply, Applied, ScreenHit, Release),
+        *(Fault, Shutdown),
     )
 }
 

@@ -11,11 +11,12 @@ from phalanx.pipeline.bulk import Post
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
 from phalanx.pipeline.hosted import StepInputs
-from phalanx.pipeline.lookup import answer_fetch, answer_fetch_bulk
+from phalanx.pipeline.lookup import answer_ask, answer_fetch, answer_fetch_bulk
 from phalanx.pipeline.messages import (
     Activation,
     Applied,
     Apply,
+    Ask,
     Assign,
     Audit,
     Bulk,
@@ -24,6 +25,7 @@ from phalanx.pipeline.messages import (
     FetchBulk,
     Fetched,
     Ready,
+    Relay,
     Release,
     StateDigest,
 )
@@ -31,13 +33,17 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.roles import Roles
 from phalanx.pipeline.serving import Serving
 from phalanx.pipeline.shadowing import Shadowing
+from phalanx.pipeline.signed import open_signed, passed_on
 from phalanx.pipeline.stage_copy import WrapRunner
-from phalanx.security.crypto import Peer
+from phalanx.security.crypto import Peer, digest_hex
 from phalanx.telemetry import PhaseTimer
 
 Usage = Callable[[], tuple[dict[str, float], dict[str, int]]]
 
-_ONLY_FROM_OWNER = (Assign, Audit, FetchBulk, Apply, Release)
+_ONLY_FROM_OWNER = (Assign, Audit, FetchBulk, Apply, Release, Relay, Ask)
+
+_MOST_EARLY = 4096
+"""Messages of one sender that may wait for an epoch or a step that has not begun here."""
 
 
 class Party:
@@ -90,7 +96,7 @@ class Party:
         if isinstance(message, Assign):
             self._take_roles(message)
         elif message.epoch > self.roles.epoch:
-            self._early.append(received)
+            self._keep_for_later(received)
         elif message.epoch == self.roles.epoch:
             self._dispatch(received)
 
@@ -102,6 +108,10 @@ class Party:
                 self._serving.release(message)
             case Bulk() as message:
                 self._take_bulk(received, message)
+            case Relay() as message:
+                self._take_relay(received, message)
+            case Ask() as message:
+                answer_ask(self._desk, message)
             case Audit() as message:
                 self._catch_up(message.step)
                 self._shadowing.ask(message)
@@ -135,9 +145,27 @@ class Party:
             return
         self._catch_up(message.step)
         if message.step == self.roles.step + 1:
-            self._early.append(received)
+            self._keep_for_later(received)
             return
         self._shadowing.take_gradient(received, message)
+
+    def _keep_for_later(self, received: Received) -> None:
+        if sum(item.sender == received.sender for item in self._early) >= _MOST_EARLY:
+            raise FrameError(
+                f"{self.name}: {received.sender!r} sent more than {_MOST_EARLY} messages before their time"
+            )
+        self._early.append(received)
+
+    def _take_relay(self, received: Received, message: Relay) -> None:
+        """Take a tensor from the owner's hands as if it had come from who signed it."""
+        fields, activation = passed_on(message.evidence)
+        place = (message.epoch, message.step, message.microbatch, message.direction, message.source)
+        found = (activation.epoch, activation.step, activation.microbatch, activation.direction, activation.source)
+        if found != place or fields.payload_digest != digest_hex(received.payload):
+            raise FrameError(f"{self.name}: a relayed tensor is not the one that its header announces")
+        sender = self.roles.holders.get(activation.source, "")
+        header = open_signed(message.evidence, self._desk.peer(sender))
+        self._serving.take(Received(sender, activation, received.payload, header), activation)
 
     def _mark_applies(self, message: Apply) -> None:
         if message.step != self.roles.step:

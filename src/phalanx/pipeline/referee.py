@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from phalanx.pipeline.bulk import transfer_digest
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.distance import token_distance
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.ledger import Committed, MessageKey, StepLedger
-from phalanx.pipeline.messages import AuditReport, Fetch, FetchBulk, StateDigest
+from phalanx.pipeline.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
 from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
+from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.pipeline.verdict import Verdict
@@ -37,6 +39,10 @@ class Dispute:
     report: AuditReport
     state: StateDigest
 
+    def headers(self) -> dict[str, Signed]:
+        """What was signed about it: the disputed message and what it was computed from."""
+        return {"output": self.output.header} | {f"input_{name}": given.header for name, given in self.inputs.items()}
+
 
 class Referee:
     """The owner's own judgement; it trusts digests that were signed, never the one who brings the bytes.
@@ -55,13 +61,18 @@ class Referee:
         self._courier = courier
         self._same_class = same_class
 
-    def judge_message(self, dispute: Dispute) -> tuple[Verdict | None, Exhibit]:
+    def judge_message(self, dispute: Dispute, copy: StageCopy | None = None) -> tuple[Verdict | None, Exhibit]:
         """Redo the disputed microbatch.
+
+        Args:
+            dispute: Who says what.
+            copy: The stage, if the referee has it already; else the accuser is asked for its weights.
 
         Returns:
             The verdict, None when both are within tolerance, and what it was reached from.
         """
-        copy = self._weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
+        if copy is None:
+            copy = self._weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
         if copy is None:
             return self._guilty(
                 dispute, dispute.accuser, "transfer", "brought weights that are not those it signed"
@@ -82,6 +93,28 @@ class Referee:
         if said is not None:
             exhibit.tensors["claimed"] = said
         return self._weigh(dispute, truth, said, claim), exhibit
+
+    def recompute(
+        self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment, state: StateDigest
+    ) -> tuple[StageCopy, dict[Direction, Tensor]] | None:
+        """Redo one microbatch of a stage from committed inputs, without anybody having accused anybody.
+
+        Returns:
+            The stage as it was agreed on and what it answers both ways; None when neither of its two parties
+            brings the weights, or nobody an input, with the digest that was signed.
+        """
+        holders = assignment.holders
+        for party in (assignment.shadows[stage], holders[stage]):
+            copy = self._weights(ledger.epoch, ledger.step, stage, party, state)
+            if copy is not None:
+                break
+        else:
+            return None
+        inputs = [self._committed(ledger, key, holders, stage) for key in _inputs_of(stage, microbatch)]
+        if inputs[0] is None or inputs[1] is None:
+            return None
+        y, x_gradient = copy.runner.recompute(ledger.step, microbatch, inputs[0], inputs[1])
+        return copy, {"forward": y} if x_gradient is None else {"forward": y, "backward": x_gradient}
 
     def judge_update(
         self,
@@ -141,22 +174,9 @@ class Referee:
         if copy is None:
             return shadow
         for m in range(self._plan.microbatches):
-            tensors: list[Tensor] = []
-            keys: list[MessageKey] = [(stage - 1, "forward", m), (stage + 1, "backward", m)]
-            for source, direction, microbatch in keys:
-                wanted = Fetch(
-                    epoch=ledger.epoch,
-                    step=ledger.step,
-                    microbatch=microbatch,
-                    direction=direction,
-                    source=source,
-                    claim=False,
-                )
-                digest = ledger.messages[(source, direction, microbatch)].digest
-                found = self._first(wanted, (holders[source], holders[stage]), digest)
-                if found is None:
-                    return holders[stage]
-                tensors.append(found)
+            tensors = [self._committed(ledger, key, holders, stage) for key in _inputs_of(stage, m)]
+            if tensors[0] is None or tensors[1] is None:
+                return holders[stage]
             copy.runner.forward(ledger.step, m, tensors[0])
             copy.runner.backward(ledger.step, m, tensors[1])
         return holders[stage] if transfer_digest(copy.runner.gradients()) != ledger.commits[stage].gradient else shadow
@@ -188,7 +208,22 @@ class Referee:
         request = self._request(dispute, source, direction, claim=False)
         return self._first(request, (dispute.holders[source], dispute.holder), dispute.inputs[direction].digest)
 
+    def _committed(self, ledger: StepLedger, key: MessageKey, holders: Mapping[int, str], stage: int) -> Tensor | None:
+        """An input that a stage committed to, from its sender or from the stage itself."""
+        source, direction, microbatch = key
+        request = Fetch(
+            epoch=ledger.epoch,
+            step=ledger.step,
+            microbatch=microbatch,
+            direction=direction,
+            source=source,
+            claim=False,
+        )
+        return self._first(request, (holders[source], holders[stage]), ledger.messages[key].digest)
+
     def _claim(self, dispute: Dispute) -> Tensor | None:
+        if dispute.accuser == OWNER:
+            return None
         request = self._request(dispute, dispute.stage, dispute.direction, claim=True)
         return self._first(request, (dispute.accuser,), dispute.report.digests[dispute.direction])
 
@@ -261,3 +296,7 @@ class Referee:
                 "accuser": dispute.accuser,
             }
         )
+
+
+def _inputs_of(stage: int, microbatch: int) -> tuple[MessageKey, MessageKey]:
+    return (stage - 1, "forward", microbatch), (stage + 1, "backward", microbatch)

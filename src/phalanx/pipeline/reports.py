@@ -164,9 +164,7 @@ class Reports:
         verdict, exhibit = self._referee.judge_message(dispute)
         if verdict is None:
             return None
-        headers: dict[str, Signed] = {"output": output.header}
-        headers |= {f"input_{name}": committed.header for name, committed in inputs.items()}
-        return Judgement(verdict, exhibit, headers)
+        return Judgement(verdict, exhibit, dispute.headers())
 
 
 def _input_of(signed: Signed, report: AuditReport) -> Activation | None:

@@ -42,6 +42,11 @@ class ShadowStage:
         self.claims.clear()
         self.parts.clear()
 
+    def forget_parts(self) -> None:
+        """Forget what has come of a gradient so far."""
+        self.incoming = None
+        self.parts.clear()
+
     def expect_gradient(self) -> BulkReceiver:
         """Make room for the stage's gradient."""
         if self.incoming is None:

@@ -6,7 +6,7 @@ from phalanx.pipeline.bulk import digest_of_parts, transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
 from phalanx.pipeline.lookup import sent_here
-from phalanx.pipeline.messages import Audit, AuditReport, Bulk, Fetch, Fetched, GradientHeld
+from phalanx.pipeline.messages import Audit, AuditReport, Bulk, Fetch, Fetched, GradientHeld, StepAudited
 from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.shadow import ShadowStage
@@ -37,7 +37,7 @@ class Shadowing:
         """
         desk, roles = self._desk, self._desk.roles
         shadow = self._shadows.get(message.stage)
-        from_holder = roles.holders.get(message.stage) == received.sender
+        from_holder = received.sender in (roles.holders.get(message.stage), OWNER)
         if message.purpose != "gradient" or shadow is None or not from_holder or message.step != roles.step:
             raise FrameError(
                 f"{desk.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step "
@@ -47,6 +47,9 @@ class Shadowing:
         if shadow.gradients is not None:
             raise FrameError(f"{desk.name}: the gradient of stage {message.stage} came twice")
         with desk.timer.phase("shadow_receive"):
+            if message.offset == 0:
+                # the owner hands on what the holder did not send, from its beginning
+                shadow.forget_parts()
             if received.header is not None:
                 shadow.parts.append(received.header)
             shadow.gradients = shadow.expect_gradient().add(message.offset, message.total, received.payload)
@@ -146,17 +149,36 @@ class Shadowing:
             urgent=task.urgent,
         )
         desk.post(OWNER, report, ())
-        if shadow.recomputed == desk.plan.microbatches and shadow.gradients is None:
-            shadow.gradients = shadow.copy.runner.gradients()
-            self._report(shadow, transfer_digest(shadow.gradients))
+        if shadow.recomputed == desk.plan.microbatches:
+            self._report_recomputed(shadow)
         return True
+
+    def _report_recomputed(self, shadow: ShadowStage) -> None:
+        """Every microbatch was followed: say what weight gradient that gives; in lockstep it is the shadow's own."""
+        shadow.recomputed = 0
+        with self._desk.timer.phase("audit"):
+            gradients = shadow.copy.runner.gradients()
+            digest = transfer_digest(gradients)
+        if self._desk.plan.guard.shadow == "lockstep":
+            shadow.gradients = gradients
+            self._report(shadow, digest)
+            return
+        audited = StepAudited(
+            epoch=self._desk.roles.epoch,
+            step=self._desk.roles.step,
+            stage=shadow.index,
+            norm_squared=finite_norm_squared(gradients),
+            gradient=digest,
+        )
+        self._desk.post(OWNER, audited, ())
 
     def _recompute(self, shadow: ShadowStage, task: AuditTask) -> None:
         x, gradient = task.tensor("forward"), task.tensor("backward")
         if x is None:
             return
         step = self._desk.roles.step
-        if self._desk.plan.guard.shadow == "lockstep" and not task.urgent and gradient is not None:
+        follows = task.weights or (self._desk.plan.guard.shadow == "lockstep" and not task.urgent)
+        if follows and gradient is not None:
             shadow.follow(step, task.microbatch, x, gradient)
         else:
             shadow.audit(step, task.microbatch, x, gradient)

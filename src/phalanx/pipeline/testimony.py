@@ -8,7 +8,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.evidence import Case
-from phalanx.pipeline.messages import Applied, AuditReport, Commit, GradientHeld, Ready, Signed
+from phalanx.pipeline.messages import Applied, AuditReport, Commit, GradientHeld, Ready, Signed, StepAudited
 from phalanx.pipeline.signed import to_signed, unverified_field
 from phalanx.pipeline.verdict import Verdict
 from phalanx.security.crypto import digest_hex
@@ -37,7 +37,8 @@ class Testimony:
     named as such where evidence is explained.
     """
 
-    _said: list[_Said] = field(default_factory=list)
+    _said: dict[tuple[object, ...], _Said] = field(default_factory=dict)
+    """By kind, party, stage, step and microbatch: whoever repeats itself takes no more room."""
 
     def hear(self, received: Received) -> None:
         """Keep the header of a message that a verdict may rest on; anything else is let go."""
@@ -46,18 +47,24 @@ class Testimony:
             return
         if isinstance(message, AuditReport):
             header = to_signed(received.header)
-            self._said.append(_Said(message.kind, party, message.stage, message.step, header, report=message))
-        elif isinstance(message, Commit | GradientHeld):
+            self._keep(_Said(message.kind, party, message.stage, message.step, header, report=message))
+        elif isinstance(message, Commit | GradientHeld | StepAudited):
             header = to_signed(received.header)
-            self._said.append(_Said(message.kind, party, message.stage, message.step, header))
+            self._keep(_Said(message.kind, party, message.stage, message.step, header))
         elif isinstance(message, Applied | Ready):
             header = to_signed(received.header)
             states = [(int(name), state.step) for name, state in message.states.items() if _is_stage(name)]
-            self._said += [_Said("state", party, stage, step, header) for stage, step in states]
+            for stage, step in states:
+                self._keep(_Said("state", party, stage, step, header))
 
     def forget_before(self, step: int) -> None:
         """Let go of what is older than the step before `step`."""
-        self._said = [said for said in self._said if said.step >= step - _STEPS_KEPT]
+        self._said = {key: said for key, said in self._said.items() if said.step >= step - _STEPS_KEPT}
+
+    def _keep(self, said: _Said) -> None:
+        report = said.report
+        about = None if report is None else (report.microbatch, report.urgent)
+        self._said[(said.kind, said.party, said.stage, said.step, about)] = said
 
     def case(self, judgement: Judgement, docket: Docket, certificates: Mapping[str, str], authority: str) -> Case:
         """Put a judgement together with everything that was signed about it.
@@ -99,17 +106,18 @@ class Testimony:
             shown: An input that a report showed; picks that report.
 
         Returns:
-            Headers by role: "commit", "gradient_held", "report", and "state_holder", "state_shadow" for
+            Headers by role: "commit", "gradient_held", "step_audited", "report", and "state_holder", "state_shadow" for
             the state at the beginning of the step. What was never signed is missing.
         """
         roles = {
             ("commit", holder): "commit",
             ("gradient_held", shadow): "gradient_held",
+            ("step_audited", shadow): "step_audited",
             ("state", shadow): "state_shadow",
             ("state", holder): "state_holder",
         }
         found: dict[str, Signed] = {}
-        for said in self._said:
+        for said in self._said.values():
             if (said.stage, said.step) != (verdict.stage, verdict.step):
                 continue
             if said.report is not None:

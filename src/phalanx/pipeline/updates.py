@@ -52,6 +52,26 @@ class Updates:
             return docket.judgement("gradient", guilty, stage, reason, accuser=accuser)
         return None
 
+    def weigh_step_audits(self) -> Judgement | None:
+        """Compare each recomputed weight gradient with the one that the stage committed to."""
+        docket, ledger = self._docket, self._docket.ledger
+        for stage in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
+            audited, commit = ledger.step_audits.get(stage), ledger.commits[stage]
+            if audited is None:
+                continue
+            if (audited.gradient, audited.norm_squared) == (commit.gradient, commit.norm_squared):
+                ledger.steps_agreed.add(stage)
+                continue
+            holder, shadow = docket.holder(stage), docket.shadow(stage)
+            alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": shadow}
+            docket.observe("alarm", alarm)
+            guilty = self._referee.judge_step(ledger, stage, docket.assignment.holders, shadow, docket.agreed[stage])
+            what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
+            reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
+            accuser = shadow if guilty == holder else holder
+            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser)
+        return None
+
     def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
         docket = self._docket
         holder, shadow = docket.holder(stage), docket.shadow(stage)

@@ -4,7 +4,9 @@ from typing import Literal
 
 from phalanx.config import StrictModel
 
-Offence = Literal["message", "accusation", "equivocation", "forgery", "gradient", "state", "shape", "transfer"]
+Offence = Literal[
+    "message", "accusation", "equivocation", "forgery", "gradient", "state", "shape", "transfer", "collusion"
+]
 
 
 class Verdict(StrictModel):

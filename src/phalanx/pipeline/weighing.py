@@ -33,7 +33,9 @@ def explain_message(hearing: Hearing) -> tuple[dict[str, Any], str | None, str]:
     facts["distance of the message"] = _shown(distances["claimed"])
     facts["distance of the accuser"] = _shown(distances["accuser"])
     holder_off = _is_off(hearing, output.fields.payload_digest, distances["claimed"])
-    if verdict.offence == "message":
+    if verdict.offence == "collusion":
+        what = _weigh_accomplice(hearing, output, holder_off=holder_off)
+    elif verdict.offence == "message":
         what = _weigh_holder(hearing, output, distances["claimed"], holder_off=holder_off)
     else:
         what = _weigh_accuser(hearing, output, distances["accuser"], holder_off=holder_off)
@@ -41,7 +43,7 @@ def explain_message(hearing: Hearing) -> tuple[dict[str, Any], str | None, str]:
     again = redo(hearing, verdict.direction, verdict.microbatch)
     facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
     facts["recomputed here"] = _compare(hearing, truth, again)
-    distance = distances["claimed" if verdict.offence == "message" else "accuser"]
+    distance = distances["accuser" if verdict.offence == "accusation" else "claimed"]
     return facts, _believed(hearing, signers, again, distance), what
 
 
@@ -91,20 +93,35 @@ def _weigh_holder(hearing: Hearing, output: SignedHeader, distance: float | None
 
 def _weigh_accuser(hearing: Hearing, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
     verdict = hearing.record.verdict
+    claim = _reported(hearing, output)
+    if holder_off or not _is_off(hearing, claim, distance):
+        raise hearing.refuse(f"the report of {verdict.party} is what was recomputed, or the message is not")
+    _same_distance(hearing, distance)
+    return "signed a report that signed inputs do not give, against a message that they do"
+
+
+def _weigh_accomplice(hearing: Hearing, output: SignedHeader, *, holder_off: bool) -> str:
+    verdict = hearing.record.verdict
+    claim = _reported(hearing, output)
+    if not holder_off or claim != output.fields.payload_digest:
+        raise hearing.refuse(f"the report of {verdict.party} does not vouch for a wrong message")
+    return f"signed a report that vouches for a wrong message of {output.fields.sender}"
+
+
+def _reported(hearing: Hearing, output: SignedHeader) -> str:
+    """The digest that the guilty auditor signed, which is that of the tensor shown as its own."""
+    verdict = hearing.record.verdict
     report, header = hearing.said("report", AuditReport)
     if header.fields.sender != verdict.party or output.fields.sender == verdict.party:
         raise hearing.refuse(
             f"accuses {verdict.party}, but {header.fields.sender} signed the report: the wrong party is named"
         )
-    claim = {str(direction): digest for direction, digest in report.digests.items()}.get(verdict.direction or "")
     if (report.step, report.stage, report.microbatch) != (verdict.step, verdict.stage, verdict.microbatch):
         raise hearing.refuse("its report is about another step, stage or microbatch")
+    claim = {str(direction): digest for direction, digest in report.digests.items()}.get(verdict.direction or "")
     if claim is None or ("accuser" in hearing.tensors and hearing.digest_of("accuser") != claim):
         raise hearing.refuse(f"tensor 'accuser' is not the one whose digest {verdict.party} signed")
-    if holder_off or not _is_off(hearing, claim, distance):
-        raise hearing.refuse(f"the report of {verdict.party} is what was recomputed, or the message is not")
-    _same_distance(hearing, distance)
-    return "signed a report that signed inputs do not give, against a message that they do"
+    return claim
 
 
 def _is_off(hearing: Hearing, digest: str, distance: float | None) -> bool:

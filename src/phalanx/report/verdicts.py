@@ -14,6 +14,7 @@ _MAX_VERDICTS = 400
 _OFFENCES = {
     "message": "sent a tensor that recomputation does not give",
     "accusation": "accused a stage whose tensor recomputation does give",
+    "collusion": "vouched for a tensor that recomputation does not give",
     "equivocation": "told two parties two stories",
     "forgery": "committed to an input that nobody sent",
     "gradient": "another weight gradient or norm than it sent or computed",
@@ -28,6 +29,7 @@ _WHY_SIGNED = {
     "report": "the auditor's own result",
     "commit": "the stage's commitment to the step",
     "gradient_held": "the shadow's copy of the weight gradient",
+    "step_audited": "the weight gradient that an audit of the whole step gave",
     "state_holder": "the weights, as the stage signed them",
     "state_shadow": "the weights, as its shadow signed them",
 }

@@ -142,6 +142,11 @@ class MemoryCompany:
         return self._threads[name].is_alive()
 
     @property
+    def run_dir(self) -> Path:
+        """Where evidence is written."""
+        return self._home.path
+
+    @property
     def verdicts(self) -> list[Verdict]:
         """All verdicts so far."""
         return self.engine.verdicts
@@ -191,11 +196,11 @@ class MemoryCompany:
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
-        draw = AuditDraw(home.audit_key(), run.guard.audit_rate)
+        draw = AuditDraw.of(home.audit_key(), run.guard)
         self.engine = PipelineEngine(self.plan, home.owner.public, endpoint, members, files, draw)
         stack.callback(self.engine.close, "the simulation is over")
         known = library.digests() if run.guard.enabled else {}
-        self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s)
+        self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
 
     def _endpoint(self, name: str) -> RewritingEndpoint:
         limits = self.run_config.pipeline.transport

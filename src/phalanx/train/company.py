@@ -71,7 +71,7 @@ def company(
         for name in members.names:
             observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
-        draw = AuditDraw(home.audit_key(), run.guard.audit_rate)
+        draw = AuditDraw.of(home.audit_key(), run.guard)
         engine = PipelineEngine(plan, home.owner.public, endpoint, members, Files(home.path, library, observe), draw)
         yield engine
         engine.close("the run is complete")

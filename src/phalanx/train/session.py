@@ -147,7 +147,12 @@ class Session:
             recorder.observe("run_started" if history.head is None else "run_resumed", opening)
             library = StageLibrary(source, plan, checkpoint)
             engine = stack.enter_context(company(run, home, plan, library, self._observer(recorder), workers))
-            engine.start(start, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
+            engine.start(
+                start,
+                library.digests() if run.guard.enabled else {},
+                timeout_s=run.pipeline.step_timeout_s,
+                patience_s=run.pipeline.patience_s,
+            )
             hooks = RunHooks(run, engine, corpus, recorder, savepoint, self.figures)
             self._train(engine, loader, hooks, start)
             self._finish(engine, recorder)
@@ -214,7 +219,7 @@ class Session:
             "stages": stages,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),
-            "audit_key_commitment": None if key is None else AuditDraw(key, self.config.guard.audit_rate).commitment,
+            "audit_key_commitment": None if key is None else AuditDraw.of(key, self.config.guard).commitment,
         }
 
     def _say(self, phase: str, documents: int) -> None:

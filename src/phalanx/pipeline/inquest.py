@@ -1,0 +1,224 @@
+"""Who holds a step up: what was withheld is handed on by the owner, and who is silent is replaced, not blamed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.pipeline.bulk import Post, send_bulk, transfer_digest
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.desk import Received
+from phalanx.pipeline.docket import Docket
+from phalanx.pipeline.ledger import MessageKey
+from phalanx.pipeline.messages import (
+    Ask,
+    Fetch,
+    FetchBulk,
+    Fetched,
+    Message,
+    Place,
+    Progress,
+    Relay,
+    ScreenHit,
+    Signed,
+    Standing,
+)
+from phalanx.pipeline.schedules import SCHEDULES
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.stage_copy import StageCopy
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What the coordinator still waits for, beside commitments and gradients.
+
+    Attributes:
+        states: Parties that have not reported a state after an update.
+        screened: Messages that their receivers do not use before an audit has cleared them.
+        audits: (stage, microbatch) without a report.
+        step_audits: Stages whose whole step was to be recomputed.
+    """
+
+    states: Sequence[str]
+    screened: Sequence[ScreenHit]
+    audits: Sequence[tuple[int, int]]
+    step_audits: Sequence[int]
+
+
+@dataclass
+class Inquest:
+    """Asked when nothing has arrived for long; answers with who is to be replaced, if anybody.
+
+    A message that its sender says it sent and its receiver says it lacks is a broken link or a lie of one
+    of the two, and nobody can tell which. So the owner fetches it and hands it on. A sender that has
+    nothing to show, a receiver that still lacks what the owner itself gave it, and a party that has all
+    it needs and does nothing are replaced: silence is a failure and no proof of malice.
+
+    Guarantees:
+        Every call names somebody, or hands on what was not handed on before in this attempt, or finds
+        that only the owner's own work is missing. So a step with silent parties ends.
+    """
+
+    docket: Docket
+    courier: Courier
+    post: Post
+    _handed: set[tuple[object, ...]] = field(default_factory=set)
+    _attempt: tuple[int, int] = (-1, -1)
+
+    def find(self, missing: Missing) -> str | None:
+        """Look for who is silent; None when it is nobody, or not yet clear."""
+        ledger = self.docket.ledger
+        if self._attempt != (ledger.step, ledger.epoch):
+            self._attempt = (ledger.step, ledger.epoch)
+            self._handed.clear()
+        parties = sorted(self.docket.present)
+        standings = self.courier.ask(parties, Ask(epoch=ledger.epoch, step=ledger.step))
+        silent = [party for party in (*parties, *missing.states) if party not in standings or party in missing.states]
+        if silent:
+            return silent[0]
+        if missing.screened:
+            return self._without_urgent_report(missing.screened[0])
+        return (
+            self._behind(standings)
+            or self._without_gradient(standings)
+            or self._without_report(missing.audits)
+            or next((self.docket.shadow(stage) for stage in missing.step_audits if not missing.audits), None)
+        )
+
+    # --- commitments ------------------------------------------------------------------------------
+
+    def _behind(self, standings: Mapping[str, Standing]) -> str | None:
+        """Look at each stage that has not committed: what it waits for, and whether that was sent."""
+        for stage in range(len(self.docket.plan.stages)):
+            party = self.docket.holder(stage)
+            if stage in self.docket.ledger.commits:
+                continue
+            progress = standings[party].stages.get(str(stage))
+            if progress is None:
+                return None if party == OWNER else party
+            place = self._waits_for(stage, progress)
+            if place is None:
+                if party != OWNER:
+                    return party
+                continue
+            source = stage + (-1 if place.direction == "forward" else 1)
+            sender = self.docket.holder(source)
+            upstream = standings[sender].stages.get(str(source))
+            if upstream is not None and place in upstream.sent:
+                return self._carry(sender, party, (source, place.direction, place.microbatch))
+        return None
+
+    def _waits_for(self, stage: int, progress: Progress) -> Place | None:
+        """The input that keeps a stage from its next action; None when it has all it needs."""
+        plan = self.docket.plan
+        last = len(plan.stages) - 1
+        needless: Direction | None = "forward" if stage == 0 else "backward" if stage == last else None
+        for action in SCHEDULES[plan.schedule](stage, last + 1, plan.microbatches):
+            place = Place(direction=action.direction, microbatch=action.microbatch)
+            if action.direction == needless or (needless is None and place in progress.sent):
+                continue
+            if place not in progress.received:
+                return place
+            if needless is None:
+                return None
+        return None
+
+    def _carry(self, sender: str, receiver: str, key: MessageKey) -> str | None:
+        """Hand a tensor on; whoever has nothing to show, or still lacks what it was given, is named."""
+        mark = ("tensor", receiver, *key)
+        if mark in self._handed:
+            return sender if receiver == OWNER else receiver
+        found = self._fetch(sender, key)
+        evidence = found.message.evidence if found is not None and isinstance(found.message, Fetched) else None
+        if found is None or evidence is None:
+            # what the owner says to itself has no header, and is never lost
+            return None if sender == OWNER else sender
+        self._handed.add(mark)
+        self._relay(receiver, key, evidence, found.payload)
+        return None
+
+    def _relay(self, receiver: str, key: MessageKey, evidence: Signed, payload: memoryview) -> None:
+        source, direction, microbatch = key
+        ledger = self.docket.ledger
+        relay = Relay(
+            epoch=ledger.epoch,
+            step=ledger.step,
+            microbatch=microbatch,
+            direction=direction,
+            source=source,
+            evidence=evidence,
+        )
+        self._note(receiver, relay)
+        self.post(receiver, relay, (payload,))
+
+    # --- gradients and audits -------------------------------------------------------------------------
+
+    def _without_gradient(self, standings: Mapping[str, Standing]) -> str | None:
+        docket, ledger = self.docket, self.docket.ledger
+        for stage in docket.watched:
+            holder, shadow = docket.holder(stage), docket.shadow(stage)
+            if stage not in ledger.commits or stage in ledger.held or docket.plan.guard.shadow == "lockstep":
+                continue
+            mark = ("gradient", shadow, stage)
+            if mark in self._handed or (stage in standings[shadow].gradients and shadow != OWNER):
+                return holder if shadow == OWNER else shadow
+            request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="gradient")
+            found = self.courier.collect(holder, request, StageCopy.empty(docket.plan, stage).module.trainable())
+            if found is None or transfer_digest(found[0]) != ledger.commits[stage].gradient:
+                return holder
+            self._handed.add(mark)
+            self._note(shadow, request)
+            send_bulk(self.post, shadow, request, found[0], ledger.step)
+            return None
+        return None
+
+    def _without_urgent_report(self, hit: ScreenHit) -> str | None:
+        """The receiver must be able to show what it screened, and somebody what that was computed from."""
+        receiver = self.docket.holder(hit.source + (1 if hit.direction == "forward" else -1))
+        shown = self._fetch(receiver, (hit.source, hit.direction, hit.microbatch))
+        header = shown.message.evidence if shown is not None and isinstance(shown.message, Fetched) else None
+        if header is None or self.docket.signed_by(header, self.docket.holder(hit.source)) is None:
+            return receiver
+        both: tuple[Direction, ...] = ("forward", "backward")
+        return self._audit_inputs(hit.source, hit.microbatch, both[:1] if hit.direction == "forward" else both)
+
+    def _without_report(self, audits: Iterable[tuple[int, int]]) -> str | None:
+        for stage, microbatch in audits:
+            silent = self._audit_inputs(stage, microbatch, ("forward", "backward"))
+            if silent is not None:
+                return silent
+        return None
+
+    def _audit_inputs(self, stage: int, microbatch: int, directions: Sequence[Direction]) -> str | None:
+        """Give an auditor what it is to recompute from; one that has it and does not report is named."""
+        docket = self.docket
+        auditor, holder = docket.shadow(stage), docket.holder(stage)
+        mark = ("audit", auditor, stage, microbatch)
+        if mark in self._handed:
+            return None if auditor == OWNER else auditor
+        self._handed.add(mark)
+        for direction in directions:
+            source = stage + (-1 if direction == "forward" else 1)
+            key: MessageKey = (source, direction, microbatch)
+            found = self._fetch(docket.holder(source), key) or self._fetch(holder, key)
+            if found is None:
+                return holder
+            self._note(auditor, found.message)
+            self.post(auditor, found.message, (found.payload,))
+        return None
+
+    def _fetch(self, party: str, key: MessageKey) -> Received | None:
+        source, direction, microbatch = key
+        ledger = self.docket.ledger
+        request = Fetch(
+            epoch=ledger.epoch,
+            step=ledger.step,
+            microbatch=microbatch,
+            direction=direction,
+            source=source,
+            claim=False,
+        )
+        return self.courier.fetch(party, request)
+
+    def _note(self, party: str, message: Message) -> None:
+        body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})
+        self.docket.observe("relayed", {"to": party, "what": message.kind, **body})

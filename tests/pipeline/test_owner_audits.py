@@ -1,0 +1,78 @@
+"""A stage and its shadow that lie together meet the one auditor whom they cannot have on their side."""
+
+import pytest
+
+from phalanx.pipeline import GuardConfig, explain_evidence
+from phalanx.pipeline.messages import AuditReport
+from phalanx.security.crypto import digest_hex
+from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.transport.tensors import tensor_buffers
+
+OFTEN = GuardConfig(owner_audit_rate=1.0, screen=False)
+NEVER = GuardConfig(owner_audit_rate=0.0, screen=False)
+
+
+def league(direction):
+    """Worker 1 lies about stage 1 in one direction; worker 2, its auditor, reports the very same lie."""
+    lies = {}
+
+    def tamper(found, step, microbatch, tensor):
+        if found != direction:
+            return tensor
+        lie = tensor * 1.5
+        lies[(step, microbatch)] = digest_hex(tensor_buffers(lie.contiguous()))
+        return lie
+
+    def vouch(letter, report):
+        lie = lies.get((report.step, report.microbatch))
+        if report.stage != 1 or lie is None:
+            return [letter]
+        return [letter.saying({"digests": {**report.digests, direction: lie}})]
+
+    return {1: Actor(tampering(tamper)), 2: Actor(rewrite=only(AuditReport, vouch))}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_stage_and_its_shadow_that_lie_together_win_without_the_owners_audits(make_company, honest_digest, direction):
+    run = tiny_run(guard=NEVER)
+    company = make_company(run, league(direction))
+
+    company.run(3)
+
+    assert company.verdicts == []
+    assert company.weights_digest() != honest_digest(run, 3)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_owners_audit_names_the_stage_and_its_accomplice(make_company, honest_digest, direction):
+    run = tiny_run(guard=OFTEN)
+    company = make_company(run, league(direction))
+
+    company.run(3)
+
+    found = [(verdict.offence, verdict.party, verdict.stage) for verdict in company.verdicts]
+    assert found == [("collusion", "worker-2", 1), ("message", "worker-1", 1)]
+    assert company.weights_digest() == honest_digest(run, 3)
+    for verdict in company.verdicts:
+        facts = explain_evidence(company.run_dir / str(verdict.evidence))
+        assert str(facts["conclusion"]).startswith(f"holds: {verdict.party} signed")
+
+
+def test_honest_workers_pass_the_owners_audits(make_company, honest_digest):
+    run = tiny_run(guard=OFTEN)
+    company = make_company(run)
+
+    company.run(3)
+
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_league_is_found_within_the_bound_that_the_rate_promises(make_company):
+    # at a rate of one half, 20 steps without an audit happen once in a million runs
+    run = tiny_run(guard=GuardConfig(owner_audit_rate=0.5, screen=False))
+    company = make_company(run, league("forward"))
+
+    company.run(20)
+
+    assert {verdict.party for verdict in company.verdicts} == {"worker-1", "worker-2"}

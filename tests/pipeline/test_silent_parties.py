@@ -1,0 +1,163 @@
+"""What is withheld is handed on by the owner; who stays silent is replaced and not blamed."""
+
+import pytest
+
+from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.pipeline.messages import (
+    Activation,
+    Applied,
+    AuditReport,
+    Bulk,
+    Commit,
+    Fetched,
+    GradientHeld,
+    Ready,
+    Standing,
+    StepAudited,
+)
+from phalanx.testing import Actor, only, tampering, tiny_run
+
+IMPATIENT = PipelineConfig(stages=4, step_timeout_s=60.0, patience_s=0.4)
+
+
+def impatient(**guard):
+    return tiny_run(pipeline=IMPATIENT, guard=GuardConfig(**guard))
+
+
+def withholding(kind, when=lambda letter: True):
+    return Actor(rewrite=only(kind, lambda letter, message: [] if when(letter) else [letter]))
+
+
+def assert_replaced(company, party, run, honest_digest):
+    assert company.lost == [party]
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+@pytest.mark.parametrize(("stage", "direction"), [(1, "forward"), (1, "backward"), (2, "forward"), (2, "backward")])
+def test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced(make_company, honest_digest, stage, direction):
+    run = impatient()
+
+    def is_the_one(letter):
+        message = letter.message
+        return (message.step, message.microbatch, message.direction) == (1, 2, direction)
+
+    company = make_company(run, {stage: withholding(Activation, is_the_one)})
+
+    company.run(3)
+
+    assert (company.lost, company.verdicts) == ([], [])
+    assert [body["what"] for body in company.bodies("relayed")] == ["relay"]
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_a_withheld_weight_gradient_is_handed_on(make_company, honest_digest):
+    run = impatient()
+    to_shadow = withholding(Bulk, lambda letter: letter.receiver == "worker-2" and letter.message.step == 1)
+    company = make_company(run, {1: to_shadow})
+
+    company.run(3)
+
+    assert (company.lost, company.verdicts) == ([], [])
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, honest_digest):
+    run = impatient(audit_rate=1.0)
+    company = make_company(run, {2: withholding(Fetched, lambda letter: letter.receiver == "worker-1")})
+
+    company.run(1)
+
+    assert (company.lost, company.verdicts) == ([], [])
+    assert company.weights_digest() == honest_digest(run, 1)
+
+
+@pytest.mark.parametrize("kind", [Commit, Applied])
+def test_a_stage_that_withholds_what_it_owes_is_replaced(make_company, honest_digest, kind):
+    run = impatient()
+    company = make_company(run, {1: withholding(kind, lambda letter: letter.message.step == 1)})
+
+    company.run(3)
+
+    assert_replaced(company, "worker-1", run, honest_digest)
+
+
+@pytest.mark.parametrize("kind", [GradientHeld, AuditReport, StepAudited])
+def test_a_shadow_that_withholds_what_it_owes_is_replaced(make_company, honest_digest, kind):
+    run = impatient(audit_rate=1.0, step_audit_rate=1.0)
+    about_stage_1 = withholding(kind, lambda letter: (letter.message.stage, letter.message.step) == (1, 1))
+    company = make_company(run, {2: about_stage_1})
+
+    company.run(3)
+
+    assert_replaced(company, "worker-2", run, honest_digest)
+
+
+def test_a_party_that_falls_silent_altogether_is_replaced(make_company, honest_digest):
+    run = impatient()
+    steps = []
+
+    def fall_silent(letter):
+        steps.append(getattr(letter.message, "step", 0))
+        return [] if max(steps) >= 1 else [letter]
+
+    company = make_company(run, {2: Actor(rewrite=fall_silent)})
+
+    company.run(3)
+
+    assert_replaced(company, "worker-2", run, honest_digest)
+
+
+def test_a_party_that_withholds_a_tensor_and_its_standing_is_replaced(make_company, honest_digest):
+    run = impatient()
+
+    def rewrite(letter):
+        is_tensor = isinstance(letter.message, Activation) and letter.message.step == 1
+        return [] if is_tensor or isinstance(letter.message, Standing) else [letter]
+
+    company = make_company(run, {1: Actor(rewrite=rewrite)})
+
+    company.run(3)
+
+    assert_replaced(company, "worker-1", run, honest_digest)
+
+
+def test_a_receiver_that_denies_what_the_owner_itself_gave_it_is_replaced(make_company, honest_digest):
+    run = impatient()
+
+    def rewrite(letter):
+        message = letter.message
+        if isinstance(message, Standing) and message.step == 1:
+            progress = message.stages["2"].model_copy(update={"received": (), "sent": ()})
+            return [letter.saying({"stages": {**message.stages, "2": progress}})]
+        if isinstance(message, Activation | Commit) and message.step == 1:
+            return []
+        return [letter]
+
+    company = make_company(run, {2: Actor(rewrite=rewrite)})
+
+    company.run(3)
+
+    assert_replaced(company, "worker-2", run, honest_digest)
+
+
+def test_a_party_that_does_not_take_its_new_roles_is_replaced_as_well(make_company, honest_digest):
+    run = tiny_run(pipeline=PipelineConfig(stages=5, step_timeout_s=3.0, patience_s=0.4))
+    lies = Actor(tampering(lambda direction, step, microbatch, tensor: -tensor if step == 1 else tensor))
+    mute = withholding(Ready, lambda letter: letter.message.epoch > 0)
+    company = make_company(run, {1: lies, 3: mute})
+
+    company.run(3)
+
+    assert (company.evicted, company.lost) == (["worker-1"], ["worker-3"])
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_a_slow_but_honest_step_replaces_nobody(make_company, honest_digest):
+    run = impatient()
+    company = make_company(run)
+
+    company.run(3)
+
+    assert (company.lost, company.bodies("relayed")) == ([], [])
+    assert company.weights_digest() == honest_digest(run, 3)
