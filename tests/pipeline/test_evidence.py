@@ -276,7 +276,7 @@ def swap_certificates(record):
         (setting("verdict", "party", to="worker-2"), "the wrong party is named"),
         (setting("verdict", "party", to="worker-9"), "no certificate of 'worker-9'"),
         (setting("verdict", "offence", to="accusation"), "the wrong party is named"),
-        (setting("verdict", "offence", to="gradient"), "no signed header for 'gradient_held'|agree on the gradient"),
+        (setting("verdict", "offence", to="gradient"), "no signed header for '(gradient_held|step_audited)'"),
         (setting("verdict", "stage", to=2), "is about"),
         (setting("verdict", "step", to=2), "is about"),
         (setting("verdict", "microbatch", to=None), "no direction or no microbatch"),

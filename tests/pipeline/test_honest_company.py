@@ -80,7 +80,7 @@ def test_both_schedules_end_with_the_same_bits(make_company, honest_digest, stag
 
 @pytest.mark.parametrize("stages", [3, 4, slow(5), 6, slow(7), 8])
 def test_the_guard_changes_no_bit_and_blames_nobody(make_company, honest_digest, stages):
-    company = make_company(deep_run(stages, guard=GuardConfig(audit_rate=0.5)))
+    company = make_company(deep_run(stages, guard=GuardConfig(audit_rate=0.5, step_audit_rate=0.0, owner_audit_rate=0.0)))
 
     results = company.run(STEPS)
 
@@ -121,7 +121,7 @@ def test_every_kind_of_guard_ends_with_the_same_bits(make_company, honest_digest
 
 
 def test_lockstep_audits_every_microbatch(make_company):
-    company = make_company(tiny_run(guard=GuardConfig(shadow="lockstep", audit_rate=0.01)))
+    company = make_company(tiny_run(guard=GuardConfig(shadow="lockstep", audit_rate=0.01, owner_audit_rate=0.0)))
 
     (result,) = company.run(1)
 

@@ -7,7 +7,7 @@ from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
 from phalanx.pipeline.messages import StepAudited
 from phalanx.testing import Actor, only, tampering, tiny_run
 
-ALWAYS = GuardConfig(step_audit_rate=1.0)
+ALWAYS = GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0)
 DOUBLED = Actor(tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()}))
 
 
