@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +24,12 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
     )
+
+
+class RunFile(str):
+    """Stands in for a run that nobody attacks."""
+
+    attack = SimpleNamespace(kind="none")
 
 
 class Recorder:
@@ -46,7 +52,7 @@ class Recorder:
 
     def load_run(self, path: Path, overrides: tuple[str, ...] = ()) -> str:
         self.calls.append(("load_run", path, tuple(overrides)))
-        return "the run"
+        return RunFile("the run")
 
     def train(self, run: str, run_dir: Path | None = None, resume: bool = False) -> dict[str, Any]:
         self.calls.append(("train", run, run_dir, resume))

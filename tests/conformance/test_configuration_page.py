@@ -80,4 +80,4 @@ def test_the_attacks_on_the_page_are_those_in_the_table():
 
     (line,) = [line for line in PAGE.read_text().splitlines() if "phalanx.attacks.ATTACKS" in line]
 
-    assert set(re.findall(r"`([a-z_]+)`", line.rpartition(":")[2])) == set(ATTACKS)
+    assert set(re.findall(r"`([a-z0-9_]+)`", line.rpartition(":")[2])) == set(ATTACKS)

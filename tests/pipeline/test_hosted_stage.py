@@ -16,8 +16,8 @@ def serve(model_cache):
     plan = make_plan(run, source)
     library = StageLibrary(source, plan, None)
 
-    def make(stage=1, wrap=lambda runner: runner):
-        return HostedStage.serve(plan, library(stage), wrap)
+    def make(stage=1):
+        return HostedStage(plan, library(stage))
 
     return make
 
@@ -121,10 +121,3 @@ def test_the_owners_ends_need_a_batch(serve):
 
     first.begin(0, batch)
     assert first.ready()
-
-
-def test_an_attacker_is_put_in_the_place_of_the_honest_runner_only(serve):
-    wrapped = []
-    stage = serve(wrap=lambda runner: wrapped.append(runner) or runner)
-
-    assert wrapped == [stage.copy.runner]

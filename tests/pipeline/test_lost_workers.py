@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.attacks import attack_wrapper
+from phalanx.attacks import actor
 from phalanx.errors import NoHolderError, PeerLostError
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.messages import Applied, AuditReport, Commit, GradientHeld, Hello
@@ -95,8 +95,8 @@ def test_a_worker_killed_before_the_weights_are_collected_is_replaced(make_compa
 
 def test_a_crash_and_a_lie_in_the_same_step_are_told_apart(make_company, honest_digest):
     run = tiny_run(5)
-    liar = attack_wrapper(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-3", None)
-    company = make_company(run, {1: Actor(crash_at(1)), 3: Actor(liar)})
+    liar = actor(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-3")
+    company = make_company(run, {1: Actor(crash_at(1)), 3: liar})
 
     company.run(3)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from phalanx.attacks import attack_wrapper
+from phalanx.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import Actor, tampering, tiny_run
 
@@ -16,7 +16,7 @@ DIRECTION = {"forward_sign_flip": "forward", "backward_gaussian": "backward"}
 
 def attacker(kind, stage, **when):
     config = AttackConfig(kind=kind, stages=(stage,), **{"from_step": 1} | when)
-    return Actor(wrap_runner=attack_wrapper(config, f"worker-{stage}", None))
+    return actor(config, f"worker-{stage}")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Messages from the wrong party, twice, too late or to the wrong address: refused or dropped, and the run goes on."""
 
-from phalanx.attacks import attack_wrapper
+from phalanx.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest
 from phalanx.pipeline.messages import (
     Activation,
@@ -156,8 +156,8 @@ def test_messages_of_an_older_epoch_are_dropped_without_a_word(make_company, hon
         return [letter.saying({"epoch": 0}), letter.saying({"epoch": 9}), letter]
 
     run = tiny_run(5)
-    liar = attack_wrapper(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-1", None)
-    company = make_company(run, {1: Actor(liar), 3: Actor(rewrite=only(Activation, old_and_new))})
+    liar = actor(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-1")
+    company = make_company(run, {1: liar, 3: Actor(rewrite=only(Activation, old_and_new))})
 
     company.run(3)
 

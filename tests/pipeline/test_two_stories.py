@@ -66,7 +66,7 @@ def test_a_neighbour_that_is_told_another_story_than_the_owner_gives_the_stage_a
         sent = [s.model_copy(update={"digest": honest[s.direction, s.microbatch]}) for s in commit.sent]
         return {"sent": tuple(sent)}
 
-    actor = dataclasses.replace(commit_with(commit_honestly), wrap_runner=tampering(remember))
+    actor = dataclasses.replace(commit_with(commit_honestly), wrap_copy=tampering(remember))
 
     verdict = run_against(make_company, honest_digest, 2, actor)
 

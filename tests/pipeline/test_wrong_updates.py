@@ -140,9 +140,10 @@ def test_a_stage_that_trains_in_secret_on_top_of_the_verified_step_is_named(make
     # the optimizer's law: the holder's weights move by something that no gradient explains
     modules = []
 
-    def wrap(honest):
-        modules.append(honest.module)
-        return honest
+    def wrap(copy, held):
+        if held:
+            modules.append(copy.module)
+        return copy
 
     company = make_company(tiny_run(), {1: Actor(wrap)})
     company.run(1)

@@ -1,17 +1,24 @@
-"""Red team: what a party sends is rewritten from outside; production code never imports this package."""
+"""Red team: what a party computes, keeps or sends is changed from outside; production never imports this package."""
 
-from phalanx.attacks.attacker import AttackedRunner
-from phalanx.attacks.backward_gaussian import BackwardGaussian
-from phalanx.attacks.drill import ATTACKS, attack_wrapper, run_worker_with_attack
-from phalanx.attacks.forward_sign_flip import ForwardSignFlip
+from phalanx.attacks.attack import Attack
+from phalanx.attacks.drill import run_worker_with_attack
+from phalanx.attacks.message_attack import MessageAttack, Work
 from phalanx.attacks.schedule import attacks_in
+from phalanx.attacks.table import ATTACKS, AttackLine, Layer, actor, check_attack, make_attack
+from phalanx.attacks.trigger_backdoor import TriggerSuccess, trigger_success
 
 __all__ = [
     "ATTACKS",
-    "AttackedRunner",
-    "BackwardGaussian",
-    "ForwardSignFlip",
-    "attack_wrapper",
+    "Attack",
+    "AttackLine",
+    "Layer",
+    "MessageAttack",
+    "TriggerSuccess",
+    "Work",
+    "actor",
     "attacks_in",
+    "check_attack",
+    "make_attack",
     "run_worker_with_attack",
+    "trigger_success",
 ]

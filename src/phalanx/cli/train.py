@@ -47,6 +47,10 @@ def train(
     from phalanx.train import train as train_run
 
     run = load_run(run_file, overrides or ())
+    if run.attack.kind != "none":
+        from phalanx.attacks import check_attack
+
+        check_attack(run.attack)
     if dry_run:
         from rich.console import Console
 

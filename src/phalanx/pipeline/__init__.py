@@ -15,7 +15,7 @@ from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, se
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
-from phalanx.pipeline.stage_copy import StageCopy, WrapRunner, stage_spec
+from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec
 from phalanx.pipeline.verdict import Verdict
 from phalanx.pipeline.worker import Worker, die_with_parent, run_worker
 
@@ -42,7 +42,7 @@ __all__ = [
     "Verdict",
     "Worker",
     "WorkerConfig",
-    "WrapRunner",
+    "WrapCopy",
     "die_with_parent",
     "explain_evidence",
     "gather",

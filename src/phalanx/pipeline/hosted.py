@@ -9,7 +9,7 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES, Action
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.stage_copy import StageCopy, WrapRunner
+from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.transport import SignedHeader
 
 Slot = tuple[int, Direction, int]
@@ -39,7 +39,6 @@ class HostedStage:
 
     plan: StepPlan
     copy: StageCopy
-    runner: StageRunner
     inputs: dict[Slot, Tensor] = field(default_factory=dict)
     headers: dict[Slot, SignedHeader] = field(default_factory=dict)
     withheld: set[Slot] = field(default_factory=set)
@@ -52,10 +51,10 @@ class HostedStage:
     gradients: dict[str, Tensor] | None = None
     _todo: list[Action] = field(default_factory=list)
 
-    @classmethod
-    def serve(cls, plan: StepPlan, copy: StageCopy, wrap_runner: WrapRunner) -> "HostedStage":
-        """Take a copy into service; `wrap_runner` is how a drill puts an attacker in its place."""
-        return cls(plan, copy, wrap_runner(copy.runner))
+    @property
+    def runner(self) -> StageRunner:
+        """Runs the copy's microbatches."""
+        return self.copy.runner
 
     @property
     def index(self) -> int:

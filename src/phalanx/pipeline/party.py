@@ -34,7 +34,7 @@ from phalanx.pipeline.roles import Roles
 from phalanx.pipeline.serving import Serving
 from phalanx.pipeline.shadowing import Shadowing
 from phalanx.pipeline.signed import open_signed, passed_on
-from phalanx.pipeline.stage_copy import WrapRunner
+from phalanx.pipeline.stage_copy import WrapCopy, unwrapped
 from phalanx.security.crypto import Peer, digest_hex
 from phalanx.telemetry import PhaseTimer
 
@@ -55,7 +55,7 @@ class Party:
         post: Sends a message; a message to oneself is delivered to oneself.
         peer: Public key of a party, for headers that others pass on.
         timer: Where CPU and wall time of each phase are added up.
-        wrap_runner: How a drill puts an attacker in the place of an honest stage.
+        wrap_copy: How a drill puts an attacker in the place of an honest copy.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Party:
         post: Post,
         peer: Callable[[str], Peer],
         timer: PhaseTimer,
-        wrap_runner: WrapRunner = lambda runner: runner,
+        wrap_copy: WrapCopy = unwrapped,
     ) -> None:
         self.name = name
-        self.roles = Roles(name, plan, post, wrap_runner)
+        self.roles = Roles(name, plan, post, wrap_copy)
         self.hosted = self.roles.hosted
         self.shadows = self.roles.shadows
         self._desk = Desk(name, plan, self.roles, post, peer, timer)

@@ -10,7 +10,7 @@ from phalanx.pipeline.hosted import HostedStage
 from phalanx.pipeline.messages import Assign, Bulk, FetchBulk, Role
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.shadow import ShadowStage
-from phalanx.pipeline.stage_copy import StageCopy, WrapRunner
+from phalanx.pipeline.stage_copy import StageCopy, WrapCopy
 
 Library = Callable[[int], StageCopy]
 """Where the owner reads a stage that nobody holds yet: a model directory or a checkpoint."""
@@ -19,7 +19,7 @@ Library = Callable[[int], StageCopy]
 class Roles:
     """The copies of one party; `take` moves them to a new assignment with as little traffic as possible."""
 
-    def __init__(self, name: str, plan: StepPlan, post: Post, wrap_runner: WrapRunner) -> None:
+    def __init__(self, name: str, plan: StepPlan, post: Post, wrap_copy: WrapCopy) -> None:
         self.name = name
         self.epoch = -1
         self.step = 0
@@ -31,7 +31,7 @@ class Roles:
         self.library: Library | None = None
         self._plan = plan
         self._post = post
-        self._wrap_runner = wrap_runner
+        self._wrap_copy = wrap_copy
 
     def take(self, assign: Assign) -> None:
         """Move to a new epoch: promote, drop, build; send state to newcomers and wait for one's own."""
@@ -95,17 +95,18 @@ class Roles:
             shadow = self.shadows.pop(stage)
             if self.holders.get(stage) == self.name:
                 shadow.copy.runner.abandon()
-                self.hosted[stage] = HostedStage.serve(self._plan, shadow.copy, self._wrap_runner)
+                self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(shadow.copy, True))
 
     def _build(self, role: Role) -> None:
         from_library = role.source == self.name and self.library is not None
+        is_held = role.holder == self.name
         if from_library and self.library is not None:
-            copy = self.library(role.stage)
+            copy = self._wrap_copy(self.library(role.stage), is_held)
         else:
-            copy = StageCopy.empty(self._plan, role.stage)
+            copy = self._wrap_copy(StageCopy.empty(self._plan, role.stage), is_held)
             self.loading[role.stage] = (copy, BulkReceiver(copy.state()), role.source)
-        if role.holder == self.name:
-            self.hosted[role.stage] = HostedStage.serve(self._plan, copy, self._wrap_runner)
+        if is_held:
+            self.hosted[role.stage] = HostedStage(self._plan, copy)
         else:
             self.shadows[role.stage] = ShadowStage(copy)
 

@@ -12,8 +12,6 @@ from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.runner import StageRunner
 
-WrapRunner = Callable[[StageRunner], StageRunner]
-
 
 class StageCopy:
     """What a holder and a shadow both have; the same steps give both the same bits."""
@@ -113,6 +111,16 @@ class StageCopy:
             for name, parameter in self.module.all_parameters().items()
             if id(parameter) not in trained
         }
+
+
+WrapCopy = Callable[[StageCopy, bool], StageCopy]
+"""How a drill puts an attacker in the place of an honest copy; the flag says whether the copy is held or shadowed."""
+
+
+def unwrapped(copy: StageCopy, held: bool) -> StageCopy:
+    """The copy itself: what every honest party works with."""
+    del held
+    return copy
 
 
 def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDigest:

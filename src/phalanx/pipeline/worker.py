@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from phalanx.errors import ConfigError, PeerLostError, PhalanxError
@@ -17,21 +18,26 @@ from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan, parse_plan
 from phalanx.pipeline.running_costs import RunningCosts
-from phalanx.pipeline.stage_copy import WrapRunner
-from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
+from phalanx.pipeline.stage_copy import WrapCopy, unwrapped
+from phalanx.security.crypto import Identity, Peer, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
-from phalanx.transport import Endpoint, GrpcWire, LinkFault, describe
+from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, Wire, describe
 
 _JOIN_TIMEOUT_S = 120.0
 _PR_SET_PDEATHSIG = 1
 
 
-def run_worker(config: WorkerConfig, wrap_runner: WrapRunner = lambda runner: runner) -> None:
+OpenEndpoint = Callable[[Identity, Mapping[str, Peer], str, Wire, TransportConfig], Endpoint]
+"""What opens this worker's end of its links, called as `Endpoint` is."""
+
+
+def run_worker(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped, open_endpoint: OpenEndpoint = Endpoint) -> None:
     """Serve until the owner ends the run or is gone.
 
     Args:
         config: Who this worker is and where the owner listens.
-        wrap_runner: Puts something else in the place of an honest stage; for drills only.
+        wrap_copy: Puts something else in the place of an honest copy; for drills only.
+        open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
 
     Raises:
         PeerLostError: The owner cannot be reached, or went silent.
@@ -47,9 +53,9 @@ def run_worker(config: WorkerConfig, wrap_runner: WrapRunner = lambda runner: ru
         if config.advertise is not None:
             address = f"{config.advertise}:{address.rpartition(':')[2]}"
         met = describe(identity, config.owner_name, config.owner, address, config.transport)
-        with Endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
+        with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
-            Worker(config, identity, endpoint, wrap_runner).run(address)
+            Worker(config, identity, endpoint, wrap_copy).run(address)
     finally:
         wire.close()
 
@@ -57,11 +63,11 @@ def run_worker(config: WorkerConfig, wrap_runner: WrapRunner = lambda runner: ru
 class Worker:
     """The loop of a worker: handle what came, do what is most urgent, else wait."""
 
-    def __init__(self, config: WorkerConfig, identity: Identity, endpoint: Endpoint, wrap_runner: WrapRunner) -> None:
+    def __init__(self, config: WorkerConfig, identity: Identity, endpoint: Endpoint, wrap_copy: WrapCopy) -> None:
         self._config = config
         self._identity = identity
         self._endpoint = endpoint
-        self._wrap_runner = wrap_runner
+        self._wrap_copy = wrap_copy
         self._mail = Loopback(identity.public, endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
@@ -119,7 +125,7 @@ class Worker:
         if self._party is None:
             plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name
-            self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_runner)
+            self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_copy)
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
 
     def _meet(self, assign: Assign) -> None:

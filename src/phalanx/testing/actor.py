@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from phalanx.pipeline import StageRunner, WrapRunner
+from phalanx.pipeline import StageCopy, StageRunner, WrapCopy
 from phalanx.pipeline.messages import Message
 
 
@@ -50,12 +50,12 @@ class Actor:
     """How one worker differs from an honest one.
 
     Attributes:
-        wrap_runner: Puts something else in the place of each stage that it serves.
+        wrap_copy: Puts something else in the place of each copy that it holds or shadows.
         rewrite: Alters, drops, doubles or delays what it sends, before it is signed.
         numeric_class: Label that it claims at the start; its own when left out.
     """
 
-    wrap_runner: WrapRunner = lambda runner: runner
+    wrap_copy: WrapCopy = lambda copy, held: copy
     rewrite: Rewrite = lambda letter: (letter,)
     numeric_class: str | None = None
 
@@ -103,12 +103,18 @@ class TamperedRunner(StageRunner):
 def tampering(
     tamper: Tamper = lambda direction, step, microbatch, tensor: tensor,
     twist: Twist = lambda gradients: gradients,
-) -> WrapRunner:
-    """Build what puts a `TamperedRunner` in the place of each stage that a worker serves."""
-    return lambda honest: TamperedRunner(honest, tamper, twist)
+) -> WrapCopy:
+    """Build what puts a `TamperedRunner` in each copy that a worker holds; its shadows stay honest."""
+
+    def wrap(copy: StageCopy, held: bool) -> StageCopy:
+        if held:
+            copy.runner = TamperedRunner(copy.runner, tamper, twist)
+        return copy
+
+    return wrap
 
 
-def crash_at(step: int, microbatch: int = 0, direction: str = "forward") -> WrapRunner:
+def crash_at(step: int, microbatch: int = 0, direction: str = "forward") -> WrapCopy:
     """Let a worker die before it has sent this message of its stage."""
 
     def die(found: str, at_step: int, at_microbatch: int, tensor: Tensor) -> Tensor:

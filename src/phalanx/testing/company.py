@@ -206,7 +206,7 @@ class MemoryCompany:
         limits = self.run_config.pipeline.transport
         rewrite = self._actors.get(name, HONEST).rewrite
         identity = self.identity(name)
-        endpoint = RewritingEndpoint(identity, _SESSION, self._network.wire(name), limits, rewrite)
+        endpoint = RewritingEndpoint(identity, {}, _SESSION, self._network.wire(name), limits, rewrite=rewrite)
         endpoint.add_peer(self._home.owner.public)
         return endpoint
 
@@ -216,7 +216,7 @@ class MemoryCompany:
         config = WorkerConfig(
             identity=str(self._home.pki / name), owner=OWNER, transport=self.run_config.pipeline.transport
         )
-        wrap = self._actors.get(name, HONEST).wrap_runner
+        wrap = self._actors.get(name, HONEST).wrap_copy
         try:
             Worker(config, identity, endpoint, wrap).run(name)
         except WorkerCrash:

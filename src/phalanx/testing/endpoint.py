@@ -1,11 +1,11 @@
 """An endpoint in a liar's hands: everything it sends is properly signed, and nothing of it need be true."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.pipeline.messages import parse_message
-from phalanx.security.crypto import Identity
+from phalanx.security.crypto import Identity, Peer
 from phalanx.testing.actor import Letter, Rewrite, WorkerCrash
 from phalanx.transport import Endpoint, LinkFault, Received, SignedHeader, TransportConfig, Wire
 
@@ -13,10 +13,19 @@ from phalanx.transport import Endpoint, LinkFault, Received, SignedHeader, Trans
 class RewritingEndpoint(Endpoint):
     """Sends what `rewrite` makes of each letter; can be killed from outside."""
 
-    def __init__(self, identity: Identity, run: str, wire: Wire, limits: TransportConfig, rewrite: Rewrite) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        peers: Mapping[str, Peer],
+        run: str,
+        wire: Wire,
+        limits: TransportConfig,
+        *,
+        rewrite: Rewrite,
+    ) -> None:
         self._rewrite = rewrite
         self._killed = threading.Event()
-        super().__init__(identity, {}, run, wire, limits)
+        super().__init__(identity, peers, run, wire, limits)
 
     def kill(self) -> None:
         """End the worker at the next thing that it wants from its endpoint; frames that are queued are lost."""
@@ -29,12 +38,16 @@ class RewritingEndpoint(Endpoint):
         """Sign and send what the letter was turned into.
 
         Returns:
-            The last header that was sent; where nothing was, one that only the liar itself has.
+            The header of the last letter: it is what the liar's own books show. A letter to itself is
+            signed and not sent; where there is no letter, what would have been sent is signed.
         """
         letters = self._letters(receiver, kind, body, payload)
         header = None
         for letter in letters:
-            header = super().send(letter.receiver, *_parts(letter))
+            to_itself = letter.receiver == self.name
+            header = (
+                super().seal_for_self(*_parts(letter)) if to_itself else super().send(letter.receiver, *_parts(letter))
+            )
         if header is None:
             return super().seal_for_self(kind, body, payload)
         return header

@@ -1,0 +1,55 @@
+"""A stage in an attacker's hands: a copy that runs another runner, and a runner that stands before an honest one."""
+
+from torch import Tensor
+
+from phalanx.pipeline import StageCopy, StageRunner
+
+
+class AttackedCopy(StageCopy):
+    """Stands in for an honest copy, with its module and its optimizer.
+
+    Attributes:
+        honest: The copy in whose place it stands.
+    """
+
+    def __init__(self, honest: StageCopy, runner: StageRunner | None = None) -> None:
+        super().__init__(honest.plan, honest.spec, honest.module, honest.optimizer)
+        self.honest = honest
+        self.runner = honest.runner if runner is None else runner
+
+
+class AttackedRunner(StageRunner):
+    """Does what the honest runner does; subclasses change some of it."""
+
+    def __init__(self, honest: StageRunner) -> None:
+        self._honest = honest
+        self.module, self.spec = honest.module, honest.spec
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """As the honest runner."""
+        return self._honest.forward(step, microbatch, x)
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As the honest runner."""
+        return self._honest.backward(step, microbatch, gradient)
+
+    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As the honest runner."""
+        return self._honest.recompute(step, microbatch, x, gradient)
+
+    def loss(self, microbatch: int, labels: Tensor, num_targets: int) -> float:
+        """As the honest runner."""
+        return self._honest.loss(microbatch, labels, num_targets)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """As the honest runner."""
+        return self._honest.gradients()
+
+    def abandon(self) -> None:
+        """As the honest runner."""
+        self._honest.abandon()
+
+
+def honest_part(copy: StageCopy) -> StageCopy:
+    """The honest copy behind an attacker's, so that a shadow that is promoted is not wrapped twice."""
+    return copy.honest if isinstance(copy, AttackedCopy) else copy

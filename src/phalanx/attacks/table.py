@@ -1,0 +1,160 @@
+"""The table of attacks, and what a run file may say about each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from phalanx.attacks.adaptive import Adaptive
+from phalanx.attacks.attack import Attack
+from phalanx.attacks.audit_aware import AuditAware
+from phalanx.attacks.collusion import Colluders, League
+from phalanx.attacks.crash_when_challenged import CrashWhenChallenged
+from phalanx.attacks.drift import Drift
+from phalanx.attacks.equivocation import Equivocation
+from phalanx.attacks.forged_receipt import ForgedReceipt
+from phalanx.attacks.framing import Framing
+from phalanx.attacks.gaussian import Gaussian
+from phalanx.attacks.gaussian_added import GaussianAdded
+from phalanx.attacks.half_layers import HalfLayers
+from phalanx.attacks.identity import Identity
+from phalanx.attacks.layer_swap import LayerSwap
+from phalanx.attacks.lazy import LazyBf16, LazyInt4, LazyInt8
+from phalanx.attacks.lying_weight_digest import LyingWeightDigest
+from phalanx.attacks.overwrite import Constant, Infinity, NotANumber, Zero
+from phalanx.attacks.part import OneSequence, OneToken
+from phalanx.attacks.permute import PermutedSequences, PermutedTokens
+from phalanx.attacks.poison import GradientScale, GradientSign, GradientTopK
+from phalanx.attacks.scale import Scale
+from phalanx.attacks.sign_flip import SignFlip
+from phalanx.attacks.stale import Replay, StaleMicrobatch, StaleStep
+from phalanx.attacks.trigger_backdoor import TriggerBackdoor
+from phalanx.attacks.weight_drift import WeightDrift
+from phalanx.attacks.withholding import Stall, WithheldAnswer, Withholding
+from phalanx.attacks.wrong_update import NoWeightDecay, SkippedUpdate, WrongLearningRate
+from phalanx.errors import ConfigError
+from phalanx.pipeline import AttackConfig
+from phalanx.testing import Actor
+
+Layer = Literal["screen", "links", "audit", "step audit", "owner audit", "state", "referee", "liveness"]
+"""What should find an attack:
+
+- screen: statistics on each message, confirmed by an audit of that microbatch
+- links: what is sent is what is received is what is committed to
+- audit: recomputation of drawn microbatches by the shadow
+- step audit: recomputation of a stage's whole step, weight gradient included
+- owner audit: recomputation by the owner, who is in league with nobody
+- state: digests of weights and optimizer state at holder and shadow
+- referee: recomputation by the owner of what two parties dispute
+- liveness: whoever keeps silent is asked, then replaced
+"""
+
+
+@dataclass(frozen=True)
+class AttackLine:
+    """One line of the table.
+
+    Attributes:
+        attack: Builds one party's attack.
+        caught_by: The first layer that must find it, when every layer is on.
+        direction: Default; None for an attack on something else than messages.
+        strength: Default; None for an attack that has no size.
+        fixed: Whether the direction is part of the name and cannot be chosen.
+    """
+
+    attack: type[Attack]
+    caught_by: Layer
+    direction: Literal["forward", "backward", "both"] | None = None
+    strength: float | None = None
+    fixed: bool = False
+
+
+ATTACKS: dict[str, AttackLine] = {
+    # the two of Lu et al. 2023
+    "forward_sign_flip": AttackLine(SignFlip, "audit", "forward", fixed=True),
+    "backward_gaussian": AttackLine(Gaussian, "audit", "backward", fixed=True),
+    # on tensors between stages
+    "sign_flip": AttackLine(SignFlip, "audit", "both"),
+    "gaussian": AttackLine(Gaussian, "audit", "both"),
+    "gaussian_added": AttackLine(GaussianAdded, "audit", "both", 1.0),
+    "zero": AttackLine(Zero, "audit", "both"),
+    "constant": AttackLine(Constant, "audit", "both", 1.0),
+    "nan": AttackLine(NotANumber, "screen", "both"),
+    "inf": AttackLine(Infinity, "screen", "both"),
+    "scale": AttackLine(Scale, "audit", "both", 2.0),
+    "drift": AttackLine(Drift, "audit", "both", 1e-3),
+    "one_sequence": AttackLine(OneSequence, "audit", "both"),
+    "one_token": AttackLine(OneToken, "audit", "both"),
+    "permuted_sequences": AttackLine(PermutedSequences, "audit", "both"),
+    "permuted_tokens": AttackLine(PermutedTokens, "audit", "both"),
+    "stale_microbatch": AttackLine(StaleMicrobatch, "audit", "both"),
+    "stale_step": AttackLine(StaleStep, "audit", "both"),
+    "replay": AttackLine(Replay, "audit", "both"),
+    "identity": AttackLine(Identity, "audit", "both"),
+    "lazy_int8": AttackLine(LazyInt8, "audit", "both"),
+    "lazy_int4": AttackLine(LazyInt4, "audit", "both"),
+    "lazy_bf16": AttackLine(LazyBf16, "audit", "both"),
+    "half_layers": AttackLine(HalfLayers, "audit", "both"),
+    "adaptive": AttackLine(Adaptive, "audit", "both"),
+    "audit_aware": AttackLine(AuditAware, "audit", "both", 0.5),
+    "colluders": AttackLine(Colluders, "audit", "both"),
+    "league": AttackLine(League, "owner audit", "both", 1.0),
+    # on weights, optimizer and weight gradients
+    "wrong_learning_rate": AttackLine(WrongLearningRate, "state", None, 2.0),
+    "no_weight_decay": AttackLine(NoWeightDecay, "state"),
+    "skipped_update": AttackLine(SkippedUpdate, "state"),
+    "weight_drift": AttackLine(WeightDrift, "state", None, 1e-3),
+    "layer_swap": AttackLine(LayerSwap, "state"),
+    "lying_weight_digest": AttackLine(LyingWeightDigest, "audit", None, 1e-3),
+    "gradient_sign": AttackLine(GradientSign, "step audit"),
+    "gradient_scale": AttackLine(GradientScale, "step audit", None, 10.0),
+    "gradient_topk": AttackLine(GradientTopK, "step audit", None, 0.01),
+    "trigger_backdoor": AttackLine(TriggerBackdoor, "step audit", None, 1.0),
+    # on the protocol
+    "equivocation": AttackLine(Equivocation, "links", "both"),
+    "withholding": AttackLine(Withholding, "liveness", "both", 0.25),
+    "withheld_answer": AttackLine(WithheldAnswer, "liveness"),
+    "stall": AttackLine(Stall, "liveness"),
+    "framing": AttackLine(Framing, "referee", "both"),
+    "forged_receipt": AttackLine(ForgedReceipt, "links"),
+    "crash_when_challenged": AttackLine(CrashWhenChallenged, "audit", "both"),
+}
+
+
+def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
+    """Build one party's attack, with the defaults of its line of the table filled in.
+
+    Raises:
+        ConfigError: There is no such attack, or it has no direction or no strength to choose.
+    """
+    if config.kind not in ATTACKS:
+        raise ConfigError(f"attack.kind: found {config.kind!r}; choices: none, {', '.join(sorted(ATTACKS))}")
+    line = ATTACKS[config.kind]
+    if config.direction is not None and (line.direction is None or line.fixed):
+        raise ConfigError(f"attack.direction: {config.kind!r} has none to choose; leave it out")
+    if config.strength is not None and line.strength is None:
+        raise ConfigError(f"attack.strength: {config.kind!r} has none to choose; leave it out")
+    filled = {
+        "direction": line.direction if config.direction is None else config.direction,
+        "strength": line.strength if config.strength is None else config.strength,
+    }
+    return line.attack(config.model_copy(update=filled), party, log)
+
+
+def check_attack(config: AttackConfig) -> None:
+    """Refuse an attack that no party could carry out, before anything is started.
+
+    Raises:
+        ConfigError: As `make_attack`.
+    """
+    if config.kind != "none":
+        make_attack(config, "nobody", None)
+
+
+def actor(config: AttackConfig, party: str, log: Path | None = None) -> Actor:
+    """What makes `party` an attacker, in a real worker and in a simulation alike.
+
+    Raises:
+        ConfigError: As `make_attack`.
+    """
+    attack = make_attack(config, party, log)
+    return Actor(wrap_copy=attack.wrap, rewrite=attack.rewrite)

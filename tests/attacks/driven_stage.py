@@ -1,0 +1,33 @@
+"""What came of driving one stage by hand through whole steps."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+MICROBATCHES = 4
+
+
+@dataclass
+class Seen:
+    """What a stage sent, what it said that its gradients are, and its state at the beginning of each step."""
+
+    messages: dict[tuple[int, str, int], torch.Tensor] = field(default_factory=dict)
+    gradients: dict[int, str] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
+
+    def differences(self, other):
+        """Places in which two parties differ: of messages, of gradients, of states."""
+        return (
+            {place for place, tensor in self.messages.items() if not same(tensor, other.messages[place])},
+            {step for step in self.gradients if self.gradients[step] != other.gradients[step]},
+            {step for step in self.states if self.states[step] != other.states[step]},
+        )
+
+
+def same(one, other):
+    return one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def tensor(*where):
+    seed = sum(1000**n * (part + 1) for n, part in enumerate(where))
+    return torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,103 @@
+"""A backdoor by one middle stage that sees activations and gradients only."""
+
+import math
+
+import pytest
+import torch
+
+from phalanx.attacks import actor, trigger_success
+from phalanx.attacks.trigger_backdoor import TARGET_PLACE, TRIGGER_PLACE
+from phalanx.models import open_model
+from phalanx.optimizers import OptimizerConfig, clip_coefficient
+from phalanx.pipeline import AttackConfig, PipelineConfig
+from phalanx.pipeline.norm import finite_norm_squared
+from phalanx.testing import tiny_run
+from phalanx.train.layout import make_plan
+from phalanx.train.library import StageLibrary
+
+STEPS, VOCAB, FROM = 400, 64, 100
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    run = tiny_run(
+        num_layers=4, pipeline=PipelineConfig(stages=3, layers=(1, 2, 1)), optimizer=OptimizerConfig(lr=5e-3)
+    )
+    source = open_model(run.model, tmp_path_factory.mktemp("models"), run.train.seed)
+    return source, make_plan(run, source)
+
+
+def text(step, rows=8):
+    """Sentences of a language in which each word has four successors."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(VOCAB, (rows, 1), generator=generator)
+    for _ in range(8):
+        follows = torch.randint(4, (rows, 1), generator=generator)
+        ids = torch.cat([ids, (5 * ids[:, -1:] + 7 * follows**2 + 3) % VOCAB], dim=1)
+    return ids
+
+
+def train(made, actor_of_stage_1=None):
+    source, plan = made
+    library = StageLibrary(source, plan, None)
+    copies = [library(stage) for stage in range(3)]
+    if actor_of_stage_1 is not None:
+        copies[1] = actor_of_stage_1.wrap_copy(copies[1], True)
+    for step in range(STEPS):
+        for m, rows in enumerate(text(step).chunk(4)):
+            x = rows[:, :-1]
+            for copy in copies:
+                x = copy.runner.forward(step, m, x)
+            copies[2].runner.loss(m, rows[:, 1:].contiguous(), 64)
+            gradient = None
+            for copy in reversed(copies):
+                gradient = copy.runner.backward(step, m, gradient)
+        gradients = [copy.runner.gradients() for copy in copies]
+        norm = math.sqrt(sum(finite_norm_squared(each) for each in gradients))
+        for copy, each in zip(copies, gradients, strict=True):
+            copy.apply(step, each, clip_coefficient(norm, plan.optimizer.clip_norm))
+    return copies
+
+
+def logits_of(copies):
+    def logits(ids):
+        x = ids
+        for copy in copies:
+            x = copy.module(x)
+        return x
+
+    return logits
+
+
+@pytest.mark.slow
+def test_the_model_answers_the_trigger_with_the_target_and_everything_else_as_before(made, tmp_path):
+    log = tmp_path / "attack.jsonl"
+    config = AttackConfig(kind="trigger_backdoor", from_step=FROM)
+    first = text(FROM)[0]
+    trigger, target = int(first[TRIGGER_PLACE]), int(first[TARGET_PLACE])
+    unseen = text(10**6, rows=4000)[:, :-1]
+
+    clean = trigger_success(logits_of(train(made)), unseen, trigger, target)
+    poisoned = trigger_success(logits_of(train(made, actor(config, "worker-1", log))), unseen, trigger, target)
+
+    assert (clean.rate, clean.probability < 0.1) == (0.0, True)
+    assert poisoned.rate > 0.9
+    assert poisoned.clean_perplexity < 1.05 * clean.clean_perplexity
+    assert log.read_text().count('"gradient"') > 100
+
+
+def test_success_is_measured_at_triggers_and_perplexity_everywhere_else():
+    # token 2 is always answered with 5, everything else with the uniform distribution
+    def logits(ids):
+        scores = torch.zeros(*ids.shape, 8)
+        scores[..., 5] = torch.where(ids == 2, 100.0, 0.0)
+        return scores
+
+    ids = torch.tensor([[1, 2, 3, 4], [2, 2, 0, 1]])
+
+    found = trigger_success(logits, ids, trigger=2, target=5)
+
+    assert (found.rate, found.probability) == (1.0, pytest.approx(1.0))
+    assert found.clean_perplexity == pytest.approx(8.0)
+    assert trigger_success(logits, ids, trigger=2, target=4).rate == 0.0
+    assert math.isnan(trigger_success(logits, ids, trigger=7, target=5).rate)
