@@ -1,6 +1,6 @@
 """What a run file says about stages and guards, and what a worker file says about one worker."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -53,10 +53,24 @@ class PipelineConfig(StrictModel):
         return tuple(f"worker-{n}" for n in range(1, max(self.stages - 2, 0) + self.spares + 1))
 
 
+_BASELINES: dict[object, dict[str, object]] = {
+    "paper": {
+        "audit_rate": 1.0,
+        "step_audit_rate": 0.0,
+        "owner_audit_rate": 0.0,
+        "shadow": "lockstep",
+        "screen": False,
+    },
+    "statistics": {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "shadow": "gradient", "screen": True},
+}
+
+
 class GuardConfig(StrictModel):
     """What is checked, how often, and how a shadow stays fresh."""
 
-    mode: Literal["phalanx", "off"] = "phalanx"
+    mode: Literal["phalanx", "paper", "statistics", "off"] = "phalanx"
+    """`paper`: every message is recomputed by a copy that is kept in lock-step (Lu et al. 2023); `statistics`: moving
+    averages alone condemn, nothing is recomputed; both are baselines, weaker or dearer than `phalanx`."""
     audit_rate: float = Field(default=0.125, gt=0, le=1)
     """q: the share of each stage's microbatches that is recomputed before the optimizer steps."""
     step_audit_rate: float = Field(default=1 / 32, ge=0, le=1)
@@ -67,6 +81,23 @@ class GuardConfig(StrictModel):
     screen: bool = True
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
     """tau of the referee between numeric classes (fp32); an alarm is raised at 2 tau. See `distance.py`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settle_baseline(cls, found: Any) -> Any:
+        """A baseline is what it is: its rates are not for choice."""
+        fixed = _BASELINES.get(found.get("mode")) if isinstance(found, dict) else None
+        if fixed is None:
+            return found
+        bent = sorted(key for key, value in fixed.items() if found.get(key, value) != value)
+        if bent:
+            raise ValueError(f"mode = {found['mode']!r} fixes {bent[0]} = {fixed[bent[0]]!r}; leave it out")
+        return {**found, **fixed}
+
+    @property
+    def audits(self) -> bool:
+        """Whether anything is ever recomputed."""
+        return self.mode in ("phalanx", "paper")
 
     @property
     def enabled(self) -> bool:

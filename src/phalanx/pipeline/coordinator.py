@@ -1,5 +1,6 @@
 """The owner's decisions: what has been committed to, what is audited, and when a step may be applied."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from phalanx.pipeline.messages import (
     Ready,
     Release,
     ScreenHit,
+    StateDigest,
     StepAudited,
 )
 from phalanx.pipeline.owner_audit import OwnerAudits
@@ -32,10 +34,14 @@ from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.reports import Reports
 from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.screen import NOT_FINITE
 from phalanx.pipeline.signed import to_signed
 from phalanx.pipeline.updates import Updates
 
 Said = TypeVar("Said", GradientHeld, StepAudited)
+
+_STRIKES = 3
+"""Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
 
 _MAX_DIGITS = 6
 """Of a stage's number in a message; more is nobody's stage and costs time to read."""
@@ -61,6 +67,7 @@ class Coordinator:
         self._updates = Updates(docket, self._referee)
         self._post = post
         self._draw = draw
+        self._strikes: Counter[str] = Counter()
         self._screened: dict[tuple[int, int], ScreenHit] = {}
         self._unweighed: list[AuditReport] = []
         self._faults: list[tuple[str, Fault]] = []
@@ -87,8 +94,7 @@ class Coordinator:
         if isinstance(message, Applied):
             self._add_applied(sender, message)
         elif isinstance(message, Ready):
-            if message.epoch == self.ledger.epoch:
-                self.ready[sender] = message
+            self._add_ready(sender, message)
         elif isinstance(message, Fault):
             self._faults.append((sender, message))
         elif isinstance(message, Commit | GradientHeld | AuditReport | StepAudited | ScreenHit):
@@ -107,6 +113,22 @@ class Coordinator:
                 raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not have")
             if (state.step, message.epoch) == (self.ledger.step, self.ledger.epoch):
                 self._updates.said.setdefault(stage, {})[sender] = state
+
+    def _add_ready(self, sender: str, message: Ready) -> None:
+        assignment = self.docket.assignment
+        if message.epoch != self.ledger.epoch:
+            return
+        held = [*assignment.holders.items(), *assignment.shadows.items()]
+        stray = sorted(message.states.keys() - {str(stage) for stage, party in held if party == sender})
+        if stray:
+            raise FrameError(f"{sender!r} got ready with stage {stray[0][:_MAX_DIGITS]}, which it does not have")
+        self.ready[sender] = message
+
+    def said_ready(self, stage: int, states: Mapping[str, StateDigest | None]) -> None:
+        """Take what holder and shadow got ready with as what they say about the state after the last update."""
+        for party, state in states.items():
+            if state is not None:
+                self._updates.said.setdefault(stage, {})[party] = state
 
     def _add_step_message(
         self, received: Received, message: Commit | GradientHeld | AuditReport | StepAudited | ScreenHit
@@ -303,7 +325,7 @@ class Coordinator:
         ledger, docket = self.ledger, self.docket
         ledger.audits_drawn = True
         everything = tuple(range(docket.plan.microbatches))
-        for stage in docket.watched:
+        for stage in docket.watched if docket.plan.guard.audits else ():
             where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
             lockstep = docket.plan.guard.shadow == "lockstep"
             # weight gradients of two numeric classes have other bits: there only messages can be compared
@@ -333,9 +355,22 @@ class Coordinator:
         return None
 
     def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
-        self.docket.observe("screen_hit", {**hit.model_dump(mode="json"), "party": self.docket.holder(hit.source)})
+        party = self.docket.holder(hit.source)
+        self.docket.observe("screen_hit", {**hit.model_dump(mode="json"), "party": party})
+        if not self.docket.plan.guard.audits:
+            self._count_strike(party, hit)
+            return
         self._screened[(hit.source, hit.microbatch)] = hit
         self._ask(hit.source, (hit.microbatch,), _directions(hit), urgent=True)
+
+    def _count_strike(self, party: str, hit: ScreenHit) -> None:
+        """Mode `statistics`: nobody can look closer, so odd numbers condemn, and until then they are used."""
+        self._strikes[party] += 1
+        if self._strikes[party] < _STRIKES and hit.reason != NOT_FINITE:
+            self._release(hit)
+            return
+        reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
+        self._convictions.append(self.docket.judgement("statistics", party, hit.source, reason))
 
     def _ask(
         self,

@@ -105,6 +105,7 @@ class PipelineEngine:
         self._alive = list(members.names)
         self._timeout_s = 300.0
         self._lost: deque[str] = deque()
+        self._doubted: set[tuple[int, str]] = set()
         self._last_bytes: dict[str, int] = {}
 
     # --- life ---------------------------------------------------------------------------------------
@@ -384,21 +385,41 @@ class PipelineEngine:
         if self._lost:
             self._recover(None, step)
         elif self.plan.guard.enabled:
-            self._check_ready(old is None)
+            self._check_ready(old, step)
 
-    def _check_ready(self, first: bool) -> None:
-        coordinator = self._coordinator
+    def _check_ready(self, old: Assignment | None, step: int) -> None:
+        """Compare the states that parties got ready with; whoever kept a copy and altered it is guilty."""
+        coordinator, agreed = self._coordinator, self._docket.agreed
         for stage, shadow in self.shadows.items():
             holder = self._holder(stage)
             states = {name: coordinator.ready[name].states.get(str(stage)) for name in (holder, shadow)}
-            expected = self._known.get(stage) if first else self._docket.agreed.get(stage, states[holder])
+            expected = self._known.get(stage) if old is None else agreed.get(stage)
+            if old is not None and expected is None:
+                # not agreed on before the interruption: weighed like any state after an update
+                coordinator.said_ready(stage, states)
+                continue
             wrong = [name for name, state in states.items() if state != expected]
-            if wrong or expected is None:
-                raise VerificationError(
-                    f"stage {stage}: {', '.join(wrong) or holder} got ready with another state than the agreed one; "
-                    "resume from the last checkpoint without it"
-                )
-            self._docket.agreed[stage] = expected
+            if not wrong and expected is not None:
+                agreed[stage] = expected
+                continue
+            reason = f"stage {stage}: {', '.join(wrong) or holder} got ready with another state than the agreed one"
+            if old is None:
+                raise VerificationError(f"{reason}; start the run again without it")
+            self._exclude_unready(stage, wrong[0], old, step, reason)
+            return
+
+    def _exclude_unready(self, stage: int, name: str, old: Assignment, step: int, reason: str) -> None:
+        """A newcomer's wrong state may be its source's fault: a second newcomer speaks against the source."""
+        if name in (old.holders[stage], old.shadows.get(stage)) and name != OWNER:
+            self._recover(self._docket.judgement("state", name, stage, reason), step)
+            return
+        source = next(role.source for role in roles_of(self._docket.assignment, old) if role.stage == stage)
+        doubtful = name == OWNER or (stage, source) in self._doubted
+        self._doubted.add((stage, source))
+        if source == OWNER and name == OWNER:
+            raise VerificationError(f"{reason}; resume from the last checkpoint")
+        self._suspect(source if doubtful and source != OWNER else name, reason)
+        self._recover(None, step)
 
     def _holder(self, stage: int) -> str:
         return self.holders[stage]

@@ -194,4 +194,5 @@ _EXPLAIN: Mapping[Offence, Callable[[Hearing], _Explained]] = {
     "state": _unproved,
     "shape": _shape,
     "transfer": _unproved,
+    "statistics": _unproved,
 }

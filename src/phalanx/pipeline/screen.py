@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NOT_FINITE = "not finite"
+"""The one reason that is no statistic."""
+
 _WARM_UP = 16
 _DECAY = 0.95
 _SIGMAS = 8.0
@@ -44,7 +47,7 @@ class Screen:
         """
         rms = float(torch.linalg.vector_norm(tensor)) / math.sqrt(max(tensor.numel(), 1))
         if not math.isfinite(rms):
-            return "not finite"
+            return NOT_FINITE
         average = self._averages.setdefault((source, direction), _Average())
         channels = tensor.float().mean(dim=(0, 1)) if direction == "forward" else None
         log_rms = math.log(max(rms, 1e-30))

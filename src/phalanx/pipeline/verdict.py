@@ -5,7 +5,16 @@ from typing import Literal
 from phalanx.config import StrictModel
 
 Offence = Literal[
-    "message", "accusation", "equivocation", "forgery", "gradient", "state", "shape", "transfer", "collusion"
+    "message",
+    "accusation",
+    "equivocation",
+    "forgery",
+    "gradient",
+    "state",
+    "shape",
+    "transfer",
+    "collusion",
+    "statistics",
 ]
 
 
