@@ -22,7 +22,7 @@ RUN_CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "j
 RUN_CODE_CALLS = {("torch", "load"), ("torch", "save"), ("multiprocessing", "Queue"), ("mp", "Queue")}
 RUN_CODE_OPTIONS = {"allow_pickle", "trust_remote_code"}
 RED_TEAM = {"attacks", "testing"}
-ABOVE_RED_TEAM = {"cli", "bench"}
+ABOVE_RED_TEAM = {"cli", "reproduce", "bench"}
 
 
 def name_of(path: Path) -> str:

@@ -12,6 +12,7 @@ from phalanx.cli.bench import bench
 from phalanx.cli.console import say_error
 from phalanx.cli.pki import pki_app
 from phalanx.cli.report import report
+from phalanx.cli.reproduce import reproduce
 from phalanx.cli.train import train
 from phalanx.cli.worker import worker
 from phalanx.errors import PhalanxError
@@ -53,6 +54,7 @@ app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
 app.command(epilog="Example: phalanx report runs/first")(report)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
+app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.add_typer(audit_app, name="audit")
 app.add_typer(pki_app, name="pki")
 

@@ -1,0 +1,146 @@
+"""The paper's two tables: which cells each has, and what is said of them over the seeds."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from types import MappingProxyType
+from typing import Any
+
+from phalanx.reproduce.arms import ARMS, HONEST
+from phalanx.reproduce.attacker import KINDS, Direction
+from phalanx.reproduce.cell import Cell, Row
+from phalanx.reproduce.texts import DOMAINS
+from phalanx.reproduce.workload import FAMILIES
+
+RATES = (0.3, 0.5, 0.7)
+FIRST_RATE = 0.5
+SEEDS = (0, 1, 2)
+
+_OVERFIT_ARMS = ("clean", "clean_early_stopping", "oracle_drop", "skip_layer")
+_MORE_OVERFIT_ARMS = ("attacked", "phalanx")
+_Attack = tuple[Direction | None, float | None]
+_Place = tuple[str, str]
+_NOBODY: tuple[_Attack, ...] = ((None, None),)
+_GROUP = ("family", "domain", "regime", "arm", "direction", "rate")
+
+
+def vulnerability(quick: bool) -> Iterator[Cell]:
+    """Table 1: clean against attacked, with the gradient clipped and not."""
+    for place, regime in product(_places(quick), ("plain", "unclipped")):
+        yield from _arms(("clean", "attacked"), place, regime, quick)
+
+
+def defence(quick: bool) -> Iterator[Cell]:
+    """Table 2: every arm; and those that matter for the claim that a defence improves the model, when overfitted.
+
+    What answers most comes first, for the whole takes long.
+    """
+    for place in _places(quick):
+        yield from _arms(tuple(ARMS), place, "plain", quick)
+        overfit = _OVERFIT_ARMS if quick else _OVERFIT_ARMS + _MORE_OVERFIT_ARMS
+        for seed in _seeds(quick):
+            yield from _cells(overfit, place, "overfit", seed, (("forward", FIRST_RATE),))
+
+
+CELLS: Mapping[str, Callable[[bool], Iterator[Cell]]] = MappingProxyType(
+    {"vulnerability": vulnerability, "defence": defence}
+)
+"""By the name of the table; the argument is --quick."""
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """One line for each cell, over its seeds: mean and least and most; None where nothing was measured."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in _GROUP), []).append(row)
+    clean = {_training(row): row["weights_digest"] for row in rows if row["arm"] == "clean"}
+    return [
+        {
+            **dict(zip(_GROUP, group, strict=True)),
+            "seeds": len(members),
+            "diverged": sum(row["status"] == "diverged" for row in members),
+            **_spread("perplexity_best", members),
+            **_spread("perplexity_last", members),
+            **{name: _mean(row[name] for row in members) for name in ("steps", "attacked_steps", *_COUNTS)},
+            "evicted": _mean(len(row["evicted"]) for row in members),
+            "same_bits_as_clean": _same_bits(members, clean),
+        }
+        for group, members in groups.items()
+    ]
+
+
+_COUNTS = ("dropped_steps", "redone_steps", "lies", "lies_missed", "alarms", "honest_accused")
+
+
+def as_table(summary: Sequence[Row]) -> list[dict[str, Any]]:
+    """The summary as a table for people: an arm a line, an attack a column, best / last perplexity."""
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    columns = dict.fromkeys(_column(row) for row in summary)
+    for row in summary:
+        names = ("family", "domain", "regime", "arm")
+        key = tuple(row[name] for name in names)
+        line = lines.setdefault(key, {**dict(zip(names, key, strict=True)), **dict.fromkeys(columns)})
+        line[_column(row)] = f"{_figure(row, 'perplexity_best')} / {_figure(row, 'perplexity_last')}"
+    return list(lines.values())
+
+
+def _places(quick: bool) -> Iterator[_Place]:
+    if quick:
+        yield next(iter(FAMILIES)), next(iter(DOMAINS))
+        return
+    yield from product(FAMILIES, DOMAINS)
+
+
+def _seeds(quick: bool) -> tuple[int, ...]:
+    return SEEDS[:1] if quick else SEEDS
+
+
+def _arms(arms: Sequence[str], place: _Place, regime: str, quick: bool) -> Iterator[Cell]:
+    for seed in _seeds(quick):
+        yield from _cells(arms, place, regime, seed, _attacks((FIRST_RATE,)))
+    others = () if quick else tuple(rate for rate in RATES if rate != FIRST_RATE)
+    attacked = [arm for arm in arms if arm not in HONEST]
+    for seed in _seeds(quick):
+        yield from _cells(attacked, place, regime, seed, _attacks(others))
+
+
+def _attacks(rates: Sequence[float]) -> tuple[_Attack, ...]:
+    return tuple(product(KINDS, rates))
+
+
+def _cells(arms: Iterable[str], place: _Place, regime: str, seed: int, attacks: tuple[_Attack, ...]) -> Iterator[Cell]:
+    family, domain = place
+    for arm in arms:
+        for direction, rate in _NOBODY if arm in HONEST else attacks:
+            yield Cell(family, domain, regime, seed, arm, direction, rate)
+
+
+def _training(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("family", "domain", "regime", "seed"))
+
+
+def _same_bits(rows: Sequence[Row], clean: Mapping[tuple[Any, ...], str | None]) -> int | None:
+    known = [row for row in rows if row["weights_digest"] is not None and clean.get(_training(row)) is not None]
+    return sum(row["weights_digest"] == clean[_training(row)] for row in known) if known else None
+
+
+def _spread(name: str, rows: Sequence[Row]) -> Row:
+    values = [row[name] for row in rows if row[name] is not None]
+    if not values:
+        return {name: None, f"{name}_min": None, f"{name}_max": None}
+    return {name: sum(values) / len(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _column(row: Row) -> str:
+    return "no attack" if row["direction"] is None else f"{row['direction']} {row['rate']}"
+
+
+def _figure(row: Row, name: str) -> str:
+    mean, least, most = (row[key] for key in (name, f"{name}_min", f"{name}_max"))
+    if mean is None:
+        return "-"
+    return f"{mean:.1f}" if row["seeds"] == 1 else f"{mean:.1f} ({least:.1f}-{most:.1f})"

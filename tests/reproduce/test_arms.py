@@ -1,0 +1,157 @@
+"""Each arm does what its name says, and nothing else."""
+
+import pytest
+
+from phalanx.errors import TrainingError
+from phalanx.reproduce.arms.oracle_drop import OracleDrop
+from phalanx.reproduce.arms.restart import Restart
+from phalanx.reproduce.arms.skip_layer import SkipLayer, bypassed_stages, frozen_stages
+from phalanx.reproduce.arms.statistics import Statistics
+from phalanx.reproduce.arms.undefended import Undefended
+from phalanx.reproduce.arms.verified import Verified
+from phalanx.reproduce.attacker import AttackPlan
+
+ALWAYS_2 = AttackPlan("forward", 1.0, (2,), seed=0)
+DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "backward"])
+
+
+def states(arm):
+    return [copy.digest() for copy in arm.simulator.copies]
+
+
+def digest_after(arm, tiny, steps):
+    with arm:
+        for step in range(steps):
+            arm.step(step, tiny.inputs(step))
+        return arm.simulator.weights_digest()
+
+
+class Calls:
+    """Notes which stages compute; otherwise the runner itself."""
+
+    def __init__(self, arm, monkeypatch):
+        self.forward, self.backward = [], []
+        for stage, copy in enumerate(arm.simulator.copies):
+            self._note(monkeypatch, copy.runner, "forward", self.forward, stage)
+            self._note(monkeypatch, copy.runner, "backward", self.backward, stage)
+
+    @staticmethod
+    def _note(monkeypatch, runner, name, calls, stage):
+        real = getattr(runner, name)
+
+        def noted(step, microbatch, x):
+            calls.append((stage, microbatch))
+            return real(step, microbatch, x)
+
+        monkeypatch.setattr(runner, name, noted)
+
+
+@DIRECTIONS
+def test_skip_layer_freezes_exactly_three_stages_and_bypasses_exactly_two(tiny, monkeypatch, direction):
+    arm = SkipLayer(tiny.setting(AttackPlan(direction, 1.0, (2,), seed=0)))
+    before, calls = states(arm), Calls(arm, monkeypatch)
+
+    arm.step(0, tiny.inputs(0))
+
+    frozen = [stage for stage, (old, new) in enumerate(zip(before, states(arm), strict=True)) if old == new]
+    last_pass = calls.forward[-4 * 4 :]
+    assert frozen == [1, 2, 3]
+    assert last_pass == [(stage, m) for m in range(4) for stage in (0, 1, 4, 5)]
+    assert calls.backward[-4 * 4 :] == [(stage, m) for m in range(4) for stage in (5, 4, 1, 0)]
+    assert (arm.counts.alarms, arm.counts.honest_accused, arm.counts.redone_steps) == (1, 0, 1)
+
+
+def test_skip_layer_leaves_an_honest_step_alone(tiny):
+    arm, plain = SkipLayer(tiny.setting()), Undefended(tiny.setting())
+
+    assert digest_after(arm, tiny, 3) == digest_after(plain, tiny, 3)
+    assert (arm.counts.alarms, arm.counts.redone_steps) == (0, 0)
+
+
+def test_duplicates_stay_twins_of_their_stages_through_skipped_steps(tiny):
+    arm = SkipLayer(tiny.setting(AttackPlan("forward", 0.5, (1, 2, 3, 4), seed=1)))
+
+    digest_after(arm, tiny, 8)
+
+    assert 0 < arm.counts.redone_steps < 8
+    for stage, block in arm.duplicates.blocks.items():
+        assert block.has_state_of(arm.simulator.copies[stage])
+
+
+@pytest.mark.parametrize(
+    ("suspect", "bypassed", "frozen"), [(1, {1, 2}, {0, 1, 2}), (3, {3, 4}, {2, 3, 4}), (4, {4}, {3, 4})]
+)
+def test_the_last_stage_is_never_skipped(suspect, bypassed, frozen):
+    assert bypassed_stages(suspect, 6) == bypassed
+    assert frozen_stages(suspect, 6) == frozen
+
+
+@DIRECTIONS
+def test_restart_repeats_until_nobody_lies_and_ends_with_the_clean_bits(tiny, direction):
+    plan = AttackPlan(direction, 0.5, (1, 2, 3, 4), seed=1)
+    arm = Restart(tiny.setting(plan))
+
+    digest = digest_after(arm, tiny, 5)
+
+    expected = [next(n for n in range(99) if plan.liar(step, n) is None) for step in range(5)]
+    assert arm.counts.redone_steps == sum(expected) > 0
+    assert (arm.counts.alarms, arm.counts.honest_accused, arm.counts.lies_missed) == (sum(expected), 0, 0)
+    assert digest == digest_after(Undefended(tiny.setting()), tiny, 5)
+
+
+def test_restart_gives_up_when_somebody_always_lies(tiny, monkeypatch):
+    monkeypatch.setattr("phalanx.reproduce.arms.restart.MAX_ATTEMPTS", 3)
+
+    with pytest.raises(TrainingError, match="attacked in 3 attempts in a row"):
+        Restart(tiny.setting(ALWAYS_2)).step(0, tiny.inputs(0))
+
+
+def test_oracle_drop_leaves_every_weight_as_it_was(tiny):
+    arm = OracleDrop(tiny.setting(ALWAYS_2))
+    before = states(arm)
+
+    arm.step(0, tiny.inputs(0))
+
+    assert states(arm) == before
+    assert arm.counts.dropped_steps == 1
+
+
+def test_the_undefended_arm_takes_every_lie(tiny):
+    arm = Undefended(tiny.setting(ALWAYS_2))
+
+    assert digest_after(arm, tiny, 2) != digest_after(Undefended(tiny.setting()), tiny, 2)
+    assert len(arm.attacker.lies) == 2 * 4
+
+
+def test_statistics_drops_gaussian_gradients_and_bans_who_sends_them(tiny):
+    arm = Statistics(tiny.setting(AttackPlan("backward", 1.0, (2,), seed=0), warm_up=20))
+
+    digest_after(arm, tiny, 6)
+
+    assert arm.counts.evicted == ("stage-2",)
+    assert arm.attacker.attacked_steps == {0, 1, 2}
+    assert arm.counts.lies_missed == 0
+
+
+def test_statistics_freezes_only_who_got_no_gradient(tiny):
+    arm = Statistics(tiny.setting(AttackPlan("backward", 1.0, (2,), seed=0), warm_up=20))
+    before = states(arm)
+
+    arm.step(0, tiny.inputs(0))
+
+    assert [old == new for old, new in zip(before, states(arm), strict=True)] == [True, True, *[False] * 4]
+
+
+@DIRECTIONS
+def test_the_real_guard_evicts_each_liar_once_and_ends_with_the_clean_bits(make_tiny, direction):
+    tiny = make_tiny(4)
+    setting = tiny.setting(AttackPlan(direction, 0.8, (1, 2), seed=2))
+
+    with Verified(setting) as arm:
+        for step in range(6):
+            arm.step(step, tiny.inputs(step))
+        counts, digest = arm.counts, arm.weights_digest()
+
+    assert sorted(counts.evicted) == ["worker-1", "worker-2"]
+    assert (counts.alarms, counts.honest_accused, counts.lies_missed) == (2, 0, 0)
+    assert digest == digest_after(Undefended(make_tiny(4).setting()), tiny, 6)

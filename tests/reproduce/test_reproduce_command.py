@@ -1,0 +1,59 @@
+"""The command prints a table or one JSON object, and refuses a table that the paper does not have."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from phalanx.cli.app import run
+
+RESULT = {
+    "name": "defence",
+    "command": "phalanx reproduce defence --quick",
+    "commit": None,
+    "load": 0.1,
+    "missing": 0,
+    "summary": [{"arm": "clean"}],
+    "rows": [],
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    made = []
+
+    def reproduce(table, *, quick, only_finished):
+        made.append((table, quick, only_finished))
+        return RESULT
+
+    module = ModuleType("phalanx.reproduce")
+    vars(module).update(
+        CELLS={"defence": None, "vulnerability": None},
+        reproduce=reproduce,
+        as_table=lambda summary: [{"arm": "clean", "no attack": "88.1 / 90.2"}],
+    )
+    monkeypatch.setitem(sys.modules, "phalanx.reproduce", module)
+    return made
+
+
+def test_reproduce_prints_a_table(calls, capsys):
+    assert run(["reproduce", "defence", "--quick"]) == 0
+
+    assert calls == [("defence", True, False)]
+    assert "88.1 / 90.2" in capsys.readouterr().out
+
+
+def test_reproduce_json_is_one_object_on_stdout_and_in_the_file(calls, capsys, tmp_path):
+    out = tmp_path / "sub" / "defence.json"
+
+    assert run(["reproduce", "defence", "--json", "--finished", "--out", str(out)]) == 0
+
+    assert calls == [("defence", False, True)]
+    assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == RESULT
+
+
+def test_an_unknown_table_names_the_choices(calls, capsys):
+    assert run(["reproduce", "defense"]) == 2
+
+    assert capsys.readouterr().err == "error: reproduce: unknown table 'defense'; choices: defence, vulnerability\n"

@@ -1,0 +1,150 @@
+"""A sweep that was interrupted goes on; a row is used again only for the very same training."""
+
+import json
+
+import pytest
+
+from phalanx.errors import DataError
+from phalanx.reproduce.cell import Cell
+from phalanx.reproduce.sweep import RowFile, sweep
+from phalanx.reproduce.tables import CELLS, as_table, summarise
+from phalanx.reproduce.workload import FULL, QUICK
+
+CLEAN = Cell("gpt2", "manual", "plain", 0, "clean")
+ATTACKED = Cell("gpt2", "manual", "plain", 0, "attacked", "forward", 0.5)
+
+
+def made_row(cell, best=80.0, last=82.0, digest="aa", **changes):
+    return {
+        **vars(cell),
+        "status": "completed",
+        "steps": 10,
+        "perplexity_best": best,
+        "perplexity_last": last,
+        "weights_digest": digest,
+        "attacked_steps": 0,
+        "dropped_steps": 0,
+        "redone_steps": 0,
+        "lies": 0,
+        "lies_missed": None,
+        "alarms": None,
+        "honest_accused": None,
+        "evicted": [],
+        "wall_s": 1.0,
+        **changes,
+    }
+
+
+class Trainer:
+    def __init__(self, dies_at=None):
+        self.trained = []
+        self.dies_at = dies_at
+
+    def __call__(self, cell):
+        if cell == self.dies_at:
+            raise KeyboardInterrupt
+        self.trained.append(cell)
+        return made_row(cell)
+
+
+def run(path, train, cells=(CLEAN, ATTACKED), size=QUICK):
+    return list(sweep(cells, RowFile(path, size), train, lambda text: None))
+
+
+def test_an_interrupted_sweep_trains_only_what_is_missing(tmp_path):
+    path, first, second = tmp_path / "rows.jsonl", Trainer(dies_at=ATTACKED), Trainer()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(path, first)
+    rows = run(path, second)
+
+    assert first.trained == [CLEAN]
+    assert second.trained == [ATTACKED]
+    assert [row["arm"] for row in rows] == ["clean", "attacked"]
+    assert rows == run(path, None)
+
+
+def test_a_line_that_was_being_written_is_trained_again(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    run(path, Trainer())
+    path.write_text(path.read_text()[:-20])
+
+    again = Trainer()
+    run(path, again)
+
+    assert again.trained == [ATTACKED]
+
+
+def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    run(path, Trainer())
+    path.write_text("{\n" + path.read_text())
+
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1: is not JSON"):
+        run(path, None)
+
+
+def test_a_row_of_another_size_is_not_used(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    run(path, Trainer(), size=QUICK)
+
+    full = Trainer()
+    run(path, full, size=FULL)
+
+    assert full.trained == [CLEAN, ATTACKED]
+
+
+def test_without_a_trainer_only_what_is_there_is_shown(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    run(path, Trainer(), cells=(CLEAN,))
+
+    assert [row["arm"] for row in run(path, None)] == ["clean"]
+
+
+@pytest.mark.parametrize("table", CELLS)
+def test_the_quick_cells_are_among_the_full_ones(table):
+    assert set(CELLS[table](True)) <= set(CELLS[table](False))
+    assert len(list(CELLS[table](True))) <= 24
+
+
+def test_the_full_tables_hold_every_family_domain_rate_and_three_seeds():
+    cells = list(CELLS["defence"](False))
+
+    assert {cell.family for cell in cells} == {"gpt2", "opt", "bloom"}
+    assert len({cell.domain for cell in cells}) == 3
+    assert len({cell.seed for cell in cells}) == 3
+    attacks = {(cell.direction, cell.rate) for cell in cells if cell.arm == "phalanx" and cell.regime == "plain"}
+    assert attacks == {(direction, rate) for direction in ("forward", "backward") for rate in (0.3, 0.5, 0.7)}
+    assert len(cells) == len(set(cells))
+
+
+def test_the_summary_has_mean_and_spread_over_the_seeds():
+    rows = [made_row(Cell("gpt2", "manual", "plain", seed, "clean"), best=80.0 + seed) for seed in range(3)]
+
+    (line,) = summarise(rows)
+
+    assert (line["perplexity_best"], line["perplexity_best_min"], line["perplexity_best_max"]) == (81.0, 80.0, 82.0)
+    assert (line["seeds"], line["alarms"], line["same_bits_as_clean"]) == (3, None, 3)
+
+
+def test_the_summary_counts_seeds_that_end_with_the_bits_of_their_own_clean_run():
+    guarded = [Cell("gpt2", "manual", "plain", seed, "phalanx", "forward", 0.5) for seed in (0, 1)]
+    rows = [
+        made_row(CLEAN, digest="aa"),
+        made_row(Cell("gpt2", "manual", "plain", 1, "clean"), digest="bb"),
+        made_row(guarded[0], digest="aa"),
+        made_row(guarded[1], digest="aa"),
+    ]
+
+    assert summarise(rows)[1]["same_bits_as_clean"] == 1
+
+
+def test_a_training_that_broke_down_has_no_last_perplexity():
+    rows = [made_row(CLEAN), made_row(ATTACKED, best=None, last=None, digest=None, status="diverged")]
+
+    summary = summarise(rows)
+
+    assert summary[1]["diverged"] == 1
+    assert summary[1]["same_bits_as_clean"] is None
+    assert [line.get("forward 0.5") for line in as_table(summary)] == [None, "- / -"]
+    json.dumps(summary, allow_nan=False)
