@@ -4,10 +4,11 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phalanx.errors import NonFiniteLossError, PeerLostError, PhalanxError, TransportError, VerificationError
+from phalanx.pipeline.chronicle import Chronicle, PastStep
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
@@ -20,6 +21,7 @@ from phalanx.pipeline.messages import Apply, Assign, FetchBulk, Purpose, Shutdow
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
+from phalanx.pipeline.replay import Replay
 from phalanx.pipeline.roles import Library
 from phalanx.pipeline.running_costs import RunningCosts
 from phalanx.pipeline.silence import Silence
@@ -45,6 +47,8 @@ class StepResult:
     verdicts: tuple[Verdict, ...]
     phases: dict[str, float]
     bytes_by_link: dict[str, int]
+    steps_redone: int = 0
+    """Earlier steps that were undone and done again before this one."""
 
 
 @dataclass
@@ -89,6 +93,7 @@ class PipelineEngine:
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         self.verdicts: list[Verdict] = []
         self.takeovers = 0
+        self.steps_redone = 0
         self._mail = Loopback(owner, endpoint)
         self._members = members
         self._files = files
@@ -106,6 +111,10 @@ class PipelineEngine:
         self._timeout_s = 300.0
         self._lost: deque[str] = deque()
         self._doubted: set[tuple[int, str]] = set()
+        self._since: dict[tuple[str, int], int] = {}
+        self._undone: dict[int, StepInputs] = {}
+        self._chronicle = Chronicle(plan.guard.keep_steps)
+        self._replay = Replay(self._docket, self._courier, self._chronicle)
         self._last_bytes: dict[str, int] = {}
 
     # --- life ---------------------------------------------------------------------------------------
@@ -137,11 +146,23 @@ class PipelineEngine:
             PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
-        attempts, audits, first_verdict = 0, 0, len(self.verdicts)
+        first_verdict, redone = len(self.verdicts), self.steps_redone
         self._testimony.forget_before(step)
         coordinator = self._coordinator
         if self._docket.ledger.step != step:
             coordinator.open_step(step, self._epoch)
+        attempts, audits = self._train(step, inputs)
+        loss = self._loss(inputs)
+        result = self._apply(step, inputs, loss, attempts, audits, self.verdicts[first_verdict:])
+        return replace(result, steps_redone=self.steps_redone - redone)
+
+    def _train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
+        """Attempt a step until it is verified; where a recovery went back, the steps before it come first.
+
+        Returns:
+            Attempts and audits.
+        """
+        attempts, audits = 0, 0
         while True:
             attempts += 1
             self._party.finish_applies()
@@ -149,10 +170,18 @@ class PipelineEngine:
             judgement = self._run_attempt()
             audits += self._docket.ledger.num_audits
             if judgement is None and not self._lost:
-                break
+                return attempts, audits
             self._recover(judgement, step)
-        loss = self._loss(inputs)
-        return self._apply(step, inputs, loss, attempts, audits, self.verdicts[first_verdict:])
+            self._redo_until(step)
+
+    def _redo_until(self, until: int) -> None:
+        """Do again what was undone, from the batches that were kept."""
+        for step in range(self._docket.ledger.step, until):
+            inputs = self._undone[step]
+            attempts, audits = self._train(step, inputs)
+            self._apply(step, inputs, self._loss(inputs), attempts, audits, ())
+            del self._undone[step]
+            self.steps_redone += 1
 
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
         """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.
@@ -293,8 +322,9 @@ class PipelineEngine:
         audits: int,
         verdicts: Sequence[Verdict],
     ) -> StepResult:
-        coordinator = self._coordinator
-        norm, clip = self._docket.ledger.total_norm(), coordinator.clip()
+        coordinator, docket = self._coordinator, self._docket
+        norm, clip = docket.ledger.total_norm(), coordinator.clip()
+        self._chronicle.add(PastStep(docket.ledger, docket.assignment, dict(docket.agreed), inputs))
         for name in (*self._alive, OWNER):
             self._mail.post(name, Apply(epoch=self._epoch, step=step, clip_coefficient=clip), ())
         coordinator.open_step(step + 1, self._epoch)
@@ -325,7 +355,9 @@ class PipelineEngine:
             if judgement is None and not self._lost:
                 self._break_silence()
             if judgement is not None or self._lost:
-                self._recover(judgement, self._docket.ledger.step)
+                step = self._docket.ledger.step
+                self._recover(judgement, step)
+                self._redo_until(step)
             if time.monotonic() > deadline:
                 raise PeerLostError(f"states were not confirmed in time; waiting for {coordinator.waiting_for()}")
 
@@ -346,11 +378,40 @@ class PipelineEngine:
         self._members.dismiss(gone)
         self._files.gone.append(gone)
         self._files.observe("evicted" if judgement else "lost", {"party": gone, "stages": held, "step": step})
-        self._assign(new, old, step)
+        first_bad = None if judgement is None else self._first_bad_step(held, new, gone)
+        if first_bad is not None:
+            self._undo(first_bad, new, step)
+        self._assign(new, old, step if first_bad is None else first_bad)
         for stage in held:
             self.takeovers += 1
             self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self._epoch})
+
+    def _first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
+        """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old."""
+        reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
+        heirs = {stage: new.holders[stage] for stage in stages}
+        replayed = [
+            self._replay.first_bad_step(stage, heir, max(reach, self._since.get((heir, stage), 0)), gone)
+            for stage, heir in heirs.items()
+        ]
+        found = [bad for bad in replayed if bad is not None]
+        return min(found) if found else None
+
+    def _oldest_copy(self, stage: int, new: Assignment, gone: str) -> int:
+        parties = {new.holders[stage], new.shadows.get(stage)} - {gone, None}
+        known = [self._since[(party, stage)] for party in parties if party and (party, stage) in self._since]
+        return min(known, default=0)
+
+    def _undo(self, first_bad: int, new: Assignment, step: int) -> None:
+        """Forget every step from the first bad one on; the batches are kept to do them again."""
+        chronicle, docket = self._chronicle, self._docket
+        self._undone |= {past.ledger.step: past.inputs for past in chronicle.since(first_bad)}
+        back, before = chronicle.get(first_bad), chronicle.get(first_bad - 1)
+        docket.agreed = {} if back is None else dict(back.agreed)
+        docket.previous, docket.before = (None, {}) if before is None else (before.ledger, dict(before.agreed))
+        chronicle.forget_from(first_bad)
+        self._files.observe("rolled_back", {"step": step, "to": first_bad, "stages": sorted(new.holders)})
 
     def _record(self, judgement: Judgement) -> Verdict:
         members = self._members
@@ -365,10 +426,11 @@ class PipelineEngine:
         assign = Assign(
             epoch=self._epoch,
             step=step,
-            roles=roles_of(new, old),
+            roles=roles_of(new, self._old_enough(old, step)),
             addresses={name: self._members.addresses[name] for name in self._alive},
             certificates={name: pem for name, pem in self._members.certificates.items() if name in self._alive},
         )
+        self._note_copies(new, step)
         for name in (*self._alive, OWNER):
             self._mail.post(name, assign, ())
         deadline = time.monotonic() + self._timeout_s
@@ -420,6 +482,18 @@ class PipelineEngine:
             raise VerificationError(f"{reason}; resume from the last checkpoint")
         self._suspect(source if doubtful and source != OWNER else name, reason)
         self._recover(None, step)
+
+    def _old_enough(self, old: Assignment | None, step: int) -> Assignment | None:
+        """The old assignment without shadows that cannot go back to `step`: they get the state like newcomers."""
+        if old is None:
+            return None
+        able = {stage: name for stage, name in old.shadows.items() if self._since.get((name, stage), 0) <= step}
+        return Assignment(old.holders, able)
+
+    def _note_copies(self, new: Assignment, step: int) -> None:
+        """From which step on each party has had each stage: it can go back no further."""
+        pairs = {(party, stage) for roles in (new.holders, new.shadows) for stage, party in roles.items()}
+        self._since = {pair: self._since.get(pair, step) for pair in pairs}
 
     def _holder(self, stage: int) -> str:
         return self.holders[stage]

@@ -44,6 +44,8 @@ class HostedStage:
     withheld: set[Slot] = field(default_factory=set)
     """Received, but not to be used before an audit has cleared it."""
     sent: dict[tuple[Direction, int], Outgoing] = field(default_factory=dict)
+    past: dict[int, dict[tuple[Direction, int], Outgoing]] = field(default_factory=dict)
+    """What was sent in earlier steps, as long as they can be replayed."""
     losses: list[float] = field(default_factory=list)
     step: int = -1
     batch: StepInputs | None = None
@@ -64,6 +66,8 @@ class HostedStage:
     def begin(self, step: int, batch: StepInputs | None = None) -> None:
         """Start a step, or start it again; inputs of later steps that came early are kept."""
         self.runner.abandon()
+        if self.plan.guard.keep_steps:
+            self._keep_sent(step)
         self.step, self.batch, self.gradients = step, batch, None
         self.sent.clear()
         self.losses.clear()
@@ -73,9 +77,17 @@ class HostedStage:
         order = SCHEDULES[self.plan.schedule](self.index, len(self.plan.stages), self.plan.microbatches)
         self._todo = list(reversed(order))
 
+    def _keep_sent(self, step: int) -> None:
+        if self.step >= 0 and step > self.step:
+            self.past[self.step] = dict(self.sent)
+        kept = range(step - self.plan.guard.keep_steps, step)
+        self.past = {number: sent for number, sent in self.past.items() if number in kept}
+
     def discard_inputs(self) -> None:
         """Forget every message and what is left of the step: the epoch has changed, nothing runs before `begin`."""
         self.runner.abandon()
+        if self.plan.guard.keep_steps and 0 <= self.step < self.copy.step:
+            self._keep_sent(self.step + 1)
         self.step, self.batch = -1, None
         self._todo.clear()
         self.sent.clear()

@@ -217,7 +217,8 @@ class Inquest:
             source=source,
             claim=False,
         )
-        return self.courier.fetch(party, request)
+        found = self.courier.fetch(party, request)
+        return found if found is not None and found.payload.nbytes == self.docket.plan.hidden_bytes else None
 
     def _note(self, party: str, message: Message) -> None:
         body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})

@@ -5,6 +5,7 @@ from phalanx.pipeline.auditing import AuditInput, InputKey
 from phalanx.pipeline.bulk import send_bulk
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk
+from phalanx.pipeline.hosted import Outgoing
 from phalanx.pipeline.messages import Ask, Fetch, FetchBulk, Fetched, Place, Progress, Standing
 from phalanx.pipeline.roles import Roles
 from phalanx.pipeline.signed import to_signed
@@ -23,7 +24,7 @@ def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
     if sender not in allowed:
         raise FrameError(f"{desk.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it")
     found = _claim(desk.roles, message) if message.claim else _message(desk.roles, message)
-    if found is None or message.step != desk.roles.step:
+    if found is None and sender != OWNER:
         return
     answer = Fetched(
         epoch=message.epoch,
@@ -32,9 +33,10 @@ def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
         direction=message.direction,
         source=message.source,
         claim=message.claim,
-        evidence=found.header,
+        evidence=None if found is None else found.header,
     )
-    desk.post(sender, answer, (tensor_buffers(found.tensor),))
+    # the owner asks several parties in turn: an empty answer spares it the wait
+    desk.post(sender, answer, () if found is None else (tensor_buffers(found.tensor),))
 
 
 def answer_ask(desk: Desk, message: Ask) -> None:
@@ -66,7 +68,9 @@ def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
     copy = desk.roles.copy_of(message.stage)
     shadow = desk.roles.shadows.get(message.stage)
     holder = desk.roles.hosted.get(message.stage)
-    if message.purpose == "state":
+    if message.purpose == "past":
+        copy = copy.past(message.step)
+    if message.purpose in ("state", "past"):
         tensors = copy.state()
     elif message.purpose == "weights":
         tensors = copy.weights()
@@ -86,13 +90,20 @@ def sent_here(roles: Roles, key: InputKey) -> AuditInput | None:
     source, direction, microbatch = key
     holder = roles.hosted.get(source)
     sent = None if holder is None else holder.sent.get((direction, microbatch))
-    if sent is None:
-        return None
+    return None if sent is None else _as_input(sent)
+
+
+def _as_input(sent: Outgoing) -> AuditInput:
     return AuditInput(sent.tensor, None if sent.header is None else to_signed(sent.header))
 
 
 def _message(roles: Roles, message: Fetch) -> AuditInput | None:
-    """A message of this step, from its sender or else from its receiver."""
+    """A message of this step or a kept one, from its sender or else from its receiver."""
+    if message.step != roles.step:
+        holder = roles.hosted.get(message.source)
+        past = {} if holder is None else holder.past.get(message.step, {})
+        kept = past.get((message.direction, message.microbatch))
+        return None if kept is None else _as_input(kept)
     found = sent_here(roles, (message.source, message.direction, message.microbatch))
     target = roles.hosted.get(message.source + (1 if message.direction == "forward" else -1))
     slot = (message.step, message.direction, message.microbatch)
@@ -103,5 +114,6 @@ def _message(roles: Roles, message: Fetch) -> AuditInput | None:
 
 def _claim(roles: Roles, message: Fetch) -> AuditInput | None:
     shadow = roles.shadows.get(message.source)
-    tensor = None if shadow is None else shadow.claims.get((message.direction, message.microbatch))
+    claims = {} if shadow is None or message.step != roles.step else shadow.claims
+    tensor = claims.get((message.direction, message.microbatch))
     return None if tensor is None else AuditInput(tensor, None)

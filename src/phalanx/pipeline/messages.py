@@ -8,7 +8,8 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import FrameError
 from phalanx.pipeline.schedules.action import Direction
 
-Purpose = Literal["state", "weights", "undo", "gradient"]
+Purpose = Literal["state", "weights", "undo", "gradient", "past"]
+"""`past`: the state as it was before the step that the request names."""
 
 
 class Message(StrictModel):

@@ -39,10 +39,18 @@ class Roles:
         self.holders = {role.stage: role.holder for role in assign.roles}
         self.shadow_names = {role.stage: role.shadow for role in assign.roles if role.shadow is not None}
         self.loading.clear()
+        for role in assign.roles:
+            if self.name in role.newcomers:
+                # a copy too young to go back to this step counts as none
+                self.hosted.pop(role.stage, None)
+                self.shadows.pop(role.stage, None)
         self._drop_and_promote()
         for role in assign.roles:
             if self.name in (role.holder, role.shadow) and role.stage not in {**self.hosted, **self.shadows}:
                 self._build(role)
+        for mine in self.all():
+            if mine.index not in self.loading:
+                mine.copy.rewind(assign.step)
         for holder in self.hosted.values():
             holder.discard_inputs()
         for shadow in self.shadows.values():

@@ -8,6 +8,7 @@ from phalanx.errors import StaleReplicaError
 from phalanx.models import StageModule, StageSpec, build_empty_stage
 from phalanx.optimizers import StageOptimizer, learning_rate
 from phalanx.pipeline.bulk import tensors_digest
+from phalanx.pipeline.history import History, Update
 from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.runner import StageRunner
@@ -22,6 +23,7 @@ class StageCopy:
         self.module = module
         self.optimizer = optimizer
         self.runner = StageRunner(module, spec, seed=plan.seed, precision=plan.precision, device=plan.device)
+        self.history = History(plan.guard.keep_steps)
         self._frozen_digest: str | None = None
 
     @classmethod
@@ -102,7 +104,30 @@ class StageCopy:
                 f"stage {self.spec.index}: the copy is at step {self.step}, the update for {step}; resynchronise it"
             )
         lr = learning_rate(self.plan.optimizer, step, self.plan.total_steps)
-        self.optimizer.step(dict(gradients), lr, clip_coefficient)
+        update = Update(dict(gradients), lr, clip_coefficient)
+        self.history.record(self.optimizer, update)
+        self.optimizer.step(update.gradients, lr, clip_coefficient)
+
+    def rewind(self, step: int) -> None:
+        """Go back to the state before `step`, bit for bit.
+
+        Raises:
+            StaleReplicaError: It is not kept.
+        """
+        if self.step > step:
+            self.history.restore(self.optimizer, step)
+            self.history.forget_from(step)
+
+    def past(self, step: int) -> "StageCopy":
+        """Another copy of this stage as it was before `step`.
+
+        Raises:
+            StaleReplicaError: It is not kept.
+        """
+        copy = StageCopy.empty(self.plan, self.spec.index)
+        copy.load_weights(self.weights())
+        self.history.restore(copy.optimizer, step)
+        return copy
 
     def _frozen(self) -> dict[str, Tensor]:
         trained = {id(parameter) for parameter in self.module.trainable().values()}

@@ -31,6 +31,7 @@ class RunHooks:
         self._recorder = recorder
         self._savepoint = savepoint
         self._figures = figures
+        self._went_back = False
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Measure the untouched model."""
@@ -48,16 +49,19 @@ class RunHooks:
 
     def stepped(self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: float | None) -> None:
         """A step was applied."""
+        self._went_back = self._went_back or result.steps_redone > 0
         self._recorder.stepped(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
 
     def save(self, num_steps: int) -> None:
         """Save a checkpoint, when it is time for it."""
         every = self._run.checkpoint.every
-        if num_steps == self._run.train.steps or (every and num_steps % every == 0):
+        if self._went_back or num_steps == self._run.train.steps or (every and num_steps % every == 0):
             # the log must not be behind a checkpoint that survives the machine's crash
             self._recorder.log.append("checkpoint", {"step": num_steps})
             self._recorder.log.sync()
-            self._savepoint.save(self._engine, num_steps)
+            # after a rollback no older one stays: it may hold what was undone
+            self._savepoint.save(self._engine, num_steps, alone=self._went_back)
+            self._went_back = False
 
     def _measure(self, num_steps: int) -> float:
         modules = (copy.module for copy in self._engine.copies("weights"))

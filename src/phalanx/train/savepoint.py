@@ -26,8 +26,8 @@ class Savepoint:
         self._figures = figures
         self._totals = totals
 
-    def save(self, engine: PipelineEngine, num_steps: int) -> None:
-        """Write a checkpoint after so many finished steps.
+    def save(self, engine: PipelineEngine, num_steps: int, *, alone: bool = False) -> None:
+        """Write a checkpoint after so many finished steps; `alone` removes all older ones.
 
         Raises:
             CheckpointError: It cannot be written; earlier ones are untouched.
@@ -42,7 +42,7 @@ class Savepoint:
             "totals": asdict(self._totals),
         }
         shards = (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in engine.copies("state"))
-        keep = self._run.checkpoint.keep
+        keep = 1 if alone else self._run.checkpoint.keep
         save_checkpoint(self._home.checkpoints, num_steps, shards, state, sign=self._home.owner, keep=keep)
 
     def open(self) -> Checkpoint | None:

@@ -22,6 +22,7 @@ class Figures:
     validation_last: float | None = None
     final_weights_digest: str | None = None
     takeovers: int = 0
+    steps_redone: int = 0
     verdicts: list[dict[str, Any]] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -39,6 +40,8 @@ class Figures:
             (self.evicted if kind == "evicted" else self.lost).append(body["party"])
         elif kind == "takeover":
             self.takeovers += 1
+        elif kind == "rolled_back":
+            self.steps_redone += body["step"] - body["to"]
 
     def to_json(self) -> dict[str, Any]:
         """What a resumed run must know and the audit log does not tell; an infinity is null."""
@@ -88,6 +91,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "evicted": figures.evicted,
         "lost": figures.lost,
         "takeovers": figures.takeovers,
+        "steps_redone": figures.steps_redone,
         "steps_lost": totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,

@@ -1,0 +1,56 @@
+"""What the owner remembers of the last steps: enough to replay one stage, and to do the steps again."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from phalanx.pipeline.hosted import StepInputs
+from phalanx.pipeline.ledger import StepLedger
+from phalanx.pipeline.messages import StateDigest
+from phalanx.pipeline.recovery import Assignment
+
+
+@dataclass(frozen=True)
+class PastStep:
+    """One applied step.
+
+    Attributes:
+        ledger: What everybody had committed to.
+        assignment: Who held what.
+        agreed: Digest of each watched stage before the step.
+        inputs: The owner's batch.
+    """
+
+    ledger: StepLedger
+    assignment: Assignment
+    agreed: Mapping[int, StateDigest]
+    inputs: StepInputs
+
+
+class Chronicle:
+    """The last `keep_steps` applied steps, without a gap."""
+
+    def __init__(self, keep_steps: int) -> None:
+        self._steps: deque[PastStep] = deque(maxlen=keep_steps)
+
+    def add(self, step: PastStep) -> None:
+        """Remember the step that is about to be applied."""
+        self._steps.append(step)
+
+    def get(self, step: int) -> PastStep | None:
+        """A step that is remembered."""
+        return next((past for past in self._steps if past.ledger.step == step), None)
+
+    def since(self, step: int) -> Iterator[PastStep]:
+        """The remembered steps from this one on, in order."""
+        return iter([past for past in self._steps if past.ledger.step >= step])
+
+    @property
+    def oldest(self) -> int | None:
+        """The first step that is remembered."""
+        return self._steps[0].ledger.step if self._steps else None
+
+    def forget_from(self, step: int) -> None:
+        """Forget this step and later ones: they were undone."""
+        while self._steps and self._steps[-1].ledger.step >= step:
+            self._steps.pop()

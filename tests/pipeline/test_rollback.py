@@ -1,0 +1,105 @@
+"""After a conviction the run goes back to the first step in which the guilty party was wrong."""
+
+import pytest
+
+from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.testing import Actor, tampering, tiny_run
+
+STEPS = 8
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
+
+
+def made_up_from(first):
+    """A stage that doubles its weight gradient from a step on, consistently, so that only whole steps show it."""
+    done = [0]
+
+    def twist(gradients):
+        done[0] += 1
+        # counted by calls: one a step, until the conviction
+        return {name: 2 * g for name, g in gradients.items()} if done[0] > first else gradients
+
+    return Actor(tampering(twist=twist))
+
+
+def audit_whole(company, *places):
+    """Let the coin fall on these (stage, step) and no others."""
+    draw = company.engine._coordinator._draw
+    draw.whole_step = lambda *, step, epoch, stage: (stage, step) in places
+    return company
+
+
+def went_back(company):
+    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
+
+
+@pytest.mark.parametrize("stages", [4, 5])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_run_goes_back_to_the_first_step_that_was_wrong(make_company, honest_digest, stages, stage):
+    run = tiny_run(stages, guard=GuardConfig(keep_steps=6, **NO_COIN))
+    company = audit_whole(make_company(run, {stage: made_up_from(3)}), (stage, 6))
+
+    results = company.run(STEPS)
+
+    assert company.evicted == [f"worker-{stage}"]
+    assert went_back(company) == [(3, 6)]
+    assert [result.steps_redone for result in results] == [0, 0, 0, 0, 0, 0, 3, 0]
+    assert company.weights_digest() == honest_digest(run, STEPS)
+
+
+def test_without_kept_steps_the_poison_stays(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(**NO_COIN))
+    company = audit_whole(make_company(run, {1: made_up_from(3)}), (1, 6))
+
+    company.run(STEPS)
+
+    assert company.evicted == ["worker-1"]
+    assert went_back(company) == []
+    assert company.weights_digest() != honest_digest(run, STEPS)
+
+
+def test_lies_about_single_messages_that_slipped_through_are_undone_as_well(make_company, honest_digest):
+    # at q = 1/4 a lie about one of four microbatches passes until its luck ends
+    run = tiny_run(guard=GuardConfig(audit_rate=0.25, keep_steps=40, **NO_COIN))
+
+    def tamper(direction, step, microbatch, tensor):
+        return tensor * 1.01 if microbatch == 1 and direction == "backward" else tensor
+
+    company = make_company(run, {2: Actor(tampering(tamper))})
+
+    company.run(40)
+
+    (verdict,) = company.verdicts
+    assert went_back(company) == ([(0, verdict.step)] if verdict.step else [])
+    assert company.weights_digest() == honest_digest(run, 40)
+
+
+def test_a_rollback_goes_no_further_than_what_is_kept(make_company):
+    run = tiny_run(guard=GuardConfig(keep_steps=2, **NO_COIN))
+    company = audit_whole(make_company(run, {1: made_up_from(1)}), (1, 6))
+
+    company.run(STEPS)
+
+    assert went_back(company) == [(4, 6)]
+
+
+def test_two_liars_in_turn_leave_no_trace(make_company, honest_digest):
+    pipeline = PipelineConfig(stages=5, spares=1, step_timeout_s=30.0)
+    run = tiny_run(guard=GuardConfig(keep_steps=8, **NO_COIN), pipeline=pipeline)
+    company = audit_whole(make_company(run, {1: made_up_from(1), 3: made_up_from(2)}), (1, 4), (3, 5))
+
+    company.run(STEPS)
+
+    assert company.evicted == ["worker-1", "worker-3"]
+    assert company.weights_digest() == honest_digest(run, STEPS)
+
+
+def test_a_liar_of_one_step_costs_only_that_step(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(keep_steps=6, **NO_COIN))
+    lies = Actor(tampering(lambda direction, step, microbatch, tensor: -tensor if step == 5 else tensor))
+    company = make_company(run, {1: lies})
+
+    results = company.run(STEPS)
+
+    assert went_back(company) == []
+    assert [result.attempts for result in results] == [1, 1, 1, 1, 1, 2, 1, 1]
+    assert company.weights_digest() == honest_digest(run, STEPS)
