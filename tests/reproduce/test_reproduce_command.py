@@ -31,7 +31,7 @@ def calls(monkeypatch):
     vars(module).update(
         CELLS={"defence": None, "vulnerability": None},
         reproduce=reproduce,
-        as_table=lambda summary: [{"arm": "clean", "no attack": "88.1 / 90.2"}],
+        as_tables=lambda summary: {"gpt2, manual, plain": [{"arm": "clean", "no attack": "88.1 / 90.2"}]},
     )
     monkeypatch.setitem(sys.modules, "phalanx.reproduce", module)
     return made
@@ -41,7 +41,9 @@ def test_reproduce_prints_a_table(calls, capsys):
     assert run(["reproduce", "defence", "--quick"]) == 0
 
     assert calls == [("defence", True, False)]
-    assert "88.1 / 90.2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "gpt2, manual, plain" in shown
+    assert "88.1 / 90.2" in shown
 
 
 def test_reproduce_json_is_one_object_on_stdout_and_in_the_file(calls, capsys, tmp_path):

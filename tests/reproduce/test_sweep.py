@@ -7,7 +7,7 @@ import pytest
 from phalanx.errors import DataError
 from phalanx.reproduce.cell import Cell
 from phalanx.reproduce.sweep import RowFile, sweep
-from phalanx.reproduce.tables import CELLS, as_table, summarise
+from phalanx.reproduce.tables import CELLS, as_tables, summarise
 from phalanx.reproduce.workload import FULL, QUICK
 
 CLEAN = Cell("gpt2", "manual", "plain", 0, "clean")
@@ -127,6 +127,14 @@ def test_the_summary_has_mean_and_spread_over_the_seeds():
     assert (line["seeds"], line["alarms"], line["same_bits_as_clean"]) == (3, None, 3)
 
 
+def test_the_table_shows_the_spread_of_several_seeds():
+    rows = [made_row(Cell("gpt2", "manual", "plain", seed, "clean"), best=80.0 + seed) for seed in range(3)]
+
+    assert as_tables(summarise(rows)) == {
+        "gpt2, manual, plain": [{"arm": "clean", "no attack": "81.0 / 82.0\n80.0-82.0 / 82.0-82.0"}]
+    }
+
+
 def test_the_summary_counts_seeds_that_end_with_the_bits_of_their_own_clean_run():
     guarded = [Cell("gpt2", "manual", "plain", seed, "phalanx", "forward", 0.5) for seed in (0, 1)]
     rows = [
@@ -146,5 +154,6 @@ def test_a_training_that_broke_down_has_no_last_perplexity():
 
     assert summary[1]["diverged"] == 1
     assert summary[1]["same_bits_as_clean"] is None
-    assert [line.get("forward 0.5") for line in as_table(summary)] == [None, "- / -"]
+    (lines,) = as_tables(summary).values()
+    assert lines == [{"arm": "clean", "no attack": "80.0 / 82.0"}, {"arm": "attacked", "forward 0.5": "- / -"}]
     json.dumps(summary, allow_nan=False)

@@ -18,7 +18,7 @@ def reproduce(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
 ) -> None:
     """Train a table of Lu et al. 2023 and print it; call it again after an interruption, and it goes on."""
-    from phalanx.reproduce import CELLS, as_table
+    from phalanx.reproduce import CELLS, as_tables
     from phalanx.reproduce import reproduce as train_table
 
     if table not in CELLS:
@@ -29,6 +29,8 @@ def reproduce(
     if as_json:
         typer.echo(json.dumps(result, allow_nan=False))
         return
-    typer.echo("perplexity on held-out text: best epoch / last epoch; mean (least-most) over the seeds")
-    say_rows(as_table(result["summary"]))
+    typer.echo("perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds")
+    for title, lines in as_tables(result["summary"]).items():
+        typer.echo(f"\n{title}")
+        say_rows(lines)
     say_figures({key: result[key] for key in ("command", "commit", "load", "missing")})

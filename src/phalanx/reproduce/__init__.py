@@ -8,12 +8,12 @@ from typing import Any
 from phalanx.bench.machine import current_commit, describe_machine, load_average
 from phalanx.pipeline import keep_freed_memory
 from phalanx.reproduce.sweep import PROTOCOL, RowFile, Trainer, sweep
-from phalanx.reproduce.tables import CELLS, as_table, summarise
+from phalanx.reproduce.tables import CELLS, as_tables, summarise
 from phalanx.reproduce.texts import DOMAINS
 from phalanx.reproduce.workload import FULL, QUICK, describe
 from phalanx.train.process import deterministic
 
-__all__ = ["CELLS", "as_table", "reproduce"]
+__all__ = ["CELLS", "as_tables", "reproduce"]
 
 
 def reproduce(table: str, *, quick: bool, only_finished: bool = False) -> dict[str, Any]:

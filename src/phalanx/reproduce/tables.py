@@ -71,16 +71,18 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 _COUNTS = ("dropped_steps", "redone_steps", "lies", "lies_missed", "alarms", "honest_accused")
 
 
-def as_table(summary: Sequence[Row]) -> list[dict[str, Any]]:
-    """The summary as a table for people: an arm a line, an attack a column, best / last perplexity."""
-    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
-    columns = dict.fromkeys(_column(row) for row in summary)
+def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
+    """The summary for people, a table for each model, domain and regime: an arm a line, an attack a column.
+
+    Returns:
+        By title: lines of best / last perplexity; below, where there are several seeds, least-most of both.
+    """
+    tables: dict[str, dict[str, dict[str, str]]] = {}
     for row in summary:
-        names = ("family", "domain", "regime", "arm")
-        key = tuple(row[name] for name in names)
-        line = lines.setdefault(key, {**dict(zip(names, key, strict=True)), **dict.fromkeys(columns)})
-        line[_column(row)] = f"{_figure(row, 'perplexity_best')} / {_figure(row, 'perplexity_last')}"
-    return list(lines.values())
+        lines = tables.setdefault(", ".join(row[name] for name in ("family", "domain", "regime")), {})
+        line = lines.setdefault(row["arm"], {"arm": row["arm"]})
+        line[_column(row)] = _figures(row)
+    return {title: list(lines.values()) for title, lines in tables.items()}
 
 
 def _places(quick: bool) -> Iterator[_Place]:
@@ -139,8 +141,10 @@ def _column(row: Row) -> str:
     return "no attack" if row["direction"] is None else f"{row['direction']} {row['rate']}"
 
 
-def _figure(row: Row, name: str) -> str:
-    mean, least, most = (row[key] for key in (name, f"{name}_min", f"{name}_max"))
-    if mean is None:
-        return "-"
-    return f"{mean:.1f}" if row["seeds"] == 1 else f"{mean:.1f} ({least:.1f}-{most:.1f})"
+def _figures(row: Row) -> str:
+    names = ("perplexity_best", "perplexity_last")
+    means = " / ".join("-" if row[name] is None else f"{row[name]:.1f}" for name in names)
+    if row["seeds"] == 1 or None in (row[name] for name in names):
+        return means
+    spreads = " / ".join(f"{row[f'{name}_min']:.1f}-{row[f'{name}_max']:.1f}" for name in names)
+    return f"{means}\n{spreads}"
