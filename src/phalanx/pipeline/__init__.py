@@ -2,7 +2,8 @@
 
 from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
-from phalanx.pipeline.distance import token_distance
+from phalanx.pipeline.cusum import Drift, DriftWatch
+from phalanx.pipeline.distance import Band, band, token_distance, token_distances, token_residual
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.engine import Files, Members, PipelineEngine, StepResult
@@ -17,6 +18,7 @@ from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec
 from phalanx.pipeline.verdict import Verdict
+from phalanx.pipeline.wide import WideRunner, recompute_in
 from phalanx.pipeline.worker import Worker, die_with_parent, run_worker
 
 __all__ = [
@@ -24,6 +26,9 @@ __all__ = [
     "SCHEDULES",
     "AttackConfig",
     "AuditDraw",
+    "Band",
+    "Drift",
+    "DriftWatch",
     "Files",
     "GuardConfig",
     "LocalWorkers",
@@ -40,16 +45,21 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "Verdict",
+    "WideRunner",
     "Worker",
     "WorkerConfig",
     "WrapCopy",
+    "band",
     "die_with_parent",
     "explain_evidence",
     "gather",
     "keep_freed_memory",
     "local_numeric_class",
+    "recompute_in",
     "run_worker",
     "settle_numerics",
     "stage_spec",
     "token_distance",
+    "token_distances",
+    "token_residual",
 ]

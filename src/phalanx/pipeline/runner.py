@@ -21,9 +21,9 @@ class StageRunner:
     def __init__(self, module: StageModule, spec: StageSpec, *, seed: int, precision: str, device: str) -> None:
         self.module = module
         self.spec = spec
-        self._seed = seed
+        self.seed = seed
         self._bf16 = precision == "bf16"
-        self._device = device
+        self.device = device
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
         self._head: StageRunner | None = None
         self._shared = module.shared_head
@@ -128,17 +128,17 @@ class StageRunner:
             self._shared.grad, self._shared_gradient = self._shared_gradient, self._shared.grad
 
     def _run(self, step: int, microbatch: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = x.detach().to(self._device)
+        x = x.detach().to(self.device)
         if x.is_floating_point():
             x.requires_grad_(torch.is_grad_enabled())
-        torch.manual_seed(dropout_seed(self._seed, step, self.spec.index, microbatch))
+        torch.manual_seed(dropout_seed(self.seed, step, self.spec.index, microbatch))
         with self._autocast():
             return x, self.module(x)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if not self._bf16:
             return nullcontext()
-        return torch.autocast(torch.device(self._device).type, dtype=torch.bfloat16)
+        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
 
 
 def dropout_seed(seed: int, step: int, stage: int, microbatch: int) -> int:

@@ -1,0 +1,259 @@
+"""Directed drift below the tolerance: cumulative sums of signed residuals along secret directions."""
+
+import hashlib
+import hmac
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.config import canonical_json
+from phalanx.errors import CheckpointError
+from phalanx.pipeline.schedules.action import Direction
+
+_WARM_UP = 32
+_MEMORY = 256
+_CLIP = 4.0
+"""One audit counts at most so many sigma: a single far message is the tolerance's business, not the drift's."""
+
+_OVERSHOOT = 1.166
+"""Siegmund's correction for the excess of a normal random walk over its two boundaries, 2 x 0.583."""
+
+_DIRECTIONS: dict[str, Direction] = {"forward": "forward", "backward": "backward"}
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Messages of one stage lean to one side.
+
+    Attributes:
+        stage: Whose messages.
+        direction: Which of its messages.
+        projection: Along which secret direction.
+        bias_sigmas: Estimated mean of the residual there, in units of honest sigma, with its sign; infinite
+            where a residual was not finite.
+        num_audits: Audits since it began to lean.
+    """
+
+    stage: int
+    direction: Direction
+    projection: int
+    bias_sigmas: float
+    num_audits: int
+
+
+class DriftWatch:
+    """Finds a bias that each single audit lets pass as rounding.
+
+    A residual is averaged over tokens along a few secret directions, each of which has a two-sided CUSUM
+    with allowance k and threshold h in units of honest sigma. Sigma is the scaled median deviation of the
+    chart's own past, rounded up by two standard errors, unless calibration gave it.
+
+    A `Drift` is a reason to look closer, not a verdict: audit every microbatch of the stage, and let the
+    referee recompute in float64. The chart that found it starts again from zero.
+
+    Guarantees:
+        A constant bias of `smallest_bias` sigma along a secret direction shows after about
+        ``(5 sigma / bias)^2`` audits (`expected_audits`), while honest noise, independent from audit to audit,
+        raises one false alarm per stage and direction in `false_alarm_every` audits. Inside one numeric class
+        honest residuals are exactly zero and so is every sum. Does not find a lie whose average over tokens
+        and audits is zero along every fixed direction: a rescaled gradient, noise, a lie told once.
+
+    Source: Page 1954, Continuous inspection schemes, Biometrika 41; run lengths after Siegmund 1985,
+    Sequential analysis, section 2.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        *,
+        smallest_bias: float = 0.5,
+        false_alarm_every: int = 1_000_000,
+        projections: int = 4,
+        sigmas: Mapping[Direction, float] | None = None,
+    ) -> None:
+        """Watch every stage.
+
+        Args:
+            key: The owner's secret; who knows it can lie at a right angle to all directions.
+            smallest_bias: Bias in sigma that is looked for; smaller ones take much longer.
+            false_alarm_every: Audits of one stage and direction between two false alarms, on average.
+            projections: Secret directions for each stage and direction.
+            sigmas: Honest sigma of a projected residual, as `phalanx calibrate` measured it.
+        """
+        self.allowance = smallest_bias / 2
+        self.threshold = _threshold(self.allowance, false_alarm_every * 2 * projections)
+        self._key = key
+        self._projections = projections
+        self._sigmas = dict(sigmas or {})
+        self._charts: dict[tuple[int, Direction, int], _Chart] = {}
+
+    def observe(self, stage: int, direction: Direction, residual: Tensor) -> Drift | None:
+        """Take one audit into account.
+
+        Args:
+            stage: Whose message was audited.
+            direction: Of the message.
+            residual: Claimed minus recomputed, ``[batch, seq, dim]``, scaled per token: `token_residual`.
+
+        Returns:
+            The strongest drift that this audit completes, None as a rule.
+        """
+        found = []
+        for n, score in enumerate(self.project(stage, direction, residual)):
+            if not math.isfinite(score):
+                return Drift(stage, direction, n, math.inf, 1)
+            chart = self._charts.setdefault((stage, direction, n), _Chart())
+            hit = chart.add(score, self.allowance, self.threshold, self._sigmas.get(direction))
+            if hit is not None:
+                found.append(Drift(stage, direction, n, *hit))
+        return max(found, key=lambda drift: abs(drift.bias_sigmas), default=None)
+
+    def project(self, stage: int, direction: Direction, residual: Tensor) -> list[float]:
+        """Mean over tokens of the residual along each secret direction.
+
+        Args:
+            stage: Which stage's directions.
+            direction: Of the message.
+            residual: ``[batch, seq, dim]``.
+        """
+        mean = residual.detach().cpu().double().flatten(0, -2).mean(dim=0)
+        return [float(mean @ self._secret(stage, direction, n, mean.numel())) for n in range(self._projections)]
+
+    def expected_audits(self, bias_sigmas: float) -> float:
+        """Audits until a constant bias shows in one chart, on average; the warm-up's are among them."""
+        return run_length(bias_sigmas, self.allowance, self.threshold)
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON for a checkpoint; holds neither the key nor the directions."""
+        return {"/".join(map(str, at)): chart.state() for at, chart in self._charts.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken.
+
+        Raises:
+            CheckpointError: It is not what `state` returns.
+        """
+        charts: dict[tuple[int, Direction, int], _Chart] = {}
+        try:
+            for name, body in state.items():
+                stage, direction, projection = name.split("/")
+                charts[(int(stage), _DIRECTIONS[direction], int(projection))] = _Chart.of_state(body)
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            raise CheckpointError(f"drift watch: its state is malformed ({exc}); use an older checkpoint") from exc
+        self._charts = charts
+
+    def _secret(self, stage: int, direction: Direction, projection: int, dim: int) -> Tensor:
+        """A unit vector ``[dim]`` that is made anew each time; normal, so that no direction is preferred."""
+        where = canonical_json(["drift", stage, direction, projection, dim])
+        # a stream of the whole key: torch's generator would keep 32 bits of it
+        stream = bytearray(hashlib.shake_256(hmac.digest(self._key, where, "sha256")).digest(2 * dim))
+        uniform = (torch.frombuffer(stream, dtype=torch.int16).double() + 0.5) / 2**15
+        normal = torch.erfinv(uniform)
+        unit: Tensor = normal / normal.norm()
+        return unit
+
+
+@dataclass
+class _Side:
+    """One half of a chart: the sum, and audits since it was last zero."""
+
+    level: float = 0.0
+    audits: int = 0
+
+    def add(self, step: float) -> None:
+        self.level = max(0.0, self.level + step)
+        self.audits = self.audits + 1 if self.level > 0 else 0
+
+
+@dataclass
+class _Chart:
+    """A two-sided CUSUM that scales itself by its own past."""
+
+    up: _Side = field(default_factory=_Side)
+    down: _Side = field(default_factory=_Side)
+    past: deque[float] = field(default_factory=lambda: deque(maxlen=_MEMORY))
+
+    def add(self, score: float, allowance: float, threshold: float, sigma: float | None) -> tuple[float, int] | None:
+        """Take one score; the bias in sigma and the audits it took when a side crosses the threshold."""
+        if sigma is None and len(self.past) < _WARM_UP:
+            self.past.append(score)
+            if len(self.past) < _WARM_UP:
+                return None
+            pending, sigma = list(self.past), self._sigma()
+        else:
+            pending, sigma = [score], self._sigma() if sigma is None else sigma
+            self.past.append(score)
+        hit = None
+        for value in pending:
+            hit = self._step(_in_sigmas(value, sigma), allowance, threshold) or hit
+        return hit
+
+    def _step(self, z: float, allowance: float, threshold: float) -> tuple[float, int] | None:
+        for sign, side in ((1.0, self.up), (-1.0, self.down)):
+            side.add(sign * z - allowance)
+            if side.level > threshold:
+                bias, audits = sign * (allowance + side.level / side.audits), side.audits
+                self.up, self.down = _Side(), _Side()
+                return bias, audits
+        return None
+
+    def _sigma(self) -> float:
+        middle = median(self.past)
+        deviation = 1.4826 * median(abs(value - middle) for value in self.past)
+        return deviation * (1.0 + 2.0 / math.sqrt(len(self.past)))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "up": [self.up.level, self.up.audits],
+            "down": [self.down.level, self.down.audits],
+            "past": list(self.past),
+        }
+
+    @classmethod
+    def of_state(cls, body: Mapping[str, Any]) -> "_Chart":
+        up, down = (_Side(float(body[name][0]), int(body[name][1])) for name in ("up", "down"))
+        past = [float(value) for value in body["past"]]
+        if not all(math.isfinite(value) for value in (*past, up.level, down.level)):
+            raise ValueError("a number is not finite")
+        return cls(up, down, deque(past, maxlen=_MEMORY))
+
+
+def run_length(bias: float, allowance: float, threshold: float) -> float:
+    """Average number of observations until a one-sided CUSUM of normal noise crosses its threshold.
+
+    Args:
+        bias: Mean of the observations, in sigma; 0 gives the distance between false alarms.
+        allowance: k, in sigma.
+        threshold: h, in sigma.
+
+    Source: Siegmund 1985, Sequential analysis, section 2.6.
+    """
+    drift, height = bias - allowance, threshold + _OVERSHOOT
+    x = 2.0 * drift * height
+    if abs(x) < 1e-6:
+        return height * height
+    return (math.expm1(-x) + x) / (2.0 * drift * drift)
+
+
+def _threshold(allowance: float, num_observations: int) -> float:
+    """The threshold that noise alone crosses once in so many observations."""
+    low, high = 0.0, 1.0
+    while run_length(0.0, allowance, high) < num_observations:
+        high *= 2.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if run_length(0.0, allowance, middle) < num_observations else (low, middle)
+    return high
+
+
+def _in_sigmas(value: float, sigma: float) -> float:
+    if sigma > 0:
+        return min(max(value / sigma, -_CLIP), _CLIP)
+    # honest bits were equal so far: any difference counts in full
+    return math.copysign(_CLIP, value) if value else 0.0
