@@ -9,6 +9,7 @@ import typer
 from phalanx import __version__
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
+from phalanx.cli.calibrate import calibrate
 from phalanx.cli.console import say_error
 from phalanx.cli.pki import pki_app
 from phalanx.cli.report import report
@@ -55,6 +56,7 @@ app.command(epilog="Example: phalanx worker worker.toml")(worker)
 app.command(epilog="Example: phalanx report runs/first")(report)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
+app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 app.add_typer(audit_app, name="audit")
 app.add_typer(pki_app, name="pki")
 

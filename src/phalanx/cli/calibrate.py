@@ -1,0 +1,75 @@
+"""``phalanx calibrate``: how far honest computations of one message differ, and the tolerance they ask for."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from phalanx.cli.console import say_figures, say_rows, write_json
+
+OPERATORS = ("attention", "mlp", "linear", "norm")
+
+
+def calibrate(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="128 messages instead of 512; nothing compiled.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
+) -> None:
+    """Measure how far honest recomputations differ on this machine, and suggest guard.tolerance.
+
+    Threads, attention kernels, oneDNN, torch.compile, bf16, float64 and a GPU where there is one; distances are
+    those of the guard, the largest over the tokens of a message.
+    """
+    from phalanx.bench.machine import current_commit, describe_machine, load_average
+    from phalanx.calibrate import calibrate as measure
+    from phalanx.train import load_run
+
+    words = ["phalanx calibrate", str(run_file), *(f"--set {text}" for text in overrides or ()), *["--quick"] * quick]
+    where = {"command": " ".join(words), "machine": describe_machine(), "commit": current_commit()}
+    result = where | {"load": load_average()} | measure(load_run(run_file, overrides or ()), quick=quick)
+    if out is not None:
+        write_json(out, result)
+    if as_json:
+        typer.echo(json.dumps(result, allow_nan=False))
+        return
+    _say(result)
+
+
+def _say(result: dict[str, Any]) -> None:
+    say_rows([_message_row(row) for row in result["rows"]])
+    say_rows(_operator_rows(result["operators"]))
+    say_rows(result["thresholds"])
+    drifting = [row for row in result["rows"] if row["drift_alarms"]]
+    say_figures({f"drift alarms: {_pair(row)}, {row['direction']}": row["drift_alarms"] for row in drifting})
+    say_figures({f"not measured: {path}": reason for path, reason in result["absent"].items()})
+    suggested = result["suggested"]
+    if suggested["tolerance"] is None:
+        typer.echo(f"no tolerance suggested for {result['precision']}: {suggested['reason']}")
+        return
+    typer.echo(f"\n[guard]\ntolerance = {suggested['tolerance']:.0e}  # {result['precision']}: {suggested['reason']}")
+
+
+def _pair(row: dict[str, Any]) -> str:
+    path, reference = str(row["path"]), str(row["reference"])
+    return path if path.startswith(reference) else f"{path} against {reference}"
+
+
+def _message_row(row: dict[str, Any]) -> dict[str, str]:
+    shown = {"path": _pair(row), "": row["direction"], "messages": str(row["num_messages"])}
+    shown["bit-equal"] = f"{100 * row['share_bit_equal']:.3g} %"
+    columns = {"q50": "median", "max": "max", "tau_1_per_million": "tau, 1 in 10^6"}
+    return shown | {title: "-" if row[key] is None else f"{row[key]:.1e}" for key, title in columns.items()}
+
+
+def _operator_rows(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Largest difference of each kind of operator on its reference's inputs, one row for each pair."""
+    table: dict[str, dict[str, str]] = {}
+    for row in rows:
+        table.setdefault(_pair(row), {})[row["operator"]] = f"{row['max']:.1e}"
+    return [{"operators": pair} | {kind: found.get(kind, "-") for kind in OPERATORS} for pair, found in table.items()]
