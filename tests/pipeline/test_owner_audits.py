@@ -2,8 +2,9 @@
 
 import pytest
 
+from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline import GuardConfig, explain_evidence
-from phalanx.pipeline.messages import AuditReport
+from phalanx.pipeline.messages import AuditReport, Commit, StepAudited
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, only, tampering, tiny_run
 from phalanx.transport.tensors import tensor_buffers
@@ -56,6 +57,56 @@ def test_the_owners_audit_names_the_stage_and_its_accomplice(make_company, hones
     for verdict in company.verdicts:
         facts = explain_evidence(company.run_dir / str(verdict.evidence))
         assert str(facts["conclusion"]).startswith(f"holds: {verdict.party} signed")
+
+
+def test_the_owners_audit_names_a_league_that_makes_up_a_weight_gradient(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(owner_audit_rate=1.0, step_audit_rate=1.0))
+    committed = []
+
+    def note(letter, commit):
+        committed.append((commit.gradient, commit.norm_squared))
+        return [letter]
+
+    def vouch(letter, audited):
+        gradient, norm_squared = committed[-1]
+        return [letter.saying({"gradient": gradient, "norm_squared": norm_squared})] if audited.stage == 1 else [letter]
+
+    doubled = tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()})
+    league = {1: Actor(doubled, rewrite=only(Commit, note)), 2: Actor(rewrite=only(StepAudited, vouch))}
+    company = make_company(run, league)
+
+    company.run(2)
+
+    found = [(verdict.offence, verdict.party) for verdict in company.verdicts]
+    assert found == [("collusion", "worker-2"), ("gradient", "worker-1")]
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+class _Stale(StageOptimizer):
+    """Takes every update at a tenth of its learning rate, in the hands of both members of a league."""
+
+    def step(self, gradients, lr, clip_coefficient):
+        super().step(gradients, lr / 10, clip_coefficient)
+
+
+def test_the_owners_audit_names_a_league_that_bends_the_update(make_company):
+    def bend(copy, held):
+        if copy.spec.index == 1:
+            copy.optimizer.__class__ = _Stale
+        return copy
+
+    league = {1: Actor(bend), 2: Actor(bend)}
+    blind = make_company(tiny_run(guard=NEVER), league)
+    seeing = make_company(tiny_run(guard=OFTEN), league)
+
+    blind.run(3)
+    seeing.run(3)
+
+    assert blind.verdicts == []
+    assert {(verdict.offence, verdict.party, verdict.stage) for verdict in seeing.verdicts} == {
+        ("state", "worker-1", 1),
+        ("state", "worker-2", 1),
+    }
 
 
 def test_honest_workers_pass_the_owners_audits(make_company, honest_digest):

@@ -172,3 +172,25 @@ def test_a_holder_that_hands_out_other_weights_than_it_signed_is_found_out(make_
 
     with pytest.raises(VerificationError, match="worker-1 sent a weights that is not the one it signed"):
         company.engine.collect(1, "weights")
+
+
+def test_a_party_that_gets_ready_with_an_altered_state_is_named(make_company, honest_digest):
+    # worker 1 is evicted in step 1; worker 3, which keeps its stage, gets ready with another state than it had
+    run = tiny_run(stages=5)
+    lies = Actor(tampering(lambda direction, step, microbatch, tensor: -tensor if step == 1 else tensor))
+
+    def falsify(letter, ready):
+        if ready.epoch == 0:
+            return [letter]
+        states = {name: state.model_copy(update={"weights": FALSE}) for name, state in ready.states.items()}
+        return [letter.saying({"states": states})]
+
+    company = make_company(run, {1: lies, 3: Actor(rewrite=only(Ready, falsify))})
+
+    company.run(3)
+
+    assert [(verdict.offence, verdict.party) for verdict in company.verdicts] == [
+        ("message", "worker-1"),
+        ("state", "worker-3"),
+    ]
+    assert company.weights_digest() == honest_digest(run, 3)

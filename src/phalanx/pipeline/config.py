@@ -76,7 +76,7 @@ class GuardConfig(StrictModel):
     step_audit_rate: float = Field(default=1 / 32, ge=0, le=1)
     """p: how often, per stage and step, all microbatches are recomputed together with the weight gradient."""
     owner_audit_rate: float = Field(default=1 / 64, ge=0, le=1)
-    """How often, per stage and step, the owner itself recomputes one microbatch: what colluding workers cannot bend."""
+    """How often, per stage and step, the owner itself redoes a stage's step: what colluding workers cannot bend."""
     keep_steps: int = Field(default=0, ge=0, le=10_000)
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""

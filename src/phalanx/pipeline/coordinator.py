@@ -336,20 +336,23 @@ class Coordinator:
                 drawn = everything
             if whole:
                 ledger.awaited_step_audits.add(stage)
-            own = self._draw.owners_microbatch(drawn, **where)
-            if own is not None:
-                ledger.owners_audits[stage] = own
+            if alike and self._draw.owners_step(**where):
+                ledger.owners_audits.add(stage)
             ledger.awaited_audits |= {(stage, m) for m in drawn}
             self._ask(stage, drawn, _directions(None), urgent=False, weights=whole)
 
     def _audit_as_owner(self) -> Judgement | None:
         """Last of all, when the auditors have said what they say."""
-        ledger = self.ledger
+        docket, ledger = self.docket, self.ledger
+        self._proved += self._owner_audits.weigh_states()
+        if self._proved:
+            return self._proved.pop(0)
         if not ledger.audits_drawn or not ledger.awaited_audits <= ledger.reports.keys():
             return None
         for stage in sorted(ledger.owners_audits):
-            ledger.num_audits += 1
-            self._proved += self._owner_audits.run(stage, ledger.owners_audits.pop(stage))
+            ledger.num_audits += docket.plan.microbatches
+            ledger.owners_audits.remove(stage)
+            self._proved += self._owner_audits.run(stage)
             if self._proved:
                 return self._proved.pop(0)
         return None

@@ -3,14 +3,13 @@
 import hashlib
 import hmac
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 from phalanx.config import canonical_json
 from phalanx.pipeline.config import GuardConfig
 
 # further draws of the same place, beside those of the strata, which count from 0
-_WHOLE_STEP, _OWNER, _OWNERS_CHOICE = -1, -2, -3
+_WHOLE_STEP, _OWNER = -1, -2
 
 
 class AuditDraw:
@@ -23,7 +22,7 @@ class AuditDraw:
         key: Secret, 32 bytes.
         rate: q, the share of microbatches that is drawn per stage and attempt.
         step_rate: p, the share of (stage, attempt) pairs that are audited as a whole.
-        owner_rate: The share of (stage, attempt) pairs of which the owner recomputes one microbatch.
+        owner_rate: The share of (stage, attempt) pairs that the owner itself redoes.
 
     Guarantees:
         Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many
@@ -58,14 +57,9 @@ class AuditDraw:
         """Whether all of a stage's work in this attempt is audited, weight gradient included."""
         return self._coin(_WHOLE_STEP, step, epoch, stage) < self._step_rate
 
-    def owners_microbatch(self, drawn: Sequence[int], *, step: int, epoch: int, stage: int) -> int | None:
-        """The microbatch that the owner itself recomputes, None in most steps.
-
-        One of those that the auditor has `drawn`: what it vouches for is then known to be right or wrong.
-        """
-        if self._coin(_OWNER, step, epoch, stage) >= self._owner_rate:
-            return None
-        return drawn[self._number(step, epoch, stage, _OWNERS_CHOICE) % len(drawn)]
+    def owners_step(self, *, step: int, epoch: int, stage: int) -> bool:
+        """Whether the owner itself redoes all of a stage's work in this attempt."""
+        return self._coin(_OWNER, step, epoch, stage) < self._owner_rate
 
     def _coin(self, purpose: int, *where: int) -> float:
         return self._number(*where, purpose) / 2**64

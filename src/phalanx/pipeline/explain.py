@@ -159,6 +159,11 @@ def _message(hearing: Hearing) -> _Explained:
     return {**facts, **_proved(hearing, what, believed)}
 
 
+def _collusion(hearing: Hearing) -> _Explained:
+    # about a weight gradient there is no tensor to show
+    return _unproved(hearing) if hearing.record.verdict.direction is None else _message(hearing)
+
+
 def _unproved(hearing: Hearing) -> _Explained:
     return _believed(_OWNER_ONLY)
 
@@ -187,7 +192,7 @@ def _believed(what: str) -> _Explained:
 _EXPLAIN: Mapping[Offence, Callable[[Hearing], _Explained]] = {
     "message": _message,
     "accusation": _message,
-    "collusion": _message,
+    "collusion": _collusion,
     "equivocation": _equivocation,
     "forgery": _forgery,
     "gradient": _gradient,

@@ -38,8 +38,8 @@ class StepLedger:
     step_audits: dict[int, StepAudited] = field(default_factory=dict)
     steps_agreed: set[int] = field(default_factory=set)
     """Stages whose weight gradient an auditor has recomputed and found right."""
-    owners_audits: dict[int, int] = field(default_factory=dict)
-    """Stage to the microbatch that the owner has still to recompute."""
+    owners_audits: set[int] = field(default_factory=set)
+    """Stages that the owner itself has still to redo."""
     audits_drawn: bool = False
     num_audits: int = 0
     clip_coefficient: float = 1.0

@@ -1,91 +1,167 @@
-"""L2 by the owner itself, at a low rate: the one auditor that no worker can have on its side."""
+"""L2 and L3 by the owner itself, at a low rate: the one auditor that no worker can have on its side."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.ledger import Committed
 from phalanx.pipeline.messages import AuditReport
 from phalanx.pipeline.referee import Dispute, Referee
 from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
 
 
+@dataclass(frozen=True)
+class _Redone:
+    """A stage's step as the owner did it; waits for the state that its parties agree on after the update."""
+
+    step: int
+    copy: StageCopy
+    gradients: dict[str, Tensor]
+    parties: tuple[str, str]
+
+
 class OwnerAudits:
-    """Recomputes one microbatch of a stage from committed inputs, with weights pulled against the agreed digest.
+    """Redoes all of a stage's step, from the agreed state and committed inputs to the state after the update.
 
     Guarantees:
-        A stage and its shadow that lie together in every microbatch are both named in a step with
-        probability r, the owner's rate: within ``ln(d) / ln(1 - r)`` steps but for probability d.
-        Does not find weights that both have bent together: audits of whole steps by a third party would.
+        A stage and its shadow that lie together about every message of a step, about the weight gradient or
+        about the update are both named in that step with probability r, the owner's rate: within
+        ``ln(d) / ln(1 - r)`` such steps but for probability d. Inside one numeric class.
     """
 
     def __init__(self, docket: Docket, referee: Referee) -> None:
         self._docket = docket
         self._referee = referee
+        self._redone: dict[int, _Redone] = {}
 
-    def run(self, stage: int, microbatch: int) -> list[Judgement]:
+    def run(self, stage: int) -> list[Judgement]:
         """Audit; an accomplice is named before the culprit, so that it does not inherit the stage."""
         docket, ledger = self._docket, self._docket.ledger
-        state = docket.agreed[stage]
-        redone = self._referee.recompute(ledger, stage, microbatch, docket.assignment, state)
-        if redone is None:
-            reason = f"stage {stage}, microbatch {microbatch}: nobody brought what {docket.holder(stage)} committed to"
-            return [docket.judgement("transfer", docket.holder(stage), stage, reason)]
-        copy, truths = redone
-        digests: dict[Direction, str] = {d: digest_hex(tensor_buffers(t.contiguous())) for d, t in truths.items()}
-        inputs: dict[Direction, Committed] = {
-            "forward": ledger.messages[(stage - 1, "forward", microbatch)],
-            "backward": ledger.messages[(stage + 1, "backward", microbatch)],
-        }
-        own = AuditReport(
-            epoch=ledger.epoch,
+        holder, shadow = docket.holder(stage), docket.shadow(stage)
+        copy = self._referee.stage_at(stage, (shadow, holder), docket.agreed[stage])
+        if copy is None:
+            return [self._brought_nothing(stage)]
+        wrong: list[tuple[int, Direction, Mapping[Direction, str]]] = []
+        for microbatch in range(docket.plan.microbatches):
+            tensors = self._referee.inputs(ledger, stage, microbatch, docket.assignment.holders)
+            if tensors is None:
+                return [self._brought_nothing(stage)]
+            digests = _digests(
+                copy.runner.forward(ledger.step, microbatch, tensors[0]),
+                copy.runner.backward(ledger.step, microbatch, tensors[1]),
+            )
+            said = ledger.messages
+            wrong += [(microbatch, d, digests) for d in digests if said[(stage, d, microbatch)].digest != digests[d]]
+        if wrong:
+            # a lie that the shadow has vouched for tells of two parties
+            worst = next((place for place in wrong if self._vouched(stage, place[0], place[1])), wrong[0])
+            return self._name(copy, *worst)
+        gradients = copy.runner.gradients()
+        guilty = self._compare_gradient(stage, transfer_digest(gradients))
+        if not guilty:
+            self._redone[stage] = _Redone(ledger.step, copy, gradients, (shadow, holder))
+        return guilty
+
+    def weigh_states(self) -> list[Judgement]:
+        """Compare states that were agreed on after an update with the owner's own."""
+        docket = self._docket
+        guilty: list[Judgement] = []
+        for stage, redone in list(self._redone.items()):
+            state, previous = docket.agreed.get(stage), docket.previous
+            if docket.ledger.step == redone.step + 1 and (state is None or previous is None):
+                continue
+            if docket.ledger.step == redone.step and docket.ledger.audits_drawn:
+                continue
+            del self._redone[stage]
+            parties = (docket.assignment.shadows.get(stage), docket.assignment.holders.get(stage))
+            if docket.ledger.step != redone.step + 1 or parties != redone.parties or previous is None:
+                continue
+            redone.copy.apply(redone.step, redone.gradients, previous.clip_coefficient)
+            if redone.copy.digest() != state:
+                reason = f"stage {stage}: {{}} agreed on a state that step {redone.step} does not lead to"
+                guilty += [
+                    docket.judgement("state", party, stage, reason.format(party))
+                    for party in dict.fromkeys(redone.parties)
+                    if party != OWNER
+                ]
+        return guilty
+
+    def _brought_nothing(self, stage: int) -> Judgement:
+        holder = self._docket.holder(stage)
+        return self._docket.judgement(
+            "transfer", holder, stage, f"stage {stage}: nobody brought what {holder} committed to"
+        )
+
+    def _vouched(self, stage: int, microbatch: int, direction: Direction) -> bool:
+        """Whether the auditor reported the very digest that the stage committed to."""
+        ledger = self._docket.ledger
+        report = ledger.reports.get((stage, microbatch))
+        said = None if report is None else report.digests.get(direction)
+        return said == ledger.messages[(stage, direction, microbatch)].digest
+
+    def _name(
+        self, copy: StageCopy, microbatch: int, direction: Direction, digests: Mapping[Direction, str]
+    ) -> list[Judgement]:
+        """The stage that sent a wrong message, and before it an auditor that vouched for those very bytes."""
+        docket, ledger, stage = self._docket, self._docket.ledger, copy.spec.index
+        inputs: dict[Direction, Committed] = {"forward": ledger.messages[(stage - 1, "forward", microbatch)]}
+        if direction == "backward":
+            inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
+        place = {"epoch": ledger.epoch, "step": ledger.step, "stage": stage, "microbatch": microbatch}
+        own = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "urgent": False})
+        dispute = Dispute(
             step=ledger.step,
+            epoch=ledger.epoch,
             stage=stage,
             microbatch=microbatch,
-            inputs=(),
-            digests=digests,
-            urgent=False,
+            direction=direction,
+            holder=docket.holder(stage),
+            accuser=OWNER,
+            holders=docket.assignment.holders,
+            inputs=inputs,
+            output=ledger.messages[(stage, direction, microbatch)],
+            report=own,
+            state=docket.agreed[stage],
         )
-        for direction, digest in digests.items():
-            output = ledger.messages[(stage, direction, microbatch)]
-            if output.digest == digest:
-                continue
-            dispute = Dispute(
-                step=ledger.step,
-                epoch=ledger.epoch,
-                stage=stage,
-                microbatch=microbatch,
-                direction=direction,
-                holder=docket.holder(stage),
-                accuser=OWNER,
-                holders=docket.assignment.holders,
-                inputs={name: given for name, given in inputs.items() if name == "forward" or direction == "backward"},
-                output=output,
-                report=own,
-                state=state,
-            )
-            verdict, exhibit = self._referee.judge_message(dispute, copy)
-            if verdict is not None:
-                culprit = Judgement(verdict, exhibit, dispute.headers())
-                return [*self._accomplice(culprit, output), culprit]
-        return []
-
-    def _accomplice(self, culprit: Judgement, output: Committed) -> list[Judgement]:
-        """An auditor that vouched for the very bytes that the stage cannot have computed."""
-        verdict, docket = culprit.verdict, self._docket
-        auditor = docket.shadow(verdict.stage)
-        report = docket.ledger.reports.get((verdict.stage, verdict.microbatch or 0))
-        said = {} if report is None else {str(name): digest for name, digest in report.digests.items()}
-        if said.get(verdict.direction or "") != output.digest or not docket.same_class(auditor):
+        verdict, exhibit = self._referee.judge_message(dispute, copy)
+        if verdict is None:
             return []
-        where = f"stage {verdict.stage}, microbatch {verdict.microbatch}, {verdict.direction}"
-        update = {
-            "party": auditor,
-            "offence": "collusion",
-            "reason": f"{where}: {auditor} vouched for the wrong tensor of {verdict.party}",
-        }
-        tensors = dict(culprit.exhibit.tensors)
+        culprit = Judgement(verdict, exhibit, dispute.headers())
+        auditor = docket.shadow(stage)
+        if auditor == OWNER or not self._vouched(stage, microbatch, direction):
+            return [culprit]
+        where = f"stage {stage}, microbatch {microbatch}, {direction}"
+        reason = f"{where}: {auditor} vouched for the wrong tensor of {verdict.party}"
+        update = {"party": auditor, "offence": "collusion", "reason": reason}
+        tensors = dict(exhibit.tensors)
         if "claimed" in tensors:
             tensors["accuser"] = tensors["claimed"].clone()
-        exhibit = type(culprit.exhibit)(tensors, culprit.exhibit.weights, culprit.exhibit.stage)
-        return [Judgement(verdict.model_copy(update=update), exhibit, dict(culprit.headers))]
+        shown = replace(exhibit, tensors=tensors)
+        return [Judgement(verdict.model_copy(update=update), shown, dispute.headers()), culprit]
+
+    def _compare_gradient(self, stage: int, digest: str) -> list[Judgement]:
+        """A gradient that nobody can have computed; the shadow is in it when it claims to have computed the same."""
+        docket, ledger = self._docket, self._docket.ledger
+        if ledger.commits[stage].gradient == digest:
+            return []
+        holder, shadow, step = docket.holder(stage), docket.shadow(stage), ledger.step
+        lockstep = docket.plan.guard.shadow == "lockstep"
+        audited = ledger.held.get(stage) if lockstep else ledger.step_audits.get(stage)
+        guilty = []
+        if audited is not None and audited.gradient == ledger.commits[stage].gradient and shadow != OWNER:
+            reason = f"stage {stage}: {shadow} vouched for the made-up weight gradient of {holder} in step {step}"
+            guilty.append(docket.judgement("collusion", shadow, stage, reason))
+        reason = f"stage {stage}: {holder} committed to a weight gradient that the inputs of step {step} do not lead to"
+        return [*guilty, docket.judgement("gradient", holder, stage, reason)]
+
+
+def _digests(y: Tensor, x_gradient: Tensor | None) -> dict[Direction, str]:
+    truths: dict[Direction, Tensor] = {"forward": y} if x_gradient is None else {"forward": y, "backward": x_gradient}
+    return {direction: digest_hex(tensor_buffers(tensor.contiguous())) for direction, tensor in truths.items()}

@@ -14,7 +14,6 @@ from phalanx.pipeline.ledger import Committed, MessageKey, StepLedger
 from phalanx.pipeline.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
 from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
-from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.pipeline.verdict import Verdict
@@ -94,27 +93,25 @@ class Referee:
             exhibit.tensors["claimed"] = said
         return self._weigh(dispute, truth, said, claim), exhibit
 
-    def recompute(
-        self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment, state: StateDigest
-    ) -> tuple[StageCopy, dict[Direction, Tensor]] | None:
-        """Redo one microbatch of a stage from committed inputs, without anybody having accused anybody.
+    def stage_at(self, stage: int, parties: Sequence[str], state: StateDigest) -> StageCopy | None:
+        """A stage with weights and moments, from the first party that brings those that were agreed on."""
+        for party in parties:
+            copy = StageCopy.empty(self._plan, stage)
+            request = FetchBulk(epoch=self.epoch, step=state.step, stage=stage, purpose="state")
+            found = self._courier.collect(party, request, copy.state())
+            if found is not None:
+                copy.load(*found)
+                if copy.digest() == state:
+                    return copy
+        return None
 
-        Returns:
-            The stage as it was agreed on and what it answers both ways; None when neither of its two parties
-            brings the weights, or nobody an input, with the digest that was signed.
-        """
-        holders = assignment.holders
-        for party in (assignment.shadows[stage], holders[stage]):
-            copy = self._weights(ledger.epoch, ledger.step, stage, party, state)
-            if copy is not None:
-                break
-        else:
-            return None
-        inputs = [self._committed(ledger, key, holders, stage) for key in _inputs_of(stage, microbatch)]
-        if inputs[0] is None or inputs[1] is None:
-            return None
-        y, x_gradient = copy.runner.recompute(ledger.step, microbatch, inputs[0], inputs[1])
-        return copy, {"forward": y} if x_gradient is None else {"forward": y, "backward": x_gradient}
+    def inputs(
+        self, ledger: StepLedger, stage: int, microbatch: int, holders: Mapping[int, str]
+    ) -> list[Tensor] | None:
+        """Activation and gradient that a stage committed to have used; None when nobody brings one of them."""
+        found = [self._committed(ledger, key, holders, stage) for key in _inputs_of(stage, microbatch)]
+        tensors = [tensor for tensor in found if tensor is not None]
+        return tensors if len(tensors) == len(found) else None
 
     def judge_update(
         self,
@@ -174,8 +171,8 @@ class Referee:
         if copy is None:
             return shadow
         for m in range(self._plan.microbatches):
-            tensors = [self._committed(ledger, key, holders, stage) for key in _inputs_of(stage, m)]
-            if tensors[0] is None or tensors[1] is None:
+            tensors = self.inputs(ledger, stage, m, holders)
+            if tensors is None:
                 return holders[stage]
             copy.runner.forward(ledger.step, m, tensors[0])
             copy.runner.backward(ledger.step, m, tensors[1])
