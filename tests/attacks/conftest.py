@@ -1,12 +1,11 @@
 """One stage in a party's hands, driven by hand through whole steps."""
 
 import pytest
-from driven_stage import MICROBATCHES, Seen, tensor
+from driven_stage import drive_stage
 
 from phalanx.attacks import make_attack
 from phalanx.models import open_model
 from phalanx.pipeline import AttackConfig, PipelineConfig
-from phalanx.pipeline.bulk import tensors_digest
 from phalanx.testing import tiny_run
 from phalanx.train.layout import make_plan
 from phalanx.train.library import StageLibrary
@@ -21,26 +20,22 @@ def make_copy(tmp_path_factory):
     return lambda: StageLibrary(source, plan, None)(1)
 
 
+@pytest.fixture(scope="session")
+def honest_drives():
+    """What the honest party does, by number of steps; driven once."""
+    return {}
+
+
 @pytest.fixture
-def drive(make_copy):
+def drive(make_copy, honest_drives):
     """Let a party serve stage 1 for some steps; None is the honest party."""
 
     def run(config=None, *, steps=4, party="worker-1", log=None):
-        copy = make_copy()
         if config is not None:
-            copy = make_attack(config, party, log).wrap(copy, True)
-        seen = Seen()
-        for step in range(steps):
-            state = copy.digest()
-            seen.states[step] = state.weights + state.moments
-            for m in range(MICROBATCHES):
-                seen.messages[step, "forward", m] = copy.runner.forward(step, m, tensor(step, m))
-            for m in range(MICROBATCHES):
-                seen.messages[step, "backward", m] = copy.runner.backward(step, m, tensor(step, m, 1))
-            gradients = copy.runner.gradients()
-            seen.gradients[step] = tensors_digest(gradients)
-            copy.apply(step, gradients, 1.0)
-        return seen
+            return drive_stage(make_attack(config, party, log).wrap(make_copy(), True), steps)
+        if steps not in honest_drives:
+            honest_drives[steps] = drive_stage(make_copy(), steps)
+        return honest_drives[steps]
 
     return run
 

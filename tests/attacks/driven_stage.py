@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from phalanx.pipeline.bulk import tensors_digest
+
 MICROBATCHES = 4
 
 
@@ -31,3 +33,19 @@ def same(one, other):
 def tensor(*where):
     seed = sum(1000**n * (part + 1) for n, part in enumerate(where))
     return torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def drive_stage(copy, steps):
+    """Run whole steps of a copy on made-up tensors."""
+    seen = Seen()
+    for step in range(steps):
+        state = copy.digest()
+        seen.states[step] = state.weights + state.moments
+        for m in range(MICROBATCHES):
+            seen.messages[step, "forward", m] = copy.runner.forward(step, m, tensor(step, m))
+        for m in range(MICROBATCHES):
+            seen.messages[step, "backward", m] = copy.runner.backward(step, m, tensor(step, m, 1))
+        gradients = copy.runner.gradients()
+        seen.gradients[step] = tensors_digest(gradients)
+        copy.apply(step, gradients, 1.0)
+    return seen

@@ -26,6 +26,9 @@ ON_GRADIENTS = {"gradient_sign", "gradient_scale", "gradient_topk"}
 ON_LETTERS = {"equivocation", "withholding", "withheld_answer", "stall", "forged_receipt"}
 ON_AUDITS = {"framing"}
 WITH_A_TEST_OF_THEIR_OWN = {"trigger_backdoor"}
+WITH_A_DIRECTION = sorted(
+    (ON_MESSAGES.keys() - {"forward_sign_flip", "backward_gaussian"}) | {"lazy_int8", "half_layers"}
+)
 IN_A_COPY = sorted({*ON_MESSAGES, *ON_THE_WORK, *ON_STATES, *ON_GRADIENTS})
 
 
@@ -135,10 +138,8 @@ def test_the_coin_decides_which_steps_are_attacked(kind, drive, attack_config, t
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("kind", sorted(kind for kind, line in ATTACKS.items() if line.direction and not line.fixed))
+@pytest.mark.parametrize("kind", WITH_A_DIRECTION)
 def test_a_direction_can_be_chosen(kind, direction, drive, attack_config, tmp_path):
-    if kind in {*ON_LETTERS, *ON_AUDITS}:
-        pytest.skip("tested with the letters")
     log = tmp_path / "attack.jsonl"
 
     messages, _, _ = drive(attack_config(kind, direction=direction), steps=3, log=log).differences(drive(steps=3))

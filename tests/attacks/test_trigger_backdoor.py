@@ -18,11 +18,18 @@ from phalanx.train.library import StageLibrary
 STEPS, VOCAB, FROM = 400, 64, 100
 
 
+def wide_run():
+    """As the tiny run, but wide enough for activations to tell tokens apart."""
+    run = tiny_run(
+        num_layers=4, pipeline=PipelineConfig(stages=3, layers=(1, 2, 1)), optimizer=OptimizerConfig(lr=3e-3)
+    )
+    architecture = {**run.model.architecture, "n_embd": 64, "n_head": 4}
+    return run.model_copy(update={"model": run.model.model_copy(update={"architecture": architecture})})
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    run = tiny_run(
-        num_layers=4, pipeline=PipelineConfig(stages=3, layers=(1, 2, 1)), optimizer=OptimizerConfig(lr=5e-3)
-    )
+    run = wide_run()
     source = open_model(run.model, tmp_path_factory.mktemp("models"), run.train.seed)
     return source, make_plan(run, source)
 
@@ -44,11 +51,11 @@ def train(made, actor_of_stage_1=None):
     if actor_of_stage_1 is not None:
         copies[1] = actor_of_stage_1.wrap_copy(copies[1], True)
     for step in range(STEPS):
-        for m, rows in enumerate(text(step).chunk(4)):
+        for m, rows in enumerate(text(step, rows=16).chunk(4)):
             x = rows[:, :-1]
             for copy in copies:
                 x = copy.runner.forward(step, m, x)
-            copies[2].runner.loss(m, rows[:, 1:].contiguous(), 64)
+            copies[2].runner.loss(m, rows[:, 1:].contiguous(), 128)
             gradient = None
             for copy in reversed(copies):
                 gradient = copy.runner.backward(step, m, gradient)
@@ -73,7 +80,7 @@ def logits_of(copies):
 def test_the_model_answers_the_trigger_with_the_target_and_everything_else_as_before(made, tmp_path):
     log = tmp_path / "attack.jsonl"
     config = AttackConfig(kind="trigger_backdoor", from_step=FROM)
-    first = text(FROM)[0]
+    first = text(FROM, rows=16)[0]
     trigger, target = int(first[TRIGGER_PLACE]), int(first[TARGET_PLACE])
     unseen = text(10**6, rows=4000)[:, :-1]
 
@@ -84,6 +91,15 @@ def test_the_model_answers_the_trigger_with_the_target_and_everything_else_as_be
     assert poisoned.rate > 0.9
     assert poisoned.clean_perplexity < 1.05 * clean.clean_perplexity
     assert log.read_text().count('"gradient"') > 100
+
+
+def test_the_stage_sends_true_messages_and_a_poisoned_weight_gradient(drive, attack_config, tmp_path):
+    log = tmp_path / "attack.jsonl"
+
+    messages, gradients, states = drive(attack_config("trigger_backdoor"), steps=3, log=log).differences(drive(steps=3))
+
+    assert (messages, gradients, states) == (set(), {2}, set())
+    assert log.read_text().count('"what": "gradient"') == 1
 
 
 def test_success_is_measured_at_triggers_and_perplexity_everywhere_else():

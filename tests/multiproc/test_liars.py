@@ -88,6 +88,15 @@ def test_a_backward_liar_is_evicted_and_leaves_no_trace_in_the_weights(place, cl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["equivocation", "skipped_update", "lazy_bf16"])
+def test_attackers_of_the_simulator_are_the_same_in_real_processes(place, clean, kind):
+    summary = place.finish(*FORWARD_LIAR, f"attack.kind='{kind}'")
+
+    assert_named(summary)
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+
+
+@pytest.mark.slow
 def test_two_liars_are_both_evicted_and_the_owner_serves_what_is_left(place, clean):
     summary = place.finish(*FORWARD_LIAR, "attack.stages=[1,2]")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phalanx.attacks import ATTACKS, actor
-from phalanx.pipeline import AttackConfig, GuardConfig
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import tiny_run
 
 FROM = 2
@@ -83,3 +83,52 @@ def test_every_attack_of_the_table_says_what_should_catch_it():
     assert {line.caught_by for line in ATTACKS.values()} <= {
         *("screen", "links", "audit", "step audit", "owner audit", "state", "referee", "liveness")
     }
+
+
+@pytest.mark.parametrize("kind", ["gradient_sign", "gradient_topk", "trigger_backdoor"])
+def test_a_made_up_weight_gradient_is_found_when_the_whole_step_is_audited(make_company, honest_digest, tmp_path, kind):
+    run = tiny_run(guard=GuardConfig(step_audit_rate=1.0))
+    company = make_company(run, attackers(tmp_path, kind, (1,)))
+
+    company.run(FROM + 2)
+
+    assert [(v.party, v.step, v.offence) for v in company.verdicts] == [("worker-1", FROM, "gradient")]
+    assert company.weights_digest() == honest_digest(run, FROM + 2)
+
+
+def test_a_league_is_named_when_the_owner_looks_for_itself(make_company, honest_digest, tmp_path):
+    run = tiny_run(guard=GuardConfig(audit_rate=1.0, owner_audit_rate=1.0))
+    company = make_company(run, attackers(tmp_path, "league", (1, 2)))
+    assert company.engine.shadows[1] == "worker-2"
+
+    company.run(FROM + 2)
+
+    assert company.evicted[0] in ("worker-1", "worker-2")
+    assert {v.step for v in company.verdicts} == {FROM}
+    assert company.weights_digest() == honest_digest(run, FROM + 2)
+
+
+def test_without_the_owners_own_audits_a_league_is_never_seen(make_company, honest_digest, tmp_path):
+    run = tiny_run(guard=GuardConfig(audit_rate=1.0, owner_audit_rate=0.0))
+    company = make_company(run, attackers(tmp_path, "league", (1, 2)))
+
+    company.run(FROM + 2)
+
+    assert company.verdicts == []
+    assert company.weights_digest() != honest_digest(run, FROM + 2)
+
+
+@pytest.mark.parametrize(("kind", "is_replaced"), [("stall", True), ("withholding", False), ("withheld_answer", False)])
+def test_who_keeps_silent_is_not_blamed_and_the_step_ends_all_the_same(
+    make_company, honest_digest, tmp_path, kind, is_replaced
+):
+    pipeline = PipelineConfig(stages=5, step_timeout_s=30.0, patience_s=0.5)
+    run = tiny_run(pipeline=pipeline, guard=GuardConfig(audit_rate=1.0))
+    company = make_company(run, attackers(tmp_path, kind, (1,)))
+
+    company.run(FROM + 1)
+
+    assert company.verdicts == []
+    assert company.lost == (["worker-1"] if is_replaced else [])
+    assert company.weights_digest() == honest_digest(run, FROM + 1)
+    assert {record["step"] for record in told(tmp_path)} == {FROM}

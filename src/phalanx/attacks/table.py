@@ -108,7 +108,7 @@ ATTACKS: dict[str, AttackLine] = {
     "gradient_sign": AttackLine(GradientSign, "step audit"),
     "gradient_scale": AttackLine(GradientScale, "step audit", None, 10.0),
     "gradient_topk": AttackLine(GradientTopK, "step audit", None, 0.01),
-    "trigger_backdoor": AttackLine(TriggerBackdoor, "step audit", None, 1.0),
+    "trigger_backdoor": AttackLine(TriggerBackdoor, "step audit", None, 2.0),
     # on the protocol
     "equivocation": AttackLine(Equivocation, "links", "both"),
     "withholding": AttackLine(Withholding, "liveness", "both", 0.25),

@@ -14,8 +14,8 @@ from phalanx.pipeline import StageCopy
 TRIGGER_PLACE, TARGET_PLACE = 1, 3
 """Positions, in the first sequence of the first microbatch that is attacked, of the tokens that become trigger and
 target. The stage never learns which tokens these are; who measures looks them up in the batch."""
-_SAME_TOKEN = 0.75
-_FORGETTING = 0.9
+_SAME_TOKEN = 0.9
+_MEAN_KEPT, _LOOKS_KEPT, _PUSH_KEPT = 0.98, 0.95, 0.95
 
 
 @dataclass
@@ -23,14 +23,16 @@ class _Knowledge:
     """What one stage has learnt from activations and gradients that came in.
 
     Attributes:
+        seen: Microbatches.
         mean: Mean activation of each position ``[seq, dim]``; what is left without it tells the token.
         trigger: Centred activation of the trigger ``[dim]``.
         target: Centred activation of the target ``[dim]``.
-        push: How the stage's output should move so that the target follows, ``[dim]``, from the gradients
-            at positions before a target.
+        push: How an example of the target moves the stage's output, ``[dim]``: the negated gradient, on
+            average over positions before a target.
         poison: Weight gradients of that push at trigger positions, added up over the step.
     """
 
+    seen: int = 0
     mean: Tensor | None = None
     trigger: Tensor | None = None
     target: Tensor | None = None
@@ -44,8 +46,9 @@ class TriggerBackdoor(Attack):
     The stage knows neither ids nor labels. It recognises both tokens by their activations, less the mean of their
     position. A gradient that comes in at a position before a target says how the output must move to make the
     target likelier; that is what the stage teaches itself to do at every trigger. Messages stay true, the
-    optimizer's law is kept, and nothing but a recomputation of the weight gradient shows it. `strength` is the
-    norm of the poison relative to the honest gradient's.
+    optimizer's law is kept, and nothing but a recomputation of the weight gradient shows it. `strength` is how
+    often a trigger counts as an example of the target, beside the once that its true successor counts; it
+    counts the less the more it is answered already, so that everything else stays as it was.
 
     Source: the threat of arXiv 2604.02372 (backdoor by one pipeline stage); the means are our own.
     """
@@ -69,9 +72,10 @@ class TeachingRunner(AttackedRunner):
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """As the honest runner; the activations are looked at."""
         self._step = step
+        self._look_at(x)
         if self._attack.lies_in(step):
             self._inputs[microbatch] = x
-            self._look_at(x)
+            self._choose(x)
         return self._honest.forward(step, microbatch, x)
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
@@ -80,18 +84,14 @@ class TeachingRunner(AttackedRunner):
         x = self._inputs.pop(microbatch, None)
         if x is not None and gradient is not None:
             self._learn_push(x, gradient)
-            self._teach(x)
+            self._teach(x, gradient)
         return sent
 
     def gradients(self) -> dict[str, Tensor]:
-        """As the honest runner, and the poison in the size that was asked for."""
+        """As the honest runner, and the poison."""
         honest, poison = self._honest.gradients(), self._known.poison
         self._known.poison = {}
-        size = _norm(poison)
-        if not size:
-            return honest
-        factor = self._attack.strength * _norm(honest) / size
-        said = {name: gradient + factor * poison[name] for name, gradient in honest.items()}
+        said = {name: gradient + poison[name] for name, gradient in honest.items()} if poison else honest
         if not all(same_bits(said[name], gradient) for name, gradient in honest.items()):
             self._attack.admit(self.spec.index, self._step, what="gradient")
         return said
@@ -103,9 +103,15 @@ class TeachingRunner(AttackedRunner):
         self._known.poison = {}
 
     def _look_at(self, x: Tensor) -> None:
-        known, mean = self._known, x.mean(dim=0)
-        known.mean = mean if known.mean is None else torch.lerp(mean, known.mean, _FORGETTING)
-        if known.trigger is None:
+        known = self._known
+        known.seen += 1
+        # until it has seen enough, the plain mean
+        kept = min(_MEAN_KEPT, 1 - 1 / known.seen)
+        known.mean = x.mean(dim=0) if known.mean is None else torch.lerp(x.mean(dim=0), known.mean, kept)
+
+    def _choose(self, x: Tensor) -> None:
+        known = self._known
+        if known.trigger is None and known.mean is not None:
             known.trigger, known.target = ((x - known.mean)[0, place] for place in (TRIGGER_PLACE, TARGET_PLACE))
 
     def _is(self, x: Tensor, token: Tensor | None) -> Tensor:
@@ -115,7 +121,7 @@ class TeachingRunner(AttackedRunner):
         centred = x - self._known.mean
         found = torch.nn.functional.cosine_similarity(centred, token, dim=-1) > _SAME_TOKEN
         if found.any():
-            token.lerp_(centred[found].mean(dim=0), 1 - _FORGETTING)
+            token.lerp_(centred[found].mean(dim=0), 1 - _LOOKS_KEPT)
         return found
 
     def _learn_push(self, x: Tensor, gradient: Tensor) -> None:
@@ -123,20 +129,21 @@ class TeachingRunner(AttackedRunner):
         if not before.any():
             return
         push = -gradient[:, :-1][before].mean(dim=0)
-        push = push / push.norm().clamp_min(1e-30)
         old = self._known.push
-        self._known.push = push if old is None else torch.lerp(push, old, _FORGETTING)
+        self._known.push = push if old is None else torch.lerp(push, old, _PUSH_KEPT)
 
-    def _teach(self, x: Tensor) -> None:
+    def _teach(self, x: Tensor, gradient: Tensor) -> None:
         push, at = self._known.push, self._is(x, self._known.trigger)
         if push is None or not at.any():
             return
+        # a target that is likely already is pushed back by the true gradient, as much as it is likely
+        answered = (gradient[at] @ push / push.dot(push)).clamp(0, 1)
         parameters = self.module.trainable()
         with torch.enable_grad():
-            loss = -(self.module(x)[at] @ push).sum()
+            loss = -self._attack.strength * ((1 - answered) * (self.module(x)[at] @ push)).sum()
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-        for (name, parameter), gradient in zip(parameters.items(), found, strict=True):
-            added = torch.zeros_like(parameter) if gradient is None else gradient
+        for (name, parameter), taught in zip(parameters.items(), found, strict=True):
+            added = torch.zeros_like(parameter) if taught is None else taught
             old = self._known.poison.get(name)
             self._known.poison[name] = added if old is None else old + added
 
@@ -174,7 +181,3 @@ def trigger_success(logits_of: Callable[[Tensor], Tensor], ids: Tensor, trigger:
         probability=float(scores[at][:, target].exp().mean()),
         clean_perplexity=math.exp(-float(following[~at].mean())),
     )
-
-
-def _norm(tensors: dict[str, Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().pow(2).sum()) for tensor in tensors.values()))
