@@ -1,14 +1,16 @@
 """Parties of different builds or devices: distances are compared, not digests."""
 
 import pytest
+import torch
 
-from phalanx.pipeline import GuardConfig
+from phalanx.pipeline import GuardConfig, StageRunner
 from phalanx.pipeline.messages import Applied, AuditReport, Fetched
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 TAU = 1e-5
-FULL = GuardConfig(audit_rate=1.0, tolerance=TAU)
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
+FULL = GuardConfig(audit_rate=1.0, tolerance=TAU, **NO_COIN)
 
 
 def drifting(factor, direction="forward", numeric_class="another build"):
@@ -54,13 +56,65 @@ def test_a_drift_of_one_in_a_thousand_is_found_across_classes(make_company, hone
     assert company.weights_digest() == honest_digest(run, 2)
 
 
-def test_between_tau_and_twice_tau_nobody_is_accused(make_company):
+def test_beyond_tau_the_referee_decides(make_company):
     # token_distance puts the drift a little below its factor
     company = make_company(tiny_run(guard=FULL), {1: drifting(1.5 * TAU)})
 
     company.run(1)
 
-    assert (company.verdicts, company.bodies("alarm")) == ([], [])
+    assert company.evicted == ["worker-1"]
+
+
+class _Leaning(StageRunner):
+    """An auditor whose kernels round the other way."""
+
+    def __init__(self, honest, factor):
+        self._honest, self._factor = honest, factor
+        self.module, self.spec = honest.module, honest.spec
+
+    def recompute(self, step, microbatch, x, gradient):
+        y, x_gradient = self._honest.recompute(step, microbatch, x, gradient)
+        return y * (1 + self._factor), x_gradient
+
+    def abandon(self):
+        self._honest.abandon()
+
+
+def test_two_honest_parties_that_round_apart_are_both_acquitted(make_company):
+    def round_down(copy, held):
+        if not held:
+            copy.runner = _Leaning(copy.runner, -0.8 * TAU)
+        return copy
+
+    auditor = Actor(round_down, numeric_class="a third build")
+    company = make_company(tiny_run(guard=FULL), {1: drifting(0.8 * TAU), 2: auditor})
+
+    company.run(1)
+
+    assert company.verdicts == []
+    assert {body["stage"] for body in company.bodies("alarm")} == {1}
+
+
+def test_a_small_drift_to_one_side_is_seen_in_the_long_run(make_company):
+    # rounding noise of one millionth, and from the twentieth step on a bias below it
+    generator = torch.Generator().manual_seed(3)
+    bias = torch.randn(16, generator=generator)
+
+    def lean(direction, step, microbatch, tensor):
+        noise = 1e-7 * torch.randn(tensor.shape, generator=generator)
+        return tensor + (noise + (1e-6 * bias if step >= 20 else 0)) if direction == "forward" else tensor
+
+    leaning = Actor(tampering(lean), numeric_class="another build")
+    company = make_company(tiny_run(guard=GuardConfig(audit_rate=0.5, **NO_COIN)), {1: leaning})
+
+    results = company.run(40)
+
+    assert company.verdicts == []
+    drifts = company.bodies("drift")
+    assert {(body["party"], body["direction"]) for body in drifts} == {("worker-1", "forward")}
+    assert min(body["step"] for body in drifts) >= 20
+    # looked at in full from then on: four microbatches instead of two
+    assert (results[0].num_audits, results[-1].num_audits) == (4, 6)
 
 
 def test_a_little_above_twice_tau_the_stage_is_named(make_company):

@@ -9,6 +9,7 @@ from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.bulk import Post
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.cusum import DriftWatch
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
@@ -63,7 +64,7 @@ class Coordinator:
         self.usage: dict[str, dict[str, float]] = {}
         self.bytes_sent: dict[str, Mapping[str, int]] = {}
         self._referee = Referee(docket.plan, courier, docket.same_class)
-        self._reports = Reports(docket, courier, self._referee)
+        self._reports = Reports(docket, courier, self._referee, DriftWatch(draw.derived(b"drift")))
         self._updates = Updates(docket, self._referee)
         self._post = post
         self._draw = draw
@@ -332,7 +333,7 @@ class Coordinator:
             alike = docket.same_class(docket.holder(stage)) and docket.same_class(docket.shadow(stage))
             whole = not lockstep and alike and self._draw.whole_step(**where)
             drawn = self._draw.microbatches(**where, num_microbatches=len(everything))
-            if lockstep or whole:
+            if lockstep or whole or stage in self._reports.leaning:
                 drawn = everything
             if whole:
                 ledger.awaited_step_audits.add(stage)

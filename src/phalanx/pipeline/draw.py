@@ -45,6 +45,10 @@ class AuditDraw:
         """SHA-256 of the key, hex."""
         return hashlib.sha256(self._key).hexdigest()
 
+    def derived(self, purpose: bytes) -> bytes:
+        """A further secret for another purpose; tells nothing about the draws."""
+        return hmac.digest(self._key, b"phalanx " + purpose, "sha256")
+
     def microbatches(self, *, step: int, epoch: int, stage: int, num_microbatches: int) -> tuple[int, ...]:
         """Draw for one stage and one attempt at a step."""
         count = math.ceil(self.rate * num_microbatches)

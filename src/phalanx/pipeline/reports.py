@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from phalanx.errors import FrameError
 from phalanx.pipeline.courier import Courier
-from phalanx.pipeline.distance import token_distance
+from phalanx.pipeline.cusum import DriftWatch
+from phalanx.pipeline.distance import band, token_distance, token_residual
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.ledger import Committed, MessageKey
 from phalanx.pipeline.messages import Activation, AuditReport, Fetch, Fetched, ScreenHit, Signed
@@ -20,7 +23,10 @@ _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
 class Reports:
     """Turns audit reports into nothing, or into a dispute that the referee decides."""
 
-    def __init__(self, docket: Docket, courier: Courier, referee: Referee) -> None:
+    def __init__(self, docket: Docket, courier: Courier, referee: Referee, watch: DriftWatch) -> None:
+        self._watch = watch
+        self.leaning: set[int] = set()
+        """Stages whose messages drift to one side below the tolerance: to be audited in full from now on."""
         self._docket = docket
         self._courier = courier
         self._referee = referee
@@ -129,8 +135,20 @@ class Reports:
             if answer is None or answer.payload.nbytes != self._docket.plan.hidden_bytes:
                 return False
             tensors.append(tensor_from(answer.payload, BOUNDARY_DTYPE, self._docket.plan.hidden_shape))
-        # twice the referee's tau: of two parties that differ by this much, one is off by more than tau
-        return token_distance(tensors[0], tensors[1]) <= 2 * self._docket.plan.guard.tolerance
+        distance = token_distance(tensors[0], tensors[1])
+        # beyond twice tau one of the two is off by more than tau; between, the referee finds it or acquits both
+        if band(distance, self._docket.plan.guard.tolerance) != "honest":
+            return False
+        self._watch_drift(report, direction, token_residual(tensors[0], tensors[1]))
+        return True
+
+    def _watch_drift(self, report: AuditReport, direction: Direction, residual: Tensor) -> None:
+        drift = self._watch.observe(report.stage, direction, residual)
+        if drift is not None:
+            self.leaning.add(report.stage)
+            body = {"stage": drift.stage, "direction": drift.direction, "bias_sigmas": drift.bias_sigmas}
+            party = self._docket.holder(report.stage)
+            self._docket.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
 
     def _dispute(
         self, report: AuditReport, direction: Direction, inputs: Mapping[Direction, Committed], output: Committed
