@@ -83,7 +83,7 @@ class GuardConfig(StrictModel):
     shadow: Literal["gradient", "lockstep"] = "gradient"
     screen: bool = True
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
-    """tau of the referee between numeric classes (fp32); an alarm is raised at 2 tau. See `distance.py`."""
+    """tau between numeric classes (fp32): beyond it the referee decides. See `distance.py`."""
 
     @model_validator(mode="before")
     @classmethod
