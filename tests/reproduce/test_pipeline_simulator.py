@@ -96,3 +96,25 @@ def test_a_liar_that_was_removed_lies_no_more():
     attacker.removed.add(2)
 
     assert (before, attacker.liar(0)) == (2, None)
+
+
+class Refusal:
+    """Refuses one message."""
+
+    def __init__(self, source, direction, microbatch):
+        self.refused = (source, direction, microbatch)
+
+    def accepts(self, message):
+        return (message.source, message.direction, message.microbatch) != self.refused
+
+
+@pytest.mark.parametrize(("direction", "reached"), [("forward", {0, 1, 2}), ("backward", {2, 3, 4, 5})])
+def test_a_refused_message_stops_its_microbatch_and_no_other(tiny, direction, reached):
+    simulator = Simulator(tiny.source, tiny.plan, Attacker(None))
+
+    attempt = simulator.run(0, tiny.inputs(0), Refusal(2, direction, 1))
+
+    sent = {m.source for m in attempt.messages if (m.direction, m.microbatch) == (direction, 1)}
+    whole = range(2, 6) if direction == "backward" else ()
+    assert sent == reached
+    assert attempt.survivors == {stage: 4 if stage in whole else 3 for stage in range(6)}
