@@ -1,0 +1,177 @@
+"""The detection bench: it plays every attack of the table, and its figures say what really happened."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from phalanx.attacks import ATTACKS
+from phalanx.bench import BENCHES
+from phalanx.bench.cells import GUARDS, cells, needs_two
+from phalanx.bench.detection import false_accusations_per_million, measure, row_of
+from phalanx.bench.duel import CleanRun, Lie, Outcome, accepted, is_found, is_undone, play, sequences
+
+KEYS = {
+    *("attack", "direction", "rate", "stages", "attacked_steps", "detected_steps", "steps_to_detection"),
+    *("corrupted_sequences_accepted", "guilty", "blamed", "false_accusations", "loss_distance"),
+    *("mode", "q", "p", "bit_identical", "lost", "caught_by"),
+}
+
+
+def cell_of(kind, guard="watchful"):
+    """The first cell with this attack and guard."""
+    return next(cell for cell in cells(quick=True) if (cell.run.attack.kind, cell.guard) == (kind, guard))
+
+
+def lie(step, party="worker-1", microbatch=0, what=None):
+    return Lie(party, 1, step, microbatch, what)
+
+
+def evicted(party, step, undone_from=None):
+    """What the audit log says about a conviction."""
+    events = [
+        ("verdict", {"party": party, "step": step, "offence": "message"}),
+        ("evicted", {"party": party, "step": step}),
+    ]
+    return events if undone_from is None else [*events, ("rolled_back", {"step": step, "to": undone_from})]
+
+
+def row(outcome, kind="sign_flip"):
+    return row_of(cell_of(kind), outcome, CleanRun([1.0] * 64, ["clean"] * 64))
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_attack_of_the_table_is_played_in_every_direction(quick):
+    played = {(cell.run.attack.kind, cell.run.attack.direction) for cell in cells(quick=quick)}
+
+    assert {kind for kind, _ in played} == {*ATTACKS, "none"}
+    for kind, line in ATTACKS.items():
+        directions = {None} if line.direction is None or line.fixed else {"forward", "backward"}
+        assert {direction for name, direction in played if name == kind} == directions
+
+
+def test_the_long_bench_has_every_rate_and_every_place():
+    watched = [cell for cell in cells(quick=False) if cell.guard == "watchful" and cell.run.attack.kind != "none"]
+    places = {
+        together: {
+            (c.run.pipeline.stages, c.run.attack.stages) for c in watched if needs_two(c.run.attack.kind) is together
+        }
+        for together in (False, True)
+    }
+
+    assert {cell.run.attack.rate for cell in watched} == {0.3, 0.5, 0.7, 1.0}
+    assert places[False] == {(4, (1,)), (4, (2,))}
+    assert places[True] >= {(6, (2, 3)), (6, (1, 4))}
+
+
+def test_lies_in_messages_are_shown_to_the_baselines_too():
+    guards = {cell.guard for cell in cells(quick=True) if cell.run.attack.kind == "backward_gaussian"}
+
+    assert guards == set(GUARDS)
+
+
+def test_a_lie_before_its_author_was_found_is_in_the_weights_for_good():
+    outcome = Outcome(losses=[1.0] * 6, lies=[lie(2), lie(4)], events=evicted("worker-1", 4))
+
+    assert accepted(outcome) == [lie(2)]
+    assert [is_found(one, outcome) for one in outcome.lies] == [False, True]
+    assert row(outcome)["corrupted_sequences_accepted"] == 2
+    assert (row(outcome)["detected_steps"], row(outcome)["steps_to_detection"]) == (1, 2)
+
+
+def test_a_lie_that_was_undone_is_not_in_the_weights():
+    outcome = Outcome(losses=[1.0] * 6, lies=[lie(1), lie(3), lie(4)], events=evicted("worker-1", 4, undone_from=3))
+
+    assert accepted(outcome) == [lie(1)]
+    assert [is_undone(one, outcome) for one in outcome.lies] == [False, True, False]
+
+
+def test_a_rollback_for_one_liar_does_not_excuse_another():
+    lies = [lie(2), lie(2, "worker-2")]
+    outcome = Outcome(losses=[1.0] * 6, lies=lies, events=evicted("worker-1", 4, undone_from=2))
+
+    assert accepted(outcome) == [lies[1]]
+
+
+def test_a_lie_in_a_step_that_was_never_applied_corrupts_nothing():
+    outcome = Outcome(losses=[1.0] * 3, lies=[lie(3)], error="it broke off")
+
+    assert accepted(outcome) == []
+    assert row(outcome)["bit_identical"] is None
+
+
+def test_sequences_are_counted_once_and_a_lie_about_a_step_counts_all():
+    run = cell_of("sign_flip").run
+
+    assert sequences([lie(2), lie(2), lie(2, microbatch=1)], run) == 4
+    assert sequences([lie(2, microbatch=None)], run) == run.train.batch_size
+
+
+def test_whoever_is_blamed_and_told_no_lie_was_accused_falsely():
+    outcome = Outcome(losses=[1.0] * 6, lies=[lie(2)], events=evicted("worker-2", 2))
+
+    found = row(outcome)
+
+    assert (found["guilty"], found["blamed"], found["false_accusations"]) == (["worker-1"], ["worker-2"], 1)
+    assert found["detected_steps"] == 0
+
+
+def test_who_is_replaced_for_silence_is_not_blamed():
+    outcome = Outcome(
+        losses=[1.0] * 6, lies=[lie(2, what="stall")], events=[("lost", {"party": "worker-1", "step": 2})]
+    )
+
+    found = row(outcome)
+
+    assert (found["lost"], found["blamed"], found["detected_steps"]) == (["worker-1"], [], 1)
+    assert found["corrupted_sequences_accepted"] == 0
+
+
+def test_the_loss_is_compared_in_steps_that_were_not_undone():
+    outcome = Outcome(losses=[1.0, 1.5, 3.0, 1.25], events=evicted("worker-1", 3, undone_from=2))
+
+    assert row(outcome)["loss_distance"] == 0.5
+
+
+def test_false_accusations_are_counted_by_audited_messages():
+    rows = [
+        {"attack": "none", "audited_messages": 1_500, "false_accusations": 0},
+        {"attack": "drift", "audited_messages": 500, "false_accusations": 1},
+        {"attack": "drift", "audited_messages": None, "false_accusations": 1},
+    ]
+
+    assert false_accusations_per_million(rows)["value"] == 500
+    assert false_accusations_per_million(rows)["audited_messages_of_honest_companies"] == 1_500
+    assert false_accusations_per_million(rows[2:])["value"] is None
+
+
+def test_the_bench_shows_the_guard_winning_and_the_attack_winning_without_it():
+    what = [replace(cell_of("forward_sign_flip", guard), steps=4) for guard in ("watchful", "off")]
+
+    result = json.loads(json.dumps(measure(what, quick=True), allow_nan=False))
+
+    guarded, unguarded = result["rows"]
+    assert "detection" in BENCHES
+    assert guarded.keys() == unguarded.keys() >= KEYS
+    assert guarded["attacked_steps"] == guarded["detected_steps"] == 1
+    assert guarded["guilty"] == guarded["blamed"] == ["worker-1"]
+    assert (guarded["bit_identical"], guarded["corrupted_sequences_accepted"]) == (True, 0)
+    assert guarded["loss_distance"] == 0
+    assert unguarded["detected_steps"] == 0
+    assert unguarded["corrupted_sequences_accepted"] == unguarded["attacked_steps"] * 16 > 0
+    assert unguarded["bit_identical"] is False
+    assert unguarded["loss_distance"] > 0
+    assert result["false_accusations_per_million"]["value"] == 0
+
+
+def test_a_row_can_be_had_again(tmp_path: Path):
+    cell = replace(cell_of("one_token", "default"), steps=3)
+    found = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        found.append(play(cell, tmp_path / name, tmp_path / "models"))
+
+    assert found[0].lies == found[1].lies
+    assert [e for e in found[0].events if e[0] == "evicted"] == [e for e in found[1].events if e[0] == "evicted"]
+    assert found[0].digest == found[1].digest
