@@ -106,6 +106,34 @@ def test_a_crash_can_be_in_a_backward_pass(tmp_path, cache):
     assert [result.attempts for result in results] == [1, 2]
 
 
+def test_a_wrap_is_told_which_copies_are_held_and_of_a_promotion_too(tmp_path, cache):
+    seen = []
+
+    def note(copy, held):
+        seen.append((copy.spec.index, held))
+        return copy
+
+    actors = {"worker-1": Actor(crash_at(1)), "worker-2": Actor(note)}
+    with MemoryCompany(tiny_run(), tmp_path, actors, cache=cache) as company:
+        company.run(2)
+
+    assert seen == [(1, False), (2, True), (1, True)]
+
+
+def test_a_letter_to_oneself_is_signed_for_the_books_and_not_sent(tmp_path, cache):
+    def keep_another(letter, message):
+        own = Letter("worker-1", message, bytes(len(letter.payload)))
+        return [letter, own] if (message.step, message.direction) == (1, "forward") else [letter]
+
+    actors = {"worker-1": Actor(rewrite=only(Activation, keep_another))}
+    with MemoryCompany(tiny_run(), tmp_path, actors, cache=cache) as company:
+        company.run(2)
+
+    # the commitment speaks of the zeros that were signed last, the link of what was sent
+    assert [(v.party, v.step, v.offence) for v in company.verdicts] == [("worker-1", 1, "equivocation")]
+    assert company.bodies("fault") == []
+
+
 def test_a_letter_can_be_given_other_words(tmp_path):
     letter = Letter("owner", Applied(epoch=0, step=1, states={}, usage={}, bytes_sent={}), b"x")
 
