@@ -1,0 +1,265 @@
+"""With any one comparison of the guard inverted or switched off, some test goes red."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PIPELINE = "tests/pipeline/"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change to one file, and a test that must notice it."""
+
+    layer: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+    def __str__(self) -> str:
+        return self.layer
+
+
+MUTANTS = (
+    Mutant(
+        "L0 signatures of frames",
+        "transport/endpoint.py",
+        "frame.header.verify(link.peer)",
+        "frame.header.fields",
+        "tests/transport/test_endpoint.py::test_an_altered_header_is_refused",
+    ),
+    Mutant(
+        "L0 digest of the payload",
+        "transport/frame.py",
+        "if digest_hex(frame.payload) != frame.header.fields.payload_digest:",
+        "if digest_hex(frame.payload) == '':",
+        "tests/transport/test_endpoint.py::test_an_altered_payload_is_refused_and_the_honest_one_passes_afterwards",
+    ),
+    Mutant(
+        "L0 jumping connection",
+        "pipeline/links.py",
+        "if said == received.digest:",
+        "if said == received.digest or said is not None:",
+        PIPELINE + "test_two_stories.py::test_a_stage_that_commits_to_another_tensor_than_it_sent_is_named",
+    ),
+    Mutant(
+        "L0 signatures of inputs that are shown",
+        "pipeline/links.py",
+        "if docket.signed_by(received.header, sender) is None:",
+        "if docket.signed_by(received.header, sender) is not None:",
+        PIPELINE + "test_two_stories.py::test_a_receiver_that_forges_a_header_is_named_and_not_the_sender",
+    ),
+    Mutant(
+        "L1 screen of what is not finite",
+        "pipeline/screen.py",
+        "if not math.isfinite(rms):",
+        "if math.isinf(rms) and False:",
+        "tests/pipeline/test_screen_statistics.py::test_what_is_not_finite_never_passes",
+    ),
+    Mutant(
+        "L1 screen of norms",
+        "pipeline/screen.py",
+        "if off > max(",
+        "if off < -max(",
+        "tests/pipeline/test_screen_statistics.py::test_another_scale_is_a_hit",
+    ),
+    Mutant(
+        "L2 audit of messages",
+        "pipeline/reports.py",
+        "if output is not None and not self._matches(report, direction, digest, output):",
+        "if output is not None and self._matches(report, direction, digest, output):",
+        PIPELINE + "test_lying_stages.py::test_a_lie_about_one_microbatch_is_found_when_all_are_audited",
+    ),
+    Mutant(
+        "L2 audit of messages, switched off",
+        "pipeline/reports.py",
+        "        if digest == output.digest:\n            return True\n",
+        "        return True\n",
+        PIPELINE + "test_lying_stages.py::test_a_lie_about_one_microbatch_is_found_when_all_are_audited",
+    ),
+    Mutant(
+        "L2 two stories to stage and auditor",
+        "pipeline/reports.py",
+        "if committed.digest != header.fields.payload_digest:",
+        "if committed.digest == '':",
+        PIPELINE
+        + "test_two_stories.py::test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signatures",
+    ),
+    Mutant(
+        "L2 number of draws",
+        "pipeline/draw.py",
+        "count = math.ceil(self.rate * num_microbatches)",
+        "count = 1",
+        PIPELINE + "test_lying_stages.py::test_a_lie_about_one_microbatch_is_found_when_all_are_audited",
+    ),
+    Mutant(
+        "L2 tolerance between numeric classes",
+        "pipeline/distance.py",
+        "if distance <= tolerance:",
+        "if distance >= 0:",
+        PIPELINE + "test_two_numeric_classes.py::test_a_drift_of_one_in_a_thousand_is_found_across_classes",
+    ),
+    Mutant(
+        "L2 drift below the tolerance",
+        "pipeline/reports.py",
+        "if drift is not None:",
+        "if drift is not None and False:",
+        PIPELINE + "test_two_numeric_classes.py::test_a_small_drift_to_one_side_is_seen_in_the_long_run",
+    ),
+    Mutant(
+        "L2 audits of whole steps",
+        "pipeline/updates.py",
+        "if (audited.gradient, audited.norm_squared) == (commit.gradient, commit.norm_squared):",
+        "if audited.gradient:",
+        PIPELINE + "test_step_audits.py::test_a_made_up_weight_gradient_is_found_in_the_step_that_is_audited",
+    ),
+    Mutant(
+        "L2 the owner's audit of messages",
+        "pipeline/owner_audit.py",
+        "        if wrong:\n",
+        "        if wrong and False:\n",
+        PIPELINE + "test_owner_audits.py::test_the_owners_audit_names_the_stage_and_its_accomplice",
+    ),
+    Mutant(
+        "L2 the owner's audit of gradients",
+        "pipeline/owner_audit.py",
+        "if ledger.commits[stage].gradient == digest:",
+        "if ledger.commits[stage].gradient:",
+        PIPELINE + "test_owner_audits.py::test_the_owners_audit_names_a_league_that_makes_up_a_weight_gradient",
+    ),
+    Mutant(
+        "L3 the owner's audit of updates",
+        "pipeline/owner_audit.py",
+        "if redone.copy.digest() != state:",
+        "if redone.copy.digest() == state:",
+        PIPELINE + "test_owner_audits.py::test_the_owners_audit_names_a_league_that_bends_the_update",
+    ),
+    Mutant(
+        "L3 states of holder and shadow",
+        "pipeline/updates.py",
+        "if said[holder] == said[shadow] or not docket.same_class(holder, shadow):",
+        "if said[holder]:",
+        PIPELINE + "test_wrong_updates.py::test_a_stage_that_reports_a_wrong_state_is_named",
+    ),
+    Mutant(
+        "L3 gradients and norms of holder and shadow",
+        "pipeline/updates.py",
+        "same = (commit.gradient, commit.norm_squared) == (held.gradient, held.norm_squared)",
+        "same = True",
+        PIPELINE + "test_wrong_updates.py::test_a_shadow_that_reports_another_gradient_or_norm_is_named",
+    ),
+    Mutant(
+        "L3 states after a takeover",
+        "pipeline/engine.py",
+        "wrong = [name for name, state in states.items() if state != expected]",
+        "wrong = [name for name, state in states.items() if state is None]",
+        PIPELINE + "test_wrong_updates.py::test_a_party_that_gets_ready_with_an_altered_state_is_named",
+    ),
+    Mutant(
+        "L4 the stage's part of the referee",
+        "pipeline/referee.py",
+        "        if holder_off:\n",
+        "        if not holder_off:\n",
+        PIPELINE + "test_false_accusers.py::test_a_false_digest_names_the_accuser_and_not_the_stage",
+    ),
+    Mutant(
+        "L4 the accuser's part of the referee",
+        "pipeline/referee.py",
+        "        if accuser_off:\n",
+        "        if accuser_off and False:\n",
+        PIPELINE + "test_false_accusers.py::test_a_false_digest_names_the_accuser_and_not_the_stage",
+    ),
+    Mutant(
+        "L4 the referee of whole steps",
+        "pipeline/referee.py",
+        "if transfer_digest(copy.runner.gradients()) != ledger.commits[stage].gradient else shadow",
+        "if transfer_digest(copy.runner.gradients()) == ledger.commits[stage].gradient else shadow",
+        PIPELINE + "test_step_audits.py::test_an_auditor_that_makes_up_another_weight_gradient_is_named",
+    ),
+    Mutant(
+        "L4 evidence read by others",
+        "pipeline/weighing.py",
+        "    if not holder_off:\n",
+        "    if holder_off:\n",
+        PIPELINE + "test_lying_stages.py::test_a_verdict_leaves_evidence_that_says_what_it_rests_on",
+    ),
+    Mutant(
+        "L4 relayed messages",
+        "pipeline/inquest.py",
+        "self._relay(receiver, key, evidence, found.payload)",
+        "return sender",
+        PIPELINE + "test_silent_parties.py::test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced",
+    ),
+    Mutant(
+        "L5 the shadow inherits",
+        "pipeline/recovery.py",
+        "holders[stage] = heir",
+        "holders[stage] = workers[-1]",
+        PIPELINE + "test_lying_stages.py::test_the_shadow_of_the_liar_serves_its_stage_from_then_on",
+    ),
+    Mutant(
+        "L5 going back to the first bad step",
+        "pipeline/replay.py",
+        "if gradients is None or transfer_digest(gradients) != past.ledger.commits[stage].gradient:",
+        "if gradients is None:",
+        PIPELINE + "test_rollback.py::test_the_run_goes_back_to_the_first_step_that_was_wrong",
+    ),
+    Mutant(
+        "L5 messages of kept steps",
+        "pipeline/replay.py",
+        "if truth is None or digest_hex(tensor_buffers(truth.contiguous())) != said:",
+        "if truth is None:",
+        PIPELINE + "test_rollback.py::test_lies_about_single_messages_that_slipped_through_are_undone_as_well",
+    ),
+)
+
+
+def outcome(package: Path, test: str) -> subprocess.CompletedProcess[str]:
+    """Run one test against a copy of the package."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "", test]
+    environment = {**os.environ, "PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def package(tmp_path):
+    return Path(
+        shutil.copytree(ROOT / "src" / "phalanx", tmp_path / "phalanx", ignore=shutil.ignore_patterns("__pyc*"))
+    )
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_every_mutant_still_fits_the_source(mutant):
+    assert (ROOT / "src" / "phalanx" / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
+
+
+@pytest.mark.slow
+def test_a_copy_without_a_mutant_is_green_and_is_the_one_that_is_tested(package):
+    test = "tests/transport/test_endpoint.py::test_an_altered_header_is_refused"
+
+    healthy = outcome(package, test)
+    (package / "transport" / "endpoint.py").write_text("raise ImportError('this very copy')\n", encoding="utf-8")
+    broken = outcome(package, test)
+
+    assert healthy.returncode == 0, healthy.stdout
+    assert "this very copy" in broken.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_mutant_turns_its_test_red(package, mutant):
+    file = package / mutant.file
+    file.write_text(file.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8")
+
+    found = outcome(package, mutant.test)
+
+    # 1: tests ran and some failed; 2 and more: nothing was tested
+    assert found.returncode == 1, found.stdout[-2000:]
+    assert " failed" in found.stdout
