@@ -61,7 +61,8 @@ class DriftWatch:
         A constant bias of `smallest_bias` sigma along a secret direction shows after about
         ``(5 sigma / bias)^2`` audits (`expected_audits`), while honest noise, independent from audit to audit,
         raises one false alarm per stage and direction in `false_alarm_every` audits. Inside one numeric class
-        honest residuals are exactly zero and so is every sum. Does not find a lie whose average over tokens
+        honest residuals are exactly zero and so is every sum. Between bf16 paths honest rounding itself can lean
+        by more than the allowance (docs/tolerance.md). Does not find a lie whose average over tokens
         and audits is zero along every fixed direction: a rescaled gradient, noise, a lie told once.
 
     Source: Page 1954, Continuous inspection schemes, Biometrika 41; run lengths after Siegmund 1985,
