@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from phalanx import __version__
+from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
@@ -55,6 +56,7 @@ app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
 app.command(epilog="Example: phalanx report runs/first")(report)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
+app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 app.add_typer(audit_app, name="audit")

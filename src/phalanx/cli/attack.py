@@ -1,0 +1,74 @@
+"""``phalanx attack``: let attackers loose on a run file, and see whether its guard holds."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.console import say_rows, write_json
+from phalanx.errors import ConfigError
+
+NOT_HELD = 1
+
+
+def attack(
+    run_file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="The run file.")] = None,
+    *,
+    kinds: Annotated[
+        str | None,
+        typer.Option("--kinds", metavar="A,B", help="Attacks; default forward_sign_flip,backward_gaussian."),
+    ] = None,
+    rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of steps with lies.")] = 1.0,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps of each run; lies begin at a quarter.")] = 16,
+    stages: Annotated[
+        str | None,
+        typer.Option("--stages", metavar="1,2", help="Where the attackers are; default the first middle stage."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Keep the run directories here.")
+    ] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="Print the table of attacks; train nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
+) -> None:
+    """Train a shortened run once undisturbed and once with each attacker, in real processes.
+
+    Exits with 1 when an attack went undetected or never took place, somebody innocent was blamed, or a run failed.
+    """
+    from phalanx.bench.drills import DEFAULT_KINDS, Drill, list_attacks, run_drill
+
+    if list_them:
+        listed = list_attacks()
+        typer.echo(json.dumps({"attacks": listed})) if as_json else say_rows(listed)
+        return
+    if run_file is None:
+        raise ConfigError("attack: no run file; give one, or --list for the table of attacks")
+    from phalanx.train import load_run
+
+    drill = Drill(
+        kinds=DEFAULT_KINDS if kinds is None else tuple(filter(None, kinds.split(","))),
+        steps=steps,
+        from_step=steps // 4,
+        rate=rate,
+        stages=None if stages is None else _numbers(stages),
+    )
+    result = run_drill(load_run(run_file, overrides or ()), drill, run_dir)
+    if out is not None:
+        write_json(out, result)
+    if as_json:
+        typer.echo(json.dumps(result, allow_nan=False))
+    else:
+        say_rows(result["rows"])
+    raise typer.Exit(0 if result["passed"] else NOT_HELD)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError as exc:
+        raise ConfigError(f"attack: --stages {text!r}: expected numbers of stages such as 1,2") from exc

@@ -1,0 +1,79 @@
+"""``phalanx attack`` parses, calls the drill, prints its table, and exits with 1 when the guard did not hold."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from phalanx.cli import run
+
+ROW = {"attack": "drift", "detected": True}
+
+
+@pytest.fixture
+def drills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Stands in for what trains; `calls` remembers how, `passed` is what comes of it."""
+    monkeypatch.setenv("COLUMNS", "110")
+    module: Any = ModuleType("phalanx.bench.drills")
+    module.calls, module.passed = [], True
+    module.DEFAULT_KINDS = ("forward_sign_flip", "backward_gaussian")
+    module.Drill = dict
+    module.list_attacks = lambda: [{"attack": "drift", "what it does": "moves a little"}]
+
+    def run_drill(run_file: Any, drill: Any, directory: Path | None) -> dict[str, Any]:
+        module.calls.append((run_file, drill, directory))
+        return {"passed": module.passed, "rows": [ROW]}
+
+    module.run_drill = run_drill
+    training: Any = ModuleType("phalanx.train")
+    training.load_run = lambda path, overrides: (path.name, *overrides)
+    monkeypatch.setitem(sys.modules, "phalanx.bench.drills", module)
+    monkeypatch.setitem(sys.modules, "phalanx.train", training)
+    return module
+
+
+def test_the_drill_gets_what_the_command_line_says(drills, tmp_path: Path) -> None:
+    options = ["--kinds", "drift,framing", "--rate", "0.5", "--steps", "8", "--stages", "1,2", "--set", "train.seed=3"]
+
+    assert run(["attack", "run.toml", *options, "--run-dir", str(tmp_path)]) == 0
+
+    ((run_file, drill, directory),) = drills.calls
+    assert run_file == ("run.toml", "train.seed=3")
+    assert drill == {"kinds": ("drift", "framing"), "steps": 8, "from_step": 2, "rate": 0.5, "stages": (1, 2)}
+    assert directory == tmp_path
+
+
+def test_without_options_the_papers_two_attacks_are_tried(drills, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["attack", "run.toml"]) == 0
+
+    assert drills.calls[0][1]["kinds"] == drills.DEFAULT_KINDS
+    assert "drift" in capsys.readouterr().out
+
+
+def test_a_guard_that_did_not_hold_is_exit_code_1(drills, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drills.passed = False
+
+    assert run(["attack", "run.toml", "--json", "--out", str(tmp_path / "out.json")]) == 1
+
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out.json").read_text())
+
+
+def test_the_list_trains_nothing(drills, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["attack", "--list"]) == 0
+
+    assert "moves a little" in capsys.readouterr().out
+    assert drills.calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "no run file"), (["run.toml", "--stages", "one"], "expected numbers of stages such as 1,2")],
+)
+def test_what_cannot_be_meant_is_refused(arguments, message, drills, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["attack", *arguments]) == 2
+
+    assert message in capsys.readouterr().err
+    assert drills.calls == []
