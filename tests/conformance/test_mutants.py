@@ -157,7 +157,7 @@ MUTANTS = (
     ),
     Mutant(
         "L3 states after a takeover",
-        "pipeline/engine.py",
+        "pipeline/readiness.py",
         "wrong = [name for name, state in states.items() if state != expected]",
         "wrong = [name for name, state in states.items() if state is None]",
         PIPELINE + "test_wrong_updates.py::test_a_party_that_gets_ready_with_an_altered_state_is_named",

@@ -6,17 +6,19 @@ from phalanx.pipeline.cusum import Drift, DriftWatch
 from phalanx.pipeline.distance import Band, band, token_distance, token_distances, token_residual
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.draw import AuditDraw
-from phalanx.pipeline.engine import Files, Members, PipelineEngine, StepResult
+from phalanx.pipeline.engine import PipelineEngine
 from phalanx.pipeline.explain import explain_evidence
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.join import gather
 from phalanx.pipeline.launch import LocalWorkers
+from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec
+from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.verdict import Verdict
 from phalanx.pipeline.wide import WideRunner, recompute_in
 from phalanx.pipeline.worker import Worker, die_with_parent, run_worker

@@ -18,13 +18,11 @@ from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.links import compare_links
 from phalanx.pipeline.messages import (
     Applied,
-    Audit,
     AuditReport,
     Commit,
     Fault,
     GradientHeld,
     Ready,
-    Release,
     ScreenHit,
     StateDigest,
     StepAudited,
@@ -34,9 +32,9 @@ from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.reports import Reports
-from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.screen import NOT_FINITE
 from phalanx.pipeline.signed import to_signed
+from phalanx.pipeline.summons import Summons, directions_of, target_of
 from phalanx.pipeline.updates import Updates
 
 Said = TypeVar("Said", GradientHeld, StepAudited)
@@ -66,8 +64,7 @@ class Coordinator:
         self._referee = Referee(docket.plan, courier, docket.same_class)
         self._reports = Reports(docket, courier, self._referee, DriftWatch(draw.derived(b"drift")))
         self._updates = Updates(docket, self._referee)
-        self._post = post
-        self._draw = draw
+        self._summons = Summons(docket, post, draw)
         self._strikes: Counter[str] = Counter()
         self._screened: dict[tuple[int, int], ScreenHit] = {}
         self._unweighed: list[AuditReport] = []
@@ -136,7 +133,7 @@ class Coordinator:
     ) -> None:
         sender, assignment = received.sender, self.docket.assignment
         if isinstance(message, ScreenHit):
-            _expect(sender, assignment.holders.get(_target(message)), message.kind)
+            _expect(sender, assignment.holders.get(target_of(message)), message.kind)
             self._ask_for_urgent_audit(message)
             return
         expected = assignment.holders if isinstance(message, Commit) else assignment.shadows
@@ -217,7 +214,7 @@ class Coordinator:
         if all_committed and not self.ledger.audits_drawn and docket.agreed.keys() >= set(docket.watched):
             judgement = compare_links(docket)
             if judgement is None:
-                self._draw_audits()
+                self._summons.draw(self._reports.leaning)
         return judgement
 
     @property
@@ -309,38 +306,17 @@ class Coordinator:
             if report.urgent and hit is None:
                 continue
             known = self._reports.committed_early(hit) if report.urgent and hit else self.ledger.messages
-            directions = _directions(hit) if report.urgent and hit else _directions(None)
+            directions = directions_of(hit) if report.urgent and hit else directions_of(None)
             judgement = self._reports.weigh(report, known, directions)
             if judgement is not None:
                 return judgement
             if report.urgent and hit is not None:
-                self._release(self._screened.pop(key))
+                self._summons.release(self._screened.pop(key))
             else:
                 self.ledger.reports[key] = report
         return None
 
     # --- audits -------------------------------------------------------------------------------------------
-
-    def _draw_audits(self) -> None:
-        """Only now that every stage has committed to the whole step may anybody know what is audited."""
-        ledger, docket = self.ledger, self.docket
-        ledger.audits_drawn = True
-        everything = tuple(range(docket.plan.microbatches))
-        for stage in docket.watched if docket.plan.guard.audits else ():
-            where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
-            lockstep = docket.plan.guard.shadow == "lockstep"
-            # weight gradients of two numeric classes have other bits: there only messages can be compared
-            alike = docket.same_class(docket.holder(stage)) and docket.same_class(docket.shadow(stage))
-            whole = not lockstep and alike and self._draw.whole_step(**where)
-            drawn = self._draw.microbatches(**where, num_microbatches=len(everything))
-            if lockstep or whole or stage in self._reports.leaning:
-                drawn = everything
-            if whole:
-                ledger.awaited_step_audits.add(stage)
-            if alike and self._draw.owners_step(**where):
-                ledger.owners_audits.add(stage)
-            ledger.awaited_audits |= {(stage, m) for m in drawn}
-            self._ask(stage, drawn, _directions(None), urgent=False, weights=whole)
 
     def _audit_as_owner(self) -> Judgement | None:
         """Last of all, when the auditors have said what they say."""
@@ -365,58 +341,22 @@ class Coordinator:
             self._count_strike(party, hit)
             return
         self._screened[(hit.source, hit.microbatch)] = hit
-        self._ask(hit.source, (hit.microbatch,), _directions(hit), urgent=True)
+        self._summons.urgent(hit)
 
     def _count_strike(self, party: str, hit: ScreenHit) -> None:
         """Mode `statistics`: nobody can look closer, so odd numbers condemn, and until then they are used."""
         self._strikes[party] += 1
         if self._strikes[party] < _STRIKES and hit.reason != NOT_FINITE:
-            self._release(hit)
+            self._summons.release(hit)
             return
         reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
         self._convictions.append(self.docket.judgement("statistics", party, hit.source, reason))
-
-    def _ask(
-        self,
-        stage: int,
-        microbatches: tuple[int, ...],
-        directions: tuple[Direction, ...],
-        *,
-        urgent: bool,
-        weights: bool = False,
-    ) -> None:
-        self.ledger.num_audits += len(microbatches)
-        audit = Audit(
-            epoch=self.ledger.epoch,
-            step=self.ledger.step,
-            stage=stage,
-            microbatches=microbatches,
-            directions=directions,
-            urgent=urgent,
-            weights=weights,
-        )
-        self._post(self.docket.shadow(stage), audit, ())
-
-    def _release(self, hit: ScreenHit) -> None:
-        release = Release(
-            epoch=hit.epoch, step=hit.step, microbatch=hit.microbatch, direction=hit.direction, source=hit.source
-        )
-        self._post(self.docket.holder(_target(hit)), release, ())
-
-
-def _directions(hit: ScreenHit | None) -> tuple[Direction, ...]:
-    """What an audit covers: a screened activation has no gradient yet, everything else is audited both ways."""
-    return ("forward",) if hit is not None and hit.direction == "forward" else ("forward", "backward")
 
 
 def _once(found: dict[int, Said], message: Said) -> None:
     if message.stage in found:
         raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
     found[message.stage] = message
-
-
-def _target(hit: ScreenHit) -> int:
-    return hit.source + (1 if hit.direction == "forward" else -1)
 
 
 def _expect(sender: str, expected: str | None, kind: str) -> None:

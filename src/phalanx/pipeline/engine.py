@@ -3,77 +3,35 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from phalanx.errors import NonFiniteLossError, PeerLostError, PhalanxError, TransportError, VerificationError
-from phalanx.pipeline.chronicle import Chronicle, PastStep
+from phalanx.pipeline.chronicle import PastStep
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
-from phalanx.pipeline.docket import Docket, Judgement, Observe
+from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.evidence import file_digest, write_evidence
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import Apply, Assign, FetchBulk, Purpose, Shutdown, StateDigest
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.readiness import Readiness
 from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
-from phalanx.pipeline.replay import Replay
-from phalanx.pipeline.roles import Library
+from phalanx.pipeline.rollback import Rollback
 from phalanx.pipeline.running_costs import RunningCosts
 from phalanx.pipeline.silence import Silence
 from phalanx.pipeline.stage_copy import StageCopy
+from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.testimony import Testimony
 from phalanx.pipeline.verdict import Verdict
 from phalanx.security.crypto import Peer
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint, LinkFault
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one step did; `attempts` above 1 means that it was redone."""
-
-    step: int
-    loss: float
-    num_targets: int
-    gradient_norm: float
-    attempts: int
-    num_audits: int
-    num_alarms: int
-    verdicts: tuple[Verdict, ...]
-    phases: dict[str, float]
-    bytes_by_link: dict[str, int]
-    steps_redone: int = 0
-    """Earlier steps that were undone and done again before this one."""
-
-
-@dataclass
-class Members:
-    """Who takes part besides the owner."""
-
-    names: Sequence[str]
-    classes: Mapping[str, str]
-    addresses: Mapping[str, str]
-    certificates: Mapping[str, str]
-    authority: str = ""
-    """PEM of who vouches for the certificates; goes into evidence."""
-    is_alive: Callable[[str], bool] = lambda name: True
-    dismiss: Callable[[str], None] = lambda name: None
-    """Ends a local worker's process; nothing for a remote one."""
-
-
-@dataclass
-class Files:
-    """What the engine writes and reads in a run directory."""
-
-    run_dir: Path
-    library: Library
-    observe: Observe
-    gone: list[str] = field(default_factory=list)
 
 
 class PipelineEngine:
@@ -110,11 +68,8 @@ class PipelineEngine:
         self._alive = list(members.names)
         self._timeout_s = 300.0
         self._lost: deque[str] = deque()
-        self._doubted: set[tuple[int, str]] = set()
-        self._since: dict[tuple[str, int], int] = {}
-        self._undone: dict[int, StepInputs] = {}
-        self._chronicle = Chronicle(plan.guard.keep_steps)
-        self._replay = Replay(self._docket, self._courier, self._chronicle)
+        self._readiness = Readiness(self._docket)
+        self._rollback = Rollback(self._docket, self._courier)
         self._last_bytes: dict[str, int] = {}
 
     # --- life ---------------------------------------------------------------------------------------
@@ -177,10 +132,10 @@ class PipelineEngine:
     def _redo_until(self, until: int) -> None:
         """Do again what was undone, from the batches that were kept."""
         for step in range(self._docket.ledger.step, until):
-            inputs = self._undone[step]
+            inputs = self._rollback.undone[step]
             attempts, audits = self._train(step, inputs)
             self._apply(step, inputs, self._loss(inputs), attempts, audits, ())
-            del self._undone[step]
+            del self._rollback.undone[step]
             self.steps_redone += 1
 
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
@@ -191,14 +146,14 @@ class PipelineEngine:
             PeerLostError: No answer came in time.
         """
         self._settle()
-        if self._holder(stage) == OWNER:
+        if self._docket.holder(stage) == OWNER:
             return self._party.roles.copy_of(stage)
         copy = StageCopy.empty(self.plan, stage)
         request = FetchBulk(epoch=self._epoch, step=0, stage=stage, purpose=purpose)
         expected = copy.state() if purpose == "state" else copy.weights()
-        found = self._courier.collect(self._holder(stage), request, expected)
+        found = self._courier.collect(self._docket.holder(stage), request, expected)
         if found is None:
-            raise PeerLostError(f"stage {stage}: {self._holder(stage)} did not send its {purpose} in time")
+            raise PeerLostError(f"stage {stage}: {self._docket.holder(stage)} did not send its {purpose} in time")
         if purpose == "state":
             copy.load(*found)
         else:
@@ -208,7 +163,7 @@ class PipelineEngine:
             same = copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights
             if not same:
                 raise VerificationError(
-                    f"stage {stage}: {self._holder(stage)} sent a {purpose} that is not the one it signed; not used"
+                    f"stage {stage}: {self._docket.holder(stage)} sent a {purpose} that is not the one it signed; not used"
                 )
         return copy
 
@@ -324,7 +279,7 @@ class PipelineEngine:
     ) -> StepResult:
         coordinator, docket = self._coordinator, self._docket
         norm, clip = docket.ledger.total_norm(), coordinator.clip()
-        self._chronicle.add(PastStep(docket.ledger, docket.assignment, dict(docket.agreed), inputs))
+        self._rollback.remember(PastStep(docket.ledger, docket.assignment, dict(docket.agreed), inputs))
         for name in (*self._alive, OWNER):
             self._mail.post(name, Apply(epoch=self._epoch, step=step, clip_coefficient=clip), ())
         coordinator.open_step(step + 1, self._epoch)
@@ -378,40 +333,14 @@ class PipelineEngine:
         self._members.dismiss(gone)
         self._files.gone.append(gone)
         self._files.observe("evicted" if judgement else "lost", {"party": gone, "stages": held, "step": step})
-        first_bad = None if judgement is None else self._first_bad_step(held, new, gone)
+        first_bad = None if judgement is None else self._rollback.first_bad_step(held, new, gone)
         if first_bad is not None:
-            self._undo(first_bad, new, step)
+            self._rollback.undo(first_bad, step)
         self._assign(new, old, step if first_bad is None else first_bad)
         for stage in held:
             self.takeovers += 1
             self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self._epoch})
-
-    def _first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
-        """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old."""
-        reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
-        heirs = {stage: new.holders[stage] for stage in stages}
-        replayed = [
-            self._replay.first_bad_step(stage, heir, max(reach, self._since.get((heir, stage), 0)), gone)
-            for stage, heir in heirs.items()
-        ]
-        found = [bad for bad in replayed if bad is not None]
-        return min(found) if found else None
-
-    def _oldest_copy(self, stage: int, new: Assignment, gone: str) -> int:
-        parties = {new.holders[stage], new.shadows.get(stage)} - {gone, None}
-        known = [self._since[(party, stage)] for party in parties if party and (party, stage) in self._since]
-        return min(known, default=0)
-
-    def _undo(self, first_bad: int, new: Assignment, step: int) -> None:
-        """Forget every step from the first bad one on; the batches are kept to do them again."""
-        chronicle, docket = self._chronicle, self._docket
-        self._undone |= {past.ledger.step: past.inputs for past in chronicle.since(first_bad)}
-        back, before = chronicle.get(first_bad), chronicle.get(first_bad - 1)
-        docket.agreed = {} if back is None else dict(back.agreed)
-        docket.previous, docket.before = (None, {}) if before is None else (before.ledger, dict(before.agreed))
-        chronicle.forget_from(first_bad)
-        self._files.observe("rolled_back", {"step": step, "to": first_bad, "stages": sorted(new.holders)})
 
     def _record(self, judgement: Judgement) -> Verdict:
         members = self._members
@@ -426,11 +355,11 @@ class PipelineEngine:
         assign = Assign(
             epoch=self._epoch,
             step=step,
-            roles=roles_of(new, self._old_enough(old, step)),
+            roles=roles_of(new, self._rollback.old_enough(old, step)),
             addresses={name: self._members.addresses[name] for name in self._alive},
             certificates={name: pem for name, pem in self._members.certificates.items() if name in self._alive},
         )
-        self._note_copies(new, step)
+        self._rollback.note_copies(new, step)
         for name in (*self._alive, OWNER):
             self._mail.post(name, assign, ())
         deadline = time.monotonic() + self._timeout_s
@@ -450,53 +379,15 @@ class PipelineEngine:
             self._check_ready(old, step)
 
     def _check_ready(self, old: Assignment | None, step: int) -> None:
-        """Compare the states that parties got ready with; whoever kept a copy and altered it is guilty."""
-        coordinator, agreed = self._coordinator, self._docket.agreed
-        for stage, shadow in self.shadows.items():
-            holder = self._holder(stage)
-            states = {name: coordinator.ready[name].states.get(str(stage)) for name in (holder, shadow)}
-            expected = self._known.get(stage) if old is None else agreed.get(stage)
-            if old is not None and expected is None:
-                # not agreed on before the interruption: weighed like any state after an update
-                coordinator.said_ready(stage, states)
-                continue
-            wrong = [name for name, state in states.items() if state != expected]
-            if not wrong and expected is not None:
-                agreed[stage] = expected
-                continue
-            reason = f"stage {stage}: {', '.join(wrong) or holder} got ready with another state than the agreed one"
-            if old is None:
-                raise VerificationError(f"{reason}; start the run again without it")
-            self._exclude_unready(stage, wrong[0], old, step, reason)
+        """Compare the states that parties got ready with; whoever has another one does not take part."""
+        found = self._readiness.check(self._coordinator.ready, self._known if old is None else None, old)
+        for stage, states in self._readiness.to_weigh.items():
+            self._coordinator.said_ready(stage, states)
+        if found is None:
             return
-
-    def _exclude_unready(self, stage: int, name: str, old: Assignment, step: int, reason: str) -> None:
-        """A newcomer's wrong state may be its source's fault: a second newcomer speaks against the source."""
-        if name in (old.holders[stage], old.shadows.get(stage)) and name != OWNER:
-            self._recover(self._docket.judgement("state", name, stage, reason), step)
-            return
-        source = next(role.source for role in roles_of(self._docket.assignment, old) if role.stage == stage)
-        doubtful = name == OWNER or (stage, source) in self._doubted
-        self._doubted.add((stage, source))
-        if source == OWNER and name == OWNER:
-            raise VerificationError(f"{reason}; resume from the last checkpoint")
-        self._suspect(source if doubtful and source != OWNER else name, reason)
-        self._recover(None, step)
-
-    def _old_enough(self, old: Assignment | None, step: int) -> Assignment | None:
-        """The old assignment without shadows that cannot go back to `step`: they get the state like newcomers."""
-        if old is None:
-            return None
-        able = {stage: name for stage, name in old.shadows.items() if self._since.get((name, stage), 0) <= step}
-        return Assignment(old.holders, able)
-
-    def _note_copies(self, new: Assignment, step: int) -> None:
-        """From which step on each party has had each stage: it can go back no further."""
-        pairs = {(party, stage) for roles in (new.holders, new.shadows) for stage, party in roles.items()}
-        self._since = {pair: self._since.get(pair, step) for pair in pairs}
-
-    def _holder(self, stage: int) -> str:
-        return self.holders[stage]
+        if found.judgement is None:
+            self._suspect(found.party, found.reason)
+        self._recover(found.judgement, step)
 
     def _bytes_by_link(self) -> dict[str, int]:
         totals = {f"{OWNER}>{peer}": n for peer, n in self._endpoint.bytes_sent.items()}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.engine import Members
+from phalanx.pipeline.members import Members
 from phalanx.pipeline.messages import Hello, Setup, parse_message
 from phalanx.pipeline.numeric_class import local_numeric_class
 from phalanx.pipeline.plan import StepPlan

@@ -139,7 +139,9 @@ class Reports:
         # beyond twice tau one of the two is off by more than tau; between, the referee finds it or acquits both
         if band(distance, self._docket.plan.guard.tolerance) != "honest":
             return False
-        self._watch_drift(report, direction, token_residual(tensors[0], tensors[1]))
+        if self._docket.plan.precision == "fp32":
+            # honest bf16 paths lean themselves
+            self._watch_drift(report, direction, token_residual(tensors[0], tensors[1]))
         return True
 
     def _watch_drift(self, report: AuditReport, direction: Direction, residual: Tensor) -> None:

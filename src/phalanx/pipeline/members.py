@@ -1,0 +1,33 @@
+"""Who takes part besides the owner, and what the engine reads and writes in a run directory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.roles import Library
+
+
+@dataclass
+class Members:
+    """Who takes part besides the owner."""
+
+    names: Sequence[str]
+    classes: Mapping[str, str]
+    addresses: Mapping[str, str]
+    certificates: Mapping[str, str]
+    authority: str = ""
+    """PEM of who vouches for the certificates; goes into evidence."""
+    is_alive: Callable[[str], bool] = lambda name: True
+    dismiss: Callable[[str], None] = lambda name: None
+    """Ends a local worker's process; nothing for a remote one."""
+
+
+@dataclass
+class Files:
+    """What the engine writes and reads in a run directory."""
+
+    run_dir: Path
+    library: Library
+    observe: Observe
+    gone: list[str] = field(default_factory=list)

@@ -1,0 +1,67 @@
+"""L5, backwards: how far the run goes back after a conviction, and what is then done again."""
+
+from collections.abc import Sequence
+
+from phalanx.pipeline.chronicle import Chronicle, PastStep
+from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.docket import Docket
+from phalanx.pipeline.hosted import StepInputs
+from phalanx.pipeline.recovery import Assignment
+from phalanx.pipeline.replay import Replay
+
+
+class Rollback:
+    """Knows which copies reach how far back, and remembers what is needed to go there.
+
+    Attributes:
+        undone: Batches of steps that were undone and are to be done again, by step.
+    """
+
+    def __init__(self, docket: Docket, courier: Courier) -> None:
+        self.undone: dict[int, StepInputs] = {}
+        self._docket = docket
+        self._chronicle = Chronicle(docket.plan.guard.keep_steps)
+        self._replay = Replay(docket, courier, self._chronicle)
+        self._since: dict[tuple[str, int], int] = {}
+
+    def remember(self, step: PastStep) -> None:
+        """Keep a step that is about to be applied."""
+        self._chronicle.add(step)
+
+    def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
+        """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old."""
+        reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
+        heirs = {stage: new.holders[stage] for stage in stages}
+        replayed = [
+            self._replay.first_bad_step(stage, heir, max(reach, self._since.get((heir, stage), 0)), gone)
+            for stage, heir in heirs.items()
+        ]
+        found = [bad for bad in replayed if bad is not None]
+        return min(found) if found else None
+
+    def undo(self, first_bad: int, step: int) -> None:
+        """Forget every step from the first bad one on; the batches are kept to do them again."""
+        chronicle, docket = self._chronicle, self._docket
+        self.undone |= {past.ledger.step: past.inputs for past in chronicle.since(first_bad)}
+        back, before = chronicle.get(first_bad), chronicle.get(first_bad - 1)
+        docket.agreed = {} if back is None else dict(back.agreed)
+        docket.previous, docket.before = (None, {}) if before is None else (before.ledger, dict(before.agreed))
+        chronicle.forget_from(first_bad)
+        docket.observe("rolled_back", {"step": step, "to": first_bad})
+
+    def old_enough(self, old: Assignment | None, step: int) -> Assignment | None:
+        """The old assignment without shadows that cannot go back to `step`: they get the state like newcomers."""
+        if old is None:
+            return None
+        able = {stage: name for stage, name in old.shadows.items() if self._since.get((name, stage), 0) <= step}
+        return Assignment(old.holders, able)
+
+    def note_copies(self, new: Assignment, step: int) -> None:
+        """From which step on each party has had each stage: it can go back no further."""
+        pairs = {(party, stage) for roles in (new.holders, new.shadows) for stage, party in roles.items()}
+        self._since = {pair: self._since.get(pair, step) for pair in pairs}
+
+    def _oldest_copy(self, stage: int, new: Assignment, gone: str) -> int:
+        parties = {new.holders[stage], new.shadows.get(stage)} - {gone, None}
+        known = [self._since[(party, stage)] for party in parties if party and (party, stage) in self._since]
+        return min(known, default=0)

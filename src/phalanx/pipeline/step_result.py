@@ -1,0 +1,23 @@
+"""What the engine says about one finished step."""
+
+from dataclasses import dataclass
+
+from phalanx.pipeline.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did; `attempts` above 1 means that it was redone."""
+
+    step: int
+    loss: float
+    num_targets: int
+    gradient_norm: float
+    attempts: int
+    num_audits: int
+    num_alarms: int
+    verdicts: tuple[Verdict, ...]
+    phases: dict[str, float]
+    bytes_by_link: dict[str, int]
+    steps_redone: int = 0
+    """Earlier steps that were undone and done again before this one."""

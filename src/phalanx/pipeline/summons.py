@@ -1,0 +1,84 @@
+"""Who is asked to recompute what, and when: only after every stage has committed, or at once for an odd message."""
+
+from collections.abc import Collection
+
+from phalanx.pipeline.bulk import Post
+from phalanx.pipeline.docket import Docket
+from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.messages import Audit, Release, ScreenHit
+from phalanx.pipeline.schedules.action import Direction
+
+BOTH: tuple[Direction, Direction] = ("forward", "backward")
+
+
+class Summons:
+    """Sends audits to auditors and keeps in the ledger what is awaited."""
+
+    def __init__(self, docket: Docket, post: Post, draw: AuditDraw) -> None:
+        self._docket = docket
+        self._post = post
+        self._draw = draw
+
+    def draw(self, leaning: Collection[int]) -> None:
+        """Only now that every stage has committed to the whole step may anybody know what is audited."""
+        ledger, docket = self._docket.ledger, self._docket
+        ledger.audits_drawn = True
+        everything = tuple(range(docket.plan.microbatches))
+        for stage in docket.watched if docket.plan.guard.audits else ():
+            where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
+            lockstep = docket.plan.guard.shadow == "lockstep"
+            # weight gradients of two numeric classes have other bits: there only messages can be compared
+            alike = docket.same_class(docket.holder(stage)) and docket.same_class(docket.shadow(stage))
+            whole = not lockstep and alike and self._draw.whole_step(**where)
+            drawn = self._draw.microbatches(**where, num_microbatches=len(everything))
+            if lockstep or whole or stage in leaning:
+                drawn = everything
+            if whole:
+                ledger.awaited_step_audits.add(stage)
+            if alike and self._draw.owners_step(**where):
+                ledger.owners_audits.add(stage)
+            ledger.awaited_audits |= {(stage, m) for m in drawn}
+            self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
+
+    def urgent(self, hit: ScreenHit) -> None:
+        """Ask for the very microbatch that looked odd to its receiver."""
+        self._ask(hit.source, (hit.microbatch,), directions_of(hit), urgent=True)
+
+    def release(self, hit: ScreenHit) -> None:
+        """Let the receiver use a screened message after all."""
+        release = Release(
+            epoch=hit.epoch, step=hit.step, microbatch=hit.microbatch, direction=hit.direction, source=hit.source
+        )
+        self._post(self._docket.holder(target_of(hit)), release, ())
+
+    def _ask(
+        self,
+        stage: int,
+        microbatches: tuple[int, ...],
+        directions: tuple[Direction, ...],
+        *,
+        urgent: bool,
+        weights: bool = False,
+    ) -> None:
+        ledger = self._docket.ledger
+        ledger.num_audits += len(microbatches)
+        audit = Audit(
+            epoch=ledger.epoch,
+            step=ledger.step,
+            stage=stage,
+            microbatches=microbatches,
+            directions=directions,
+            urgent=urgent,
+            weights=weights,
+        )
+        self._post(self._docket.shadow(stage), audit, ())
+
+
+def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:
+    """What an audit covers: a screened activation has no gradient yet, everything else is audited both ways."""
+    return ("forward",) if hit is not None and hit.direction == "forward" else BOTH
+
+
+def target_of(hit: ScreenHit) -> int:
+    """The stage that a screened message was for."""
+    return hit.source + (1 if hit.direction == "forward" else -1)
