@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from phalanx.bench.process_clock import cpu_seconds, process_tree, wait_until_quiet
+from phalanx.bench.process_clock import cpu_seconds, peak_memory_bytes, process_tree, wait_until_quiet
 from phalanx.errors import TrainingError
 
 IDLE = "import sys; sys.stdin.read()"
@@ -55,3 +55,13 @@ def test_a_process_that_has_ended_is_an_error(child: subprocess.Popen[bytes]) ->
 
     with pytest.raises(TrainingError, match="has ended"):
         cpu_seconds([child.pid])
+
+
+def test_the_peak_of_memory_stays_when_it_is_given_back() -> None:
+    before = peak_memory_bytes([os.getpid()])
+    block = bytearray(os.urandom(1)) * (before + 2**24)
+    size = len(block)
+    del block
+
+    assert peak_memory_bytes([os.getpid()]) >= size
+    assert peak_memory_bytes([os.getpid(), os.getpid()]) >= 2 * size

@@ -1,4 +1,4 @@
-"""CPU time of other processes, read from outside, so that every arm is measured alike."""
+"""CPU time and memory of other processes, read from outside, so that every arm is measured alike."""
 
 import ctypes
 import time
@@ -21,6 +21,15 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     Source: POSIX clock_getcpuclockid; nanoseconds where /proc/PID/stat counts in 10 ms.
     """
     return sum(time.clock_gettime(_clock_of(pid)) for pid in pids)
+
+
+def peak_memory_bytes(pids: Iterable[int]) -> int:
+    """Sum of the largest resident sizes that these processes have had so far (Linux); shared pages count for each.
+
+    Raises:
+        TrainingError: One of them has ended, or this system does not tell.
+    """
+    return sum(_peak_bytes(pid) for pid in pids)
 
 
 def process_tree(root: int) -> list[int]:
@@ -51,6 +60,15 @@ def wait_until_quiet(pids: list[int], timeout_s: float) -> float:
             return last_busy
         if now > deadline:
             raise TrainingError(f"bench: processes {pids} are still busy {timeout_s:.0f} s after their last step")
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+        (kibibytes,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except (OSError, ValueError) as exc:
+        raise TrainingError(f"bench: process {pid} has ended, or this system does not tell its memory") from exc
+    return kibibytes * 1024
 
 
 def _clock_of(pid: int) -> int:

@@ -76,7 +76,7 @@ def rows_of(model: str, arms: Mapping[str, Measured], threads: Mapping[int, Meas
         row |= _spread("tokens_ratio_to_plain", _ratios(plain.wall_s, arm.wall_s))
         row |= _spread("cpu_ratio_to_unguarded", _ratios(arm.cpu_s, arms["unguarded"].cpu_s))
         row |= _wall_shares(arm)
-        row |= _guard_cost(arm if guard is not None and guard.enabled else None, arms["unguarded"])
+        row |= guard_cost(arm if guard is not None and guard.enabled else None, arms["unguarded"])
         row["loss_last"] = arm.blocks[-1].report.losses[-1]
         row["audits_per_step"] = None if row["q"] is None else sum(b.report.audits for b in arm.blocks) / arm.steps
         row["alarms"] = None if row["q"] is None else sum(block.report.alarms for block in arm.blocks)
@@ -106,7 +106,7 @@ def _wall_shares(arm: Measured) -> Row:
     return shares
 
 
-def _guard_cost(arm: Measured | None, base: Measured) -> Row:
+def guard_cost(arm: Measured | None, base: Measured) -> Row:
     """What a guard costs in CPU time and where, as shares of the unguarded arm's.
 
     `extra_compute` is the larger, conservative figure: against an unguarded arm without its own hashing

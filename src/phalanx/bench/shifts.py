@@ -1,0 +1,73 @@
+"""What `bench overhead` runs: guards side by side with an unguarded arm of the same stages and microbatches."""
+
+from dataclasses import dataclass
+
+from phalanx.bench.workloads import scratch_run
+from phalanx.pipeline import GuardConfig
+from phalanx.train import RunConfig
+
+UNGUARDED = "unguarded"
+
+EIGHTH = GuardConfig(audit_rate=1 / 8, step_audit_rate=1 / 32, owner_audit_rate=0.0)
+SIXTEENTH = GuardConfig(audit_rate=1 / 16, step_audit_rate=1 / 64, owner_audit_rate=0.0)
+SIXTY_FOURTH = GuardConfig(audit_rate=1 / 64, step_audit_rate=1 / 64, owner_audit_rate=0.0)
+WITH_OWNER = GuardConfig(audit_rate=1 / 8, step_audit_rate=1 / 32)
+PAPER = GuardConfig(mode="paper")
+STATISTICS = GuardConfig(mode="statistics")
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Arms that live side by side and take turns.
+
+    Attributes:
+        run: Without a guard; each arm puts its own in.
+        guards: One for each arm beside the unguarded one.
+        steps: Steps of one turn.
+        rounds: Turns of each arm that are measured.
+        warm_ups: Turns before, which are not.
+        budget_s: No new round begins after this time; the first one always does.
+    """
+
+    run: RunConfig
+    guards: tuple[GuardConfig, ...]
+    steps: int
+    rounds: int
+    warm_ups: int
+    budget_s: float
+
+    @property
+    def arms(self) -> dict[str, GuardConfig]:
+        """Guards by the name of their arm, the unguarded one first."""
+        named = {f"{guard.mode}-{number}": guard for number, guard in enumerate(self.guards, 1)}
+        return {UNGUARDED: GuardConfig(mode="off"), **named}
+
+
+def shifts(quick: bool) -> list[Shift]:
+    """All shifts; every q has as many microbatches as it takes to audit at least one."""
+    if quick:
+        return [
+            Shift(_run(4, 32, 8), (EIGHTH, PAPER), steps=2, rounds=4, warm_ups=1, budget_s=90.0),
+            Shift(_run(4, 32, 16), (SIXTEENTH,), steps=2, rounds=4, warm_ups=1, budget_s=60.0),
+            Shift(_run(4, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=4, warm_ups=1, budget_s=60.0),
+        ]
+    return [shift for stages in (4, 6) for shift in _all(stages)]
+
+
+def _all(stages: int) -> list[Shift]:
+    many = (EIGHTH, WITH_OWNER, PAPER, STATISTICS)
+    return [
+        Shift(_run(stages, 32, 8), many, steps=4, rounds=16, warm_ups=1, budget_s=900.0),
+        Shift(_run(stages, 32, 16), (SIXTEENTH,), steps=4, rounds=16, warm_ups=1, budget_s=450.0),
+        Shift(_run(stages, 64, 64), (SIXTY_FOURTH,), steps=2, rounds=16, warm_ups=1, budget_s=600.0),
+    ]
+
+
+def _run(stages: int, batch_size: int, microbatches: int) -> RunConfig:
+    run = scratch_run()
+    return run.model_copy(
+        update={
+            "pipeline": run.pipeline.model_copy(update={"stages": stages}),
+            "train": run.train.model_copy(update={"batch_size": batch_size, "microbatches": microbatches}),
+        }
+    )

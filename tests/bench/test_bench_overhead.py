@@ -1,0 +1,141 @@
+"""The overhead bench: every guard beside an unguarded arm of the same stages and microbatches."""
+
+import json
+import math
+
+import pytest
+
+from phalanx.bench import BENCHES
+from phalanx.bench.arm import Report
+from phalanx.bench.crew import Block
+from phalanx.bench.overhead import measure
+from phalanx.bench.overhead_rows import Layout, extrapolated, overhead_rows
+from phalanx.bench.process_clock import peak_memory_bytes
+from phalanx.bench.rows import PARTS, Measured
+from phalanx.bench.shifts import EIGHTH, PAPER, STATISTICS, UNGUARDED, WITH_OWNER, Shift, shifts
+from phalanx.errors import TrainingError
+from phalanx.pipeline import GuardConfig
+from phalanx.train import RunConfig
+
+KEYS = {"mode", "q", "p", "K", "M", "shadow", "extra_compute", "extra_bytes", "extra_memory", "extra_wall"}
+LAYOUT = Layout(stages=4, microbatches=8, num_untrusted=2, untrusted_share=0.75, trained_untrusted=25)
+NO_PID = 2**22 + 1
+
+
+def arm(cpu_s: float, wall_s: float, size: int, audits: int = 0) -> Measured:
+    report = Report(losses=(2.0,), audits=audits, bytes_by_link={"owner>worker-1": 2 * size})
+    return Measured([Block(2, 2 * wall_s, 2 * cpu_s, report) for _ in range(3)], {})
+
+
+@pytest.fixture
+def rows():
+    guards = {UNGUARDED: GuardConfig(mode="off"), "light": EIGHTH, "paper": PAPER, "statistics": STATISTICS}
+    arms = {
+        UNGUARDED: arm(1.0, 1.0, 1000),
+        "light": arm(1.1, 1.2, 1150, audits=4),
+        "paper": arm(1.75, 1.5, 1300, audits=32),
+        "statistics": arm(1.05, 1.0, 1100),
+    }
+    memory = {UNGUARDED: 100, "light": 150, "paper": 140, "statistics": 150}
+    return dict(zip(guards, overhead_rows(guards, arms, memory, LAYOUT), strict=True))
+
+
+def test_every_share_is_of_the_unguarded_run(rows) -> None:
+    light = rows["light"]
+
+    assert light["extra_compute"] == pytest.approx(0.1)
+    assert light["extra_wall"] == pytest.approx(0.2)
+    assert light["extra_memory"] == pytest.approx(0.5)
+
+
+def test_shadow_upkeep_is_told_apart_from_all_other_bytes(rows) -> None:
+    # 25 trained numbers of 4 bytes reach the shadows in each step of 1,000 bytes
+    assert rows["light"]["extra_bytes_shadow"] == pytest.approx(0.1)
+    assert rows["light"]["extra_bytes"] == pytest.approx(0.05)
+    # in lock-step no gradient is sent
+    assert rows["paper"]["extra_bytes_shadow"] == 0
+    assert rows["paper"]["extra_bytes"] == pytest.approx(0.3)
+
+
+def test_the_unguarded_run_has_no_shares_of_its_own(rows) -> None:
+    bare = rows[UNGUARDED]
+
+    assert bare["mode"] == UNGUARDED
+    assert all(
+        bare[key] is None for key in ("q", "p", "shadow", "predicted_extra_compute", *KEYS) if key.startswith("e")
+    )
+    assert all(row.keys() == bare.keys() >= KEYS | {f"part_{part}" for part in PARTS} for row in rows.values())
+
+
+def test_the_prediction_stands_beside_the_measurement_with_its_formula(rows) -> None:
+    assert rows["light"]["predicted_extra_compute"] == pytest.approx(0.75 * (0.72 / 8 + 1 / 32))
+    assert rows["light"]["formula"] == "untrusted_share * (0.72 q + p)"
+    assert (rows["paper"]["predicted_extra_compute"], rows["paper"]["formula"]) == (0.75, "untrusted_share")
+    assert (rows["statistics"]["predicted_extra_compute"], rows["statistics"]["formula"]) == (None, None)
+
+
+def test_a_short_measurement_says_how_many_audits_it_should_have_had(rows) -> None:
+    assert rows["light"]["audits_per_step"] == 2
+    assert rows["light"]["expected_audits_per_step"] == pytest.approx(2 * (31 / 32 + 8 / 32))
+    assert LAYOUT.expected_audits(WITH_OWNER) == pytest.approx(2 * (31 / 32 + 8 / 32 + 1 / 64))
+
+
+def test_extra_work_fits_in_the_bubble_up_to_k_minus_1_by_m() -> None:
+    assert LAYOUT.bubble_share == pytest.approx(3 / 11)
+    assert LAYOUT.fits_in_bubble(0.99 * 3 / 8)
+    assert not LAYOUT.fits_in_bubble(1.01 * 3 / 8)
+
+
+def test_every_guard_audits_at_least_one_microbatch_without_rounding_up() -> None:
+    for quick in (True, False):
+        for shift in shifts(quick):
+            for guard in shift.guards:
+                share = guard.audit_rate * shift.run.train.microbatches
+                assert not guard.audits or (share >= 1 and share == math.ceil(share))
+
+
+def test_the_long_bench_has_the_guards_of_the_goal_and_both_baselines() -> None:
+    found = {
+        (shift.run.pipeline.stages, guard.mode, guard.audit_rate, guard.step_audit_rate, guard.owner_audit_rate > 0)
+        for shift in shifts(quick=False)
+        for guard in shift.guards
+        if guard.audits
+    }
+    goals = {(1 / 8, 1 / 32), (1 / 16, 1 / 64), (1 / 64, 1 / 64)}
+
+    for stages in (4, 6):
+        assert {(stages, "phalanx", q, p, False) for q, p in goals} <= found
+        assert {(stages, "phalanx", 1 / 8, 1 / 32, True), (stages, "paper", 1.0, 0.0, False)} <= found
+
+
+def test_what_is_extrapolated_is_marked_by_its_formula() -> None:
+    rows = extrapolated()
+
+    assert {row["K"] for row in rows} >= {16, 64}
+    assert all(row["M"] * row["q"] >= 1 and row["formula"] for row in rows)
+    assert next(r["predicted_extra_compute"] for r in rows if r["K"] == 4) == pytest.approx(0.5 * (0.09 + 1 / 32))
+
+
+def test_memory_of_a_process_that_is_not_there_is_no_figure() -> None:
+    with pytest.raises(TrainingError, match=f"process {NO_PID} has ended"):
+        peak_memory_bytes([NO_PID])
+
+
+@pytest.mark.slow
+def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
+    shift = Shift(
+        tiny, (GuardConfig(audit_rate=0.5, owner_audit_rate=0.0), PAPER), steps=2, rounds=2, warm_ups=1, budget_s=60
+    )
+
+    result = json.loads(json.dumps(measure([shift], quick=True), allow_nan=False))
+
+    bare, light, paper = result["rows"]
+    assert "overhead" in BENCHES
+    assert [row["mode"] for row in result["rows"]] == ["unguarded", "phalanx", "paper"]
+    assert (light["K"], light["M"], light["shadow"], paper["shadow"]) == (4, 2, "gradient", "lockstep")
+    assert bare["loss_last"] == light["loss_last"] == paper["loss_last"]
+    assert light["alarms"] == paper["alarms"] == 0
+    assert paper["audits_per_step"] == 4
+    assert light["extra_bytes_shadow"] > 0
+    assert paper["extra_bytes"] > 0
+    assert all(row["memory_bytes"] > 2**20 and row["cpu_s_per_step"] > 0 for row in result["rows"])
