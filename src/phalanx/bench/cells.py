@@ -24,9 +24,11 @@ FIRST_ATTACKED_STEP = 2
 """The screen has learnt by then, and there is an earlier step to replay."""
 
 _STEPS = 64
+_SILENT_STEPS = 8
+"""Every silence costs patience."""
 _BASELINE_STEPS = 8
 _DEFAULT_STEPS = {"quick": 16, "full": 64}
-_PATIENCE_S = 1.0
+_PATIENCE_S = 2.0
 _WIDTH, _SEQUENCE, _BATCH, _MICROBATCHES = 32, 16, 16, 8
 _ALONE = {"quick": ((1,),), "full": ((1,), (2,))}
 _PAIRS = {
@@ -86,7 +88,7 @@ def _attacked(attacks: Iterable[AttackConfig], size: str) -> Iterator[Cell]:
         places = _PAIRS[size] if together else tuple((4, alone) for alone in _ALONE[size])
         for stages, where in places:
             placed = attack.model_copy(update={"stages": where})
-            yield Cell(small_run(stages, "watchful", attack=placed), "watchful", _STEPS)
+            yield Cell(small_run(stages, "watchful", attack=placed), "watchful", _at_most(_STEPS, attack))
         # the rate that every table of ours has
         if attack.rate == 0.5:
             yield from _compared(attack.model_copy(update={"stages": places[0][1]}), places[0][0], size)
@@ -96,10 +98,14 @@ def _compared(attack: AttackConfig, stages: int, size: str) -> Iterator[Cell]:
     """The default guard, and for lies in messages the baselines, against the same attacker."""
     if size == "quick" and attack.direction == "backward":
         return
-    yield Cell(small_run(stages, "default", attack=attack), "default", _DEFAULT_STEPS[size])
+    yield Cell(small_run(stages, "default", attack=attack), "default", _at_most(_DEFAULT_STEPS[size], attack))
     if ATTACKS[attack.kind].direction is not None and ATTACKS[attack.kind].caught_by in _SHOWN_BY_BASELINES:
         for guard in ("statistics", "off"):
             yield Cell(small_run(stages, guard, attack=attack), guard, _BASELINE_STEPS)
+
+
+def _at_most(steps: int, attack: AttackConfig) -> int:
+    return min(steps, _SILENT_STEPS) if ATTACKS[attack.kind].caught_by == "liveness" else steps
 
 
 def _honest(*, quick: bool) -> Iterator[Cell]:
