@@ -128,6 +128,21 @@ def test_who_is_replaced_for_silence_is_not_blamed():
     assert found["corrupted_sequences_accepted"] == 0
 
 
+def test_what_was_withheld_and_handed_on_was_found_in_the_step_in_which_it_was() -> None:
+    lies = [lie(2, what="withholding"), lie(3, what="withholding")]
+    events = [("relayed", {"to": "worker-2", "what": "tensor", "source": 1, "step": 3})]
+    outcome = Outcome(losses=[1.0] * 6, lies=lies, events=events)
+
+    assert [is_found(one, outcome) for one in lies] == [False, True]
+    assert (row(outcome)["detected_steps"], row(outcome)["blamed"], row(outcome)["relayed"]) == (1, [], 1)
+
+
+def test_no_company_waits_long_for_the_silent() -> None:
+    silent = [cell for cell in cells(quick=True) if cell.run.attack.kind in ("withholding", "stall")]
+
+    assert {cell.steps for cell in silent} == {8}
+
+
 def test_the_loss_is_compared_in_steps_that_were_not_undone():
     outcome = Outcome(losses=[1.0, 1.5, 3.0, 1.25], events=evicted("worker-1", 3, undone_from=2))
 
