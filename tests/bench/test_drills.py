@@ -33,6 +33,8 @@ class Trainer:
     def __call__(self, run, directory):
         self.runs[directory.name] = run
         if self._fault is not None and run.attack.kind == self._fault:
+            directory.mkdir()
+            (directory / "summary.json").write_text('{"attacked_steps": [4], "evicted": ["worker-1"]}')
             raise TrainingError("it fell over")
         return CLEAN if run.attack.kind == "none" else CAUGHT
 
@@ -93,6 +95,7 @@ def test_a_run_that_falls_over_is_shown_and_fails_the_drill(tmp_path: Path):
 
     assert result["passed"] is False
     assert [r["error"] for r in result["rows"]] == [None, "TrainingError: it fell over", None]
+    assert result["rows"][1]["detected"] is True
 
 
 def test_an_undisturbed_run_that_fails_ends_the_drill(tmp_path: Path):

@@ -53,6 +53,14 @@ def test_without_options_the_papers_two_attacks_are_tried(drills, capsys: pytest
     assert "drift" in capsys.readouterr().out
 
 
+def test_an_attacked_run_that_broke_off_is_told(drills, capsys: pytest.CaptureFixture[str]) -> None:
+    drills.run_drill = lambda *_: {"passed": False, "rows": [ROW | {"error": "PeerLostError: all are gone"}]}
+
+    assert run(["attack", "run.toml"]) == 1
+
+    assert "drift broke off  PeerLostError: all are gone" in capsys.readouterr().out
+
+
 def test_a_guard_that_did_not_hold_is_exit_code_1(drills, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drills.passed = False
 

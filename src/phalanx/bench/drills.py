@@ -1,5 +1,6 @@
 """``phalanx attack``: a run file's own model, data and guard against named attackers, in real processes."""
 
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -170,7 +171,14 @@ def _train(kind: str, run: RunConfig, directory: Path, trainer: Train) -> dict[s
     except PhalanxError as exc:
         if kind == "none":
             raise
-        return {"error": f"{type(exc).__name__}: {exc}"}
+        # a run that breaks off still leaves behind what it had found
+        return _left_behind(directory) | {"error": f"{type(exc).__name__}: {exc}"}
+
+
+def _left_behind(directory: Path) -> dict[str, Any]:
+    summary = directory / "summary.json"
+    found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    return found
 
 
 def _train_quietly(run: RunConfig, directory: Path) -> dict[str, Any]:

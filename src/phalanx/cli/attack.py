@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.console import say_rows, write_json
+from phalanx.cli.console import say_figures, say_rows, write_json
 from phalanx.errors import ConfigError
 
 NOT_HELD = 1
+SHOWN = ("attack", "detected", "blamed", "steps_to_detection", "evicted", "bit_identical", "perplexity")
 
 
 def attack(
@@ -63,7 +64,8 @@ def attack(
     if as_json:
         typer.echo(json.dumps(result, allow_nan=False))
     else:
-        say_rows(result["rows"])
+        say_rows([{key.replace("_", " "): row.get(key) for key in SHOWN} for row in result["rows"]])
+        say_figures({f"{row['attack']} broke off": row["error"] for row in result["rows"] if row.get("error")})
     raise typer.Exit(0 if result["passed"] else NOT_HELD)
 
 
