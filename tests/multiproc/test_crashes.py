@@ -143,8 +143,10 @@ def no_large_files():
 
 def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
     process = place.train()
-    place.wait_for(process, (place.path / "run" / "checkpoints" / "step-00000003").exists)
+    place.wait_for(process, lambda: place.has_line("events.jsonl", "worker-2"))
+    # looked up before the run is under way: the search takes longer than the rest of it on a busy machine
     workers = children_of(process.popen.pid)
+    place.wait_for(process, (place.path / "run" / "checkpoints" / "step-00000003").exists)
     os.killpg(process.popen.pid, signal.SIGINT)
     assert process.wait() == 130, process.text
     assert "Traceback" not in process.text

@@ -130,7 +130,9 @@ def test_a_worker_that_dies_before_it_joins_is_named(make_company):
     ],
 )
 def test_a_step_that_cannot_end_says_what_is_missing(make_company, kind, missing):
-    run = tiny_run(guard=GuardConfig(audit_rate=0.25), pipeline=PipelineConfig(stages=4, step_timeout_s=2.0))
+    run = tiny_run(
+        guard=GuardConfig(audit_rate=0.25, step_audit_rate=0.0), pipeline=PipelineConfig(stages=4, step_timeout_s=2.0)
+    )
     company = make_company(run, {1: Actor(rewrite=only(kind, lambda letter, message: []))})
 
     with pytest.raises(PeerLostError, match=f"did not end within 2 s; still waiting for .*{missing}"):

@@ -52,7 +52,7 @@ def test_the_owners_audit_names_the_stage_and_its_accomplice(make_company, hones
     company.run(3)
 
     found = [(verdict.offence, verdict.party, verdict.stage) for verdict in company.verdicts]
-    assert found == [("collusion", "worker-2", 1), ("message", "worker-1", 1)]
+    assert found == [("message", "worker-1", 1), ("collusion", "worker-2", 1)]
     assert company.weights_digest() == honest_digest(run, 3)
     for verdict in company.verdicts:
         facts = explain_evidence(company.run_dir / str(verdict.evidence))
@@ -78,7 +78,7 @@ def test_the_owners_audit_names_a_league_that_makes_up_a_weight_gradient(make_co
     company.run(2)
 
     found = [(verdict.offence, verdict.party) for verdict in company.verdicts]
-    assert found == [("collusion", "worker-2"), ("gradient", "worker-1")]
+    assert found == [("gradient", "worker-1"), ("collusion", "worker-2")]
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -127,3 +127,30 @@ def test_league_is_found_within_the_bound_that_the_rate_promises(make_company):
     company.run(20)
 
     assert {verdict.party for verdict in company.verdicts} == {"worker-1", "worker-2"}
+
+
+def test_what_a_league_did_before_it_was_found_is_undone_from_kept_steps(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(owner_audit_rate=0.0, screen=False, keep_steps=8))
+    company = make_company(run, league("forward"))
+    company.engine._coordinator._summons._draw.owners_step = lambda *, step, epoch, stage: step == 5
+
+    company.run(8)
+
+    assert [verdict.party for verdict in company.verdicts] == ["worker-1", "worker-2"]
+    assert [(body["to"], body["step"]) for body in company.bodies("rolled_back")] == [(0, 5)]
+    assert company.weights_digest() == honest_digest(run, 8)
+
+
+def test_an_update_that_a_league_bent_is_undone_from_kept_steps(make_company, honest_digest):
+    def bend(copy, held):
+        if copy.spec.index == 1:
+            copy.optimizer.__class__ = _Stale
+        return copy
+
+    run = tiny_run(guard=GuardConfig(owner_audit_rate=1.0, keep_steps=8))
+    company = make_company(run, {1: Actor(bend), 2: Actor(bend)})
+
+    company.run(4)
+
+    assert {verdict.party for verdict in company.verdicts} == {"worker-1", "worker-2"}
+    assert company.weights_digest() == honest_digest(run, 4)

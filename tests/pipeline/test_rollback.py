@@ -3,7 +3,8 @@
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.testing import Actor, tampering, tiny_run
+from phalanx.pipeline.messages import Applied
+from phalanx.testing import Actor, only, tampering, tiny_run
 
 STEPS = 8
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
@@ -103,3 +104,18 @@ def test_a_liar_of_one_step_costs_only_that_step(make_company, honest_digest):
     assert went_back(company) == []
     assert [result.attempts for result in results] == [1, 1, 1, 1, 1, 2, 1, 1]
     assert company.weights_digest() == honest_digest(run, STEPS)
+
+
+def test_a_wrong_state_is_convicted_where_steps_are_kept_too(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(keep_steps=6, **NO_COIN))
+
+    def falsify(letter, applied):
+        state = applied.states["1"].model_copy(update={"weights": "0" * 64})
+        return [letter.saying({"states": {**applied.states, "1": state}})] if state.step == 3 else [letter]
+
+    company = make_company(run, {1: Actor(rewrite=only(Applied, falsify))})
+
+    company.run(6)
+
+    assert [(verdict.offence, verdict.party) for verdict in company.verdicts] == [("state", "worker-1")]
+    assert company.weights_digest() == honest_digest(run, 6)

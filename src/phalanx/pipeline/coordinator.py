@@ -299,8 +299,10 @@ class Coordinator:
         return None
 
     def _weigh_reports(self) -> Judgement | None:
-        while self._unweighed:
-            report = self._unweighed.pop(0)
+        # a dispute needs weights that both sides have signed: until then a report waits
+        ripe = [report for report in self._unweighed if report.stage in self.docket.agreed]
+        for report in ripe:
+            self._unweighed.remove(report)
             key = (report.stage, report.microbatch)
             hit = self._screened.get(key)
             if report.urgent and hit is None:

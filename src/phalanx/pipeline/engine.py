@@ -103,12 +103,10 @@ class PipelineEngine:
         """
         first_verdict, redone = len(self.verdicts), self.steps_redone
         self._testimony.forget_before(step)
-        coordinator = self._coordinator
         if self._docket.ledger.step != step:
-            coordinator.open_step(step, self._epoch)
+            self._coordinator.open_step(step, self._epoch)
         attempts, audits = self._train(step, inputs)
-        loss = self._loss(inputs)
-        result = self._apply(step, inputs, loss, attempts, audits, self.verdicts[first_verdict:])
+        result = self._apply(step, inputs, self._loss(inputs), attempts, audits, self.verdicts[first_verdict:])
         return replace(result, steps_redone=self.steps_redone - redone)
 
     def _train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
@@ -162,8 +160,9 @@ class PipelineEngine:
         if agreed is not None:
             same = copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights
             if not same:
+                holder = self._docket.holder(stage)
                 raise VerificationError(
-                    f"stage {stage}: {self._docket.holder(stage)} sent a {purpose} that is not the one it signed; not used"
+                    f"stage {stage}: {holder} sent a {purpose} that is not the one it signed; not used"
                 )
         return copy
 
@@ -329,11 +328,13 @@ class PipelineEngine:
         old = self._docket.assignment
         self._alive = [name for name in self._alive if name != gone]
         new = without(old, gone, self._alive, guarded=self.plan.guard.enabled)
+        self._lost = deque(name for name in self._lost if name != gone)
+        # before the party is shut out: until roles change, the owner's own stages may still send to it
+        first_bad = None if judgement is None else self._rollback.first_bad_step(held, new, gone)
         self._endpoint.refuse(gone)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
         self._files.observe("evicted" if judgement else "lost", {"party": gone, "stages": held, "step": step})
-        first_bad = None if judgement is None else self._rollback.first_bad_step(held, new, gone)
         if first_bad is not None:
             self._rollback.undo(first_bad, step)
         self._assign(new, old, step if first_bad is None else first_bad)

@@ -42,7 +42,7 @@ class OwnerAudits:
         self._redone: dict[int, _Redone] = {}
 
     def run(self, stage: int) -> list[Judgement]:
-        """Audit; an accomplice is named before the culprit, so that it does not inherit the stage."""
+        """Audit; the culprit is named before its accomplice, whose copy reaches back to undo what both did."""
         docket, ledger = self._docket, self._docket.ledger
         holder, shadow = docket.holder(stage), docket.shadow(stage)
         copy = self._referee.stage_at(stage, (shadow, holder), docket.agreed[stage])
@@ -66,7 +66,7 @@ class OwnerAudits:
         gradients = copy.runner.gradients()
         guilty = self._compare_gradient(stage, transfer_digest(gradients))
         if not guilty:
-            self._redone[stage] = _Redone(ledger.step, copy, gradients, (shadow, holder))
+            self._redone[stage] = _Redone(ledger.step, copy, gradients, (holder, shadow))
         return guilty
 
     def weigh_states(self) -> list[Judgement]:
@@ -80,7 +80,7 @@ class OwnerAudits:
             if docket.ledger.step == redone.step and docket.ledger.audits_drawn:
                 continue
             del self._redone[stage]
-            parties = (docket.assignment.shadows.get(stage), docket.assignment.holders.get(stage))
+            parties = (docket.assignment.holders.get(stage), docket.assignment.shadows.get(stage))
             if docket.ledger.step != redone.step + 1 or parties != redone.parties or previous is None:
                 continue
             redone.copy.apply(redone.step, redone.gradients, previous.clip_coefficient)
@@ -144,7 +144,7 @@ class OwnerAudits:
         if "claimed" in tensors:
             tensors["accuser"] = tensors["claimed"].clone()
         shown = replace(exhibit, tensors=tensors)
-        return [Judgement(verdict.model_copy(update=update), shown, dispute.headers()), culprit]
+        return [culprit, Judgement(verdict.model_copy(update=update), shown, dispute.headers())]
 
     def _compare_gradient(self, stage: int, digest: str) -> list[Judgement]:
         """A gradient that nobody can have computed; the shadow is in it when it claims to have computed the same."""
@@ -159,7 +159,7 @@ class OwnerAudits:
             reason = f"stage {stage}: {shadow} vouched for the made-up weight gradient of {holder} in step {step}"
             guilty.append(docket.judgement("collusion", shadow, stage, reason))
         reason = f"stage {stage}: {holder} committed to a weight gradient that the inputs of step {step} do not lead to"
-        return [*guilty, docket.judgement("gradient", holder, stage, reason)]
+        return [docket.judgement("gradient", holder, stage, reason), *guilty]
 
 
 def _digests(y: Tensor, x_gradient: Tensor | None) -> dict[Direction, str]:

@@ -45,15 +45,23 @@ class Replay:
             return None
         start = max(oldest, since)
         first = self._chronicle.get(start)
-        copy = None if first is None else self._state(stage, heir, start)
-        if first is None or copy is None or copy.digest() != first.agreed.get(stage):
+        if first is None:
+            return None
+        copy = self._state(stage, heir, start)
+        if copy is None or copy.digest() != first.agreed.get(stage):
+            reason = f"{heir} did not bring the agreed state of step {start}"
+            self._docket.observe("not_replayed", {"stage": stage, "step": start, "reason": reason})
             return None
         for past in self._chronicle.since(start):
+            if copy.digest() != past.agreed.get(stage):
+                # both parties had agreed on a state that the update before does not lead to
+                return past.ledger.step - 1
             gradients = self._redo(copy, past, gone)
             if gradients is None or transfer_digest(gradients) != past.ledger.commits[stage].gradient:
                 return past.ledger.step
             copy.apply(past.ledger.step, gradients, past.ledger.clip_coefficient)
-        return None
+        agreed = self._docket.agreed.get(stage)
+        return copy.step - 1 if agreed is not None and copy.digest() != agreed else None
 
     def _state(self, stage: int, heir: str, step: int) -> StageCopy | None:
         copy = StageCopy.empty(self._docket.plan, stage)

@@ -79,7 +79,8 @@ class Testimony:
         claim = exhibit.tensors.get("accuser")
         digest = None if claim is None else digest_hex(tensor_buffers(claim.contiguous()))
         holder = docket.assignment.holders.get(verdict.stage, OWNER)
-        shadow = docket.assignment.shadows.get(verdict.stage)
+        # an accomplice is named after the culprit, whose stage it has inherited by then
+        shadow = verdict.party if verdict.offence == "collusion" else docket.assignment.shadows.get(verdict.stage)
         said = self.about(verdict, holder, shadow, claim=digest, shown=judgement.headers.get("input"))
         headers = {**said, **judgement.headers}
         signers = {_sender_of(signed) for signed in headers.values()}
