@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -15,9 +16,11 @@ def path(save):
     return save(50)
 
 
-def refused(path, owner, match, **expected):
-    with pytest.raises(CheckpointError, match=match):
+def refusal(path, owner, **expected):
+    """What the error says that a checkpoint is refused with."""
+    with pytest.raises(CheckpointError) as caught:
         open_checkpoint(path, owner.public, **{"run": "demo", "config_digest": "ab" * 32, **expected})
+    return str(caught.value)
 
 
 def flip(file, position):
@@ -41,7 +44,7 @@ def resigned(path, identity, change):
 def test_one_flipped_bit_is_refused_and_the_file_named(path, owner, name, position):
     flip(path / name, position)
 
-    refused(path, owner, f"{name}.*altered|{name}: found keys")
+    assert re.search(f"{name}.*altered|{name}: found keys", refusal(path, owner))
 
 
 def test_every_byte_of_the_manifest_counts(path, owner):
@@ -50,51 +53,51 @@ def test_every_byte_of_the_manifest_counts(path, owner):
         (path / "manifest.json").write_bytes(whole)
         flip(path / "manifest.json", position)
 
-        refused(path, owner, "manifest.json")
+        assert re.search("manifest.json", refusal(path, owner))
 
 
 @pytest.mark.parametrize("name", ["stage-2.safetensors", "state.json", "manifest.json"])
 def test_a_truncated_file_is_refused_and_named(path, owner, name):
     os.truncate(path / name, 30)
 
-    refused(path, owner, f"{name}: truncated")
+    assert re.search(f"{name}: truncated", refusal(path, owner))
 
 
 def test_an_emptied_file_is_refused(path, owner):
     os.truncate(path / "stage-0.safetensors", 0)
 
-    refused(path, owner, "stage-0.safetensors: truncated: 0 bytes")
+    assert re.search("stage-0.safetensors: truncated: 0 bytes", refusal(path, owner))
 
 
 def test_a_longer_file_is_refused_and_named(path, owner):
     with (path / "stage-0.safetensors").open("ab") as stream:
         stream.write(b"\x00")
 
-    refused(path, owner, "stage-0.safetensors: altered")
+    assert re.search("stage-0.safetensors: altered", refusal(path, owner))
 
 
 @pytest.mark.parametrize("name", ["stage-0.safetensors", "state.json", "manifest.json"])
 def test_a_missing_file_is_refused_and_named(path, owner, name):
     (path / name).unlink()
 
-    refused(path, owner, f"{name}: missing")
+    assert re.search(f"{name}: missing", refusal(path, owner))
 
 
 def test_a_missing_directory_is_refused(tmp_path, owner):
-    refused(tmp_path / "step-00000001", owner, "manifest.json: missing")
+    assert re.search("manifest.json: missing", refusal(tmp_path / "step-00000001", owner))
 
 
 def test_an_extra_file_is_refused_and_named(path, owner):
     (path / "stage-3.safetensors").write_bytes(b"")
 
-    refused(path, owner, "holds 'stage-3.safetensors', which the manifest does not name")
+    assert re.search("holds 'stage-3.safetensors', which the manifest does not name", refusal(path, owner))
 
 
 def test_a_shard_of_another_step_is_refused_and_named(save, path, owner):
     other = save(60)
     shutil.copy(other / "stage-1.safetensors", path / "stage-1.safetensors")
 
-    refused(path, owner, "stage-1.safetensors: altered or swapped")
+    assert re.search("stage-1.safetensors: altered or swapped", refusal(path, owner))
 
 
 def test_two_stages_that_change_places_are_refused(path, owner):
@@ -102,13 +105,13 @@ def test_two_stages_that_change_places_are_refused(path, owner):
     (path / "stage-1.safetensors").rename(path / "stage-0.safetensors")
     (path / "spare").rename(path / "stage-1.safetensors")
 
-    refused(path, owner, "stage-0.safetensors: altered or swapped")
+    assert re.search("stage-0.safetensors: altered or swapped", refusal(path, owner))
 
 
 def test_a_whole_checkpoint_under_the_name_of_another_step_is_refused(path, owner):
     moved = path.rename(path.with_name("step-00000090"))
 
-    refused(moved, owner, "manifest.json: swapped: it is of step 50, its directory is step-00000090")
+    assert re.search("manifest.json: swapped: it is of step 50, its directory is step-00000090", refusal(moved, owner))
 
 
 def test_a_copy_under_a_name_that_is_no_step_is_accepted(path, owner):
@@ -118,13 +121,13 @@ def test_a_copy_under_a_name_that_is_no_step_is_accepted(path, owner):
 
 
 def test_a_checkpoint_signed_by_somebody_else_is_refused(path):
-    refused(path, Identity.without_certificate("owner"), "manifest.json: foreign: signed with key")
+    assert re.search("manifest.json: foreign: signed with key", refusal(path, Identity.without_certificate("owner")))
 
 
 def test_a_signature_of_another_key_under_the_right_name_is_refused(path, owner):
     resigned(path, Identity.without_certificate("owner"), lambda body: body.update(step=70))
 
-    refused(path, owner, "manifest.json: altered: the signature of owner does not match")
+    assert re.search("manifest.json: altered: the signature of owner does not match", refusal(path, owner))
 
 
 def test_a_signature_for_another_purpose_is_refused(path, owner):
@@ -133,7 +136,7 @@ def test_a_signature_for_another_purpose_is_refused(path, owner):
     envelope["signature"] = owner.sign(canonical_json(envelope["body"])).hex()
     file.write_bytes(canonical_json(envelope))
 
-    refused(path, owner, "manifest.json: altered: the signature")
+    assert re.search("manifest.json: altered: the signature", refusal(path, owner))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +148,7 @@ def test_a_signature_for_another_purpose_is_refused(path, owner):
     ],
 )
 def test_another_run_config_or_an_older_step_is_refused(path, owner, expected, found):
-    refused(path, owner, f"manifest.json: {found}", **expected)
+    assert re.search(f"manifest.json: {found}", refusal(path, owner, **expected))
 
 
 def test_the_very_step_that_is_asked_for_is_not_rolled_back(path, owner):
@@ -158,7 +161,7 @@ def test_the_very_step_that_is_asked_for_is_not_rolled_back(path, owner):
 def test_a_name_that_leaves_the_directory_is_refused_even_when_signed(path, owner, name):
     resigned(path, owner, lambda body: body["files"].update({name: body["files"].pop("state.json")}))
 
-    refused(path, owner, "manifest.json: files")
+    assert re.search("manifest.json: files", refusal(path, owner))
 
 
 @pytest.mark.parametrize(
@@ -177,28 +180,28 @@ def test_a_name_that_leaves_the_directory_is_refused_even_when_signed(path, owne
 def test_a_manifest_of_another_shape_is_refused_even_when_signed(path, owner, change):
     resigned(path, owner, change)
 
-    refused(path, owner, "manifest.json: ")
+    assert re.search("manifest.json: ", refusal(path, owner))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 5000, b'{"body":NaN}'])
 def test_a_manifest_that_is_something_else_is_refused(path, owner, data):
     (path / "manifest.json").write_bytes(data)
 
-    refused(path, owner, "manifest.json: ")
+    assert re.search("manifest.json: ", refusal(path, owner))
 
 
 def test_a_link_in_place_of_a_file_is_refused(path, owner, tmp_path):
     (path / "state.json").rename(tmp_path / "elsewhere.json")
     (path / "state.json").symlink_to(tmp_path / "elsewhere.json")
 
-    refused(path, owner, "state.json: cannot be read")
+    assert re.search("state.json: cannot be read", refusal(path, owner))
 
 
 def test_a_directory_or_a_pipe_in_place_of_a_file_is_refused_without_waiting(path, owner):
     (path / "stage-0.safetensors").unlink()
     os.mkfifo(path / "stage-0.safetensors")
 
-    refused(path, owner, "stage-0.safetensors: is not a regular file")
+    assert re.search("stage-0.safetensors: is not a regular file", refusal(path, owner))
 
 
 def test_a_file_that_changes_after_opening_is_refused_when_it_is_read(path, owner):
@@ -214,4 +217,4 @@ def test_a_damaged_newest_checkpoint_is_never_skipped_silently(save, tmp_path, o
     save(10)
     (save(20) / "stage-0.safetensors").unlink()
 
-    refused(latest_checkpoint(tmp_path), owner, "step-00000020/stage-0.safetensors: missing")
+    assert re.search("step-00000020/stage-0.safetensors: missing", refusal(latest_checkpoint(tmp_path), owner))

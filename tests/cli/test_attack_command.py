@@ -1,4 +1,4 @@
-"""``phalanx attack`` parses, calls the drill, prints its table, and exits with 1 when the guard did not hold."""
+"""``phalanx attack`` parses, calls the drill, prints its table, and exits with 5 when the guard did not hold."""
 
 import json
 import sys
@@ -56,15 +56,15 @@ def test_without_options_the_papers_two_attacks_are_tried(drills, capsys: pytest
 def test_an_attacked_run_that_broke_off_is_told(drills, capsys: pytest.CaptureFixture[str]) -> None:
     drills.run_drill = lambda *_: {"passed": False, "rows": [ROW | {"error": "PeerLostError: all are gone"}]}
 
-    assert run(["attack", "run.toml"]) == 1
+    assert run(["attack", "run.toml"]) == 5
 
     assert "drift broke off  PeerLostError: all are gone" in capsys.readouterr().out
 
 
-def test_a_guard_that_did_not_hold_is_exit_code_1(drills, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guard_that_did_not_hold_is_exit_code_5(drills, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drills.passed = False
 
-    assert run(["attack", "run.toml", "--json", "--out", str(tmp_path / "out.json")]) == 1
+    assert run(["attack", "run.toml", "--json", "--out", str(tmp_path / "out.json")]) == 5
 
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out.json").read_text())
 

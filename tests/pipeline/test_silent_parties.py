@@ -161,3 +161,49 @@ def test_a_slow_but_honest_step_replaces_nobody(make_company, honest_digest):
 
     assert (company.lost, company.bodies("relayed")) == ([], [])
     assert company.weights_digest() == honest_digest(run, 3)
+
+
+@pytest.mark.parametrize("spoil", ["bytes", "header"])
+def test_a_sender_that_withholds_a_tensor_and_then_shows_another_one_is_the_one_replaced(
+    make_company, honest_digest, spoil
+):
+    # else it would get its honest neighbour replaced: what it shows would be refused there, again and again
+    run = impatient()
+
+    def rewrite(letter):
+        message = letter.message
+        if isinstance(message, Activation) and (message.step, message.microbatch, message.direction) == (
+            1,
+            2,
+            "forward",
+        ):
+            return []
+        if isinstance(message, Fetched) and letter.receiver == "owner" and message.step == 1:
+            if spoil == "bytes":
+                return [type(letter)(letter.receiver, message, bytes(len(letter.payload)))]
+            forged = message.evidence.model_copy(update={"signature": "00" * 64})
+            return [letter.saying({"evidence": forged})]
+        return [letter]
+
+    company = make_company(run, {1: Actor(rewrite=rewrite)})
+
+    company.run(3)
+
+    assert_replaced(company, "worker-1", run, honest_digest)
+
+
+def test_a_neighbour_that_shows_the_auditor_nothing_true_does_not_get_the_auditor_replaced(make_company, honest_digest):
+    run = impatient(audit_rate=1.0)
+
+    def rewrite(letter):
+        message = letter.message
+        if isinstance(message, Fetched) and message.source == 2 and not message.claim:
+            return [type(letter)(letter.receiver, message, bytes(len(letter.payload)))]
+        return [letter]
+
+    company = make_company(run, {2: Actor(rewrite=rewrite)})
+
+    company.run(2)
+
+    assert "worker-1" not in company.lost
+    assert company.weights_digest() == honest_digest(run, 2)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.console import say_figures, say_rows, write_json
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, VerificationError
 
-NOT_HELD = 1
+NOT_HELD = VerificationError.exit_code
 SHOWN = ("attack", "detected", "blamed", "steps_to_detection", "evicted", "bit_identical", "perplexity")
 
 
@@ -39,7 +39,7 @@ def attack(
 ) -> None:
     """Train a shortened run once undisturbed and once with each attacker, in real processes.
 
-    Exits with 1 when an attack went undetected or never took place, somebody innocent was blamed, or a run failed.
+    Exits with 5 when an attack went undetected or never took place, somebody innocent was blamed, or a run failed.
     """
     from phalanx.bench.drills import DEFAULT_KINDS, Drill, list_attacks, run_drill
 

@@ -42,6 +42,7 @@ class Courier:
         self._fetches: dict[tuple[int, int, int, str, bool], _Waiting] = {}
         self._bulks: dict[tuple[int, str], _Waiting] = {}
         self._standings: dict[str, Standing | None] = {}
+        self._asked = (-1, -1)
 
     def accepts(self, received: Received) -> bool:
         """Take an answer that somebody waits for; False when it is not for the courier."""
@@ -59,13 +60,15 @@ class Courier:
                 waiting.num_steps = message.step
                 return True
         if isinstance(message, Standing) and received.sender in self._standings:
-            self._standings[received.sender] = message
+            # one that was asked for earlier and comes late says nothing about now
+            if (message.epoch, message.step) == self._asked:
+                self._standings[received.sender] = message
             return True
         return False
 
     def ask(self, parties: Collection[str], request: Ask) -> dict[str, Standing]:
         """Ask parties how far they are; who does not answer in time is left out."""
-        self._standings = dict.fromkeys(parties)
+        self._standings, self._asked = dict.fromkeys(parties), (request.epoch, request.step)
         try:
             for party in parties:
                 self._post(party, request, ())

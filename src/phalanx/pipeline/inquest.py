@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from phalanx.pipeline.bulk import Post, send_bulk, transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
-from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket
 from phalanx.pipeline.ledger import MessageKey
 from phalanx.pipeline.messages import (
@@ -25,6 +24,7 @@ from phalanx.pipeline.messages import (
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
+from phalanx.security.crypto import digest_hex
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,11 @@ class Inquest:
         if mark in self._handed:
             return sender if receiver == OWNER else receiver
         found = self._fetch(sender, key)
-        evidence = found.message.evidence if found is not None and isinstance(found.message, Fetched) else None
-        if found is None or evidence is None:
+        if found is None:
             # what the owner says to itself has no header, and is never lost
             return None if sender == OWNER else sender
         self._handed.add(mark)
-        self._relay(receiver, key, evidence, found.payload)
+        self._relay(receiver, key, found[1], found[2])
         return None
 
     def _relay(self, receiver: str, key: MessageKey, evidence: Signed, payload: memoryview) -> None:
@@ -174,9 +173,7 @@ class Inquest:
     def _without_urgent_report(self, hit: ScreenHit) -> str | None:
         """The receiver must be able to show what it screened, and somebody what that was computed from."""
         receiver = self.docket.holder(hit.source + (1 if hit.direction == "forward" else -1))
-        shown = self._fetch(receiver, (hit.source, hit.direction, hit.microbatch))
-        header = shown.message.evidence if shown is not None and isinstance(shown.message, Fetched) else None
-        if header is None or self.docket.signed_by(header, self.docket.holder(hit.source)) is None:
+        if self._fetch(receiver, (hit.source, hit.direction, hit.microbatch)) is None:
             return receiver
         both: tuple[Direction, ...] = ("forward", "backward")
         return self._audit_inputs(hit.source, hit.microbatch, both[:1] if hit.direction == "forward" else both)
@@ -202,23 +199,22 @@ class Inquest:
             found = self._fetch(docket.holder(source), key) or self._fetch(holder, key)
             if found is None:
                 return holder
-            self._note(auditor, found.message)
-            self.post(auditor, found.message, (found.payload,))
+            self._note(auditor, found[0])
+            self.post(auditor, found[0], (found[2],))
         return None
 
-    def _fetch(self, party: str, key: MessageKey) -> Received | None:
-        source, direction, microbatch = key
+    def _fetch(self, party: str, key: MessageKey) -> tuple[Fetched, Signed, memoryview] | None:
+        """A tensor under its sender's own header; whatever else is shown is nothing, and is not handed on."""
         ledger = self.docket.ledger
-        request = Fetch(
-            epoch=ledger.epoch,
-            step=ledger.step,
-            microbatch=microbatch,
-            direction=direction,
-            source=source,
-            claim=False,
-        )
-        found = self.courier.fetch(party, request)
-        return found if found is not None and found.payload.nbytes == self.docket.plan.hidden_bytes else None
+        found = self.courier.fetch(party, Fetch.of(ledger.epoch, ledger.step, key))
+        message = None if found is None else found.message
+        if found is None or not isinstance(message, Fetched) or message.evidence is None:
+            return None
+        header = self.docket.signed_by(message.evidence, self.docket.holder(key[0]))
+        if header is None or header.fields.payload_digest != digest_hex(found.payload):
+            return None
+        place = [header.fields.body.get(name) for name in ("epoch", "step", "source", "direction", "microbatch")]
+        return (message, message.evidence, found.payload) if place == [ledger.epoch, ledger.step, *key] else None
 
     def _note(self, party: str, message: Message) -> None:
         body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})

@@ -180,6 +180,12 @@ class Fetch(TensorMessage):
     kind: ClassVar[str] = "fetch"
     claim: bool
 
+    @classmethod
+    def of(cls, epoch: int, step: int, key: tuple[int, Direction, int], *, claim: bool = False) -> "Fetch":
+        """Ask for (source stage, direction, microbatch)."""
+        source, direction, microbatch = key
+        return cls(epoch=epoch, step=step, microbatch=microbatch, direction=direction, source=source, claim=claim)
+
 
 class Fetched(TensorMessage):
     """The answer to `Fetch`; its payload is judged by its digest, never by who sent it."""

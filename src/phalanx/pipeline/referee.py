@@ -207,16 +207,8 @@ class Referee:
 
     def _committed(self, ledger: StepLedger, key: MessageKey, holders: Mapping[int, str], stage: int) -> Tensor | None:
         """An input that a stage committed to, from its sender or from the stage itself."""
-        source, direction, microbatch = key
-        request = Fetch(
-            epoch=ledger.epoch,
-            step=ledger.step,
-            microbatch=microbatch,
-            direction=direction,
-            source=source,
-            claim=False,
-        )
-        return self._first(request, (holders[source], holders[stage]), ledger.messages[key].digest)
+        request = Fetch.of(ledger.epoch, ledger.step, key)
+        return self._first(request, (holders[key[0]], holders[stage]), ledger.messages[key].digest)
 
     def _claim(self, dispute: Dispute) -> Tensor | None:
         if dispute.accuser == OWNER:
@@ -231,14 +223,7 @@ class Referee:
 
     @staticmethod
     def _request(dispute: Dispute, source: int, direction: Direction, *, claim: bool) -> Fetch:
-        return Fetch(
-            epoch=dispute.epoch,
-            step=dispute.step,
-            microbatch=dispute.microbatch,
-            direction=direction,
-            source=source,
-            claim=claim,
-        )
+        return Fetch.of(dispute.epoch, dispute.step, (source, direction, dispute.microbatch), claim=claim)
 
     def _first(self, request: Fetch, parties: Sequence[str], digest: str) -> Tensor | None:
         """The tensor from the first party that brings bytes with this digest."""

@@ -89,16 +89,8 @@ class Replay:
         return copy.runner.gradients()
 
     def _input(self, past: PastStep, key: MessageKey, gone: str) -> Tensor | None:
-        source, direction, microbatch = key
-        request = Fetch(
-            epoch=self._docket.ledger.epoch,
-            step=past.ledger.step,
-            microbatch=microbatch,
-            direction=direction,
-            source=source,
-            claim=False,
-        )
-        party = past.assignment.holders[source]
+        request = Fetch.of(self._docket.ledger.epoch, past.ledger.step, key)
+        party = past.assignment.holders[key[0]]
         if party == gone or party not in self._docket.present:
             return None
         answer = self._courier.fetch(party, request)

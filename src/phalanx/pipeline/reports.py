@@ -69,13 +69,9 @@ class Reports:
             wanted.append((holder(stage), (stage + 1, "backward", m)))
         known = {}
         for party, key in wanted:
-            source, direction, microbatch = key
-            request = Fetch(
-                epoch=hit.epoch, step=hit.step, microbatch=microbatch, direction=direction, source=source, claim=False
-            )
-            answer = self._courier.fetch(party, request)
+            answer = self._courier.fetch(party, Fetch.of(hit.epoch, hit.step, key))
             evidence = answer.message.evidence if answer and isinstance(answer.message, Fetched) else None
-            header = None if evidence is None else self._docket.signed_by(evidence, holder(source))
+            header = None if evidence is None else self._docket.signed_by(evidence, holder(key[0]))
             if evidence is not None and header is not None:
                 known[key] = Committed(header.fields.payload_digest, evidence)
         return known
@@ -123,14 +119,7 @@ class Reports:
             return False
         tensors = []
         for party, claim in ((holder, False), (auditor, True)):
-            request = Fetch(
-                epoch=report.epoch,
-                step=report.step,
-                microbatch=report.microbatch,
-                direction=direction,
-                source=report.stage,
-                claim=claim,
-            )
+            request = Fetch.of(report.epoch, report.step, (report.stage, direction, report.microbatch), claim=claim)
             answer = self._courier.fetch(party, request)
             if answer is None or answer.payload.nbytes != self._docket.plan.hidden_bytes:
                 return False

@@ -184,13 +184,4 @@ class Shadowing:
             shadow.audit(step, task.microbatch, x, gradient)
 
     def _fetch(self, target: str, key: InputKey) -> None:
-        source, direction, microbatch = key
-        request = Fetch(
-            epoch=self._desk.roles.epoch,
-            step=self._desk.roles.step,
-            microbatch=microbatch,
-            direction=direction,
-            source=source,
-            claim=False,
-        )
-        self._desk.post(target, request, ())
+        self._desk.post(target, Fetch.of(self._desk.roles.epoch, self._desk.roles.step, key), ())
