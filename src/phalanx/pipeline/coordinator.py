@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeVar
 
 from phalanx.errors import FrameError
 from phalanx.optimizers import clip_coefficient
+from phalanx.pipeline.audits import Audits
 from phalanx.pipeline.bulk import Post
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
-from phalanx.pipeline.cusum import DriftWatch
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
@@ -31,13 +30,10 @@ from phalanx.pipeline.owner_audit import OwnerAudits
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.referee import Referee
-from phalanx.pipeline.reports import Reports
 from phalanx.pipeline.screen import NOT_FINITE
 from phalanx.pipeline.signed import to_signed
-from phalanx.pipeline.summons import Summons, directions_of, target_of
+from phalanx.pipeline.summons import target_of
 from phalanx.pipeline.updates import Updates
-
-Said = TypeVar("Said", GradientHeld, StepAudited)
 
 _STRIKES = 3
 """Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
@@ -62,12 +58,9 @@ class Coordinator:
         self.usage: dict[str, dict[str, float]] = {}
         self.bytes_sent: dict[str, Mapping[str, int]] = {}
         self._referee = Referee(docket.plan, courier, docket.same_class)
-        self._reports = Reports(docket, courier, self._referee, DriftWatch(draw.derived(b"drift")))
+        self._audits = Audits(docket, post, courier, self._referee, draw)
         self._updates = Updates(docket, self._referee)
-        self._summons = Summons(docket, post, draw)
         self._strikes: Counter[str] = Counter()
-        self._screened: dict[tuple[int, int], ScreenHit] = {}
-        self._unweighed: list[AuditReport] = []
         self._faults: list[tuple[str, Fault]] = []
         self._convictions: list[Judgement] = []
         self._proved: list[Judgement] = []
@@ -136,6 +129,12 @@ class Coordinator:
             _expect(sender, assignment.holders.get(target_of(message)), message.kind)
             self._ask_for_urgent_audit(message)
             return
+        if isinstance(message, AuditReport):
+            self._audits.add(sender, message)
+            return
+        if isinstance(message, StepAudited):
+            self._add_step_audit(sender, message)
+            return
         expected = assignment.holders if isinstance(message, Commit) else assignment.shadows
         _expect(sender, expected.get(message.stage), message.kind)
         if isinstance(message, Commit):
@@ -150,24 +149,18 @@ class Coordinator:
                 self._convictions.append(
                     self.docket.judgement("forgery", sender, message.stage, where, headers=headers)
                 )
-        elif isinstance(message, GradientHeld):
-            _once(self.ledger.held, message)
-        elif isinstance(message, StepAudited):
-            _once(self.ledger.step_audits, message)
+        elif message.stage in self.ledger.held:
+            raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
         else:
-            self._add_report(sender, message)
+            self.ledger.held[message.stage] = message
 
-    def _add_report(self, sender: str, report: AuditReport) -> None:
-        key = (report.stage, report.microbatch)
-        asked = (
-            key in self._screened if report.urgent else key in self.ledger.awaited_audits - self.ledger.reports.keys()
-        )
-        waiting = any(
-            (other.stage, other.microbatch, other.urgent) == (*key, report.urgent) for other in self._unweighed
-        )
-        if waiting or not asked:
-            raise FrameError(f"{sender!r} reported on stage, microbatch {key}, which nobody asks or again")
-        self._unweighed.append(report)
+    def _add_step_audit(self, sender: str, message: StepAudited) -> None:
+        key = (message.stage, sender)
+        if key not in self.ledger.awaited_step_audits or key in self.ledger.step_audits:
+            raise FrameError(
+                f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not asked, or again"
+            )
+        self.ledger.step_audits[key] = message
 
     # --- a step's life ------------------------------------------------------------------------------
 
@@ -187,8 +180,7 @@ class Coordinator:
     def _reset(self, step: int, epoch: int) -> None:
         self.docket.ledger = StepLedger(step, epoch)
         self._updates.said.clear()
-        self._screened.clear()
-        self._unweighed.clear()
+        self._audits.reset()
         self._convictions.clear()
 
     def advance(self) -> Judgement | None:
@@ -203,7 +195,7 @@ class Coordinator:
             return judgement
         judgement = (
             self._updates.weigh_states()
-            or self._weigh_reports()
+            or self._audits.weigh()
             or self._updates.weigh_gradients()
             or self._updates.weigh_step_audits()
             or self._audit_as_owner()
@@ -214,7 +206,7 @@ class Coordinator:
         if all_committed and not self.ledger.audits_drawn and docket.agreed.keys() >= set(docket.watched):
             judgement = compare_links(docket)
             if judgement is None:
-                self._summons.draw(self._reports.leaning)
+                self._audits.draw()
         return judgement
 
     @property
@@ -228,13 +220,11 @@ class Coordinator:
         watched = set(docket.watched)
         return (
             ledger.audits_drawn
-            and ledger.awaited_audits <= ledger.reports.keys()
+            and self._audits.settled
             and watched <= ledger.gradients_agreed
             and ledger.awaited_step_audits <= ledger.steps_agreed
             and not ledger.owners_audits
             and watched <= docket.agreed.keys()
-            and not self._screened
-            and not self._unweighed
         )
 
     def find_silent(self) -> str | None:
@@ -246,20 +236,20 @@ class Coordinator:
             for party in (docket.holder(stage), docket.shadow(stage))
             if stage not in docket.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
         ]
-        unreported = sorted(ledger.awaited_audits - ledger.reports.keys())
         unfinished = sorted(ledger.awaited_step_audits - ledger.step_audits.keys())
-        return self._inquest.find(Missing(late, list(self._screened.values()), unreported, unfinished))
+        screened = list(self._audits.screened.values())
+        return self._inquest.find(Missing(late, screened, ledger.unreported, unfinished))
 
     def waiting_for(self) -> str:
         """What is still missing, for a message to the user."""
         ledger, watched = self.ledger, set(self.docket.watched)
         missing = {
             "commitments of stages": sorted(set(range(len(self.docket.plan.stages))) - ledger.commits.keys()),
-            "audits (stage, microbatch)": sorted(ledger.awaited_audits - ledger.reports.keys()),
+            "audits (stage, microbatch, auditor)": ledger.unreported,
             "gradients of stages": sorted(watched - ledger.gradients_agreed),
-            "audits of whole steps of stages": sorted(ledger.awaited_step_audits - ledger.steps_agreed),
+            "audits of whole steps (stage, auditor)": sorted(ledger.awaited_step_audits - ledger.steps_agreed),
             "states of stages": sorted(watched - self.docket.agreed.keys()),
-            "screened (stage, microbatch)": sorted(self._screened),
+            "screened (stage, microbatch)": sorted(self._audits.screened),
         }
         return ", ".join(f"{what} {which}" for what, which in missing.items() if which) or "nothing"
 
@@ -298,26 +288,6 @@ class Coordinator:
                 return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
         return None
 
-    def _weigh_reports(self) -> Judgement | None:
-        # a dispute needs weights that both sides have signed: until then a report waits
-        ripe = [report for report in self._unweighed if report.stage in self.docket.agreed]
-        for report in ripe:
-            self._unweighed.remove(report)
-            key = (report.stage, report.microbatch)
-            hit = self._screened.get(key)
-            if report.urgent and hit is None:
-                continue
-            known = self._reports.committed_early(hit) if report.urgent and hit else self.ledger.messages
-            directions = directions_of(hit) if report.urgent and hit else directions_of(None)
-            judgement = self._reports.weigh(report, known, directions)
-            if judgement is not None:
-                return judgement
-            if report.urgent and hit is not None:
-                self._summons.release(self._screened.pop(key))
-            else:
-                self.ledger.reports[key] = report
-        return None
-
     # --- audits -------------------------------------------------------------------------------------------
 
     def _audit_as_owner(self) -> Judgement | None:
@@ -326,7 +296,7 @@ class Coordinator:
         self._proved += self._owner_audits.weigh_states()
         if self._proved:
             return self._proved.pop(0)
-        if not ledger.audits_drawn or not ledger.awaited_audits <= ledger.reports.keys():
+        if not ledger.audits_drawn or ledger.unreported:
             return None
         for stage in sorted(ledger.owners_audits):
             ledger.num_audits += docket.plan.microbatches
@@ -342,23 +312,16 @@ class Coordinator:
         if not self.docket.plan.guard.audits:
             self._count_strike(party, hit)
             return
-        self._screened[(hit.source, hit.microbatch)] = hit
-        self._summons.urgent(hit)
+        self._audits.ask_urgently(hit)
 
     def _count_strike(self, party: str, hit: ScreenHit) -> None:
         """Mode `statistics`: nobody can look closer, so odd numbers condemn, and until then they are used."""
         self._strikes[party] += 1
         if self._strikes[party] < _STRIKES and hit.reason != NOT_FINITE:
-            self._summons.release(hit)
+            self._audits.release(hit)
             return
         reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
         self._convictions.append(self.docket.judgement("statistics", party, hit.source, reason))
-
-
-def _once(found: dict[int, Said], message: Said) -> None:
-    if message.stage in found:
-        raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
-    found[message.stage] = message
 
 
 def _expect(sender: str, expected: str | None, kind: str) -> None:

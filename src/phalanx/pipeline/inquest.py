@@ -7,7 +7,7 @@ from phalanx.pipeline.bulk import Post, send_bulk, transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket
-from phalanx.pipeline.ledger import MessageKey
+from phalanx.pipeline.ledger import AuditKey, MessageKey
 from phalanx.pipeline.messages import (
     Ask,
     Fetch,
@@ -34,14 +34,14 @@ class Missing:
     Attributes:
         states: Parties that have not reported a state after an update.
         screened: Messages that their receivers do not use before an audit has cleared them.
-        audits: (stage, microbatch) without a report.
-        step_audits: Stages whose whole step was to be recomputed.
+        audits: Audits without a report.
+        step_audits: Stages whose whole step was to be recomputed, and by whom.
     """
 
     states: Sequence[str]
     screened: Sequence[ScreenHit]
-    audits: Sequence[tuple[int, int]]
-    step_audits: Sequence[int]
+    audits: Sequence[AuditKey]
+    step_audits: Sequence[tuple[int, str]]
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Inquest:
             self._behind(standings)
             or self._without_gradient(standings)
             or self._without_report(missing.audits)
-            or next((self.docket.shadow(stage) for stage in missing.step_audits if not missing.audits), None)
+            or next((auditor for _, auditor in missing.step_audits if not missing.audits), None)
         )
 
     # --- commitments ------------------------------------------------------------------------------
@@ -176,19 +176,20 @@ class Inquest:
         if self._fetch(receiver, (hit.source, hit.direction, hit.microbatch)) is None:
             return receiver
         both: tuple[Direction, ...] = ("forward", "backward")
-        return self._audit_inputs(hit.source, hit.microbatch, both[:1] if hit.direction == "forward" else both)
+        audit = (hit.source, hit.microbatch, self.docket.shadow(hit.source))
+        return self._audit_inputs(audit, both[:1] if hit.direction == "forward" else both)
 
-    def _without_report(self, audits: Iterable[tuple[int, int]]) -> str | None:
-        for stage, microbatch in audits:
-            silent = self._audit_inputs(stage, microbatch, ("forward", "backward"))
+    def _without_report(self, audits: Iterable[AuditKey]) -> str | None:
+        for audit in audits:
+            silent = self._audit_inputs(audit, ("forward", "backward"))
             if silent is not None:
                 return silent
         return None
 
-    def _audit_inputs(self, stage: int, microbatch: int, directions: Sequence[Direction]) -> str | None:
+    def _audit_inputs(self, audit: AuditKey, directions: Sequence[Direction]) -> str | None:
         """Give an auditor what it is to recompute from; one that has it and does not report is named."""
-        docket = self.docket
-        auditor, holder = docket.shadow(stage), docket.holder(stage)
+        docket, (stage, microbatch, auditor) = self.docket, audit
+        holder = docket.holder(stage)
         mark = ("audit", auditor, stage, microbatch)
         if mark in self._handed:
             return None if auditor == OWNER else auditor

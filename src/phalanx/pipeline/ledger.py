@@ -12,6 +12,9 @@ from phalanx.transport import SignedHeader
 MessageKey = tuple[int, Direction, int]
 """(source stage, direction, microbatch)."""
 
+AuditKey = tuple[int, int, str]
+"""(stage, microbatch, auditor)."""
+
 
 @dataclass(frozen=True)
 class Committed:
@@ -32,12 +35,13 @@ class StepLedger:
     messages: dict[MessageKey, Committed] = field(default_factory=dict)
     held: dict[int, GradientHeld] = field(default_factory=dict)
     gradients_agreed: set[int] = field(default_factory=set)
-    awaited_audits: set[tuple[int, int]] = field(default_factory=set)
-    reports: dict[tuple[int, int], AuditReport] = field(default_factory=dict)
-    awaited_step_audits: set[int] = field(default_factory=set)
-    step_audits: dict[int, StepAudited] = field(default_factory=dict)
-    steps_agreed: set[int] = field(default_factory=set)
-    """Stages whose weight gradient an auditor has recomputed and found right."""
+    awaited_audits: set[AuditKey] = field(default_factory=set)
+    reports: dict[AuditKey, AuditReport] = field(default_factory=dict)
+    awaited_step_audits: set[tuple[int, str]] = field(default_factory=set)
+    """Stages whose weight gradient is to be recomputed, and by whom."""
+    step_audits: dict[tuple[int, str], StepAudited] = field(default_factory=dict)
+    steps_agreed: set[tuple[int, str]] = field(default_factory=set)
+    """Those of them that were found right."""
     owners_audits: set[int] = field(default_factory=set)
     """Stages that the owner itself has still to redo."""
     audits_drawn: bool = False
@@ -55,6 +59,11 @@ class StepLedger:
             self.messages[key] = Committed(digest, signed)
         self.commits[commit.stage] = commit
         self.commit_headers[commit.stage] = header
+
+    @property
+    def unreported(self) -> list[AuditKey]:
+        """Audits that were asked for and not yet reported on."""
+        return sorted(self.awaited_audits - self.reports.keys())
 
     def said_digest(self, key: MessageKey) -> str | None:
         """The digest that the sending stage itself committed to, None when it named none."""

@@ -102,7 +102,7 @@ class OwnerAudits:
     def _vouched(self, stage: int, microbatch: int, direction: Direction) -> bool:
         """Whether the auditor reported the very digest that the stage committed to."""
         ledger = self._docket.ledger
-        report = ledger.reports.get((stage, microbatch))
+        report = ledger.reports.get((stage, microbatch, self._docket.shadow(stage)))
         said = None if report is None else report.digests.get(direction)
         return said == ledger.messages[(stage, direction, microbatch)].digest
 
@@ -153,7 +153,7 @@ class OwnerAudits:
             return []
         holder, shadow, step = docket.holder(stage), docket.shadow(stage), ledger.step
         lockstep = docket.plan.guard.shadow == "lockstep"
-        audited = ledger.held.get(stage) if lockstep else ledger.step_audits.get(stage)
+        audited = ledger.held.get(stage) if lockstep else ledger.step_audits.get((stage, shadow))
         guilty = []
         if audited is not None and audited.gradient == ledger.commits[stage].gradient and shadow != OWNER:
             reason = f"stage {stage}: {shadow} vouched for the made-up weight gradient of {holder} in step {step}"

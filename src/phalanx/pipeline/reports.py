@@ -32,12 +32,17 @@ class Reports:
         self._referee = referee
 
     def weigh(
-        self, report: AuditReport, known: Mapping[MessageKey, Committed], directions: Sequence[Direction]
+        self,
+        auditor: str,
+        report: AuditReport,
+        known: Mapping[MessageKey, Committed],
+        directions: Sequence[Direction],
     ) -> Judgement | None:
         """Weigh one report.
 
         Args:
-            report: What the auditor recomputed, and from which inputs.
+            auditor: Who reports.
+            report: What it recomputed, and from which inputs.
             known: What stage and neighbours committed to.
             directions: What it was asked to recompute.
         """
@@ -46,13 +51,13 @@ class Reports:
         for direction, offset in _SOURCES:
             if (stage + offset, direction, microbatch) in known:
                 inputs[direction] = known[(stage + offset, direction, microbatch)]
-        judgement = self._compare_work(report, directions) or self._compare_inputs(report, inputs)
+        judgement = self._compare_work(auditor, report, directions) or self._compare_inputs(auditor, report, inputs)
         if judgement is not None:
             return judgement
-        for direction, digest in report.digests.items():
+        for direction in report.digests:
             output = known.get((stage, direction, microbatch))
-            if output is not None and not self._matches(report, direction, digest, output):
-                judgement = self._dispute(report, direction, inputs, output)
+            if output is not None and not self._matches(auditor, report, direction, output):
+                judgement = self._dispute(auditor, report, direction, inputs, output)
                 if judgement is not None:
                     return judgement
         return None
@@ -76,24 +81,24 @@ class Reports:
                 known[key] = Committed(header.fields.payload_digest, evidence)
         return known
 
-    def _compare_work(self, report: AuditReport, directions: Sequence[Direction]) -> Judgement | None:
+    def _compare_work(self, auditor: str, report: AuditReport, directions: Sequence[Direction]) -> Judgement | None:
         """An auditor that leaves out what it was asked for would let a lie through."""
         if set(report.digests) == set(directions):
             return None
-        auditor = self._docket.shadow(report.stage)
         reason = (
             f"stage {report.stage}, microbatch {report.microbatch}: {auditor} reported on {sorted(report.digests)}, "
             f"asked for {sorted(directions)}"
         )
         return self._docket.judgement("forgery", auditor, report.stage, reason)
 
-    def _compare_inputs(self, report: AuditReport, inputs: dict[Direction, Committed]) -> Judgement | None:
+    def _compare_inputs(
+        self, auditor: str, report: AuditReport, inputs: dict[Direction, Committed]
+    ) -> Judgement | None:
         """Two headers of one sender for one message prove that it told two stories.
 
         An input that the stage itself has not shown is taken from the report, for its sender has signed it.
         """
         docket, stage = self._docket, report.stage
-        auditor = docket.shadow(stage)
         for signed in report.inputs:
             where = f"stage {stage}, microbatch {report.microbatch}"
             message = _input_of(signed, report)
@@ -111,9 +116,9 @@ class Reports:
                 return docket.judgement("equivocation", sender, source, reason, accuser=auditor, headers=headers)
         return None
 
-    def _matches(self, report: AuditReport, direction: Direction, digest: str, output: Committed) -> bool:
-        holder, auditor = self._docket.holder(report.stage), self._docket.shadow(report.stage)
-        if digest == output.digest:
+    def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: Committed) -> bool:
+        holder = self._docket.holder(report.stage)
+        if report.digests[direction] == output.digest:
             return True
         if self._docket.same_class(holder, auditor):
             return False
@@ -142,10 +147,14 @@ class Reports:
             self._docket.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
 
     def _dispute(
-        self, report: AuditReport, direction: Direction, inputs: Mapping[Direction, Committed], output: Committed
+        self,
+        auditor: str,
+        report: AuditReport,
+        direction: Direction,
+        inputs: Mapping[Direction, Committed],
+        output: Committed,
     ) -> Judgement | None:
         docket, stage = self._docket, report.stage
-        auditor = docket.shadow(stage)
         docket.observe(
             "alarm",
             {

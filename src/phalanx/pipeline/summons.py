@@ -34,10 +34,10 @@ class Summons:
             if lockstep or whole or stage in leaning:
                 drawn = everything
             if whole:
-                ledger.awaited_step_audits.add(stage)
+                ledger.awaited_step_audits.add((stage, docket.shadow(stage)))
             if alike and self._draw.owners_step(**where):
                 ledger.owners_audits.add(stage)
-            ledger.awaited_audits |= {(stage, m) for m in drawn}
+            ledger.awaited_audits |= {(stage, m, docket.shadow(stage)) for m in drawn}
             self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
 
     def urgent(self, hit: ScreenHit) -> None:

@@ -55,20 +55,20 @@ class Updates:
     def weigh_step_audits(self) -> Judgement | None:
         """Compare each recomputed weight gradient with the one that the stage committed to."""
         docket, ledger = self._docket, self._docket.ledger
-        for stage in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
-            audited, commit = ledger.step_audits.get(stage), ledger.commits[stage]
+        for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
+            audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[stage]
             if audited is None:
                 continue
             if (audited.gradient, audited.norm_squared) == (commit.gradient, commit.norm_squared):
-                ledger.steps_agreed.add(stage)
+                ledger.steps_agreed.add((stage, auditor))
                 continue
-            holder, shadow = docket.holder(stage), docket.shadow(stage)
-            alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": shadow}
+            holder = docket.holder(stage)
+            alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
             docket.observe("alarm", alarm)
-            guilty = self._referee.judge_step(ledger, stage, docket.assignment.holders, shadow, docket.agreed[stage])
+            guilty = self._referee.judge_step(ledger, stage, docket.assignment.holders, auditor, docket.agreed[stage])
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
-            accuser = shadow if guilty == holder else holder
+            accuser = auditor if guilty == holder else holder
             return docket.judgement("gradient", guilty, stage, reason, accuser=accuser)
         return None
 

@@ -1,0 +1,99 @@
+"""L2, the owner's half: what is being audited, who has reported, and what was withheld until somebody has."""
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.bulk import Post
+from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.cusum import DriftWatch
+from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.messages import AuditReport, ScreenHit
+from phalanx.pipeline.referee import Referee
+from phalanx.pipeline.reports import Reports
+from phalanx.pipeline.summons import Summons, directions_of
+
+
+class Audits:
+    """Asks for audits, keeps reports until they can be weighed, and lets screened messages go when they are cleared.
+
+    Attributes:
+        screened: Odd messages that their receivers do not use yet, by (source stage, microbatch).
+    """
+
+    def __init__(self, docket: Docket, post: Post, courier: Courier, referee: Referee, draw: AuditDraw) -> None:
+        self.screened: dict[tuple[int, int], ScreenHit] = {}
+        self._docket = docket
+        self._reports = Reports(docket, courier, referee, DriftWatch(draw.derived(b"drift")))
+        self._summons = Summons(docket, post, draw)
+        self._unweighed: list[tuple[str, AuditReport]] = []
+
+    def reset(self) -> None:
+        """Forget what belongs to another attempt."""
+        self.screened.clear()
+        self._unweighed.clear()
+
+    @property
+    def settled(self) -> bool:
+        """Whether every report that was asked for is in and has been weighed."""
+        return not (self._docket.ledger.unreported or self.screened or self._unweighed)
+
+    def draw(self) -> None:
+        """Draw the step's audits and ask for them."""
+        self._summons.draw(self._reports.leaning)
+
+    def ask_urgently(self, hit: ScreenHit) -> None:
+        """Have the very microbatch recomputed that looked odd to its receiver."""
+        self.screened[(hit.source, hit.microbatch)] = hit
+        self._summons.urgent(hit)
+
+    def release(self, hit: ScreenHit) -> None:
+        """Let the receiver use a screened message after all."""
+        self._summons.release(hit)
+
+    def add(self, sender: str, report: AuditReport) -> None:
+        """Take a report.
+
+        Raises:
+            FrameError: Nobody asked this party for it, or it came before.
+        """
+        ledger, (stage, microbatch) = self._docket.ledger, (report.stage, report.microbatch)
+        if report.urgent:
+            asked = (stage, microbatch) in self.screened and sender == self._docket.shadow(stage)
+        else:
+            asked = (stage, microbatch, sender) in ledger.awaited_audits - ledger.reports.keys()
+        waiting = any(
+            (party, other.stage, other.microbatch, other.urgent) == (sender, stage, microbatch, report.urgent)
+            for party, other in self._unweighed
+        )
+        if waiting or not asked:
+            raise FrameError(
+                f"{sender!r} reported on stage, microbatch {(stage, microbatch)}, which nobody asks or again"
+            )
+        self._unweighed.append((sender, report))
+
+    def weigh(self) -> Judgement | None:
+        """Weigh what has come; the first guilty party ends it."""
+        # a dispute needs weights that both sides have signed: until then a report waits
+        ripe = [said for said in self._unweighed if said[1].stage in self._docket.agreed]
+        for auditor, report in ripe:
+            self._unweighed.remove((auditor, report))
+            judgement = self._weigh_urgent(auditor, report) if report.urgent else self._weigh_drawn(auditor, report)
+            if judgement is not None:
+                return judgement
+        return None
+
+    def _weigh_drawn(self, auditor: str, report: AuditReport) -> Judgement | None:
+        ledger = self._docket.ledger
+        judgement = self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
+        if judgement is None:
+            ledger.reports[(report.stage, report.microbatch, auditor)] = report
+        return judgement
+
+    def _weigh_urgent(self, auditor: str, report: AuditReport) -> Judgement | None:
+        key = (report.stage, report.microbatch)
+        hit = self.screened.get(key)
+        if hit is None:
+            return None
+        judgement = self._reports.weigh(auditor, report, self._reports.committed_early(hit), directions_of(hit))
+        if judgement is None:
+            self._summons.release(self.screened.pop(key))
+        return judgement
