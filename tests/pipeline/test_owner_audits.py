@@ -1,42 +1,20 @@
 """A stage and its shadow that lie together meet the one auditor whom they cannot have on their side."""
 
 import pytest
+from leagues import league_of_gradients, league_of_messages
 
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline import GuardConfig, explain_evidence
-from phalanx.pipeline.messages import AuditReport, Commit, StepAudited
-from phalanx.security.crypto import digest_hex
-from phalanx.testing import Actor, only, tampering, tiny_run
-from phalanx.transport.tensors import tensor_buffers
+from phalanx.testing import Actor, tiny_run
 
 OFTEN = GuardConfig(owner_audit_rate=1.0, screen=False)
 NEVER = GuardConfig(owner_audit_rate=0.0, screen=False)
 
 
-def league(direction):
-    """Worker 1 lies about stage 1 in one direction; worker 2, its auditor, reports the very same lie."""
-    lies = {}
-
-    def tamper(found, step, microbatch, tensor):
-        if found != direction:
-            return tensor
-        lie = tensor * 1.5
-        lies[(step, microbatch)] = digest_hex(tensor_buffers(lie.contiguous()))
-        return lie
-
-    def vouch(letter, report):
-        lie = lies.get((report.step, report.microbatch))
-        if report.stage != 1 or lie is None:
-            return [letter]
-        return [letter.saying({"digests": {**report.digests, direction: lie}})]
-
-    return {1: Actor(tampering(tamper)), 2: Actor(rewrite=only(AuditReport, vouch))}
-
-
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_stage_and_its_shadow_that_lie_together_win_without_the_owners_audits(make_company, honest_digest, direction):
     run = tiny_run(guard=NEVER)
-    company = make_company(run, league(direction))
+    company = make_company(run, league_of_messages(direction))
 
     company.run(3)
 
@@ -47,7 +25,7 @@ def test_a_stage_and_its_shadow_that_lie_together_win_without_the_owners_audits(
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_the_owners_audit_names_the_stage_and_its_accomplice(make_company, honest_digest, direction):
     run = tiny_run(guard=OFTEN)
-    company = make_company(run, league(direction))
+    company = make_company(run, league_of_messages(direction))
 
     company.run(3)
 
@@ -61,19 +39,7 @@ def test_the_owners_audit_names_the_stage_and_its_accomplice(make_company, hones
 
 def test_the_owners_audit_names_a_league_that_makes_up_a_weight_gradient(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(owner_audit_rate=1.0, step_audit_rate=1.0))
-    committed = []
-
-    def note(letter, commit):
-        committed.append((commit.gradient, commit.norm_squared))
-        return [letter]
-
-    def vouch(letter, audited):
-        gradient, norm_squared = committed[-1]
-        return [letter.saying({"gradient": gradient, "norm_squared": norm_squared})] if audited.stage == 1 else [letter]
-
-    doubled = tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()})
-    league = {1: Actor(doubled, rewrite=only(Commit, note)), 2: Actor(rewrite=only(StepAudited, vouch))}
-    company = make_company(run, league)
+    company = make_company(run, league_of_gradients())
 
     company.run(2)
 
@@ -122,7 +88,7 @@ def test_honest_workers_pass_the_owners_audits(make_company, honest_digest):
 def test_league_is_found_within_the_bound_that_the_rate_promises(make_company):
     # at a rate of one half, 20 steps without an audit happen once in a million runs
     run = tiny_run(guard=GuardConfig(owner_audit_rate=0.5, screen=False))
-    company = make_company(run, league("forward"))
+    company = make_company(run, league_of_messages("forward"))
 
     company.run(20)
 
@@ -131,8 +97,8 @@ def test_league_is_found_within_the_bound_that_the_rate_promises(make_company):
 
 def test_what_a_league_did_before_it_was_found_is_undone_from_kept_steps(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(owner_audit_rate=0.0, screen=False, keep_steps=8))
-    company = make_company(run, league("forward"))
-    company.engine._coordinator._summons._draw.owners_step = lambda *, step, epoch, stage: step == 5
+    company = make_company(run, league_of_messages("forward"))
+    company.draw.owners_step = lambda *, step, epoch, stage: step == 5
 
     company.run(8)
 

@@ -85,14 +85,15 @@ class AuditQueue:
             task.inputs[key] = found
         return bool(waiting)
 
-    def pop(self, *, urgent: bool) -> AuditTask | None:
-        """Take the first task that is ready, in the order in which they were asked for.
+    def pop(self, can_audit: Callable[[int], bool], *, urgent: bool) -> AuditTask | None:
+        """Take the first task that is ready, of a stage that can be audited, in the order in which they were asked for.
 
         Microbatches whose weight gradients are added up keep their order: another sum has other bits.
         """
         waiting: set[int] = set()
         for n, task in enumerate(self._tasks):
-            if task.urgent == urgent and task.ready and not (task.weights and task.stage in waiting):
+            able = task.ready and can_audit(task.stage)
+            if task.urgent == urgent and able and not (task.weights and task.stage in waiting):
                 return self._tasks.pop(n)
             if task.weights:
                 waiting.add(task.stage)

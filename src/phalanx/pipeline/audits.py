@@ -2,6 +2,7 @@
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.bulk import Post
+from phalanx.pipeline.collusion import accomplice, vouched
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.cusum import DriftWatch
 from phalanx.pipeline.docket import Docket, Judgement
@@ -9,7 +10,7 @@ from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.messages import AuditReport, ScreenHit
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.reports import Reports
-from phalanx.pipeline.summons import Summons, directions_of
+from phalanx.pipeline.summons import BOTH, Summons, directions_of
 
 
 class Audits:
@@ -72,8 +73,8 @@ class Audits:
 
     def weigh(self) -> Judgement | None:
         """Weigh what has come; the first guilty party ends it."""
-        # a dispute needs weights that both sides have signed: until then a report waits
-        ripe = [said for said in self._unweighed if said[1].stage in self._docket.agreed]
+        # what the shadow has vouched for comes first: a lie among it tells of two parties
+        ripe = sorted((said for said in self._unweighed if self._is_ripe(*said)), key=self._tells_less)
         for auditor, report in ripe:
             self._unweighed.remove((auditor, report))
             judgement = self._weigh_urgent(auditor, report) if report.urgent else self._weigh_drawn(auditor, report)
@@ -81,11 +82,30 @@ class Audits:
                 return judgement
         return None
 
+    def _is_ripe(self, auditor: str, report: AuditReport) -> bool:
+        """A dispute needs weights that both sides have signed; a third party is heard when all others have spoken."""
+        stage = report.stage
+        if stage not in self._docket.agreed:
+            return False
+        if report.urgent or auditor == self._docket.shadow(stage):
+            return True
+        heard = {(said.stage, said.microbatch, party) for party, said in self._unweighed}
+        return all(key in heard for key in self._docket.ledger.unreported if key[0] == stage)
+
+    def _tells_less(self, said: tuple[str, AuditReport]) -> bool:
+        auditor, report = said
+        if report.urgent or auditor == self._docket.shadow(report.stage):
+            return False
+        return not any(vouched(self._docket, report.stage, report.microbatch, direction) for direction in BOTH)
+
     def _weigh_drawn(self, auditor: str, report: AuditReport) -> Judgement | None:
         ledger = self._docket.ledger
         judgement = self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
         if judgement is None:
             ledger.reports[(report.stage, report.microbatch, auditor)] = report
+        elif auditor != self._docket.shadow(report.stage):
+            second = accomplice(self._docket, judgement)
+            self._docket.proved += [] if second is None else [second]
         return judgement
 
     def _weigh_urgent(self, auditor: str, report: AuditReport) -> Judgement | None:

@@ -58,10 +58,17 @@ _BASELINES: dict[object, dict[str, object]] = {
         "audit_rate": 1.0,
         "step_audit_rate": 0.0,
         "owner_audit_rate": 0.0,
+        "third_party_audit_rate": 0.0,
         "shadow": "lockstep",
         "screen": False,
     },
-    "statistics": {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "shadow": "gradient", "screen": True},
+    "statistics": {
+        "step_audit_rate": 0.0,
+        "owner_audit_rate": 0.0,
+        "third_party_audit_rate": 0.0,
+        "shadow": "gradient",
+        "screen": True,
+    },
 }
 
 
@@ -77,6 +84,9 @@ class GuardConfig(StrictModel):
     """p: how often, per stage and step, all microbatches are recomputed together with the weight gradient."""
     owner_audit_rate: float = Field(default=1 / 64, ge=0, le=1)
     """How often, per stage and step, the owner itself redoes a stage's step: what colluding workers cannot bend."""
+    third_party_audit_rate: float = Field(default=0.0, ge=0, le=1)
+    """How often, per stage and step, a worker that neither holds nor shadows the stage redoes its step: takes load from
+    the owner's own audits, but falls to a larger league. It fetches the stage's weights each time."""
     keep_steps: int = Field(default=0, ge=0, le=10_000)
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""

@@ -63,8 +63,6 @@ class Coordinator:
         self._strikes: Counter[str] = Counter()
         self._faults: list[tuple[str, Fault]] = []
         self._convictions: list[Judgement] = []
-        self._proved: list[Judgement] = []
-        """Found together with another guilty party; they outlive the redo of the step."""
         self._owner_audits = OwnerAudits(docket, self._referee)
         self._inquest = Inquest(docket, courier, post)
 
@@ -186,8 +184,8 @@ class Coordinator:
     def advance(self) -> Judgement | None:
         """Draw what conclusions can be drawn now; the first guilty party ends it."""
         docket = self.docket
-        while self._proved:
-            proved = self._proved.pop(0)
+        while docket.proved:
+            proved = docket.proved.pop(0)
             if proved.verdict.party in docket.present:
                 return proved
         judgement = self._convictions.pop(0) if self._convictions else self._weigh_faults()
@@ -293,17 +291,17 @@ class Coordinator:
     def _audit_as_owner(self) -> Judgement | None:
         """Last of all, when the auditors have said what they say."""
         docket, ledger = self.docket, self.ledger
-        self._proved += self._owner_audits.weigh_states()
-        if self._proved:
-            return self._proved.pop(0)
+        docket.proved += self._owner_audits.weigh_states()
+        if docket.proved:
+            return docket.proved.pop(0)
         if not ledger.audits_drawn or ledger.unreported:
             return None
         for stage in sorted(ledger.owners_audits):
             ledger.num_audits += docket.plan.microbatches
             ledger.owners_audits.remove(stage)
-            self._proved += self._owner_audits.run(stage)
-            if self._proved:
-                return self._proved.pop(0)
+            docket.proved += self._owner_audits.run(stage)
+            if docket.proved:
+                return docket.proved.pop(0)
         return None
 
     def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:

@@ -43,6 +43,7 @@ class Docket:
         previous: The last applied step's.
         agreed: Digest of each stage at the present step, once holder and shadow have both signed it.
         before: The same at the step before.
+        proved: Judgements found together with another one; they outlive the redo of the step.
     """
 
     plan: StepPlan
@@ -54,6 +55,7 @@ class Docket:
     previous: StepLedger | None = None
     agreed: dict[int, StateDigest] = field(default_factory=dict)
     before: dict[int, StateDigest] = field(default_factory=dict)
+    proved: list[Judgement] = field(default_factory=list)
 
     @property
     def watched(self) -> list[int]:

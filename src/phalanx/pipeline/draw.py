@@ -3,13 +3,14 @@
 import hashlib
 import hmac
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from phalanx.config import canonical_json
 from phalanx.pipeline.config import GuardConfig
 
 # further draws of the same place, beside those of the strata, which count from 0
-_WHOLE_STEP, _OWNER = -1, -2
+_WHOLE_STEP, _OWNER, _THIRD_PARTY, _WHO = -1, -2, -3, -4
 
 
 class AuditDraw:
@@ -23,22 +24,38 @@ class AuditDraw:
         rate: q, the share of microbatches that is drawn per stage and attempt.
         step_rate: p, the share of (stage, attempt) pairs that are audited as a whole.
         owner_rate: The share of (stage, attempt) pairs that the owner itself redoes.
+        third_party_rate: The share of (stage, attempt) pairs that some other worker redoes.
 
     Guarantees:
         Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many
         equal strata; without the key a draw tells nothing about any other.
     """
 
-    def __init__(self, key: bytes, rate: float, *, step_rate: float = 0.0, owner_rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        rate: float,
+        *,
+        step_rate: float = 0.0,
+        owner_rate: float = 0.0,
+        third_party_rate: float = 0.0,
+    ) -> None:
         self._key = key
         self.rate = rate
         self._step_rate = step_rate
         self._owner_rate = owner_rate
+        self._third_party_rate = third_party_rate
 
     @classmethod
     def of(cls, key: bytes, guard: GuardConfig) -> "AuditDraw":
         """Draws at the rates of a run."""
-        return cls(key, guard.audit_rate, step_rate=guard.step_audit_rate, owner_rate=guard.owner_audit_rate)
+        return cls(
+            key,
+            guard.audit_rate,
+            step_rate=guard.step_audit_rate,
+            owner_rate=guard.owner_audit_rate,
+            third_party_rate=guard.third_party_audit_rate,
+        )
 
     @property
     def commitment(self) -> str:
@@ -64,6 +81,12 @@ class AuditDraw:
     def owners_step(self, *, step: int, epoch: int, stage: int) -> bool:
         """Whether the owner itself redoes all of a stage's work in this attempt."""
         return self._coin(_OWNER, step, epoch, stage) < self._owner_rate
+
+    def third_party(self, *, step: int, epoch: int, stage: int, among: Sequence[str]) -> str | None:
+        """Who of these redoes all of a stage's work in this attempt; None when nobody does."""
+        if not among or self._coin(_THIRD_PARTY, step, epoch, stage) >= self._third_party_rate:
+            return None
+        return among[self._number(step, epoch, stage, _WHO) % len(among)]
 
     def _coin(self, purpose: int, *where: int) -> float:
         return self._number(*where, purpose) / 2**64

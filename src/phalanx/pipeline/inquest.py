@@ -194,6 +194,8 @@ class Inquest:
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
+        if auditor != docket.shadow(stage) and not self._hand_weights(stage, auditor):
+            return holder
         for direction in directions:
             source = stage + (-1 if direction == "forward" else 1)
             key: MessageKey = (source, direction, microbatch)
@@ -203,6 +205,25 @@ class Inquest:
             self._note(auditor, found[0])
             self.post(auditor, found[0], (found[2],))
         return None
+
+    def _hand_weights(self, stage: int, auditor: str) -> bool:
+        """Give a third party the agreed weights of a stage; False when neither of its copies brings them."""
+        docket, ledger = self.docket, self.docket.ledger
+        mark = ("weights", auditor, stage)
+        request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="weights")
+        for party in (docket.shadow(stage), docket.holder(stage)):
+            if mark in self._handed:
+                break
+            copy = StageCopy.empty(docket.plan, stage)
+            found = self.courier.collect(party, request, copy.weights())
+            if found is None:
+                continue
+            copy.load_weights(found[0])
+            if copy.weights_digest() == docket.agreed[stage].weights:
+                self._handed.add(mark)
+                self._note(auditor, request)
+                send_bulk(self.post, auditor, request, copy.weights(), ledger.step)
+        return mark in self._handed
 
     def _fetch(self, party: str, key: MessageKey) -> tuple[Fetched, Signed, memoryview] | None:
         """A tensor under its sender's own header; whatever else is shown is nothing, and is not handed on."""

@@ -1,14 +1,14 @@
 """Answers to requests for tensors: what this party sent, received, recomputed or holds."""
 
-from phalanx.errors import FrameError
+from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.auditing import AuditInput, InputKey
 from phalanx.pipeline.bulk import send_bulk
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk
 from phalanx.pipeline.hosted import Outgoing
-from phalanx.pipeline.messages import Ask, Fetch, FetchBulk, Fetched, Place, Progress, Standing
+from phalanx.pipeline.messages import Ask, Audit, Fetch, FetchBulk, Fetched, Place, Progress, Signed, Standing
 from phalanx.pipeline.roles import Roles
-from phalanx.pipeline.signed import to_signed
+from phalanx.pipeline.signed import open_signed, to_signed
 from phalanx.transport.tensors import tensor_buffers
 
 
@@ -16,12 +16,12 @@ def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
     """Send the asked-for message or claim of this step, if this party has it.
 
     Raises:
-        FrameError: The sender has no business with it: only the owner and the shadow of the stage that a
-            message went to may see it, and only the owner a claim.
+        FrameError: The sender has no business with it: only the owner, the shadow of the stage that a message
+            went to and a third party with the owner's permit may see it, and only the owner a claim.
     """
     target = message.source + (1 if message.direction == "forward" else -1)
     allowed = {OWNER} if message.claim else {OWNER, desk.roles.shadow_names.get(target)}
-    if sender not in allowed:
+    if sender not in allowed and (message.claim or not _permitted(desk, sender, target, message.permit)):
         raise FrameError(f"{desk.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it")
     found = _claim(desk.roles, message) if message.claim else _message(desk.roles, message)
     if found is None and sender != OWNER:
@@ -59,12 +59,15 @@ def answer_ask(desk: Desk, message: Ask) -> None:
 
 
 def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
-    """Send a stage's state, weights, undo copy or gradient to the owner.
+    """Send a stage's state, weights, undo copy or gradient to the owner, or weights to a third party that may see them.
 
     Raises:
-        FrameError: This party has no such thing.
+        FrameError: This party has no such thing, or the sender has no business with it.
         NoHolderError: It has no copy of the stage.
     """
+    by_permit = message.purpose == "weights" and _permitted(desk, sender, message.stage, message.permit)
+    if sender != OWNER and not by_permit:
+        raise FrameError(f"{desk.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
     copy = desk.roles.copy_of(message.stage)
     shadow = desk.roles.shadows.get(message.stage)
     holder = desk.roles.hosted.get(message.stage)
@@ -83,6 +86,18 @@ def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
     else:
         raise FrameError(f"{desk.name}: has no {message.purpose} of stage {message.stage}")
     send_bulk(desk.post, sender, message, tensors, copy.step)
+
+
+def _permitted(desk: Desk, sender: str, stage: int, permit: Signed | None) -> bool:
+    """Whether the owner has asked this very party to audit this very stage in the present step."""
+    if permit is None:
+        return False
+    try:
+        fields = open_signed(permit, desk.peer(OWNER)).fields
+    except (FrameError, SignatureError):
+        return False
+    said = (fields.kind, fields.receiver, *(fields.body.get(name) for name in ("epoch", "step", "stage")))
+    return said == (Audit.kind, sender, desk.roles.epoch, desk.roles.step, stage)
 
 
 def sent_here(roles: Roles, key: InputKey) -> AuditInput | None:
@@ -113,7 +128,7 @@ def _message(roles: Roles, message: Fetch) -> AuditInput | None:
 
 
 def _claim(roles: Roles, message: Fetch) -> AuditInput | None:
-    shadow = roles.shadows.get(message.source)
+    shadow = roles.auditing(message.source)
     claims = {} if shadow is None or message.step != roles.step else shadow.claims
     tensor = claims.get((message.direction, message.microbatch))
     return None if tensor is None else AuditInput(tensor, None)

@@ -153,6 +153,8 @@ class Audit(StageMessage):
     urgent: bool
     weights: bool = False
     """Recompute the weight gradient as well; the microbatches are then all of the step's."""
+    state: StateDigest | None = None
+    """For a third party, which has no copy: the agreed state, whose weights it is to fetch."""
 
 
 class StepAudited(StageMessage):
@@ -179,12 +181,23 @@ class Fetch(TensorMessage):
 
     kind: ClassVar[str] = "fetch"
     claim: bool
+    permit: Signed | None = None
+    """The owner's own header of the audit that a third party needs this for."""
 
     @classmethod
-    def of(cls, epoch: int, step: int, key: tuple[int, Direction, int], *, claim: bool = False) -> "Fetch":
+    def of(
+        cls,
+        epoch: int,
+        step: int,
+        key: tuple[int, Direction, int],
+        *,
+        claim: bool = False,
+        permit: Signed | None = None,
+    ) -> "Fetch":
         """Ask for (source stage, direction, microbatch)."""
         source, direction, microbatch = key
-        return cls(epoch=epoch, step=step, microbatch=microbatch, direction=direction, source=source, claim=claim)
+        place = {"epoch": epoch, "step": step, "microbatch": microbatch, "direction": direction, "source": source}
+        return cls.model_validate({**place, "claim": claim, "permit": permit})
 
 
 class Fetched(TensorMessage):
@@ -197,10 +210,12 @@ class Fetched(TensorMessage):
 
 
 class FetchBulk(StageMessage):
-    """The owner asks for a stage's state, weights, undo copy or gradient."""
+    """The owner asks for a stage's state, weights, undo copy or gradient; a third party for weights alone."""
 
     kind: ClassVar[str] = "fetch_bulk"
     purpose: Purpose
+    permit: Signed | None = None
+    """As in `Fetch`."""
 
 
 class Relay(TensorMessage):

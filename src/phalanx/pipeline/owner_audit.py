@@ -1,11 +1,12 @@
 """L2 and L3 by the owner itself, at a low rate: the one auditor that no worker can have on its side."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from phalanx.pipeline.bulk import transfer_digest
+from phalanx.pipeline.collusion import accomplice, vouched, vouched_for_gradient
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.ledger import Committed
@@ -61,7 +62,7 @@ class OwnerAudits:
             wrong += [(microbatch, d, digests) for d in digests if said[(stage, d, microbatch)].digest != digests[d]]
         if wrong:
             # a lie that the shadow has vouched for tells of two parties
-            worst = next((place for place in wrong if self._vouched(stage, place[0], place[1])), wrong[0])
+            worst = next((place for place in wrong if vouched(docket, stage, place[0], place[1])), wrong[0])
             return self._name(copy, *worst)
         gradients = copy.runner.gradients()
         guilty = self._compare_gradient(stage, transfer_digest(gradients))
@@ -99,13 +100,6 @@ class OwnerAudits:
             "transfer", holder, stage, f"stage {stage}: nobody brought what {holder} committed to"
         )
 
-    def _vouched(self, stage: int, microbatch: int, direction: Direction) -> bool:
-        """Whether the auditor reported the very digest that the stage committed to."""
-        ledger = self._docket.ledger
-        report = ledger.reports.get((stage, microbatch, self._docket.shadow(stage)))
-        said = None if report is None else report.digests.get(direction)
-        return said == ledger.messages[(stage, direction, microbatch)].digest
-
     def _name(
         self, copy: StageCopy, microbatch: int, direction: Direction, digests: Mapping[Direction, str]
     ) -> list[Judgement]:
@@ -134,32 +128,18 @@ class OwnerAudits:
         if verdict is None:
             return []
         culprit = Judgement(verdict, exhibit, dispute.headers())
-        auditor = docket.shadow(stage)
-        if auditor == OWNER or not self._vouched(stage, microbatch, direction):
-            return [culprit]
-        where = f"stage {stage}, microbatch {microbatch}, {direction}"
-        reason = f"{where}: {auditor} vouched for the wrong tensor of {verdict.party}"
-        update = {"party": auditor, "offence": "collusion", "reason": reason}
-        tensors = dict(exhibit.tensors)
-        if "claimed" in tensors:
-            tensors["accuser"] = tensors["claimed"].clone()
-        shown = replace(exhibit, tensors=tensors)
-        return [culprit, Judgement(verdict.model_copy(update=update), shown, dispute.headers())]
+        second = accomplice(docket, culprit)
+        return [culprit] if second is None else [culprit, second]
 
     def _compare_gradient(self, stage: int, digest: str) -> list[Judgement]:
         """A gradient that nobody can have computed; the shadow is in it when it claims to have computed the same."""
         docket, ledger = self._docket, self._docket.ledger
         if ledger.commits[stage].gradient == digest:
             return []
-        holder, shadow, step = docket.holder(stage), docket.shadow(stage), ledger.step
-        lockstep = docket.plan.guard.shadow == "lockstep"
-        audited = ledger.held.get(stage) if lockstep else ledger.step_audits.get((stage, shadow))
-        guilty = []
-        if audited is not None and audited.gradient == ledger.commits[stage].gradient and shadow != OWNER:
-            reason = f"stage {stage}: {shadow} vouched for the made-up weight gradient of {holder} in step {step}"
-            guilty.append(docket.judgement("collusion", shadow, stage, reason))
+        holder, step = docket.holder(stage), ledger.step
         reason = f"stage {stage}: {holder} committed to a weight gradient that the inputs of step {step} do not lead to"
-        return [docket.judgement("gradient", holder, stage, reason), *guilty]
+        culprit, second = docket.judgement("gradient", holder, stage, reason), vouched_for_gradient(docket, stage)
+        return [culprit] if second is None else [culprit, second]
 
 
 def _digests(y: Tensor, x_gradient: Tensor | None) -> dict[Direction, str]:

@@ -40,7 +40,7 @@ from phalanx.telemetry import PhaseTimer
 
 Usage = Callable[[], tuple[dict[str, float], dict[str, int]]]
 
-_ONLY_FROM_OWNER = (Assign, Audit, FetchBulk, Apply, Release, Relay, Ask)
+_ONLY_FROM_OWNER = (Assign, Audit, Apply, Release, Relay, Ask)
 
 _MOST_EARLY = 4096
 """Messages of one sender that may wait for an epoch or a step that has not begun here."""
@@ -114,7 +114,7 @@ class Party:
                 answer_ask(self._desk, message)
             case Audit() as message:
                 self._catch_up(message.step)
-                self._shadowing.ask(message)
+                self._shadowing.ask(received, message)
             case Fetch() as message:
                 answer_fetch(self._desk, received.sender, message)
             case Fetched(claim=False) as message if message.step == self.roles.step:
@@ -142,6 +142,9 @@ class Party:
         if message.purpose == "state":
             if self.roles.add_state(received.sender, message, received.payload):
                 self._announce_if_ready()
+            return
+        if message.purpose == "weights":
+            self._shadowing.take_weights(received, message)
             return
         self._catch_up(message.step)
         if message.step == self.roles.step + 1:
@@ -172,6 +175,7 @@ class Party:
             return
         for role in self.roles.all():
             role.pending_apply = message.clip_coefficient
+        self.roles.visits.clear()
         self._states_due = True
 
     def _announce_if_ready(self) -> None:

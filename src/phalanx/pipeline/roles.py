@@ -27,6 +27,8 @@ class Roles:
         self.shadow_names: dict[int, str] = {}
         self.hosted: dict[int, HostedStage] = {}
         self.shadows: dict[int, ShadowStage] = {}
+        self.visits: dict[int, ShadowStage] = {}
+        """Stages that this party audits once, as a third party, with weights that it fetched."""
         self.loading: dict[int, tuple[StageCopy, BulkReceiver, str]] = {}
         self.library: Library | None = None
         self._plan = plan
@@ -39,6 +41,7 @@ class Roles:
         self.holders = {role.stage: role.holder for role in assign.roles}
         self.shadow_names = {role.stage: role.shadow for role in assign.roles if role.shadow is not None}
         self.loading.clear()
+        self.visits.clear()
         for role in assign.roles:
             if self.name in role.newcomers:
                 # a copy too young to go back to this step counts as none
@@ -83,18 +86,26 @@ class Roles:
         both: dict[int, HostedStage | ShadowStage] = {**self.hosted, **self.shadows}
         return [both[stage] for stage in sorted(both)]
 
+    def auditing(self, stage: int) -> ShadowStage | None:
+        """The copy that this party audits a stage with."""
+        return self.shadows.get(stage) or self.visits.get(stage)
+
     def copy_of(self, stage: int) -> StageCopy:
         """This party's copy of a stage, held or shadowed.
 
         Raises:
             NoHolderError: It has none.
         """
-        found = self.hosted.get(stage) or self.shadows.get(stage)
+        found = self.hosted.get(stage) or self.auditing(stage)
         if found is None:
             raise NoHolderError(
                 f"{self.name} has no copy of stage {stage}; it has {sorted({**self.hosted, **self.shadows})}"
             )
         return found.copy
+
+    def empty_copy(self, stage: int) -> StageCopy:
+        """A copy whose parameters are still to come, to audit a stage with."""
+        return self._wrap_copy(StageCopy.empty(self._plan, stage), False)
 
     def _drop_and_promote(self) -> None:
         for stage in [stage for stage in self.hosted if self.holders.get(stage) != self.name]:

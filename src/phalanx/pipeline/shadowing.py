@@ -11,6 +11,7 @@ from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.shadow import ShadowStage
 from phalanx.pipeline.signed import open_signed, to_signed
+from phalanx.pipeline.visits import Visits
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
@@ -22,10 +23,12 @@ class Shadowing:
         self._desk = desk
         self._shadows = desk.roles.shadows
         self._audits = AuditQueue()
+        self._visits = Visits(desk)
 
     def clear(self) -> None:
         """Drop every audit: the epoch has changed."""
         self._audits.clear()
+        self._visits.clear()
 
     # --- upkeep ---------------------------------------------------------------------------------
 
@@ -91,20 +94,27 @@ class Shadowing:
 
     # --- audits ---------------------------------------------------------------------------------
 
-    def ask(self, message: Audit) -> None:
-        """Queue an audit and fetch what it needs.
+    def ask(self, received: Received, message: Audit) -> None:
+        """Queue an audit and fetch what it needs; a third party fetches the weights as well.
 
         Raises:
             FrameError: The stage is not shadowed here, or the step is not the present one.
         """
         roles = self._desk.roles
-        if message.stage not in self._shadows or message.step != roles.step:
+        from_outside = message.state is not None and message.stage not in {**self._shadows, **roles.hosted}
+        if (message.stage not in self._shadows and not from_outside) or message.step != roles.step:
             raise FrameError(
                 f"{self._desk.name}: asked to audit stage {message.stage} at step {message.step}; "
                 f"it shadows {sorted(self._shadows)} at step {roles.step}"
             )
+        if from_outside and message.state is not None:
+            self._visits.begin(received, message, message.state)
         for key in self._audits.add(message, lambda key: sent_here(roles, key)):
             self._fetch(roles.holders[key[0]], key)
+
+    def take_weights(self, received: Received, message: Bulk) -> None:
+        """Take weights of a stage that this party audits from outside."""
+        self._visits.take(received, message)
 
     def take_input(self, received: Received, message: Fetched) -> None:
         """Take a fetched input, if it is what its sender signed.
@@ -115,7 +125,8 @@ class Shadowing:
         """
         desk, roles = self._desk, self._desk.roles
         stage = message.source + (1 if message.direction == "forward" else -1)
-        if stage not in self._shadows or message.evidence is None or message.source not in roles.holders:
+        wanted = stage in self._shadows or self._visits.expects(stage)
+        if not wanted or message.evidence is None or message.source not in roles.holders:
             raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that nobody asked for")
         key: InputKey = (message.source, message.direction, message.microbatch)
         header = open_signed(message.evidence, desk.peer(roles.holders[message.source]))
@@ -131,11 +142,11 @@ class Shadowing:
 
     def audit_next(self, *, urgent: bool) -> bool:
         """Do one audit and report what came out; False when none is ready."""
-        task = self._audits.pop(urgent=urgent)
-        if task is None:
-            return False
         desk = self._desk
-        shadow = self._shadows[task.stage]
+        task = self._audits.pop(lambda stage: desk.roles.auditing(stage) is not None, urgent=urgent)
+        shadow = None if task is None else desk.roles.auditing(task.stage)
+        if task is None or shadow is None:
+            return False
         self.apply(shadow)
         with desk.timer.phase("audit"):
             self._recompute(shadow, task)
@@ -159,7 +170,7 @@ class Shadowing:
         with self._desk.timer.phase("audit"):
             gradients = shadow.copy.runner.gradients()
             digest = transfer_digest(gradients)
-        if self._desk.plan.guard.shadow == "lockstep":
+        if self._desk.plan.guard.shadow == "lockstep" and shadow.index in self._shadows:
             shadow.gradients = gradients
             self._report(shadow, digest)
             return
@@ -184,4 +195,6 @@ class Shadowing:
             shadow.audit(step, task.microbatch, x, gradient)
 
     def _fetch(self, target: str, key: InputKey) -> None:
-        self._desk.post(target, Fetch.of(self._desk.roles.epoch, self._desk.roles.step, key), ())
+        roles = self._desk.roles
+        permit = self._visits.permit(key[0] + (1 if key[1] == "forward" else -1))
+        self._desk.post(target, Fetch.of(roles.epoch, roles.step, key, permit=permit), ())

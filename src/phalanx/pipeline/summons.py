@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from phalanx.pipeline.bulk import Post
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.messages import Audit, Release, ScreenHit
@@ -37,8 +38,24 @@ class Summons:
                 ledger.awaited_step_audits.add((stage, docket.shadow(stage)))
             if alike and self._draw.owners_step(**where):
                 ledger.owners_audits.add(stage)
+            self._draw_third_party(stage)
             ledger.awaited_audits |= {(stage, m, docket.shadow(stage)) for m in drawn}
             self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
+
+    def _draw_third_party(self, stage: int) -> None:
+        """A worker that neither holds nor shadows the stage redoes its step: whom a league cannot know in advance."""
+        ledger, docket = self._docket.ledger, self._docket
+        involved = {OWNER, docket.holder(stage), docket.shadow(stage)}
+        among = sorted(docket.present - involved)
+        who = self._draw.third_party(step=ledger.step, epoch=ledger.epoch, stage=stage, among=among)
+        if who is None:
+            return
+        everything = tuple(range(docket.plan.microbatches))
+        alike = all(docket.same_class(party) for party in (docket.holder(stage), who))
+        ledger.awaited_audits |= {(stage, m, who) for m in everything}
+        if alike:
+            ledger.awaited_step_audits.add((stage, who))
+        self._ask(stage, everything, BOTH, urgent=False, weights=alike, third_party=who)
 
     def urgent(self, hit: ScreenHit) -> None:
         """Ask for the very microbatch that looked odd to its receiver."""
@@ -59,6 +76,7 @@ class Summons:
         *,
         urgent: bool,
         weights: bool = False,
+        third_party: str | None = None,
     ) -> None:
         ledger = self._docket.ledger
         ledger.num_audits += len(microbatches)
@@ -70,8 +88,9 @@ class Summons:
             directions=directions,
             urgent=urgent,
             weights=weights,
+            state=None if third_party is None else self._docket.agreed[stage],
         )
-        self._post(self._docket.shadow(stage), audit, ())
+        self._post(third_party or self._docket.shadow(stage), audit, ())
 
 
 def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:

@@ -79,9 +79,12 @@ class Testimony:
         claim = exhibit.tensors.get("accuser")
         digest = None if claim is None else digest_hex(tensor_buffers(claim.contiguous()))
         holder = docket.assignment.holders.get(verdict.stage, OWNER)
-        # an accomplice is named after the culprit, whose stage it has inherited by then
-        shadow = verdict.party if verdict.offence == "collusion" else docket.assignment.shadows.get(verdict.stage)
-        said = self.about(verdict, holder, shadow, claim=digest, shown=judgement.headers.get("input"))
+        shadow = docket.assignment.shadows.get(verdict.stage)
+        auditor = next((name for name in (verdict.party, verdict.accuser) if name not in (holder, OWNER)), shadow)
+        if verdict.offence == "collusion":
+            # an accomplice is named after the culprit, whose stage it has inherited by then
+            shadow = auditor = verdict.party
+        said = self.about(verdict, holder, shadow, auditor, claim=digest, shown=judgement.headers.get("input"))
         headers = {**said, **judgement.headers}
         signers = {_sender_of(signed) for signed in headers.values()}
         parties = signers | {verdict.party, verdict.accuser, OWNER}
@@ -93,6 +96,7 @@ class Testimony:
         verdict: Verdict,
         holder: str,
         shadow: str | None,
+        auditor: str | None,
         *,
         claim: str | None = None,
         shown: Signed | None = None,
@@ -103,6 +107,7 @@ class Testimony:
             verdict: Who is guilty of what.
             holder: Who held the stage.
             shadow: Who shadowed it.
+            auditor: Whose report it is about; a third party or the shadow.
             claim: Digest of the tensor that the accuser brought; picks the report that committed to it.
             shown: An input that a report showed; picks that report.
 
@@ -113,7 +118,7 @@ class Testimony:
         roles = {
             ("commit", holder): "commit",
             ("gradient_held", shadow): "gradient_held",
-            ("step_audited", shadow): "step_audited",
+            ("step_audited", auditor): "step_audited",
             ("state", shadow): "state_shadow",
             ("state", holder): "state_holder",
         }
@@ -123,7 +128,7 @@ class Testimony:
                 continue
             if said.report is not None:
                 wanted = shown in said.report.inputs if shown else _is_about(said.report, verdict, claim)
-                if wanted and said.party == shadow:
+                if wanted and said.party == auditor:
                     found["report"] = said.header
             elif (said.kind, said.party) in roles:
                 found[roles[(said.kind, said.party)]] = said.header

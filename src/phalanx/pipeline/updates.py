@@ -1,6 +1,7 @@
 """L3, the owner's half: weight gradients and states that a stage and its shadow must agree on."""
 
 from phalanx.pipeline.bulk import digest_of_parts
+from phalanx.pipeline.collusion import vouched_for_gradient
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.messages import GradientHeld, StateDigest
@@ -57,7 +58,8 @@ class Updates:
         docket, ledger = self._docket, self._docket.ledger
         for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
             audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[stage]
-            if audited is None:
+            shadow = (stage, docket.shadow(stage))
+            if audited is None or shadow in ledger.awaited_step_audits - {(stage, auditor)} - ledger.step_audits.keys():
                 continue
             if (audited.gradient, audited.norm_squared) == (commit.gradient, commit.norm_squared):
                 ledger.steps_agreed.add((stage, auditor))
@@ -69,6 +71,9 @@ class Updates:
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
             accuser = auditor if guilty == holder else holder
+            if guilty == holder and auditor != docket.shadow(stage):
+                second = vouched_for_gradient(docket, stage)
+                docket.proved += [] if second is None else [second]
             return docket.judgement("gradient", guilty, stage, reason, accuser=accuser)
         return None
 

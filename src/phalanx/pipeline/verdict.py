@@ -3,6 +3,7 @@
 from typing import Literal
 
 from phalanx.config import StrictModel
+from phalanx.pipeline.schedules.action import Direction
 
 Offence = Literal[
     "message",
@@ -26,7 +27,7 @@ class Verdict(StrictModel):
     party: str
     offence: Offence
     reason: str
-    direction: str | None = None
+    direction: Direction | None = None
     microbatch: int | None = None
     distance: float | None = None
     """Largest relative distance over tokens; None where digests were compared or a tensor is not finite."""

@@ -24,7 +24,7 @@ def explain_message(hearing: Hearing) -> tuple[dict[str, Any], str | None, str]:
         EvidenceError: Something does not hold.
     """
     verdict = hearing.record.verdict
-    if verdict.direction not in ("forward", "backward") or verdict.microbatch is None:
+    if verdict.direction is None or verdict.microbatch is None:
         raise hearing.refuse("its verdict names no direction or no microbatch")
     output = _header(hearing, "output", verdict.stage, verdict.direction)
     facts: dict[str, Any] = {"inputs": _inputs(hearing, output)}

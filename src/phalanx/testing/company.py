@@ -196,8 +196,8 @@ class MemoryCompany:
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
-        draw = AuditDraw.of(home.audit_key(), run.guard)
-        self.engine = PipelineEngine(self.plan, home.owner.public, endpoint, members, files, draw)
+        self.draw = AuditDraw.of(home.audit_key(), run.guard)
+        self.engine = PipelineEngine(self.plan, home.owner.public, endpoint, members, files, self.draw)
         stack.callback(self.engine.close, "the simulation is over")
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)

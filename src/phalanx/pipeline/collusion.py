@@ -1,0 +1,46 @@
+"""Who vouched for a lie: the auditor that reported the very bytes which somebody else has proved wrong."""
+
+from dataclasses import replace
+
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.schedules.action import Direction
+
+
+def vouched(docket: Docket, stage: int, microbatch: int, direction: Direction) -> bool:
+    """Whether the shadow reported the very digest that the stage committed to."""
+    ledger = docket.ledger
+    report = ledger.reports.get((stage, microbatch, docket.shadow(stage)))
+    said = None if report is None else report.digests.get(direction)
+    return said is not None and said == ledger.messages[(stage, direction, microbatch)].digest
+
+
+def accomplice(docket: Docket, found: Judgement) -> Judgement | None:
+    """The shadow that vouched for a message which was judged wrong; None when it did not."""
+    verdict = found.verdict
+    stage, microbatch, direction = verdict.stage, verdict.microbatch, verdict.direction
+    if microbatch is None or direction is None or verdict.offence != "message":
+        return None
+    auditor = docket.shadow(stage)
+    if auditor in (OWNER, verdict.accuser) or not vouched(docket, stage, microbatch, direction):
+        return None
+    where = f"stage {stage}, microbatch {microbatch}, {direction}"
+    reason = f"{where}: {auditor} vouched for the wrong tensor of {verdict.party}"
+    update = {"party": auditor, "offence": "collusion", "reason": reason}
+    tensors = dict(found.exhibit.tensors)
+    if "claimed" in tensors:
+        tensors["accuser"] = tensors["claimed"].clone()
+    shown = replace(found.exhibit, tensors=tensors)
+    return Judgement(verdict.model_copy(update=update), shown, dict(found.headers))
+
+
+def vouched_for_gradient(docket: Docket, stage: int) -> Judgement | None:
+    """The shadow that claims to have recomputed a made-up weight gradient; None when it does not."""
+    ledger, shadow = docket.ledger, docket.shadow(stage)
+    lockstep = docket.plan.guard.shadow == "lockstep"
+    said = ledger.held.get(stage) if lockstep else ledger.step_audits.get((stage, shadow))
+    if said is None or said.gradient != ledger.commits[stage].gradient or shadow == OWNER:
+        return None
+    holder = docket.holder(stage)
+    reason = f"stage {stage}: {shadow} vouched for the made-up weight gradient of {holder} in step {ledger.step}"
+    return docket.judgement("collusion", shadow, stage, reason)

@@ -1,0 +1,173 @@
+"""A worker that has nothing to do with a stage redoes its step now and then: no league knows beforehand which one."""
+
+import pytest
+from leagues import league_of_gradients, league_of_messages
+
+from phalanx.pipeline import GuardConfig, explain_evidence
+from phalanx.pipeline.messages import AuditReport, Bulk, Fault, Fetch, FetchBulk, StepAudited
+from phalanx.testing import Actor, only, tiny_run
+
+RATES = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "screen": False}
+ALWAYS = GuardConfig(third_party_audit_rate=1.0, **RATES)
+NEVER = GuardConfig(**RATES)
+
+
+def run_of(guard=ALWAYS, **pipeline):
+    """Three workers: each stage has one that neither holds nor shadows it."""
+    run = tiny_run(5, guard=guard)
+    return run.model_copy(update={"pipeline": run.pipeline.model_copy(update=pipeline)})
+
+
+def third_party_of(company, stage):
+    involved = {company.engine.holders[stage], company.engine.shadows[stage]}
+    (name,) = {"worker-1", "worker-2", "worker-3"} - involved
+    return name
+
+
+def test_honest_third_parties_find_nothing_and_change_nothing(make_company, honest_digest):
+    company = make_company(run_of())
+
+    results = company.run(3)
+
+    # of three stages: four microbatches each by a third party, and one of four by the shadow
+    assert [result.num_audits for result in results] == [15, 15, 15]
+    assert (company.verdicts, company.bodies("fault"), company.bodies("refused")) == ([], [], [])
+    assert company.weights_digest() == honest_digest(run_of(), 3)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_league_wins_where_only_its_member_audits(make_company, honest_digest, direction):
+    company = make_company(run_of(NEVER), league_of_messages(direction))
+
+    company.run(3)
+
+    assert company.verdicts == []
+    assert company.weights_digest() != honest_digest(run_of(NEVER), 3)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_third_party_finds_a_league_and_both_members_are_named(make_company, honest_digest, direction):
+    company = make_company(run_of(), league_of_messages(direction))
+
+    company.run(3)
+
+    found = [(verdict.offence, verdict.party, verdict.accuser) for verdict in company.verdicts]
+    assert found == [("message", "worker-1", "worker-3"), ("collusion", "worker-2", "worker-3")]
+    assert company.weights_digest() == honest_digest(run_of(), 3)
+    for verdict in company.verdicts:
+        facts = explain_evidence(company.run_dir / str(verdict.evidence))
+        assert str(facts["conclusion"]).startswith(f"holds: {verdict.party} signed")
+
+
+def test_a_third_party_finds_a_league_that_makes_up_a_weight_gradient(make_company, honest_digest):
+    run = run_of(ALWAYS.model_copy(update={"step_audit_rate": 1.0}))
+    company = make_company(run, league_of_gradients())
+
+    company.run(2)
+
+    found = [(verdict.offence, verdict.party) for verdict in company.verdicts]
+    assert found == [("gradient", "worker-1"), ("collusion", "worker-2")]
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+@pytest.mark.parametrize("kind", ["message", "gradient"])
+def test_a_third_party_that_accuses_an_honest_stage_is_the_guilty_one(make_company, honest_digest, kind):
+    def frame(letter, report):
+        if report.stage != 1:
+            return [letter]
+        changed = {"digests": dict.fromkeys(report.digests, "0" * 64)} if kind == "message" else {"gradient": "0" * 64}
+        return [letter.saying(changed)]
+
+    told = AuditReport if kind == "message" else StepAudited
+    company = make_company(run_of(), {3: Actor(rewrite=only(told, frame))})
+    assert third_party_of(company, 1) == "worker-3"
+
+    company.run(2)
+
+    assert [verdict.party for verdict in company.verdicts] == ["worker-3"]
+    assert company.weights_digest() == honest_digest(run_of(), 2)
+
+
+@pytest.mark.parametrize("spoil", [{"stage": 2}, {"permit": None}, {"forged": True}, {"claim": True}])
+def test_without_the_owners_permit_nobody_sees_anothers_tensors(make_company, spoil):
+    seen = []
+
+    def peek(letter, fetch):
+        if fetch.permit is None:
+            return [letter]
+        if "stage" in spoil:
+            return [letter, letter.saying({"source": fetch.source + 2})]
+        if "claim" in spoil:
+            return [letter, letter.saying({"claim": True})]
+        forged = fetch.permit.model_copy(update={"signature": "00" * 64})
+        return [letter, letter.saying({"permit": forged if "forged" in spoil else None})]
+
+    def listen(letter, fault):
+        seen.append(fault.reason)
+        return [letter]
+
+    actors = {n: Actor(rewrite=only(Fault, listen)) for n in (1, 2)}
+    company = make_company(run_of(), {**actors, 3: Actor(rewrite=only(Fetch, peek))})
+
+    company.run(1)
+
+    assert any("asked for a tensor of stage" in reason for reason in seen)
+    assert company.verdicts == []
+
+
+def test_weights_are_for_third_parties_with_a_permit_only(make_company):
+    seen = []
+
+    def listen(letter, fault):
+        seen.append(fault.reason)
+        return [letter]
+
+    def grasp(letter, request):
+        return [letter, letter.saying({"permit": None}), letter.saying({"purpose": "state"})]
+
+    actors = {n: Actor(rewrite=only(Fault, listen)) for n in (1, 2)}
+    company = make_company(run_of(), {**actors, 3: Actor(rewrite=only(FetchBulk, grasp))})
+
+    company.run(1)
+
+    assert any("asked for the weights of a stage" in reason for reason in seen)
+    assert any("asked for the state of a stage" in reason for reason in seen)
+
+
+def test_other_weights_than_the_agreed_ones_are_not_used(make_company, honest_digest):
+    def garble(letter, bulk):
+        wrong = bulk.purpose == "weights" and letter.receiver != "owner"
+        return [type(letter)(letter.receiver, bulk, bytes(len(letter.payload)))] if wrong else [letter]
+
+    company = make_company(run_of(), {2: Actor(rewrite=only(Bulk, garble))})
+    assert company.engine.shadows[1] == "worker-2"
+
+    company.run(2)
+
+    assert "worker-3" not in company.lost
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(run_of(), 2)
+
+
+def test_weights_that_nobody_hands_over_come_from_the_owner(make_company, honest_digest):
+    def withhold(letter, bulk):
+        return [] if bulk.purpose == "weights" and letter.receiver != "owner" else [letter]
+
+    actors = {n: Actor(rewrite=only(Bulk, withhold)) for n in (1, 2)}
+    company = make_company(run_of(patience_s=0.3), actors)
+
+    company.run(1)
+
+    assert (company.lost, company.verdicts) == ([], [])
+    assert {"to": "worker-3", "what": "fetch_bulk", "step": 0, "stage": 1} in company.bodies("relayed")
+    assert company.weights_digest() == honest_digest(run_of(), 1)
+
+
+def test_a_league_is_found_within_the_bound_that_the_rate_promises(make_company):
+    # at a rate of one half, 20 steps without an audit happen once in a million runs
+    run = run_of(ALWAYS.model_copy(update={"third_party_audit_rate": 0.5}))
+    company = make_company(run, league_of_messages("forward"))
+
+    company.run(20)
+
+    assert {verdict.party for verdict in company.verdicts} == {"worker-1", "worker-2"}
