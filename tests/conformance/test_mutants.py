@@ -153,8 +153,7 @@ MUTANTS = (
         "pipeline/visits.py",
         "if visit.copy.weights_digest() != visit.state.weights:",
         "if visit.copy.weights_digest() == '':",
-        PIPELINE
-        + "test_third_party_audits.py::test_other_weights_than_the_agreed_ones_are_not_used",
+        PIPELINE + "test_third_party_audits.py::test_other_weights_than_the_agreed_ones_are_not_used",
     ),
     Mutant(
         "L3 the owner's audit of updates",
