@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,21 +12,18 @@ from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
-from phalanx.pipeline.evidence import file_digest, write_evidence
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Files, Members
-from phalanx.pipeline.messages import Apply, Assign, FetchBulk, Purpose, Shutdown, StateDigest
+from phalanx.pipeline.messages import Apply, FetchBulk, Purpose, Shutdown, StateDigest
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.readiness import Readiness
-from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
-from phalanx.pipeline.rollback import Rollback
+from phalanx.pipeline.recovery import first_assignment
 from phalanx.pipeline.running_costs import RunningCosts
 from phalanx.pipeline.silence import Silence
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.pipeline.step_result import StepResult
-from phalanx.pipeline.testimony import Testimony
+from phalanx.pipeline.succession import Office, Succession
 from phalanx.pipeline.verdict import Verdict
 from phalanx.security.crypto import Peer
 from phalanx.telemetry import PhaseTimer
@@ -49,11 +45,8 @@ class PipelineEngine:
     ) -> None:
         self.plan = plan
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
-        self.verdicts: list[Verdict] = []
-        self.takeovers = 0
         self.steps_redone = 0
         self._mail = Loopback(owner, endpoint)
-        self._members = members
         self._files = files
         self._party = Party(OWNER, plan, self._mail.post, self._mail.peer, self.timer)
         self._party.roles.library = files.library
@@ -62,14 +55,9 @@ class PipelineEngine:
         self._silence = Silence(30.0)
         self._docket = Docket(plan, self._mail.peer, files.observe, classes=dict(members.classes))
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
-        self._testimony = Testimony()
         self._endpoint = endpoint
-        self._epoch = -1
-        self._alive = list(members.names)
-        self._timeout_s = 300.0
-        self._lost: deque[str] = deque()
-        self._readiness = Readiness(self._docket)
-        self._rollback = Rollback(self._docket, self._courier)
+        office = Office(self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump)
+        self._succession = Succession(office, members, files)
         self._last_bytes: dict[str, int] = {}
 
     # --- life ---------------------------------------------------------------------------------------
@@ -86,12 +74,12 @@ class PipelineEngine:
         Raises:
             PeerLostError: A worker did not get ready in time.
         """
-        self._timeout_s = timeout_s
+        succession = self._succession
+        succession.timeout_s, succession.known = timeout_s, dict(known)
         self._silence = Silence(patience_s)
         self._courier.timeout_s = patience_s
-        self._known = dict(known)
-        assignment = first_assignment(len(self.plan.stages), self._alive, guarded=self.plan.guard.enabled)
-        self._assign(assignment, None, step)
+        assignment = first_assignment(len(self.plan.stages), succession.alive, guarded=self.plan.guard.enabled)
+        succession.assign(assignment, None, step)
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
         """Run, verify and apply one optimizer step.
@@ -102,9 +90,9 @@ class PipelineEngine:
             NoHolderError: Every holder of a stage is gone.
         """
         first_verdict, redone = len(self.verdicts), self.steps_redone
-        self._testimony.forget_before(step)
+        self._succession.testimony.forget_before(step)
         if self._docket.ledger.step != step:
-            self._coordinator.open_step(step, self._epoch)
+            self._coordinator.open_step(step, self._succession.epoch)
         attempts, audits = self._train(step, inputs)
         result = self._apply(step, inputs, self._loss(inputs), attempts, audits, self.verdicts[first_verdict:])
         return replace(result, steps_redone=self.steps_redone - redone)
@@ -122,18 +110,18 @@ class PipelineEngine:
             self._party.begin(step, inputs)
             judgement = self._run_attempt()
             audits += self._docket.ledger.num_audits
-            if judgement is None and not self._lost:
+            if judgement is None and not self._succession.lost:
                 return attempts, audits
-            self._recover(judgement, step)
+            self._succession.recover(judgement, step)
             self._redo_until(step)
 
     def _redo_until(self, until: int) -> None:
         """Do again what was undone, from the batches that were kept."""
         for step in range(self._docket.ledger.step, until):
-            inputs = self._rollback.undone[step]
+            inputs = self._succession.rollback.undone[step]
             attempts, audits = self._train(step, inputs)
             self._apply(step, inputs, self._loss(inputs), attempts, audits, ())
-            del self._rollback.undone[step]
+            del self._succession.rollback.undone[step]
             self.steps_redone += 1
 
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
@@ -147,7 +135,7 @@ class PipelineEngine:
         if self._docket.holder(stage) == OWNER:
             return self._party.roles.copy_of(stage)
         copy = StageCopy.empty(self.plan, stage)
-        request = FetchBulk(epoch=self._epoch, step=0, stage=stage, purpose=purpose)
+        request = FetchBulk(epoch=self._succession.epoch, step=0, stage=stage, purpose=purpose)
         expected = copy.state() if purpose == "state" else copy.weights()
         found = self._courier.collect(self._docket.holder(stage), request, expected)
         if found is None:
@@ -182,14 +170,24 @@ class PipelineEngine:
         return self._docket.assignment.shadows
 
     @property
+    def verdicts(self) -> list[Verdict]:
+        """All verdicts so far."""
+        return self._succession.verdicts
+
+    @property
+    def takeovers(self) -> int:
+        """How many stages have changed hands."""
+        return self._succession.takeovers
+
+    @property
     def usage(self) -> dict[str, dict[str, float]]:
         """Running costs that each party reported with its last applied step, CPU seconds by phase."""
         return dict(self._coordinator.usage)
 
     def close(self, reason: str) -> None:
         """Tell every worker that the run is over."""
-        shutdown = Shutdown(epoch=max(self._epoch, 0), reason=reason)
-        for name in self._alive:
+        shutdown = Shutdown(epoch=max(self._succession.epoch, 0), reason=reason)
+        for name in self._succession.alive:
             # a worker that is gone, or ends before it has signed for this, needs no good-bye
             with contextlib.suppress(TransportError):
                 self._mail.post(name, shutdown, ())
@@ -199,19 +197,20 @@ class PipelineEngine:
     # --- one attempt ------------------------------------------------------------------------------------
 
     def _run_attempt(self) -> Judgement | None:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._succession.timeout_s
         self._silence.begin()
         while not self._coordinator.decided:
             self._pump()
             judgement = self._coordinator.advance()
-            if judgement is None and not self._lost:
+            if judgement is None and not self._succession.lost:
                 self._break_silence()
-            if judgement is not None or self._lost:
+            if judgement is not None or self._succession.lost:
                 return judgement
             if time.monotonic() > deadline:
                 raise PeerLostError(
-                    f"step {self._docket.ledger.step} did not end within {self._timeout_s:.0f} s; still waiting for "
-                    f"{self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the workers' logs"
+                    f"step {self._docket.ledger.step} did not end within {self._succession.timeout_s:.0f} s; still "
+                    f"waiting for {self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the "
+                    "workers' logs"
                 )
         self._silence.end()
         return None
@@ -223,20 +222,20 @@ class PipelineEngine:
         name = self._coordinator.find_silent()
         self._silence.broken()
         if name is not None:
-            self._suspect(name, f"silent while the step waited for {self._coordinator.waiting_for()}")
+            self._succession.suspect(name, f"silent while the step waited for {self._coordinator.waiting_for()}")
 
     def _pump(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little when there is none."""
         for item in self._mail.drain():
             self._silence.heard()
             if isinstance(item, LinkFault):
-                self._suspect(item.peer, str(item.error))
+                self._succession.suspect(item.peer, str(item.error))
                 continue
             try:
                 if self._courier.accepts(item):
                     continue
                 if self._coordinator.handle(item):
-                    self._testimony.hear(item)
+                    self._succession.testimony.hear(item)
                 else:
                     self._party.handle(item)
             except PhalanxError as exc:
@@ -247,14 +246,7 @@ class PipelineEngine:
         with self.timer.phase("wait"):
             arrived = self._mail.wait(0.05)
         if not arrived:
-            for name in self._alive:
-                if not self._members.is_alive(name):
-                    self._suspect(name, "its process has ended")
-
-    def _suspect(self, name: str, reason: str) -> None:
-        if name in self._alive and name not in self._lost:
-            self._files.observe("link_broken", {"party": name, "reason": reason})
-            self._lost.append(name)
+            self._succession.suspect_the_dead()
 
     def _loss(self, inputs: StepInputs) -> float:
         last = self._party.hosted[len(self.plan.stages) - 1]
@@ -278,10 +270,10 @@ class PipelineEngine:
     ) -> StepResult:
         coordinator, docket = self._coordinator, self._docket
         norm, clip = docket.ledger.total_norm(), coordinator.clip()
-        self._rollback.remember(PastStep(docket.ledger, docket.assignment, dict(docket.agreed), inputs))
-        for name in (*self._alive, OWNER):
-            self._mail.post(name, Apply(epoch=self._epoch, step=step, clip_coefficient=clip), ())
-        coordinator.open_step(step + 1, self._epoch)
+        self._succession.rollback.remember(PastStep(docket.ledger, docket.assignment, dict(docket.agreed), inputs))
+        for name in (*self._succession.alive, OWNER):
+            self._mail.post(name, Apply(epoch=self._succession.epoch, step=step, clip_coefficient=clip), ())
+        coordinator.open_step(step + 1, self._succession.epoch)
         for item in self._mail.drain_local():
             if not coordinator.handle(item):
                 self._party.handle(item)
@@ -301,94 +293,19 @@ class PipelineEngine:
 
     def _settle(self) -> None:
         """Wait until the states after the last step are agreed on."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._succession.timeout_s
         coordinator = self._coordinator
         while self.plan.guard.enabled and set(self.shadows) - self._docket.agreed.keys():
             self._pump()
             judgement = coordinator.advance()
-            if judgement is None and not self._lost:
+            if judgement is None and not self._succession.lost:
                 self._break_silence()
-            if judgement is not None or self._lost:
+            if judgement is not None or self._succession.lost:
                 step = self._docket.ledger.step
-                self._recover(judgement, step)
+                self._succession.recover(judgement, step)
                 self._redo_until(step)
             if time.monotonic() > deadline:
                 raise PeerLostError(f"states were not confirmed in time; waiting for {coordinator.waiting_for()}")
-
-    # --- L5 -----------------------------------------------------------------------------------------------
-
-    def _recover(self, judgement: Judgement | None, step: int) -> None:
-        """Exclude whoever is guilty or gone; its shadow serves the stage and the step starts again."""
-        gone = self._lost.popleft() if judgement is None else judgement.verdict.party
-        if judgement is not None:
-            verdict = self._record(judgement)
-            self.verdicts.append(verdict)
-            self._files.observe("verdict", verdict.model_dump(mode="json"))
-        held = [stage for stage, holder in self.holders.items() if holder == gone]
-        old = self._docket.assignment
-        self._alive = [name for name in self._alive if name != gone]
-        new = without(old, gone, self._alive, guarded=self.plan.guard.enabled)
-        self._lost = deque(name for name in self._lost if name != gone)
-        # before the party is shut out: until roles change, the owner's own stages may still send to it
-        first_bad = None if judgement is None else self._rollback.first_bad_step(held, new, gone)
-        self._endpoint.refuse(gone)
-        self._members.dismiss(gone)
-        self._files.gone.append(gone)
-        self._files.observe("evicted" if judgement else "lost", {"party": gone, "stages": held, "step": step})
-        if first_bad is not None:
-            self._rollback.undo(first_bad, step)
-        self._assign(new, old, step if first_bad is None else first_bad)
-        for stage in held:
-            self.takeovers += 1
-            self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
-        self._files.observe("step_redone", {"step": step, "epoch": self._epoch})
-
-    def _record(self, judgement: Judgement) -> Verdict:
-        members = self._members
-        case = self._testimony.case(judgement, self._docket, members.certificates, members.authority)
-        path = write_evidence(self._files.run_dir / "evidence", case)
-        update = {"evidence": f"evidence/{path.name}", "evidence_sha256": file_digest(path)}
-        return judgement.verdict.model_copy(update=update)
-
-    def _assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
-        self._epoch += 1
-        self._coordinator.open_epoch(self._epoch, step, new)
-        assign = Assign(
-            epoch=self._epoch,
-            step=step,
-            roles=roles_of(new, self._rollback.old_enough(old, step)),
-            addresses={name: self._members.addresses[name] for name in self._alive},
-            certificates={name: pem for name, pem in self._members.certificates.items() if name in self._alive},
-        )
-        self._rollback.note_copies(new, step)
-        for name in (*self._alive, OWNER):
-            self._mail.post(name, assign, ())
-        deadline = time.monotonic() + self._timeout_s
-        waiting = {*self._alive, OWNER}
-        while waiting - self._coordinator.ready.keys() and not self._lost:
-            self._pump()
-            if time.monotonic() > deadline:
-                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
-                if old is None or not missing:
-                    raise PeerLostError(f"{', '.join(missing)} did not get ready within {self._timeout_s:.0f} s")
-                self._suspect(missing[0], f"did not take its roles within {self._timeout_s:.0f} s")
-        if self._lost and old is None:
-            raise PeerLostError(f"{self._lost[0]} was lost before the first step; see its log under workers/")
-        if self._lost:
-            self._recover(None, step)
-        elif self.plan.guard.enabled:
-            self._check_ready(old, step)
-
-    def _check_ready(self, old: Assignment | None, step: int) -> None:
-        """Compare the states that parties got ready with; whoever has another one does not take part."""
-        found = self._readiness.check(self._coordinator.ready, self._known if old is None else None, old)
-        for stage, states in self._readiness.to_weigh.items():
-            self._coordinator.said_ready(stage, states)
-        if found is None:
-            return
-        if found.judgement is None:
-            self._suspect(found.party, found.reason)
-        self._recover(found.judgement, step)
 
     def _bytes_by_link(self) -> dict[str, int]:
         totals = {f"{OWNER}>{peer}": n for peer, n in self._endpoint.bytes_sent.items()}

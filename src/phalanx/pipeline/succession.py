@@ -1,0 +1,186 @@
+"""L5: what follows from a verdict or a loss: whoever is guilty or gone is excluded, and roles are given out anew."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from phalanx.errors import PeerLostError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.coordinator import Coordinator
+from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.evidence import file_digest, write_evidence
+from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.members import Files, Members
+from phalanx.pipeline.messages import Assign, StateDigest
+from phalanx.pipeline.readiness import Readiness
+from phalanx.pipeline.recovery import Assignment, roles_of, without
+from phalanx.pipeline.rollback import Rollback
+from phalanx.pipeline.testimony import Testimony
+from phalanx.pipeline.verdict import Verdict
+from phalanx.transport import Endpoint
+
+
+@dataclass(frozen=True)
+class Office:
+    """What the owner's engine lends to the succession.
+
+    Attributes:
+        docket: Assignment, commitments and agreed states.
+        coordinator: Told when an epoch begins; knows who is ready.
+        courier: Fetches what a replay needs.
+        mail: Posts the roles.
+        endpoint: Told whom to refuse.
+        pump: Handles what has arrived and does one piece of work.
+    """
+
+    docket: Docket
+    coordinator: Coordinator
+    courier: Courier
+    mail: Loopback
+    endpoint: Endpoint
+    pump: Callable[[], None]
+
+
+class Succession:
+    """Excludes parties and moves their stages to the shadows.
+
+    Attributes:
+        alive: Workers that take part.
+        lost: Those among them that are known to be gone and are still to be replaced.
+        epoch: Of the present roles; -1 before the first.
+        verdicts: All so far.
+        takeovers: Stages that changed hands.
+        testimony: What parties have signed, for evidence.
+        rollback: How far back the run can go.
+        known: Digest of each stage's state at the start, from the model or the checkpoint.
+        timeout_s: Longest time that taking roles may take.
+    """
+
+    def __init__(self, office: Office, members: Members, files: Files) -> None:
+        self.alive = list(members.names)
+        self.lost: deque[str] = deque()
+        self.epoch = -1
+        self.verdicts: list[Verdict] = []
+        self.takeovers = 0
+        self.testimony = Testimony()
+        self.rollback = Rollback(office.docket, office.courier)
+        self.known: Mapping[int, StateDigest] = {}
+        self.timeout_s = 300.0
+        self._docket = office.docket
+        self._coordinator = office.coordinator
+        self._mail = office.mail
+        self._endpoint = office.endpoint
+        self._pump = office.pump
+        self._members = members
+        self._files = files
+        self._readiness = Readiness(office.docket)
+
+    def suspect(self, name: str, reason: str) -> None:
+        """Note that a party is gone; it is replaced at the next recovery."""
+        if name in self.alive and name not in self.lost:
+            self._files.observe("link_broken", {"party": name, "reason": reason})
+            self.lost.append(name)
+
+    def suspect_the_dead(self) -> None:
+        """Note every party whose process has ended."""
+        for name in self.alive:
+            if not self._members.is_alive(name):
+                self.suspect(name, "its process has ended")
+
+    def recover(self, judgement: Judgement | None, step: int) -> None:
+        """Exclude whoever is guilty or gone; its shadow serves the stage and the step starts again.
+
+        Args:
+            judgement: What was decided; None when the first of `lost` is to be replaced.
+            step: The step that was interrupted.
+
+        Raises:
+            NoHolderError: Every holder of a stage is gone.
+            PeerLostError: Somebody did not take its roles in time.
+        """
+        gone = self.lost.popleft() if judgement is None else judgement.verdict.party
+        if judgement is not None:
+            verdict = self._record(judgement)
+            self.verdicts.append(verdict)
+            self._files.observe("verdict", verdict.model_dump(mode="json"))
+        old = self._docket.assignment
+        held = [stage for stage, holder in old.holders.items() if holder == gone]
+        self.alive = [name for name in self.alive if name != gone]
+        new = without(old, gone, self.alive, guarded=self._docket.plan.guard.enabled)
+        self.lost = deque(name for name in self.lost if name != gone)
+        # before the party is shut out: until roles change, the owner's own stages may still send to it
+        first_bad = None if judgement is None else self.rollback.first_bad_step(held, new, gone)
+        self._endpoint.refuse(gone)
+        self._members.dismiss(gone)
+        self._files.gone.append(gone)
+        self._files.observe("evicted" if judgement else "lost", {"party": gone, "stages": held, "step": step})
+        if first_bad is not None:
+            self.rollback.undo(first_bad, step)
+        self.assign(new, old, step if first_bad is None else first_bad)
+        for stage in held:
+            self.takeovers += 1
+            self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
+        self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
+
+    def assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
+        """Begin an epoch and wait until everybody has taken its roles; who has not, or not honestly, is replaced.
+
+        Args:
+            new: Who holds and shadows what from now on.
+            old: The same until now; None at the start of a run.
+            step: The next optimizer step.
+
+        Raises:
+            PeerLostError: Somebody was lost at the start, or did not get ready in time.
+            VerificationError: At the start somebody has another state than the owner knows.
+        """
+        self.epoch += 1
+        self._coordinator.open_epoch(self.epoch, step, new)
+        assign = Assign(
+            epoch=self.epoch,
+            step=step,
+            roles=roles_of(new, self.rollback.old_enough(old, step)),
+            addresses={name: self._members.addresses[name] for name in self.alive},
+            certificates={name: pem for name, pem in self._members.certificates.items() if name in self.alive},
+        )
+        self.rollback.note_copies(new, step)
+        for name in (*self.alive, OWNER):
+            self._mail.post(name, assign, ())
+        self._await_ready(is_start=old is None)
+        if self.lost and old is None:
+            raise PeerLostError(f"{self.lost[0]} was lost before the first step; see its log under workers/")
+        if self.lost:
+            self.recover(None, step)
+        elif self._docket.plan.guard.enabled:
+            self._check_ready(old, step)
+
+    def _await_ready(self, *, is_start: bool) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        waiting = {*self.alive, OWNER}
+        while waiting - self._coordinator.ready.keys() and not self.lost:
+            self._pump()
+            if time.monotonic() > deadline:
+                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
+                if is_start or not missing:
+                    raise PeerLostError(f"{', '.join(missing)} did not get ready within {self.timeout_s:.0f} s")
+                self.suspect(missing[0], f"did not take its roles within {self.timeout_s:.0f} s")
+
+    def _check_ready(self, old: Assignment | None, step: int) -> None:
+        """Compare the states that parties got ready with; whoever has another one does not take part."""
+        found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
+        for stage, states in self._readiness.to_weigh.items():
+            self._coordinator.said_ready(stage, states)
+        if found is None:
+            return
+        if found.judgement is None:
+            self.suspect(found.party, found.reason)
+        self.recover(found.judgement, step)
+
+    def _record(self, judgement: Judgement) -> Verdict:
+        members = self._members
+        case = self.testimony.case(judgement, self._docket, members.certificates, members.authority)
+        path = write_evidence(self._files.run_dir / "evidence", case)
+        update = {"evidence": f"evidence/{path.name}", "evidence_sha256": file_digest(path)}
+        return judgement.verdict.model_copy(update=update)
