@@ -23,6 +23,10 @@ from phalanx.errors import ConfigError
         (["pipeline.stages=4", "pipeline.remote_workers=['a']", "pipeline.pki='x'"], ["remote_workers", "2"]),
         (["pipeline.stages=3", "pipeline.remote_workers=['owner']", "pipeline.pki='x'"], ["owner"]),
         (["guard.audit_rate=0"], ["guard.audit_rate"]),
+        (
+            ["guard.third_party_audit_rate=0.1", "pipeline.stages=4"],
+            ["third_party_audit_rate needs 3 workers", "has 2", "spares"],
+        ),
         (["guard.mode='maybe'"], ["guard.mode", "phalanx"]),
         (["model.adapter={rank=4,targets=['']}"], ["model.adapter", "targets"]),
         (["checkpoint.encrypt=true"], ["checkpoint.encrypt", "not yet available"]),

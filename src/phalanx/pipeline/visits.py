@@ -22,6 +22,8 @@ class _Visit:
     sources: list[str]
     """Who may still be asked."""
     incoming: BulkReceiver
+    asked: str = ""
+    """Who was asked last; nobody else may spoil what comes from there, but the owner."""
 
 
 class Visits:
@@ -62,8 +64,12 @@ class Visits:
         """
         stage, roles = message.stage, self._desk.roles
         visit = self._open.get(stage)
-        from_holders = received.sender in (roles.holders.get(stage), roles.shadow_names.get(stage), OWNER)
-        if visit is None or not from_holders or stage in roles.visits or visit.state.step != roles.step:
+        if (
+            visit is None
+            or received.sender not in (visit.asked, OWNER)
+            or stage in roles.visits
+            or visit.state.step != roles.step
+        ):
             raise FrameError(
                 f"{self._desk.name}: {received.sender!r} sent weights of stage {stage}, which nobody asked for"
             )
@@ -89,4 +95,5 @@ class Visits:
                 purpose="weights",
                 permit=visit.permit,
             )
-            self._desk.post(visit.sources.pop(), request, ())
+            visit.asked = visit.sources.pop()
+            self._desk.post(visit.asked, request, ())
