@@ -13,7 +13,6 @@ from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 
-
 _THIRD_PARTY = 3
 """Workers at least, for one of them to be neither a stage's holder nor its shadow."""
 
@@ -71,9 +70,10 @@ class RunConfig(StrictModel):
             raise ValueError(f'attack.stages is empty; name middle stages, {list(middle)}, or set kind = "none"')
         if self.attack.kind != "none" and self.pipeline.remote_workers:
             raise ValueError("attack is for drills with local workers; a remote worker's own file can have one")
-        if self.guard.third_party_audit_rate and len(self.pipeline.workers) < _THIRD_PARTY:
+        workers = len(self.pipeline.workers)
+        if self.guard.third_party_audit_rate and workers < _THIRD_PARTY:
             raise ValueError(
-                f"guard.third_party_audit_rate needs {_THIRD_PARTY} workers, the run has {len(self.pipeline.workers)}: one "
+                f"guard.third_party_audit_rate needs {_THIRD_PARTY} workers, the run has {workers}: one "
                 "that neither holds nor shadows the stage; add stages or pipeline.spares, or raise owner_audit_rate"
             )
         if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
