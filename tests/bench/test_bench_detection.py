@@ -8,8 +8,9 @@ import pytest
 
 from phalanx.attacks import ATTACKS
 from phalanx.bench import BENCHES
-from phalanx.bench.cells import GUARDS, cells, needs_two
-from phalanx.bench.detection import false_accusations_per_million, measure, row_of
+from phalanx.bench.cell import GUARDS
+from phalanx.bench.cells import cells, needs_two
+from phalanx.bench.detection import false_accusations_per_million, measure, row_of, rows_in
 from phalanx.bench.duel import CleanRun, Lie, Outcome, accepted, is_found, is_undone, play, sequences
 
 KEYS = {
@@ -61,8 +62,29 @@ def test_the_long_bench_has_every_rate_and_every_place():
     }
 
     assert {cell.run.attack.rate for cell in watched} == {0.3, 0.5, 0.7, 1.0}
-    assert places[False] == {(4, (1,)), (4, (2,))}
+    assert places[False] == {(4, (1,)), (4, (2,)), (6, (1,)), (6, (2,)), (6, (3,)), (6, (4,))}
     assert places[True] >= {(6, (2, 3)), (6, (1, 4))}
+
+
+def test_what_answers_most_is_played_first():
+    kinds = [cell.run.attack.kind for cell in cells(quick=False)]
+    first = {kind: kinds.index(kind) for kind in kinds}
+    last = {kind: len(kinds) - 1 - kinds[::-1].index(kind) for kind in kinds}
+    papers = ("forward_sign_flip", "backward_gaussian")
+
+    assert last["none"] < first["forward_sign_flip"]
+    assert max(last[kind] for kind in papers) < first["drift"]
+    assert last["lazy_int8"] < min(first[kind] for kind in ("equivocation", "framing", "league", "colluders"))
+    assert max(last[kind] for kind in ("equivocation", "framing", "league", "colluders")) < first["zero"]
+
+
+def test_the_smallest_lies_are_told_among_other_roundings_too():
+    played = [cell for cell in cells(quick=True) if cell.paths and cell.run.attack.kind != "none"]
+
+    assert {(cell.run.attack.kind, cell.run.attack.strength) for cell in played} == {
+        ("drift", 1e-4),
+        ("lazy_int8", None),
+    }
 
 
 def test_lies_in_messages_are_shown_to_the_baselines_too():
@@ -151,20 +173,24 @@ def test_the_loss_is_compared_in_steps_that_were_not_undone():
 
 def test_false_accusations_are_counted_by_audited_messages():
     rows = [
-        {"attack": "none", "audited_messages": 1_500, "false_accusations": 0},
-        {"attack": "drift", "audited_messages": 500, "false_accusations": 1},
-        {"attack": "drift", "audited_messages": None, "false_accusations": 1},
+        {"attack": "none", "audited_messages": 1_500, "false_accusations": 0, "paths": ["a", "b"]},
+        {"attack": "drift", "audited_messages": 500, "false_accusations": 1, "paths": []},
+        {"attack": "drift", "audited_messages": None, "false_accusations": 1, "paths": []},
     ]
+    for one in rows:
+        one["compared_by_distance"] = 700 if one["paths"] else None
 
     assert false_accusations_per_million(rows)["value"] == 500
     assert false_accusations_per_million(rows)["audited_messages_of_honest_companies"] == 1_500
+    assert false_accusations_per_million(rows)["of_them_by_paths"] == {"a / b": 1_500}
+    assert false_accusations_per_million(rows)["of_them_compared_by_distance"] == 700
     assert false_accusations_per_million(rows[2:])["value"] is None
 
 
-def test_the_bench_shows_the_guard_winning_and_the_attack_winning_without_it():
+def test_the_bench_shows_the_guard_winning_and_the_attack_winning_without_it(tmp_path: Path):
     what = [replace(cell_of("forward_sign_flip", guard), steps=4) for guard in ("watchful", "off")]
 
-    result = json.loads(json.dumps(measure(what, quick=True), allow_nan=False))
+    result = json.loads(json.dumps(measure(what, rows_in(tmp_path / "rows.jsonl", "this"), quick=True)))
 
     guarded, unguarded = result["rows"]
     assert "detection" in BENCHES
@@ -178,6 +204,7 @@ def test_the_bench_shows_the_guard_winning_and_the_attack_winning_without_it():
     assert unguarded["bit_identical"] is False
     assert unguarded["loss_distance"] > 0
     assert result["false_accusations_per_million"]["value"] == 0
+    assert result["missing"] == 0
 
 
 def test_a_row_can_be_had_again(tmp_path: Path):

@@ -13,4 +13,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "pipeline": bench_pipeline,
 }
 
-__all__ = ["BENCHES", "bench_detection", "bench_overhead", "bench_pipeline"]
+KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {"detection": bench_detection}
+"""Benches that go on where they were interrupted, and can show what is finished: the second argument."""
+
+__all__ = ["BENCHES", "KEEPING_ROWS", "bench_detection", "bench_overhead", "bench_pipeline"]

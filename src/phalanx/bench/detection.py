@@ -1,14 +1,17 @@
 """``phalanx bench detection``: who is caught, when, and whether anybody innocent is blamed; all in one process."""
 
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from phalanx.attacks import ATTACKS
-from phalanx.bench.cells import GUARDS, Cell, cells
+from phalanx.bench.cell import GUARDS, Cell
+from phalanx.bench.cells import cells
 from phalanx.bench.duel import (
     CleanRun,
     Outcome,
@@ -20,46 +23,57 @@ from phalanx.bench.duel import (
     sequences,
     undisturbed,
 )
-from phalanx.bench.machine import current_commit, describe_machine, load_average
+from phalanx.bench.machine import code_version, describe_machine, load_average
+from phalanx.bench.row_file import Row, RowFile, sweep
 from phalanx.config import digest
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.process import deterministic
 
-Row = dict[str, Any]
+PROTOCOL = 1
+"""To be raised when a figure comes to mean something else; the commit is in every key as well."""
 
 
-def bench_detection(quick: bool) -> dict[str, Any]:
-    """Play every attack of the table and honest companies; progress goes to standard error.
+def bench_detection(quick: bool, only_finished: bool = False) -> dict[str, Any]:
+    """Play honest companies and every attack of the table; progress goes to standard error.
 
     Args:
-        quick: One rate and one place; ends within 10 minutes on 2 cores.
+        quick: One rate and one place.
+        only_finished: Play nothing; show what earlier calls with the same code have finished.
 
     Returns:
-        Rows, and the block `false_accusations_per_million`; a figure that was not measured is None.
+        Rows, how many are missing, and the block `false_accusations_per_million`; a figure that was not measured
+        is None.
     """
-    return measure(cells(quick=quick), quick=quick)
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    finished = rows_in(cache / "bench" / "detection.jsonl", code_version())
+    return measure(cells(quick=quick), finished, quick=quick, only_finished=only_finished)
 
 
-def measure(what: Sequence[Cell], *, quick: bool) -> dict[str, Any]:
-    """Play these cells; see `bench_detection`."""
-    load = load_average()
+def rows_in(path: Path, code: str) -> RowFile[Cell]:
+    """Companies that were played by this very code."""
+    return RowFile(path, lambda cell: [PROTOCOL, code, cell.run.model_dump(mode="json"), *_besides_run(cell)])
+
+
+def measure(
+    what: Sequence[Cell], finished: RowFile[Cell], *, quick: bool, only_finished: bool = False
+) -> dict[str, Any]:
+    """Play those of these cells that are not finished; see `bench_detection`."""
+    load, code = load_average(), code_version()
     started = time.monotonic()
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, deterministic(threads=1):
         keep_freed_memory()
-        field = _Field(what, Path(directory))
-        for number, cell in enumerate(what):
-            rows.append(field.row(cell, number))
-            _say(f"{number + 1} of {len(what)}: {_in_words(rows[-1])}")
+        field = _Field([cell for cell in what if finished.find(cell) is None], Path(directory))
+        rows = list(sweep(what, finished, None if only_finished else field.row, _tell))
     return {
         "name": "detection",
         "quick": quick,
         "command": f"phalanx bench detection --json{' --quick' if quick else ''}",
         "machine": describe_machine(),
-        "commit": current_commit(),
+        "commit": code,
         "load": load,
         "wall_s": time.monotonic() - started,
         "guards": {name: guard.model_dump(mode="json") for name, guard in GUARDS.items()},
+        "missing": len(what) - len(rows),
         "false_accusations_per_million": false_accusations_per_million(rows),
         "rows": rows,
     }
@@ -76,11 +90,18 @@ def false_accusations_per_million(rows: Iterable[Row]) -> dict[str, Any]:
     messages = sum(row["audited_messages"] for row in audited)
     count = sum(row["false_accusations"] for row in audited)
     honest = [row for row in audited if row["attack"] == "none"]
+    by_paths: dict[str, int] = {}
+    for row in honest:
+        paths = " / ".join(row["paths"]) or "one path"
+        by_paths[paths] = by_paths.get(paths, 0) + row["audited_messages"]
     return {
         "value": 1e6 * count / messages if messages else None,
         "false_accusations": count,
         "audited_messages": messages,
         "audited_messages_of_honest_companies": sum(row["audited_messages"] for row in honest),
+        "of_them_by_paths": by_paths,
+        "of_them_compared_by_distance": sum(row["compared_by_distance"] or 0 for row in honest),
+        "false_accusations_in_honest_companies": sum(row["false_accusations"] for row in honest),
         "at_most": 3e6 / messages if messages and not count else None,
     }
 
@@ -96,21 +117,22 @@ class _Field:
             layout = digest(undisturbed(cell.run))
             self._steps[layout] = max(cell.steps, self._steps.get(layout, 0))
 
-    def row(self, cell: Cell, number: int) -> Row:
+    def row(self, cell: Cell) -> Row:
         """Play a cell and compare it with the undisturbed run of the same seed."""
-        return row_of(cell, play(cell, self._empty(f"{number}"), self._cache), self._clean_run(cell))
+        clean = self._clean_run(cell)
+        started, cpu = time.perf_counter(), time.process_time()
+        with tempfile.TemporaryDirectory(dir=self._directory) as directory:
+            outcome = play(cell, Path(directory), self._cache)
+        costs = {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
+        return row_of(cell, outcome, clean) | costs
 
     def _clean_run(self, cell: Cell) -> CleanRun:
         layout = digest(undisturbed(cell.run))
         if layout not in self._clean:
             steps = self._steps[layout]
-            self._clean[layout] = run_clean(cell.run, steps, self._empty(f"clean-{layout}"), self._cache)
+            with tempfile.TemporaryDirectory(dir=self._directory) as directory:
+                self._clean[layout] = run_clean(cell.run, steps, Path(directory), self._cache)
         return self._clean[layout]
-
-    def _empty(self, name: str) -> Path:
-        directory = self._directory / name
-        directory.mkdir()
-        return directory
 
     @property
     def _cache(self) -> Path:
@@ -130,17 +152,20 @@ def row_of(cell: Cell, outcome: Outcome, clean: CleanRun) -> Row:
     return {
         "attack": attack.kind,
         "direction": None if line is None else attack.direction or line.direction,
+        "strength": None if line is None else attack.strength or line.strength,
         "rate": attack.rate if attacked else None,
         "stages": list(attack.stages) if attacked else [],
         "K": run.pipeline.stages,
         "schedule": run.pipeline.schedule,
         "adapters": run.model.adapter is not None,
-        "numeric_classes": cell.num_classes,
+        "precision": run.train.precision,
+        "paths": [path.name for path in cell.paths],
         "guard": cell.guard,
         "mode": guard.mode,
         "q": guard.audit_rate if guard.audits else None,
         "p": guard.step_audit_rate if guard.audits else None,
         "owner_audit_rate": guard.owner_audit_rate if guard.audits else None,
+        "tolerance": guard.tolerance if guard.audits else None,
         "shadow": guard.shadow if guard.enabled else None,
         "expected_from": None if line is None else line.caught_by,
         "steps": len(outcome.losses),
@@ -155,9 +180,14 @@ def row_of(cell: Cell, outcome: Outcome, clean: CleanRun) -> Row:
         "relayed": len(outcome.bodies("relayed")),
         "false_accusations": len(blamed - guilty),
         "caught_by": sorted({str(body["offence"]) for body in outcome.bodies("verdict")}),
+        "alarms": len(outcome.bodies("alarm")) if guard.audits else None,
+        "drifts": len(outcome.bodies("drift")) if guard.audits else None,
         "audited_messages": _audited_messages(outcome) if guard.audits else None,
+        "compared_by_distance": None if outcome.differences is None else outcome.differences.unequal,
+        "largest_distance": None if outcome.differences is None else outcome.differences.largest,
         "loss_distance": _loss_distance(outcome, clean),
-        "bit_identical": _is_bit_identical(outcome, clean),
+        # other paths lead to other bits, with nobody attacking too
+        "bit_identical": None if cell.paths else _is_bit_identical(outcome, clean),
         "error": outcome.error,
     }
 
@@ -181,18 +211,23 @@ def _loss_distance(outcome: Outcome, clean: CleanRun) -> float | None:
     return max((abs(a - b) for step, (a, b) in enumerate(pairs) if step not in undone), default=None)
 
 
+def _besides_run(cell: Cell) -> list[object]:
+    return [cell.guard, cell.steps, [asdict(path) for path in cell.paths]]
+
+
+def _tell(place: str, cell: Cell, row: Row) -> None:
+    sys.stderr.write(f"bench: {place}: {_in_words(row)}, {row['wall_s']:.0f} s\n")
+    sys.stderr.flush()
+
+
 def _in_words(row: Row) -> str:
     where = (
         f"{row['attack']} {row['direction'] or ''} at {row['stages']} of {row['K']}, rate {row['rate']}, {row['guard']}"
     )
     if row["attack"] == "none":
-        return f"honest, K = {row['K']}, {row['schedule']}, {row['guard']}: {row['audited_messages']} audited messages"
+        who = f"honest, K = {row['K']}, {row['schedule']}, {row['guard']}, {' / '.join(row['paths']) or 'one path'}"
+        return f"{who}: {row['audited_messages']} audited messages, {row['false_accusations']} false accusations"
     came = (
         f"{row['detected_steps']} of {row['attacked_steps']} steps found, blamed {', '.join(row['blamed']) or 'nobody'}"
     )
     return f"{where}: {came}"
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phalanx.attacks import actor, attacks_in, make_attack
-from phalanx.bench.cells import FIRST_ATTACKED_STEP, Cell
-from phalanx.pipeline import AttackConfig, GuardConfig
+from phalanx.bench.cell import Cell
+from phalanx.bench.cells import FIRST_ATTACKED_STEP
+from phalanx.bench.other_paths import Differences, label_of, on_path
+from phalanx.calibrate import NumericPath
+from phalanx.pipeline import AttackConfig, GuardConfig, WrapCopy
 from phalanx.testing import Actor, MemoryCompany
 from phalanx.train import RunConfig
 
@@ -47,6 +50,7 @@ class Outcome:
         lies: The ground truth.
         events: What the guard saw.
         num_audits: Recomputed microbatches.
+        differences: Between honest workers on different paths; None where bits must be equal, or somebody lies.
         error: Why the run broke off; None when it did not.
     """
 
@@ -55,6 +59,7 @@ class Outcome:
     lies: list[Lie] = field(default_factory=list)
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     num_audits: int = 0
+    differences: Differences | None = None
     error: str | None = None
 
     def bodies(self, kind: str) -> list[dict[str, object]]:
@@ -115,7 +120,8 @@ def play(cell: Cell, directory: Path, cache: Path) -> Outcome:
     log = directory / "attack.jsonl"
     run = cell.run.model_copy(update={"attack": _lying_early(cell.run.attack)})
     outcome = Outcome()
-    company = MemoryCompany(run, directory, _actors(cell, run, log), cache=cache)
+    differences = Differences()
+    company = MemoryCompany(run, directory, _actors(cell, run, log, differences), cache=cache)
     _fix_draws(company)
     with company:
         try:
@@ -126,6 +132,8 @@ def play(cell: Cell, directory: Path, cache: Path) -> Outcome:
             outcome.error = f"{type(exc).__name__}: {exc}"
     outcome.events = list(company.events)
     outcome.lies = read_lies(log)
+    if cell.paths and run.attack.kind == "none":
+        outcome.differences = differences
     return outcome
 
 
@@ -169,17 +177,27 @@ def sequences(lies: Iterable[Lie], run: RunConfig) -> int:
     return len(touched) * (run.train.batch_size // run.train.microbatches)
 
 
-def _actors(cell: Cell, run: RunConfig, log: Path) -> Mapping[str, Actor]:
-    if run.attack.kind != "none":
-        names = [f"worker-{stage}" for stage in run.attack.stages]
-        return {name: actor(run.attack, name, log) for name in names}
-    # the labels alone differ, so that honest bits are compared as those of two machines are
-    workers = run.pipeline.workers
-    return {
-        name: Actor(numeric_class=f"class-{n % cell.num_classes}")
-        for n, name in enumerate(workers)
-        if cell.num_classes > 1
-    }
+def _actors(cell: Cell, run: RunConfig, log: Path, differences: Differences) -> Mapping[str, Actor]:
+    actors = {name: _worker(cell.paths, number, differences) for number, name in enumerate(run.pipeline.workers)}
+    if run.attack.kind == "none":
+        return actors
+    for name in (f"worker-{stage}" for stage in run.attack.stages):
+        liar, honest = actor(run.attack, name, log), actors[name]
+        actors[name] = replace(
+            liar, wrap_copy=_both(honest.wrap_copy, liar.wrap_copy), numeric_class=honest.numeric_class
+        )
+    return actors
+
+
+def _worker(paths: Sequence[NumericPath], number: int, differences: Differences) -> Actor:
+    if not paths:
+        return Actor()
+    path = paths[number % len(paths)]
+    return Actor(on_path(path, differences), numeric_class=label_of(path, paths))
+
+
+def _both(first: WrapCopy, then: WrapCopy) -> WrapCopy:
+    return lambda copy, held: then(first(copy, held), held)
 
 
 def _drive(company: MemoryCompany, steps: int, log: Path, outcome: Outcome) -> None:

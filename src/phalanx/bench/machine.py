@@ -1,5 +1,6 @@
 """Where and with what something was measured."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -41,6 +42,18 @@ def current_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip()
+
+
+def code_version() -> str:
+    """The commit; where files differ from it or there is none, with a digest of the package's sources."""
+    commit = current_commit()
+    if commit is not None and not commit.endswith("-dirty"):
+        return commit
+    package = Path(__file__).parent.parent
+    sources = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        sources.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return f"{commit or 'no commit'}+{sources.hexdigest()[:16]}"
 
 
 def _line_of(path: Path, name: str) -> str | None:

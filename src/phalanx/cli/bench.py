@@ -13,15 +13,18 @@ from phalanx.errors import ConfigError
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which bench; a wrong name lists them all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Ends within 10 minutes on 2 cores.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Measure nothing; show what is finished.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
 ) -> None:
     """Run one bench and print its rows."""
-    from phalanx.bench import BENCHES
+    from phalanx.bench import BENCHES, KEEPING_ROWS
 
     if name not in BENCHES:
         raise ConfigError(f"bench: unknown name {name!r}; choices: {', '.join(sorted(BENCHES))}")
-    result = BENCHES[name](quick)
+    if finished and name not in KEEPING_ROWS:
+        raise ConfigError(f"bench: {name} keeps no rows; leave --finished out, or choose {', '.join(KEEPING_ROWS)}")
+    result = KEEPING_ROWS[name](quick, True) if finished else BENCHES[name](quick)
     if out is not None:
         write_json(out, result)
     if as_json:

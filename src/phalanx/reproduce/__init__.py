@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.bench.machine import current_commit, describe_machine, load_average
+from phalanx.bench.row_file import sweep
 from phalanx.pipeline import keep_freed_memory
-from phalanx.reproduce.sweep import PROTOCOL, RowFile, Trainer, sweep
+from phalanx.reproduce.sweep import PROTOCOL, Trainer, in_words, rows_in
 from phalanx.reproduce.tables import CELLS, as_tables, summarise
 from phalanx.reproduce.texts import DOMAINS
 from phalanx.reproduce.workload import FULL, QUICK, describe
@@ -34,10 +35,11 @@ def reproduce(table: str, *, quick: bool, only_finished: bool = False) -> dict[s
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     load = load_average()
     cells = list(CELLS[table](quick))
-    finished = RowFile(cache / "reproduce" / "rows.jsonl", size)
+    finished = rows_in(cache / "reproduce" / "rows.jsonl", size)
     with deterministic(threads=1):
         keep_freed_memory()
-        rows = list(sweep(cells, finished, None if only_finished else Trainer(size, cache, _say), _say))
+        trainer = None if only_finished else Trainer(size, cache, _say)
+        rows = list(sweep(cells, finished, trainer, lambda *told: _say(in_words(*told))))
     return {
         "name": table,
         "quick": quick,

@@ -1,0 +1,122 @@
+"""Honest workers that really compute in different ways, in the one process of a simulated company."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from phalanx.calibrate import NumericPath
+from phalanx.pipeline import StageCopy, StageRunner, WrapCopy, token_distance
+
+# threads, kernels and switches of a path belong to the whole process
+_ONE_AT_A_TIME = threading.RLock()
+
+_Place = tuple[int, int, int, str]
+"""Stage, step, microbatch, direction."""
+
+
+@dataclass
+class Differences:
+    """How far audited messages lay from what their auditor got, when both were honest.
+
+    Attributes:
+        messages: That both sides have computed.
+        unequal: Of them, with another bit somewhere: the guard had to compare their distance.
+        largest: Distance of the worst of them, as `token_distance` has it.
+    """
+
+    messages: int = 0
+    unequal: int = 0
+    largest: float = 0.0
+    _sent: dict[_Place, Tensor] = field(default_factory=dict)
+
+    def sent(self, place: _Place, tensor: Tensor) -> None:
+        """Keep what a stage sent until its auditor has computed it too."""
+        self._sent[place] = tensor
+
+    def recomputed(self, place: _Place, tensor: Tensor) -> None:
+        """Compare with what was sent."""
+        sent = self._sent.pop(place, None)
+        if sent is None:
+            return
+        self.messages += 1
+        if not sent.equal(tensor):
+            self.unequal += 1
+            self.largest = max(self.largest, token_distance(sent, tensor))
+
+    def forget(self, stage: int, before: int) -> None:
+        """Drop what nobody will audit any more."""
+        for place in [place for place in self._sent if place[0] == stage and place[1] < before]:
+            del self._sent[place]
+
+
+class PathRunner(StageRunner):
+    """A stage that is computed in another way of this machine, by one party at a time."""
+
+    def __init__(self, copy: StageCopy, path: NumericPath, seen: Callable[[_Place, Tensor], None]) -> None:
+        self._inner = path.runner(copy.plan, copy)
+        self.module, self.spec = copy.module, copy.spec
+        self.seed, self.device = self._inner.seed, self._inner.device
+        self._path, self._seen = path, seen
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """As `StageRunner.forward`, on this path."""
+        with self._on_path():
+            y = self._inner.forward(step, microbatch, x)
+            self._seen((self.spec.index, step, microbatch, "forward"), y)
+        return y
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As `StageRunner.backward`, on this path."""
+        with self._on_path():
+            x_gradient = self._inner.backward(step, microbatch, gradient)
+            if x_gradient is not None:
+                self._seen((self.spec.index, step, microbatch, "backward"), x_gradient)
+        return x_gradient
+
+    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As `StageRunner.recompute`, on this path."""
+        with self._on_path():
+            y, x_gradient = self._inner.recompute(step, microbatch, x, gradient)
+            self._seen((self.spec.index, step, microbatch, "forward"), y)
+            if x_gradient is not None:
+                self._seen((self.spec.index, step, microbatch, "backward"), x_gradient)
+        return y, x_gradient
+
+    def gradients(self) -> dict[str, Tensor]:
+        """As `StageRunner.gradients`."""
+        return self._inner.gradients()
+
+    def abandon(self) -> None:
+        """As `StageRunner.abandon`."""
+        self._inner.abandon()
+
+    @contextlib.contextmanager
+    def _on_path(self) -> Iterator[None]:
+        with _ONE_AT_A_TIME, self._path.settings():
+            yield
+
+
+def on_path(path: NumericPath, differences: Differences) -> WrapCopy:
+    """What lets a worker compute all copies that it has, held or shadowed, in one way.
+
+    The owner's stages may run at the same moment, and then with the path's settings of the process; nobody audits
+    them.
+    """
+
+    def wrap(copy: StageCopy, held: bool) -> StageCopy:
+        def sent(place: _Place, tensor: Tensor) -> None:
+            differences.forget(place[0], place[1])
+            differences.sent(place, tensor)
+
+        copy.runner = PathRunner(copy, path, sent if held else differences.recomputed)
+        return copy
+
+    return wrap
+
+
+def label_of(path: NumericPath, paths: Sequence[NumericPath]) -> str | None:
+    """The numeric class that a worker on this path claims; None, the owner's own, for the run's own path."""
+    return None if path == paths[0] else path.name

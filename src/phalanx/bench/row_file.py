@@ -1,0 +1,104 @@
+"""Many cells, one after the other; each row is on disk when it is finished, so whatever was interrupted goes on."""
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from phalanx.config import canonical_json
+from phalanx.errors import DataError
+
+Row = dict[str, Any]
+Cell = TypeVar("Cell")
+
+
+class RowFile(Generic[Cell]):
+    """Finished rows, one JSON object a line, each with a key over all that decided it."""
+
+    def __init__(self, path: Path, deciding: Callable[[Cell], Sequence[object]]) -> None:
+        """`deciding` tells, as JSON, all that decides a cell's figures but versions, which are always in the key."""
+        self.path = path
+        self._deciding = deciding
+        self._rows = {str(row["key"]): row for row in self._read()}
+
+    def find(self, cell: Cell) -> Row | None:
+        """The row of a cell, None where it is not finished, or something that decides it was otherwise then."""
+        return self._rows.get(self.key(cell))
+
+    def add(self, cell: Cell, row: Row) -> Row:
+        """Append a row; it is on disk when this returns.
+
+        Raises:
+            DataError: The file cannot be written.
+        """
+        kept = {"key": self.key(cell), **row}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._drop_broken_line()
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(kept, allow_nan=False) + "\n")
+        except OSError as exc:
+            raise DataError(
+                f"{self.path}: cannot be written ({exc.strerror}); free space or set PHALANX_CACHE"
+            ) from exc
+        self._rows[kept["key"]] = kept
+        return kept
+
+    def key(self, cell: Cell) -> str:
+        """Digest of the cell and of everything else that decides its figures."""
+        versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
+        parts = [*self._deciding(cell), versions, platform.python_version()]
+        return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+    def _read(self) -> Iterator[Row]:
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise DataError(f"{self.path}: cannot be read ({exc.strerror}); check its permissions") from exc
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+            except ValueError as exc:
+                # a sweep was killed while it wrote
+                if not line.endswith("\n"):
+                    return
+                raise DataError(f"{self.path}, line {number}: is not JSON ({exc}); remove the line") from exc
+            yield row
+
+    def _drop_broken_line(self) -> None:
+        """Cut off what a killed sweep had begun to write: the next row would become part of it."""
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()
+        if not content.endswith(b"\n"):
+            with self.path.open("r+b") as file:
+                file.truncate(content.rfind(b"\n") + 1)
+
+
+def sweep(
+    cells: Iterable[Cell],
+    rows: RowFile[Cell],
+    make: Callable[[Cell], Row] | None,
+    tell: Callable[[str, Cell, Row], None],
+) -> Iterator[Row]:
+    """The rows of these cells, in order; those that are not there are made.
+
+    Args:
+        cells: What is wanted.
+        rows: What is there.
+        make: None leaves out what is not there.
+        tell: Told about each new row, and which of how many it is.
+    """
+    wanted = list(cells)
+    for number, cell in enumerate(wanted, start=1):
+        found = rows.find(cell)
+        if found is None and make is not None:
+            found = rows.add(cell, make(cell))
+            tell(f"{number} of {len(wanted)}", cell, found)
+        if found is not None:
+            yield found

@@ -1,0 +1,91 @@
+"""A bench of detection that was killed goes on, with rows of this very code and of no other."""
+
+from pathlib import Path
+
+import pytest
+
+from phalanx.bench import detection
+from phalanx.bench.cell import Cell, small_run
+from phalanx.bench.detection import measure, rows_in
+from phalanx.bench.duel import play
+from phalanx.bench.machine import code_version
+from phalanx.bench.row_file import Row
+from phalanx.cli.app import run as command_line
+
+CELLS = [Cell(small_run(3, guard), guard, 1) for guard in ("off", "statistics")]
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the guards whose company was really played."""
+    names: list[str] = []
+
+    def watched(cell: Cell, directory: Path, cache: Path) -> object:
+        names.append(cell.guard)
+        return play(cell, directory, cache)
+
+    monkeypatch.setattr(detection, "play", watched)
+    return names
+
+
+def bench(path: Path, code: str = "this", only_finished: bool = False) -> dict[str, object]:
+    return measure(CELLS, rows_in(path, code), quick=True, only_finished=only_finished)
+
+
+def test_a_killed_bench_plays_only_what_is_missing(
+    tmp_path: Path, played: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    with monkeypatch.context() as patch:
+
+        def killed(cell: Cell, directory: Path, cache: Path) -> object:
+            if cell.guard == "statistics":
+                raise KeyboardInterrupt
+            return play(cell, directory, cache)
+
+        patch.setattr(detection, "play", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bench(path)
+
+    shown = bench(path, only_finished=True)
+    assert (shown["missing"], played) == (1, [])
+    rows = bench(path)["rows"]
+    assert played == ["statistics"]
+    assert isinstance(rows, list)
+    assert [row["guard"] for row in rows] == ["off", "statistics"]
+    assert bench(path, only_finished=True)["missing"] == 0
+
+
+def test_rows_of_another_commit_are_not_used(tmp_path: Path, played: list[str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    bench(path, "one commit")
+
+    assert bench(path, "another commit", only_finished=True)["missing"] == 2
+    bench(path, "another commit")
+
+    assert played == ["off", "statistics", "off", "statistics"]
+
+
+@pytest.mark.parametrize("change", [{"steps": 2}, {"guard": "another name"}])
+def test_a_row_is_of_one_cell(tmp_path: Path, change: Row) -> None:
+    rows = rows_in(tmp_path / "rows.jsonl", "this")
+
+    assert rows.key(Cell(**{**vars(CELLS[0]), **change})) != rows.key(CELLS[0])
+
+
+def test_files_that_differ_from_the_commit_are_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phalanx.bench.machine.current_commit", lambda: "abc")
+    assert code_version() == "abc"
+    monkeypatch.setattr("phalanx.bench.machine.current_commit", lambda: "abc-dirty")
+    first = code_version()
+
+    assert first.startswith("abc-dirty+")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: b"other sources")
+        assert code_version() != first
+
+
+def test_a_bench_that_keeps_no_rows_has_none_to_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["bench", "overhead", "--finished"]) == 2
+
+    assert "overhead keeps no rows" in capsys.readouterr().err
