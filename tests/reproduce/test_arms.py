@@ -3,9 +3,10 @@
 import pytest
 
 from phalanx.errors import TrainingError
+from phalanx.pipeline import skipping
 from phalanx.reproduce.arms.oracle_drop import OracleDrop
 from phalanx.reproduce.arms.restart import Restart
-from phalanx.reproduce.arms.skip_layer import SkipLayer, bypassed_stages, frozen_stages
+from phalanx.reproduce.arms.skip_layer import SkipLayer
 from phalanx.reproduce.arms.statistics import Statistics
 from phalanx.reproduce.arms.undefended import Undefended
 from phalanx.reproduce.arms.verified import Verified
@@ -82,8 +83,9 @@ def test_duplicates_stay_twins_of_their_stages_through_skipped_steps(tiny):
     ("suspect", "bypassed", "frozen"), [(1, {1, 2}, {0, 1, 2}), (3, {3, 4}, {2, 3, 4}), (4, {4}, {3, 4})]
 )
 def test_the_last_stage_is_never_skipped(suspect, bypassed, frozen):
-    assert bypassed_stages(suspect, 6) == bypassed
-    assert frozen_stages(suspect, 6) == frozen
+    attempt = skipping(suspect, 6)
+
+    assert (attempt.bypassed, attempt.frozen) == (bypassed, frozen)
 
 
 @DIRECTIONS

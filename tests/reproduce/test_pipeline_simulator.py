@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from phalanx.pipeline import GuardConfig
+from phalanx.reproduce.arms.restart import Restart
+from phalanx.reproduce.arms.skip_layer import SkipLayer
 from phalanx.reproduce.arms.undefended import Undefended
 from phalanx.reproduce.attacker import Attacker, AttackPlan
 from phalanx.reproduce.simulator import Simulator, Unwatched
-from phalanx.testing import Actor, MemoryCompany
+from phalanx.testing import MemoryCompany
 
 STEPS = 4
 
@@ -15,7 +17,7 @@ STEPS = 4
 def company_digest(tiny, cache, attacker=None):
     """What the real parties end with."""
     actors = {
-        name: Actor(wrap_copy=attacker.wrap(number))
+        name: attacker.actor(number)
         for number, name in enumerate(tiny.run.pipeline.workers, start=1)
         if attacker is not None
     }
@@ -24,10 +26,10 @@ def company_digest(tiny, cache, attacker=None):
         return company.weights_digest()
 
 
-def simulated_digest(tiny, attacker=None):
+def simulated_digest(tiny, attacker=None, arm=Undefended):
     setting = tiny.setting()
     setting.attacker.plan = None if attacker is None else attacker.plan
-    with Undefended(setting) as arm:
+    with arm(setting) as arm:
         for step in range(STEPS):
             arm.step(step, tiny.inputs(step))
         return arm.simulator.weights_digest(), setting.attacker
@@ -54,6 +56,24 @@ def test_an_attacked_simulation_ends_with_the_bits_of_the_attacked_parties(make_
     order = [(lie.step, lie.party, lie.microbatch) for lie in simulated.lies]
     assert order == sorted((lie.step, lie.party, lie.microbatch) for lie in attacker.lies)
     assert 0 < len(simulated.attacked_steps) < STEPS
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("recovery", "arm"), [("restart", Restart), ("skip_layer", SkipLayer)])
+def test_a_recovery_of_the_papers_ends_with_the_bits_of_the_real_parties(
+    make_tiny, model_cache, direction, recovery, arm
+):
+    tiny = make_tiny(6, GuardConfig(mode="paper", recovery=recovery))
+    attacker = Attacker(AttackPlan(direction, 0.6, (1, 2, 3, 4), seed=1))
+
+    digest, simulated = simulated_digest(tiny, attacker, arm)
+
+    assert digest == company_digest(tiny, model_cache, attacker)
+    lies = {(lie.step, lie.attempt, lie.party) for lie in simulated.lies}
+    assert lies == {(lie.step, lie.attempt, lie.party) for lie in attacker.lies}
+    assert 0 < len(simulated.attacked_steps) < STEPS
+    assert (digest == simulated_digest(tiny)[0]) == (recovery == "restart")
+    assert any(attempt for _, attempt, _ in lies) == (recovery == "restart")
 
 
 def test_every_message_of_a_step_is_in_the_list(tiny):

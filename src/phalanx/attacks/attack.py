@@ -11,6 +11,7 @@ from torch import Tensor
 from phalanx.attacks.schedule import attacks_in
 from phalanx.errors import ConfigError
 from phalanx.pipeline import AttackConfig, StageCopy
+from phalanx.pipeline.messages import Assign
 from phalanx.testing import Letter
 
 
@@ -18,8 +19,8 @@ class Attack:
     """One party's lies in one run; it does nothing, and subclasses say what is done instead.
 
     An attack enters a worker at two places, and nowhere else: `wrap` stands in for the copies of stages that
-    the party holds or shadows, `rewrite` for what leaves its endpoint. A real worker and a simulated one
-    use the same two.
+    the party holds or shadows, `rewrite` for what leaves its endpoint; `hear` listens to what the party is told. A
+    real worker and a simulated one use the same.
 
     Args:
         config: With direction and strength filled in, as `make_attack` does.
@@ -32,6 +33,7 @@ class Attack:
         self.config = config
         self.party = party
         self._log = log
+        self._restarted = (-1, 0)
 
     def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
         """What is held (or shadowed) instead of an honest copy."""
@@ -41,6 +43,14 @@ class Attack:
     def rewrite(self, letter: Letter) -> Sequence[Letter]:
         """What is sent instead of one letter."""
         return (letter,)
+
+    def hear(self, assign: Assign) -> None:
+        """Learn which attempt at which step begins."""
+        self._restarted = (assign.step, assign.attempt)
+
+    def attempt_at(self, step: int) -> int:
+        """How many attempts at `step` the paper's `restart` has thrown away; 0 under any other recovery."""
+        return self._restarted[1] if step == self._restarted[0] else 0
 
     @property
     def voice(self) -> str:
@@ -59,8 +69,8 @@ class Attack:
         return self.config.strength
 
     def lies_in(self, step: int) -> bool:
-        """Whether this party lies in `step`."""
-        return attacks_in(self.config, self.voice, step)
+        """Whether this party lies in `step`, in the attempt at hand."""
+        return attacks_in(self.config, self.voice, step, self.attempt_at(step))
 
     def lies_towards(self, direction: str) -> bool:
         """Whether messages of this direction are lies; True for every one where the config names none."""

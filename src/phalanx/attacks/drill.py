@@ -23,6 +23,6 @@ def run_worker_with_attack(config: WorkerConfig) -> None:
     log = None if config.attack_log is None else Path(config.attack_log)
     liar = actor(config.attack, Path(config.identity).name, log)
     try:
-        run_worker(config, liar.wrap_copy, functools.partial(RewritingEndpoint, rewrite=liar.rewrite))
+        run_worker(config, liar.wrap_copy, functools.partial(RewritingEndpoint, rewrite=liar.rewrite, hear=liar.hear))
     except WorkerCrash:
         os.kill(os.getpid(), signal.SIGKILL)

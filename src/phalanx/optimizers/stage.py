@@ -9,6 +9,9 @@ from torch.optim.adamw import adamw
 from phalanx.errors import CheckpointError, ModelError, TrainingError
 from phalanx.optimizers.config import OptimizerConfig
 
+UPDATES = "updates"
+"""Name in a state of how many updates its moments have seen, where that is not the number of steps."""
+
 
 class StageOptimizer:
     """AdamW whose state exists from the start, is named, and can be undone by one step.
@@ -17,14 +20,22 @@ class StageOptimizer:
     holders of one numeric class (same build, threads and device) that make the same steps stay equal bit
     for bit. The moments live where the parameters are when this is made.
 
+    Args:
+        parameters: By name.
+        config: Learning rate and the rest.
+        can_skip: Whether steps without an update are counted; the state then tells how many updates there were.
+
     Attributes:
-        num_steps: Steps made so far.
+        num_steps: Steps made so far, skipped ones included.
 
     Source: Loshchilov and Hutter 2019 (decoupled weight decay); torch's fused kernel does the arithmetic.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], config: OptimizerConfig) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], config: OptimizerConfig, *, can_skip: bool = False
+    ) -> None:
         self.num_steps = 0
+        self._updates = torch.zeros(()) if can_skip else None
         self._config = config
         self._names = sorted(parameters)
         self._weights = [parameters[name] for name in self._names]
@@ -74,9 +85,22 @@ class StageOptimizer:
                 weight_decay=self._config.weight_decay if is_decayed else 0.0,
             )
         self.num_steps += 1
+        if self._updates is not None:
+            self._updates += 1
+
+    def skip(self) -> None:
+        """Count a step in which weights and moments stay as they are.
+
+        Raises:
+            TrainingError: This optimizer was made without `can_skip`; its state could not tell.
+        """
+        if self._updates is None:
+            raise TrainingError("optimizer: cannot skip a step; make it with can_skip")
+        self.snapshot()
+        self.num_steps += 1
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The tensors themselves, not copies: ``weight/``, ``exp_avg/`` and ``exp_avg_sq/`` plus the name.
+        """The tensors themselves, not copies: ``weight/``, ``exp_avg/`` and ``exp_avg_sq/`` plus the name; `UPDATES`.
 
         With `num_steps` this is all that decides the next step. The order depends on the names only.
         """
@@ -85,7 +109,7 @@ class StageOptimizer:
             tensors[f"weight/{name}"] = self._weights[i].detach()
             tensors[f"exp_avg/{name}"] = self._exp_avgs[i]
             tensors[f"exp_avg_sq/{name}"] = self._exp_avg_sqs[i]
-        return tensors
+        return tensors if self._updates is None else {**tensors, UPDATES: self._updates}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, torch.Tensor], num_steps: int) -> None:
@@ -146,8 +170,9 @@ class StageOptimizer:
 
     def _set_num_steps(self, num_steps: int) -> None:
         self.num_steps = num_steps
+        updates = num_steps if self._updates is None else int(self._updates)
         for step in self._steps:
-            step.fill_(num_steps)
+            step.fill_(updates)
 
     def _ordered(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         if set(gradients) != set(self._names):

@@ -14,6 +14,7 @@ from phalanx.pipeline.launch import LocalWorkers
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
+from phalanx.pipeline.paper import MAX_ATTEMPTS, skipping
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
@@ -24,6 +25,7 @@ from phalanx.pipeline.wide import WideRunner, recompute_in
 from phalanx.pipeline.worker import Worker, die_with_parent, run_worker
 
 __all__ = [
+    "MAX_ATTEMPTS",
     "OWNER",
     "SCHEDULES",
     "AttackConfig",
@@ -60,6 +62,7 @@ __all__ = [
     "recompute_in",
     "run_worker",
     "settle_numerics",
+    "skipping",
     "stage_spec",
     "token_distance",
     "token_distances",

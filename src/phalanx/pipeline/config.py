@@ -78,6 +78,9 @@ class GuardConfig(StrictModel):
     mode: Literal["phalanx", "paper", "statistics", "off"] = "phalanx"
     """`paper`: every message is recomputed by a copy that is kept in lock-step (Lu et al. 2023); `statistics`: moving
     averages alone condemn, nothing is recomputed; both are baselines, weaker or dearer than `phalanx`."""
+    recovery: Literal["takeover", "restart", "skip_layer"] = "takeover"
+    """After a verdict: exclude the guilty party; or, in mode `paper` only and as the paper does, exclude nobody and run
+    the step again (`restart`), or run it without the suspect and its accuser and with three stages frozen."""
     audit_rate: float = Field(default=0.125, gt=0, le=1)
     """q: the share of each stage's microbatches that is recomputed before the optimizer steps."""
     step_audit_rate: float = Field(default=1 / 32, ge=0, le=1)
@@ -106,6 +109,19 @@ class GuardConfig(StrictModel):
         if bent:
             raise ValueError(f"mode = {found['mode']!r} fixes {bent[0]} = {fixed[bent[0]]!r}; leave it out")
         return {**found, **fixed}
+
+    @model_validator(mode="after")
+    def _check_recovery(self) -> "GuardConfig":
+        if self.recovery == "takeover":
+            return self
+        if self.mode != "paper":
+            raise ValueError(f'recovery = "{self.recovery}" belongs to mode = "paper"; found mode = "{self.mode}"')
+        if self.keep_steps:
+            raise ValueError(
+                f'recovery = "{self.recovery}" excludes nobody, so keep_steps = {self.keep_steps} has no use; '
+                "leave it out"
+            )
+        return self
 
     @property
     def audits(self) -> bool:

@@ -27,6 +27,7 @@ from phalanx.pipeline.messages import (
     StepAudited,
 )
 from phalanx.pipeline.owner_audit import OwnerAudits
+from phalanx.pipeline.paper import PLAIN, Attempt
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.referee import Referee
@@ -104,10 +105,10 @@ class Coordinator:
                 self._updates.said.setdefault(stage, {})[sender] = state
 
     def _add_ready(self, sender: str, message: Ready) -> None:
-        assignment = self.docket.assignment
         if message.epoch != self.ledger.epoch:
             return
-        held = [*assignment.holders.items(), *assignment.shadows.items()]
+        present = (self.docket.assignment, self.docket.resting)
+        held = [item for roles in present for item in (*roles.holders.items(), *roles.shadows.items())]
         stray = sorted(message.states.keys() - {str(stage) for stage, party in held if party == sender})
         if stray:
             raise FrameError(f"{sender!r} got ready with stage {stray[0][:_MAX_DIGITS]}, which it does not have")
@@ -162,12 +163,13 @@ class Coordinator:
 
     # --- a step's life ------------------------------------------------------------------------------
 
-    def open_epoch(self, epoch: int, step: int, assignment: Assignment) -> None:
+    def open_epoch(self, epoch: int, step: int, assignment: Assignment, attempt: Attempt = PLAIN) -> None:
         """Start again with a new assignment; what was agreed about states stays."""
-        self.docket.assignment = assignment
+        self.docket.assignment, self.docket.resting = attempt.serving(assignment), attempt.resting(assignment)
         self._referee.epoch = epoch
         self.ready.clear()
         self._reset(step, epoch)
+        self.ledger.frozen = attempt.frozen
 
     def open_step(self, step: int, epoch: int) -> None:
         """Start the next step; states after the last update are still to be agreed on."""

@@ -37,7 +37,8 @@ class Docket:
         plan: The run.
         peer: Public key of a party.
         observe: Writes to the audit log.
-        assignment: Who holds and shadows what.
+        assignment: Who holds and shadows what in the present attempt.
+        resting: Who has the stages that are left out of it.
         classes: Numeric class of each party.
         ledger: The present attempt at the present step.
         previous: The last applied step's.
@@ -50,6 +51,7 @@ class Docket:
     peer: Callable[[str], Peer]
     observe: Observe
     assignment: Assignment = field(default_factory=lambda: Assignment({}, {}))
+    resting: Assignment = field(default_factory=lambda: Assignment({}, {}))
     classes: Mapping[str, str] = field(default_factory=dict)
     ledger: StepLedger = field(default_factory=lambda: StepLedger(0, 0))
     previous: StepLedger | None = None

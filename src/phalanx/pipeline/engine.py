@@ -283,6 +283,7 @@ class PipelineEngine:
             if not coordinator.handle(item):
                 self._party.handle(item)
         self._party.finish_applies()
+        attempt = self._succession.finish(step)
         return StepResult(
             step=step,
             loss=loss,
@@ -294,6 +295,8 @@ class PipelineEngine:
             verdicts=tuple(verdicts),
             phases=self.timer.take(),
             bytes_by_link=self._bytes_by_link(),
+            restarts=attempt.number,
+            skipped=tuple(sorted(attempt.bypassed)),
         )
 
     def _settle(self) -> None:

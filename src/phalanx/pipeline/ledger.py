@@ -47,6 +47,8 @@ class StepLedger:
     audits_drawn: bool = False
     num_audits: int = 0
     clip_coefficient: float = 1.0
+    frozen: frozenset[int] = frozenset()
+    """Stages that take no update in this step; their gradients do not count."""
 
     def add_commit(self, commit: Commit, header: SignedHeader | None) -> None:
         """Take a stage's commitment, with the headers of what it received.
@@ -73,12 +75,11 @@ class StepLedger:
         return next((s.digest for s in sent if (s.direction, s.microbatch) == (direction, microbatch)), None)
 
     def total_norm(self) -> float:
-        """Norm of the whole model's gradient; NaN when a stage's is not finite."""
-        squares = [commit.norm_squared for commit in self.commits.values()]
-        if any(square is None for square in squares):
-            return math.nan
+        """Norm of the gradient of all stages that take an update; NaN when one's is not finite."""
         # ascending stages, so that every run adds in the same order
-        return math.sqrt(math.fsum(self.commits[stage].norm_squared or 0.0 for stage in sorted(self.commits)))
+        squares = [self.commits[stage].norm_squared for stage in sorted(self.commits.keys() - self.frozen)]
+        finite = [square for square in squares if square is not None]
+        return math.sqrt(math.fsum(finite)) if len(finite) == len(squares) else math.nan
 
 
 def _input_of(signed: Signed, commit: Commit) -> tuple[MessageKey, str]:

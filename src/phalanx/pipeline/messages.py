@@ -73,6 +73,12 @@ class Assign(StepMessage):
     roles: tuple[Role, ...]
     addresses: dict[str, str]
     certificates: dict[str, str]
+    attempt: int = Field(default=0, ge=0)
+    """Attempts at this step that were thrown away; counted where the paper's `restart` is the recovery."""
+    bypassed: tuple[int, ...] = ()
+    """Stages that are left out of this step; the owner hands on what they are sent."""
+    frozen: tuple[int, ...] = ()
+    """Stages that take no update in this step."""
 
 
 class StateDigest(StrictModel):

@@ -173,7 +173,7 @@ class Party:
     def _mark_applies(self, message: Apply) -> None:
         if message.step != self.roles.step:
             return
-        for role in self.roles.all():
+        for role in (*self.roles.all(), *self.roles.resting.values()):
             role.pending_apply = message.clip_coefficient
         self.roles.visits.clear()
         self._states_due = True
@@ -181,7 +181,7 @@ class Party:
     def _announce_if_ready(self) -> None:
         if self.roles.loading:
             return
-        states = self._digests() if self._desk.guarded else {}
+        states = self._digests() | self._digests_of_resting() if self._desk.guarded else {}
         self._desk.post(OWNER, Ready(epoch=self.roles.epoch, states=states), ())
         if self.name != OWNER:
             self.begin(self.roles.step)
@@ -235,6 +235,7 @@ class Party:
             self._serving.apply(holder)
         for shadow in self.shadows.values():
             self._shadowing.apply(shadow)
+        self.roles.skip_resting()
 
     def _report_states(self) -> bool:
         if not self._states_due:
@@ -250,6 +251,10 @@ class Party:
         )
         self._desk.post(OWNER, applied, ())
         return True
+
+    def _digests_of_resting(self) -> dict[str, StateDigest]:
+        """As `_digests`, of the copies that are laid aside; the owner has checked who else has one."""
+        return {str(stage): mine.copy.digest() for stage, mine in self.roles.resting.items()}
 
     def _digests(self) -> dict[str, StateDigest]:
         """Digests of the copies that two parties have, by stage: the owner's own stages have no shadow."""

@@ -47,8 +47,12 @@ class Readiness:
         """
         docket = self._docket
         self.to_weigh.clear()
-        for stage, shadow in docket.assignment.shadows.items():
-            holder = docket.holder(stage)
+        covered = [
+            (roles.holders[stage], stage, shadow)
+            for roles in (docket.assignment, docket.resting)
+            for stage, shadow in roles.shadows.items()
+        ]
+        for holder, stage, shadow in covered:
             states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
             expected = docket.agreed.get(stage) if known is None else known.get(stage)
             if known is None and expected is None:

@@ -6,8 +6,10 @@ from torch import Tensor
 
 from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.bulk import BulkReceiver, Post, send_bulk
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.hosted import HostedStage
 from phalanx.pipeline.messages import Assign, Bulk, FetchBulk, Role
+from phalanx.pipeline.pass_through import PassThrough
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.shadow import ShadowStage
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy
@@ -29,6 +31,10 @@ class Roles:
         self.shadows: dict[int, ShadowStage] = {}
         self.visits: dict[int, ShadowStage] = {}
         """Stages that this party audits once, as a third party, with weights that it fetched."""
+        self.resting: dict[int, HostedStage | ShadowStage] = {}
+        """Copies of stages that are left out of the present step."""
+        self.frozen: frozenset[int] = frozenset()
+        """Stages that take no update in the present step."""
         self.loading: dict[int, tuple[StageCopy, BulkReceiver, str]] = {}
         self.library: Library | None = None
         self._plan = plan
@@ -42,6 +48,7 @@ class Roles:
         self.shadow_names = {role.stage: role.shadow for role in assign.roles if role.shadow is not None}
         self.loading.clear()
         self.visits.clear()
+        self._wake()
         for role in assign.roles:
             if self.name in role.newcomers:
                 # a copy too young to go back to this step counts as none
@@ -60,6 +67,7 @@ class Roles:
             shadow.begin()
         for role in assign.roles:
             self._send_state(role)
+        self._rest(assign)
 
     def add_state(self, sender: str, message: Bulk, payload: memoryview) -> bool:
         """Take a part of a state that this party waits for; True when a copy became complete.
@@ -106,6 +114,36 @@ class Roles:
     def empty_copy(self, stage: int) -> StageCopy:
         """A copy whose parameters are still to come, to audit a stage with."""
         return self._wrap_copy(StageCopy.empty(self._plan, stage), False)
+
+    def skip_resting(self) -> None:
+        """Let the copies of stages that are left out of a step count it, once it is verified."""
+        for mine in self.resting.values():
+            if mine.pending_apply is not None:
+                mine.copy.skip(mine.copy.step)
+                mine.pending_apply = None
+
+    def _rest(self, assign: Assign) -> None:
+        """Lay the copies of bypassed stages aside; what such a stage is sent passes through the owner."""
+        self.frozen = frozenset(assign.frozen)
+        for stage in assign.bypassed:
+            self.holders[stage] = OWNER
+            self.shadow_names.pop(stage, None)
+            mine = self.hosted.pop(stage, None) or self.shadows.pop(stage, None)
+            if mine is not None:
+                self.resting[stage] = mine
+            if self.name == OWNER:
+                self.hosted[stage] = HostedStage(self._plan, PassThrough(self._plan, stage, assign.step))
+
+    def _wake(self) -> None:
+        """Take up what was laid aside."""
+        for stage in [stage for stage, holder in self.hosted.items() if isinstance(holder.copy, PassThrough)]:
+            del self.hosted[stage]
+        for stage, mine in self.resting.items():
+            if isinstance(mine, HostedStage):
+                self.hosted[stage] = mine
+            else:
+                self.shadows[stage] = mine
+        self.resting.clear()
 
     def _drop_and_promote(self) -> None:
         for stage in [stage for stage in self.hosted if self.holders.get(stage) != self.name]:

@@ -114,7 +114,10 @@ class Serving:
         if holder.pending_apply is None or holder.gradients is None:
             return
         with self._desk.timer.phase("optimizer"):
-            holder.copy.apply(holder.step, holder.gradients, holder.pending_apply)
+            if holder.index in self._desk.roles.frozen:
+                holder.copy.skip(holder.step)
+            else:
+                holder.copy.apply(holder.step, holder.gradients, holder.pending_apply)
         holder.pending_apply = None
         if self._desk.name == OWNER:
             # the owner begins when it has the next batch

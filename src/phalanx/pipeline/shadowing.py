@@ -64,8 +64,11 @@ class Shadowing:
         if shadow.pending_apply is None or shadow.gradients is None:
             return
         with self._desk.timer.phase("shadow_apply"):
-            shadow.copy.optimizer.snapshot()
-            shadow.copy.apply(shadow.copy.step, shadow.gradients, shadow.pending_apply)
+            if shadow.index in self._desk.roles.frozen:
+                shadow.copy.skip(shadow.copy.step)
+            else:
+                shadow.copy.optimizer.snapshot()
+                shadow.copy.apply(shadow.copy.step, shadow.gradients, shadow.pending_apply)
         shadow.last_gradients, shadow.pending_apply = shadow.gradients, None
         shadow.begin()
         if not self._desk.roles.hosted and self._desk.name != OWNER:

@@ -43,7 +43,8 @@ class StageCopy:
     @classmethod
     def of_module(cls, plan: StepPlan, spec: StageSpec, module: StageModule) -> "StageCopy":
         """Take a module that has its parameters."""
-        return cls(plan, spec, module, StageOptimizer(module.trainable(), plan.optimizer))
+        can_skip = plan.guard.recovery == "skip_layer"
+        return cls(plan, spec, module, StageOptimizer(module.trainable(), plan.optimizer, can_skip=can_skip))
 
     @property
     def step(self) -> int:
@@ -99,14 +100,20 @@ class StageCopy:
         Raises:
             StaleReplicaError: The copy is not at that step.
         """
-        if self.step != step:
-            raise StaleReplicaError(
-                f"stage {self.spec.index}: the copy is at step {self.step}, the update for {step}; resynchronise it"
-            )
+        self._expect_step(step)
         lr = learning_rate(self.plan.optimizer, step, self.plan.total_steps)
         update = Update(dict(gradients), lr, clip_coefficient)
         self.history.record(self.optimizer, update)
         self.optimizer.step(update.gradients, lr, clip_coefficient)
+
+    def skip(self, step: int) -> None:
+        """Count step number `step` (from 0) without an update: the stage is frozen in it.
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        self._expect_step(step)
+        self.optimizer.skip()
 
     def rewind(self, step: int) -> None:
         """Go back to the state before `step`, bit for bit.
@@ -128,6 +135,12 @@ class StageCopy:
         copy.load_weights(self.weights())
         self.history.restore(copy.optimizer, step)
         return copy
+
+    def _expect_step(self, step: int) -> None:
+        if self.step != step:
+            raise StaleReplicaError(
+                f"stage {self.spec.index}: the copy is at step {self.step}, the update for {step}; resynchronise it"
+            )
 
     def _frozen(self) -> dict[str, Tensor]:
         trained = {id(parameter) for parameter in self.module.trainable().values()}
@@ -151,7 +164,7 @@ def unwrapped(copy: StageCopy, held: bool) -> StageCopy:
 def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDigest:
     """Digest of a state whose frozen weights are known by their digest."""
     weights = {name: tensor for name, tensor in state.items() if name.startswith("weight/")}
-    moments = {name: tensor for name, tensor in state.items() if name.startswith("exp_")}
+    moments = {name: tensor for name, tensor in state.items() if not name.startswith("weight/")}
     return StateDigest(step=step, weights=f"{frozen}{tensors_digest(weights)}", moments=tensors_digest(moments))
 
 

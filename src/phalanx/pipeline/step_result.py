@@ -19,5 +19,9 @@ class StepResult:
     verdicts: tuple[Verdict, ...]
     phases: dict[str, float]
     bytes_by_link: dict[str, int]
+    restarts: int = 0
+    """Attempts that the paper's `restart` threw away."""
+    skipped: tuple[int, ...] = ()
+    """Stages that the paper's `skip_layer` left out of this step."""
     steps_redone: int = 0
     """Earlier steps that were undone and done again before this one."""

@@ -14,6 +14,7 @@ from phalanx.pipeline.evidence import file_digest, write_evidence
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import Assign, StateDigest
+from phalanx.pipeline.paper import Attempt, PaperRecovery
 from phalanx.pipeline.readiness import Readiness
 from phalanx.pipeline.recovery import Assignment, roles_of, without
 from phalanx.pipeline.rollback import Rollback
@@ -44,7 +45,7 @@ class Office:
 
 
 class Succession:
-    """Excludes parties and moves their stages to the shadows.
+    """Excludes parties and moves their stages to the shadows; or attempts a step differently, as the paper does.
 
     Attributes:
         alive: Workers that take part.
@@ -76,6 +77,9 @@ class Succession:
         self._members = members
         self._files = files
         self._readiness = Readiness(office.docket)
+        plan = office.docket.plan
+        self._paper = PaperRecovery(plan.guard.recovery, len(plan.stages))
+        self._standing = office.docket.assignment
 
     def suspect(self, name: str, reason: str) -> None:
         """Note that a party is gone; it is replaced at the next recovery."""
@@ -99,23 +103,43 @@ class Succession:
         Raises:
             NoHolderError: Every holder of a stage is gone.
             PeerLostError: Somebody did not take its roles in time.
+            TrainingError: A recovery of the paper's has no answer.
         """
-        gone = self.lost.popleft() if judgement is None else judgement.verdict.party
-        if judgement is not None:
-            verdict = self._record(judgement)
-            self.verdicts.append(verdict)
-            self._files.observe("verdict", verdict.model_dump(mode="json"))
-        old = self._docket.assignment
+        verdict = None if judgement is None else self._record(judgement)
+        if verdict is not None and self._paper.answers(verdict):
+            attempt = self._paper.after(verdict, step)
+            if attempt.number:
+                self._files.observe("step_restarted", {"step": step, "attempt": attempt.number})
+            self.assign(self._standing, self._standing, step)
+        else:
+            self._paper.forget_detour()
+            self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
+
+    def finish(self, step: int) -> Attempt:
+        """The step was applied: whoever was left out of it takes part again.
+
+        Returns:
+            How it was attempted.
+        """
+        attempt = self._paper.at(step)
+        if attempt.bypassed:
+            body = {"left_out": sorted(attempt.bypassed), "frozen": sorted(attempt.frozen)}
+            self._files.observe("step_skipped", {"step": step, **body})
+            self.assign(self._standing, self._standing, step + 1)
+        return attempt
+
+    def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
+        old = self._standing
         held = [stage for stage, holder in old.holders.items() if holder == gone]
         self.alive = [name for name in self.alive if name != gone]
         new = without(old, gone, self.alive, guarded=self._docket.plan.guard.enabled)
         self.lost = deque(name for name in self.lost if name != gone)
         # before the party is shut out: until roles change, the owner's own stages may still send to it
-        first_bad = None if judgement is None else self.rollback.first_bad_step(held, new, gone)
+        first_bad = None if verdict is None else self.rollback.first_bad_step(held, new, gone)
         self._endpoint.refuse(gone)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
-        self._files.observe("evicted" if judgement else "lost", {"party": gone, "stages": held, "step": step})
+        self._files.observe("evicted" if verdict else "lost", {"party": gone, "stages": held, "step": step})
         if first_bad is not None:
             self.rollback.undo(first_bad, step)
         self.assign(new, old, step if first_bad is None else first_bad)
@@ -137,13 +161,18 @@ class Succession:
             VerificationError: At the start somebody has another state than the owner knows.
         """
         self.epoch += 1
-        self._coordinator.open_epoch(self.epoch, step, new)
+        attempt = self._paper.at(step)
+        self._standing = new
+        self._coordinator.open_epoch(self.epoch, step, new, attempt)
         assign = Assign(
             epoch=self.epoch,
             step=step,
             roles=roles_of(new, self.rollback.old_enough(old, step)),
             addresses={name: self._members.addresses[name] for name in self.alive},
             certificates={name: pem for name, pem in self._members.certificates.items() if name in self.alive},
+            attempt=attempt.number,
+            bypassed=tuple(sorted(attempt.bypassed)),
+            frozen=tuple(sorted(attempt.frozen)),
         )
         self.rollback.note_copies(new, step)
         for name in (*self.alive, OWNER):
@@ -183,4 +212,7 @@ class Succession:
         case = self.testimony.case(judgement, self._docket, members.certificates, members.authority)
         path = write_evidence(self._files.run_dir / "evidence", case)
         update = {"evidence": f"evidence/{path.name}", "evidence_sha256": file_digest(path)}
-        return judgement.verdict.model_copy(update=update)
+        verdict = judgement.verdict.model_copy(update=update)
+        self.verdicts.append(verdict)
+        self._files.observe("verdict", verdict.model_dump(mode="json") | {"excludes": not self._paper.answers(verdict)})
+        return verdict

@@ -85,8 +85,12 @@ class Updates:
         if before is None or previous is None or stage not in previous.commits:
             reason = f"stage {stage}: {shadow} has another state than the one that it was given"
             return docket.judgement("state", shadow, stage, reason, accuser=OWNER)
-        gradient = (previous.commits[stage].gradient, previous.clip_coefficient)
-        guilty = self._referee.judge_update(stage, holder, shadow, before, gradient, said)
+        if stage in previous.frozen:
+            kept = before.model_copy(update={"step": before.step + 1})
+            guilty = next((party for party in (holder, shadow) if said[party] != kept), None)
+        else:
+            gradient = (previous.commits[stage].gradient, previous.clip_coefficient)
+            guilty = self._referee.judge_update(stage, holder, shadow, before, gradient, said)
         if guilty is None:
             docket.agreed[stage] = said[holder]
             return None

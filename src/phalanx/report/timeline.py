@@ -36,6 +36,8 @@ _SENTENCES = {
     "lost": "{party} is gone",
     "takeover": "stage {stage} is now served by {by}, before by {from}",
     "step_redone": "step {step} begins again",
+    "step_restarted": "step {step} begins again with everybody, time {attempt}",
+    "step_skipped": "step {step} went without stages {left_out}; stages {frozen} learnt nothing from it",
     "checkpoint": "after {step} steps",
     "fault": "{party} about {about}: {reason}",
     "refused": "a message of {party}: {reason}",

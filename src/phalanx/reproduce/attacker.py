@@ -16,6 +16,7 @@ from phalanx.attacks import MessageAttack, Work, make_attack
 from phalanx.errors import ConfigError
 from phalanx.pipeline import AttackConfig, WrapCopy
 from phalanx.pipeline.stage_copy import unwrapped
+from phalanx.testing import Actor
 
 Direction = Literal["forward", "backward"]
 
@@ -73,14 +74,21 @@ class Attacker:
     removed: set[int] = field(default_factory=set)
     lies: list[Lie] = field(default_factory=list)
 
-    def liar(self, step: int) -> int | None:
-        """Who lies in the attempt at hand."""
-        stage = None if self.plan is None else self.plan.liar(step, self.attempt)
+    def liar(self, step: int, attempt: int | None = None) -> int | None:
+        """Who lies in an attempt, in the one at hand if none is named."""
+        stage = None if self.plan is None else self.plan.liar(step, self.attempt if attempt is None else attempt)
         return None if stage in self.removed else stage
 
     def wrap(self, party: int) -> WrapCopy:
         """What puts the attacker in the place of every copy that `party` holds."""
         return unwrapped if self.plan is None else _PartyOfMany(self, self.plan, party).wrap
+
+    def actor(self, party: int) -> Actor:
+        """The same for a party of a real company, which is told in which attempt it is."""
+        if self.plan is None:
+            return Actor()
+        member = _PartyOfMany(self, self.plan, party)
+        return Actor(wrap_copy=member.wrap, hear=member.hear)
 
     @property
     def attacked_steps(self) -> set[int]:
@@ -102,7 +110,7 @@ class _PartyOfMany(MessageAttack):
 
     def lies_in(self, step: int) -> bool:
         """Whether it is this party's turn."""
-        return self._attacker.liar(step) == self._number
+        return self._attacker.liar(step, self._attacker.attempt or self.attempt_at(step)) == self._number
 
     def lie(self, work: Work, generator: torch.Generator) -> Tensor:
         """What the attack sends."""
@@ -120,7 +128,8 @@ class _PartyOfMany(MessageAttack):
         """Remember the lie."""
         del stage, direction, what
         if microbatch is not None:
-            self._attacker.lies.append(Lie(self._number, step, self._attacker.attempt, microbatch))
+            attempt = self._attacker.attempt or self.attempt_at(step)
+            self._attacker.lies.append(Lie(self._number, step, attempt, microbatch))
 
 
 def _number(seed: int, purpose: str, step: int, attempt: int) -> int:

@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, WrapCopy
-from phalanx.pipeline.messages import Message
+from phalanx.pipeline.messages import Assign, Message
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Letter:
 Rewrite = Callable[[Letter], Sequence[Letter]]
 """What leaves instead of one letter: nothing, another one, or several; each is signed by the sender."""
 
+Hear = Callable[[Assign], None]
+"""Overhears each assignment that the party is given, before the party acts on it."""
+
 Tamper = Callable[[str, int, int, Tensor], Tensor]
 """What is sent instead: gets direction, step, microbatch and the honest tensor ``[batch, seq, dim]``."""
 
@@ -52,11 +55,13 @@ class Actor:
     Attributes:
         wrap_copy: Puts something else in the place of each copy that it holds or shadows.
         rewrite: Alters, drops, doubles or delays what it sends, before it is signed.
+        hear: Learns what the party is told about its roles.
         numeric_class: Label that it claims at the start; its own when left out.
     """
 
     wrap_copy: WrapCopy = lambda copy, held: copy
     rewrite: Rewrite = lambda letter: (letter,)
+    hear: Hear = lambda assign: None
     numeric_class: str | None = None
 
 

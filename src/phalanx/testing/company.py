@@ -204,9 +204,16 @@ class MemoryCompany:
 
     def _endpoint(self, name: str) -> RewritingEndpoint:
         limits = self.run_config.pipeline.transport
-        rewrite = self._actors.get(name, HONEST).rewrite
-        identity = self.identity(name)
-        endpoint = RewritingEndpoint(identity, {}, _SESSION, self._network.wire(name), limits, rewrite=rewrite)
+        actor = self._actors.get(name, HONEST)
+        endpoint = RewritingEndpoint(
+            self.identity(name),
+            {},
+            _SESSION,
+            self._network.wire(name),
+            limits,
+            rewrite=actor.rewrite,
+            hear=actor.hear,
+        )
         endpoint.add_peer(self._home.owner.public)
         return endpoint
 

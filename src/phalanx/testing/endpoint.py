@@ -1,17 +1,19 @@
 """An endpoint in a liar's hands: everything it sends is properly signed, and nothing of it need be true."""
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phalanx.pipeline.messages import parse_message
+from phalanx.errors import FrameError
+from phalanx.pipeline.messages import Assign, parse_message
 from phalanx.security.crypto import Identity, Peer
-from phalanx.testing.actor import Letter, Rewrite, WorkerCrash
+from phalanx.testing.actor import Hear, Letter, Rewrite, WorkerCrash
 from phalanx.transport import Endpoint, LinkFault, Received, SignedHeader, TransportConfig, Wire
 
 
 class RewritingEndpoint(Endpoint):
-    """Sends what `rewrite` makes of each letter; can be killed from outside."""
+    """Sends what `rewrite` makes of each letter, and lets `hear` listen; can be killed from outside."""
 
     def __init__(
         self,
@@ -22,8 +24,9 @@ class RewritingEndpoint(Endpoint):
         limits: TransportConfig,
         *,
         rewrite: Rewrite,
+        hear: Hear = lambda assign: None,
     ) -> None:
-        self._rewrite = rewrite
+        self._rewrite, self._hear = rewrite, hear
         self._killed = threading.Event()
         super().__init__(identity, peers, run, wire, limits)
 
@@ -67,6 +70,12 @@ class RewritingEndpoint(Endpoint):
         """
         item = super().receive(timeout_s)
         self._check_alive()
+        if isinstance(item, Received) and item.kind == Assign.kind:
+            # what is malformed is for the party itself to refuse
+            with contextlib.suppress(FrameError):
+                message = parse_message(item.kind, item.body)
+                if isinstance(message, Assign):
+                    self._hear(message)
         return item
 
     def _letters(

@@ -16,7 +16,7 @@ class History:
 
     Attributes:
         decisions: What the guard decided, as (kind, body), oldest first.
-        convicted: Parties that were found guilty; they never come back.
+        convicted: Parties that were found guilty; they never come back, unless the recovery excludes nobody.
         final_weights_digest: Of the run's end; None while it has not ended.
         head: Where the log ends; None when it is empty.
     """
@@ -37,7 +37,7 @@ class History:
         )
 
 
-_DECISIONS = ("verdict", "evicted", "lost", "takeover")
+_DECISIONS = ("verdict", "evicted", "lost", "takeover", "step_restarted", "step_skipped")
 
 
 def read_history(path: Path, peer: Peer, run: str) -> History:
@@ -71,7 +71,7 @@ def read_history(path: Path, peer: Peer, run: str) -> History:
 def _take(history: History, kind: str, body: dict[str, Any]) -> None:
     if kind in _DECISIONS:
         history.decisions.append((kind, body))
-    if kind in ("verdict", "evicted"):
+    if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):
         history.convicted.add(body["party"])
     # a session after the end, which found a summary missing, ends the run once more
     if kind in ("run_resumed", "run_completed"):

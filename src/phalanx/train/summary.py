@@ -23,6 +23,8 @@ class Figures:
     final_weights_digest: str | None = None
     takeovers: int = 0
     steps_redone: int = 0
+    steps_restarted: int = 0
+    steps_skipped: int = 0
     verdicts: list[dict[str, Any]] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -42,6 +44,11 @@ class Figures:
             self.takeovers += 1
         elif kind == "rolled_back":
             self.steps_redone += body["step"] - body["to"]
+        elif kind == "step_restarted":
+            # further attempts at a step are in its metrics
+            self.steps_restarted += body["attempt"] == 1
+        elif kind == "step_skipped":
+            self.steps_skipped += 1
 
     def to_json(self) -> dict[str, Any]:
         """What a resumed run must know and the audit log does not tell; an infinity is null."""
@@ -92,6 +99,8 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "lost": figures.lost,
         "takeovers": figures.takeovers,
         "steps_redone": figures.steps_redone,
+        "steps_restarted": figures.steps_restarted,
+        "steps_skipped": figures.steps_skipped,
         "steps_lost": totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,

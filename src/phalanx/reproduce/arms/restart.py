@@ -1,13 +1,11 @@
 """The paper's first recovery: on an alarm of the duplicated block the whole iteration runs again."""
 
 from phalanx.errors import TrainingError
-from phalanx.pipeline import StepInputs
+from phalanx.pipeline import MAX_ATTEMPTS, StepInputs
 from phalanx.reproduce.arms.arm import Setting
 from phalanx.reproduce.arms.duplicates import Duplicates
 from phalanx.reproduce.arms.undefended import Simulated
 from phalanx.reproduce.simulator import AlarmRaised
-
-MAX_ATTEMPTS = 200
 
 
 class Restart(Simulated):

@@ -9,7 +9,7 @@ docs/reproduction.md.
 """
 
 from phalanx.errors import TrainingError
-from phalanx.pipeline import StepInputs
+from phalanx.pipeline import StepInputs, skipping
 from phalanx.reproduce.arms.arm import Setting
 from phalanx.reproduce.arms.duplicates import Duplicates
 from phalanx.reproduce.arms.undefended import Simulated
@@ -58,23 +58,12 @@ class SkipLayer(Simulated):
         simulator.abandon()
         duplicates.abandon()
         self.counts.redone_steps += 1
-        num_stages = len(simulator.plan.stages)
-        frozen = frozen_stages(suspect, num_stages)
-        duplicates.idle = frozen
+        attempt = skipping(suspect, len(simulator.plan.stages))
+        duplicates.idle = attempt.frozen
         try:
-            simulator.run(step, inputs, duplicates, bypassed=bypassed_stages(suspect, num_stages))
+            simulator.run(step, inputs, duplicates, bypassed=attempt.bypassed)
         except AlarmRaised as alarm:
             raise TrainingError(
                 f"step {step}: stage {alarm.suspect} lies as well as stage {suspect}; skip_layer knows one liar a step"
             ) from alarm
-        return frozen
-
-
-def bypassed_stages(suspect: int, num_stages: int) -> frozenset[int]:
-    """Both who may be guilty; the last stage is never left out."""
-    return frozenset({suspect, suspect + 1} - {num_stages - 1})
-
-
-def frozen_stages(suspect: int, num_stages: int) -> frozenset[int]:
-    """Whose weights stay as they are in the step."""
-    return frozenset({suspect - 1, suspect, suspect + 1} - {num_stages - 1})
+        return attempt.frozen

@@ -8,7 +8,7 @@ from typing import Self
 from phalanx.models import StageModule
 from phalanx.pipeline import StepInputs
 from phalanx.reproduce.arms.arm import Counts, Setting
-from phalanx.testing import Actor, MemoryCompany
+from phalanx.testing import MemoryCompany
 
 
 class Verified:
@@ -21,7 +21,7 @@ class Verified:
         self.attacker = setting.attacker
         workers = setting.run.pipeline.workers
         self._parties = {name: number for number, name in enumerate(workers, start=1)}
-        actors = {name: Actor(wrap_copy=self.attacker.wrap(number)) for name, number in self._parties.items()}
+        actors = {name: self.attacker.actor(number) for name, number in self._parties.items()}
         self._company = MemoryCompany(setting.run, setting.directory, actors)
         self._redone = 0
         self._stack = contextlib.ExitStack()
