@@ -85,6 +85,17 @@ def test_a_summary_counts_detections_and_false_accusations_against_the_truth(mak
     assert "more" not in summary["verdicts"][0]
 
 
+def test_steps_of_the_papers_recoveries_are_counted_once_each(make_run, tmp_path):
+    figures = Figures()
+    for attempt in (1, 2, 3):
+        figures.observe("step_restarted", {"step": 4, "attempt": attempt})
+    figures.observe("step_skipped", {"step": 5, "left_out": [1, 2], "frozen": [0, 1, 2]})
+
+    summary = summarise(make_run(), figures, Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+
+    assert (summary["steps_restarted"], summary["steps_skipped"]) == (1, 1)
+
+
 def test_what_was_not_measured_is_null(make_run, tmp_path):
     truth = GroundTruth(tmp_path / "attack.jsonl")
 
