@@ -225,11 +225,10 @@ class PipelineEngine:
             self._succession.suspect(name, f"silent while the step waited for {self._coordinator.waiting_for()}")
 
     def _pump(self) -> None:
-        """Handle everything that has arrived, then do one piece of work; wait a little when there was neither."""
+        """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
         handled = False
         for item in self._mail.drain():
             handled = True
-            self._silence.heard()
             if isinstance(item, LinkFault):
                 self._succession.suspect(item.peer, str(item.error))
                 continue
@@ -242,11 +241,8 @@ class PipelineEngine:
                     self._party.handle(item)
             except PhalanxError as exc:
                 self._files.observe("refused", {"party": item.sender, "error": type(exc).__name__, "reason": str(exc)})
-        if self._party.work() or self._mail.pending:
+        if self._party.work() or self._mail.pending or handled:
             self._silence.heard()
-            return
-        if handled:
-            # it may be all that the caller waits for
             return
         with self.timer.phase("wait"):
             arrived = self._mail.wait(0.05)
