@@ -43,18 +43,15 @@ def test_any_size_of_parts_gives_the_same_tensors(tensors, part_bytes):
     assert all(found[name].dtype == tensors[name].dtype for name in tensors)
 
 
-@given(tensor_sets(), st.lists(st.integers(1, 50), max_size=60))
-def test_any_cut_by_the_sender_gives_the_same_tensors(tensors, sizes):
-    data, receiver, at = joined(tensors), BulkReceiver(tensors), 0
-    found = None
-    for size in [*sizes, len(data) + 1]:
-        if found is None:
-            piece = data[at : at + size]
-            found = receiver.add(at, len(data), memoryview(piece))
-            at += len(piece)
+@given(tensor_sets(), st.integers(0, 200))
+def test_a_part_of_another_size_than_it_must_have_is_refused(tensors, size):
+    # a trickle of small or empty ones would keep whoever waits for the rest waiting for ever
+    data = joined(tensors)
+    if size == len(data):
+        return
 
-    assert found is not None
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    with pytest.raises(FrameError, match=f"expected {len(data)} bytes at 0 of {len(data)}"):
+        BulkReceiver(tensors).add(0, len(data), memoryview(bytes(size)))
 
 
 TWO = {"a": torch.arange(4.0), "b": torch.ones(2, 2)}
@@ -65,14 +62,15 @@ TWO = {"a": torch.arange(4.0), "b": torch.ones(2, 2)}
     [(0, 31, 8), (0, 33, 8), (4, 32, 8), (0, 32, 33), (0, 0, 0), (0, 2**60, 8), (32, 32, 0)],
 )
 def test_a_part_that_does_not_follow_is_refused(offset, total, size):
-    with pytest.raises(FrameError, match="expected offset 0 of 32"):
+    with pytest.raises(FrameError, match="expected 32 bytes at 0 of 32"):
         BulkReceiver(TWO).add(offset, total, memoryview(bytes(size)))
 
 
-def test_a_part_after_the_last_or_said_twice_is_refused():
+def test_a_part_after_the_last_or_said_twice_is_refused(monkeypatch):
+    monkeypatch.setattr(bulk, "PART_BYTES", 16)
     receiver = BulkReceiver(TWO)
     assert receiver.add(0, 32, memoryview(bytes(16))) is None
-    with pytest.raises(FrameError, match="expected offset 16"):
+    with pytest.raises(FrameError, match="expected 16 bytes at 16"):
         receiver.add(0, 32, memoryview(bytes(16)))
     assert receiver.add(16, 32, memoryview(bytes(16))) is not None
 

@@ -1,7 +1,11 @@
 """What is withheld is handed on by the owner; who stays silent is replaced and not blamed."""
 
+import contextlib
+import threading
+
 import pytest
 
+from phalanx.errors import PhalanxError
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.messages import (
     Activation,
@@ -9,13 +13,15 @@ from phalanx.pipeline.messages import (
     AuditReport,
     Bulk,
     Commit,
+    Fault,
     Fetched,
     GradientHeld,
     Ready,
+    ScreenHit,
     Standing,
     StepAudited,
 )
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
 
 IMPATIENT = PipelineConfig(stages=4, step_timeout_s=60.0, patience_s=0.4)
 
@@ -91,6 +97,45 @@ def test_a_shadow_that_withholds_what_it_owes_is_replaced(make_company, honest_d
     company.run(3)
 
     assert_replaced(company, "worker-2", run, honest_digest)
+
+
+def test_a_stage_that_talks_idly_while_it_withholds_its_commitment_is_replaced(make_company, honest_digest):
+    # else a trickle of complaints would keep the owner from ever asking who is silent
+    run = impatient()
+    company = make_company(run, {1: withholding(Commit, lambda letter: letter.message.step == 1)})
+    complaint = Fault(epoch=0, about="worker-2", error="FrameError", reason="so slow").model_dump(mode="json")
+    is_over = threading.Event()
+
+    def talk():
+        with contextlib.suppress(PhalanxError, WorkerCrash):
+            while not is_over.wait(0.02):
+                company.endpoint("worker-1").send("owner", "fault", complaint)
+
+    thread = threading.Thread(target=talk, daemon=True)
+    thread.start()
+    company.run(3)
+    is_over.set()
+    thread.join()
+
+    assert_replaced(company, "worker-1", run, honest_digest)
+
+
+def test_a_receiver_that_finds_the_same_message_odd_again_and_again_is_heard_once(make_company, honest_digest):
+    run = impatient()
+
+    def doubt(letter, commit):
+        hit = ScreenHit(
+            epoch=commit.epoch, step=commit.step, microbatch=0, direction="forward", source=1, reason="I dislike it"
+        )
+        return [*(letter.__class__("owner", hit) for _ in range(5)), letter]
+
+    company = make_company(run, {2: Actor(rewrite=only(Commit, doubt))})
+
+    company.run(2)
+
+    assert [body["step"] for body in company.bodies("screen_hit")] == [0, 1]
+    assert sum("was screened before" in str(body["reason"]) for body in company.bodies("refused")) == 8
+    assert company.weights_digest() == honest_digest(run, 2)
 
 
 def test_a_party_that_falls_silent_altogether_is_replaced(make_company, honest_digest):

@@ -7,6 +7,7 @@ from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.cusum import DriftWatch
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.ledger import MessageKey
 from phalanx.pipeline.messages import AuditReport, ScreenHit
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.reports import Reports
@@ -26,11 +27,14 @@ class Audits:
         self._reports = Reports(docket, courier, referee, DriftWatch(draw.derived(b"drift")))
         self._summons = Summons(docket, post, draw)
         self._unweighed: list[tuple[str, AuditReport]] = []
+        self._doubted: set[MessageKey] = set()
+        """Every message of this attempt that ever looked odd."""
 
     def reset(self) -> None:
         """Forget what belongs to another attempt."""
         self.screened.clear()
         self._unweighed.clear()
+        self._doubted.clear()
 
     @property
     def settled(self) -> bool:
@@ -40,6 +44,23 @@ class Audits:
     def draw(self) -> None:
         """Draw the step's audits and ask for them."""
         self._summons.draw(self._reports.leaning)
+
+    def doubt(self, hit: ScreenHit) -> None:
+        """Note that a message looks odd to its receiver.
+
+        Raises:
+            FrameError: It has said so before: everybody would audit for it without end.
+        """
+        key: MessageKey = (hit.source, hit.direction, hit.microbatch)
+        if key in self._doubted or hit.microbatch >= self._docket.plan.microbatches:
+            raise FrameError(f"{key} of step {hit.step} was screened before, or is no message of a step")
+        self._doubted.add(key)
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Grows with what is said for the first time, and with nothing else."""
+        ledger = self._docket.ledger
+        return (len(self._doubted), len(self._unweighed), len(ledger.reports), len(ledger.step_audits))
 
     def ask_urgently(self, hit: ScreenHit) -> None:
         """Have the very microbatch recomputed that looked odd to its receiver."""

@@ -103,12 +103,14 @@ class BulkReceiver:
             All tensors once the last part is in, else None.
 
         Raises:
-            FrameError: The part does not follow the last one or the total is not what is expected.
+            FrameError: The part does not follow the last one, is not as long as it must be (a trickle of small ones
+                could go on for ever), or the total is not what is expected.
         """
-        if total != self.total or offset != self._filled or offset + len(payload) > total or self._done:
+        due = min(PART_BYTES, self.total - self._filled)
+        if (offset, total, len(payload)) != (self._filled, self.total, due) or self._done:
             raise FrameError(
                 f"bulk part at {offset} of {total} bytes ({len(payload)} long): "
-                f"expected offset {self._filled} of {self.total}"
+                f"expected {due} bytes at {self._filled} of {self.total}"
             )
         taken = 0
         data = numpy.frombuffer(payload, dtype=numpy.uint8)

@@ -126,6 +126,7 @@ class Coordinator:
         sender, assignment = received.sender, self.docket.assignment
         if isinstance(message, ScreenHit):
             _expect(sender, assignment.holders.get(target_of(message)), message.kind)
+            self._audits.doubt(message)
             self._ask_for_urgent_audit(message)
             return
         if isinstance(message, AuditReport):
@@ -226,6 +227,14 @@ class Coordinator:
             and not ledger.owners_audits
             and watched <= docket.agreed.keys()
         )
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Changes with whatever brings the step nearer to its end; repetition and idle talk change nothing."""
+        ledger, docket = self.ledger, self.docket
+        said = sum(len(states) for states in self._updates.said.values())
+        done = (len(ledger.commits), len(ledger.held), len(docket.agreed), said, len(self.ready))
+        return (*done, *self._audits.progress)
 
     def find_silent(self) -> str | None:
         """Nothing has come for long: hand on what is stuck, and name who is to be replaced, if anybody."""

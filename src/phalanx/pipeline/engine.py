@@ -226,7 +226,7 @@ class PipelineEngine:
 
     def _pump(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
-        handled = False
+        handled, before = False, self._progress()
         for item in self._mail.drain():
             handled = True
             if isinstance(item, LinkFault):
@@ -234,6 +234,7 @@ class PipelineEngine:
                 continue
             try:
                 if self._courier.accepts(item):
+                    self._silence.heard()
                     continue
                 if self._coordinator.handle(item):
                     self._succession.testimony.hear(item)
@@ -241,13 +242,19 @@ class PipelineEngine:
                     self._party.handle(item)
             except PhalanxError as exc:
                 self._files.observe("refused", {"party": item.sender, "error": type(exc).__name__, "reason": str(exc)})
-        if self._party.work() or self._mail.pending or handled:
+        worked = self._party.work()
+        if worked or self._progress() != before:
             self._silence.heard()
+        if worked or handled or self._mail.pending:
             return
         with self.timer.phase("wait"):
             arrived = self._mail.wait(0.05)
         if not arrived:
             self._succession.suspect_the_dead()
+
+    def _progress(self) -> tuple[int, ...]:
+        """What must change for the step to go on: whoever only talks is as silent as whoever says nothing."""
+        return (sum(len(holder.inputs) for holder in self._party.hosted.values()), *self._coordinator.progress)
 
     def _loss(self, inputs: StepInputs) -> float:
         last = self._party.hosted[len(self.plan.stages) - 1]

@@ -202,6 +202,10 @@ class MemoryCompany:
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
 
+    def endpoint(self, name: str) -> RewritingEndpoint:
+        """A worker's endpoint, for what it says of its own accord."""
+        return self._endpoints[name]
+
     def _endpoint(self, name: str) -> RewritingEndpoint:
         limits = self.run_config.pipeline.transport
         actor = self._actors.get(name, HONEST)
