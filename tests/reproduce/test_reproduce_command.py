@@ -23,8 +23,8 @@ RESULT = {
 def calls(monkeypatch):
     made = []
 
-    def reproduce(table, *, quick, only_finished):
-        made.append((table, quick, only_finished))
+    def reproduce(table, *, size, only_finished):
+        made.append((table, size, only_finished))
         return RESULT
 
     module = ModuleType("phalanx.reproduce")
@@ -40,7 +40,7 @@ def calls(monkeypatch):
 def test_reproduce_prints_a_table(calls, capsys):
     assert run(["reproduce", "defence", "--quick"]) == 0
 
-    assert calls == [("defence", True, False)]
+    assert calls == [("defence", "quick", False)]
     shown = capsys.readouterr().out
     assert "gpt2, manual, plain" in shown
     assert "88.1 / 90.2" in shown
@@ -51,7 +51,7 @@ def test_reproduce_json_is_one_object_on_stdout_and_in_the_file(calls, capsys, t
 
     assert run(["reproduce", "defence", "--json", "--finished", "--out", str(out)]) == 0
 
-    assert calls == [("defence", False, True)]
+    assert calls == [("defence", "full", True)]
     assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == RESULT
 
 
@@ -59,3 +59,11 @@ def test_an_unknown_table_names_the_choices(calls, capsys):
     assert run(["reproduce", "defense"]) == 2
 
     assert capsys.readouterr().err == "error: reproduce: unknown table 'defense'; choices: defence, vulnerability\n"
+
+
+def test_reproduce_small_is_a_size_of_its_own(calls, capsys):
+    assert run(["reproduce", "defence", "--small"]) == 0
+    assert run(["reproduce", "defence", "--small", "--quick"]) == 2
+
+    assert calls == [("defence", "small", False)]
+    assert "choose one" in capsys.readouterr().err

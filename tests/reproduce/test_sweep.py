@@ -9,7 +9,7 @@ from phalanx.errors import DataError
 from phalanx.reproduce.cell import Cell
 from phalanx.reproduce.sweep import rows_in
 from phalanx.reproduce.tables import CELLS, as_tables, summarise
-from phalanx.reproduce.workload import FULL, QUICK
+from phalanx.reproduce.workload import FULL, QUICK, SMALL, describe
 
 CLEAN = Cell("gpt2", "manual", "plain", 0, "clean")
 ATTACKED = Cell("gpt2", "manual", "plain", 0, "attacked", "forward", 0.5)
@@ -95,6 +95,35 @@ def test_a_row_of_another_size_is_not_used(tmp_path):
     run(path, full, size=FULL)
 
     assert full.trained == [CLEAN, ATTACKED]
+
+
+def test_a_small_row_is_not_taken_for_a_full_one(tmp_path):
+    rows = [rows_in(tmp_path / "rows.jsonl", size) for size in (FULL, SMALL, QUICK)]
+
+    assert len({one.key(CLEAN) for one in rows}) == 3
+
+
+def test_what_decides_older_rows_has_no_field_that_came_later():
+    assert describe(FULL)["size"] == {
+        "pretraining_steps": 800,
+        "pretraining_characters": 3_000_000,
+        "text_share": 1.0,
+    }
+    assert describe(SMALL)["families"]["opt"]["hidden_size"] == SMALL.width == 64
+    assert describe(SMALL)["microbatches"] == 2
+
+
+@pytest.mark.parametrize("table", CELLS)
+def test_one_rate_in_all_places_comes_first(table):
+    cells = list(CELLS[table](False))
+    others = [n for n, cell in enumerate(cells) if cell.rate not in (None, 0.5)]
+    first_seed = [n for n, cell in enumerate(cells) if cell.rate in (None, 0.5) and cell.seed == 0]
+
+    assert others == list(range(others[0], len(cells)))
+    assert first_seed == list(range(len(first_seed)))
+    assert {(cell.family, cell.domain) for cell in cells[: len(first_seed)]} == {
+        (cell.family, cell.domain) for cell in cells
+    }
 
 
 def test_without_a_trainer_only_what_is_there_is_shown(tmp_path):

@@ -13,6 +13,7 @@ from phalanx.errors import ConfigError
 def reproduce(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="vulnerability or defence.")],
     quick: Annotated[bool, typer.Option("--quick", help="Ends within 10 minutes on 2 cores.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="All cells, with less text, width and steps.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing; show what is finished.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
@@ -23,7 +24,10 @@ def reproduce(
 
     if table not in CELLS:
         raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted(CELLS))}")
-    result = train_table(table, quick=quick, only_finished=finished)
+    if quick and small:
+        raise ConfigError("reproduce: --quick and --small are two sizes; choose one")
+    size = "quick" if quick else "small" if small else "full"
+    result = train_table(table, size=size, only_finished=finished)
     if out is not None:
         write_json(out, result)
     if as_json:

@@ -11,18 +11,18 @@ from phalanx.pipeline import keep_freed_memory
 from phalanx.reproduce.sweep import PROTOCOL, Trainer, in_words, rows_in
 from phalanx.reproduce.tables import CELLS, as_tables, summarise
 from phalanx.reproduce.texts import DOMAINS
-from phalanx.reproduce.workload import FULL, QUICK, describe
+from phalanx.reproduce.workload import SIZES, describe
 from phalanx.train.process import deterministic
 
-__all__ = ["CELLS", "as_tables", "reproduce"]
+__all__ = ["CELLS", "SIZES", "as_tables", "reproduce"]
 
 
-def reproduce(table: str, *, quick: bool, only_finished: bool = False) -> dict[str, Any]:
+def reproduce(table: str, *, size: str = "full", only_finished: bool = False) -> dict[str, Any]:
     """Train what a table needs and has not been trained yet; progress goes to standard error.
 
     Args:
         table: A name in `CELLS`.
-        quick: One seed, family, domain and rate, fewer steps; ends within 10 minutes on 2 cores.
+        size: A name in `SIZES`: "full", "small" with the same cells, or "quick" with one seed, family, domain and rate.
         only_finished: Train nothing; show what earlier calls have finished.
 
     Returns:
@@ -31,23 +31,24 @@ def reproduce(table: str, *, quick: bool, only_finished: bool = False) -> dict[s
     Raises:
         PhalanxError: Text or model cannot be had, or training cannot go on.
     """
-    size = QUICK if quick else FULL
+    quick, chosen = size == "quick", SIZES[size]
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     load = load_average()
     cells = list(CELLS[table](quick))
-    finished = rows_in(cache / "reproduce" / "rows.jsonl", size)
+    finished = rows_in(cache / "reproduce" / "rows.jsonl", chosen)
     with deterministic(threads=1):
         keep_freed_memory()
-        trainer = None if only_finished else Trainer(size, cache, _say)
+        trainer = None if only_finished else Trainer(chosen, cache, _say)
         rows = list(sweep(cells, finished, trainer, lambda *told: _say(in_words(*told))))
     return {
         "name": table,
         "quick": quick,
-        "command": f"phalanx reproduce {table}{' --quick' if quick else ''}",
+        "size": size,
+        "command": f"phalanx reproduce {table}{'' if size == 'full' else f' --{size}'}",
         "machine": describe_machine(),
         "commit": current_commit(),
         "load": load,
-        "protocol": {"number": PROTOCOL, "domains": dict(DOMAINS), **describe(size)},
+        "protocol": {"number": PROTOCOL, "domains": dict(DOMAINS), **describe(chosen)},
         "missing": len(cells) - len(rows),
         "summary": summarise(rows),
         "rows": rows,

@@ -17,7 +17,7 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import PipelineConfig
 from phalanx.reproduce.attacker import Attacker
 from phalanx.reproduce.simulator import Simulator, Unwatched
-from phalanx.reproduce.workload import FAMILIES, MICROBATCHES, SEQUENCE_LENGTH, STAGES, Size
+from phalanx.reproduce.workload import MICROBATCHES, SEQUENCE_LENGTH, STAGES, Size, architecture_of
 from phalanx.train import RunConfig, TrainConfig, step_inputs
 from phalanx.train.layout import make_plan
 from phalanx.train.validation import perplexity
@@ -36,7 +36,7 @@ def pretrained(family: str, corpus: Corpus, size: Size, cache: Path, say: Say) -
         NonFiniteLossError: Training broke down.
     """
     key = {
-        "architecture": dict(FAMILIES[family]),
+        "architecture": architecture_of(family, size.width),
         "corpus": corpus.digest,
         "steps": size.pretraining_steps,
         "batch_size": _BATCH_SIZE,
@@ -73,7 +73,7 @@ def _train(family: str, corpus: Corpus, size: Size, cache: Path, home: Path, say
 
 def _run(family: str, size: Size) -> RunConfig:
     return RunConfig(
-        model=ModelConfig(from_scratch=True, architecture=dict(FAMILIES[family])),
+        model=ModelConfig(from_scratch=True, architecture=architecture_of(family, size.width)),
         # never read: the corpus is at hand
         data=DataConfig(sources=(PythonManualConfig(),), tokenizer=BpeConfig(), sequence_length=SEQUENCE_LENGTH),
         train=TrainConfig(steps=size.pretraining_steps, batch_size=_BATCH_SIZE, microbatches=MICROBATCHES, seed=0),

@@ -38,7 +38,7 @@ class Trainer:
         regime = REGIMES[cell.regime]
         model = pretrained(cell.family, self._text_a(), self._size, self._cache, self._say)
         data, corpus = self._domain(cell.domain, cell.regime)
-        run = run_of(model, data, regime, regime.epochs * steps_per_epoch(corpus), cell.seed)
+        run = run_of(model, data, regime, self._size, regime.epochs * steps_per_epoch(corpus), cell.seed)
         return train_cell(cell, run, corpus, self._cache) | {"corpus_digest": corpus.digest, "model": model.name}
 
     def _text_a(self) -> Corpus:

@@ -98,7 +98,7 @@ def domain_data(domain: str, regime: Regime, size: Size, tokenizer: Path, cache:
         tokenizer=FileTokenizerConfig(path=tokenizer),
         sequence_length=SEQUENCE_LENGTH,
         validation_share=regime.validation_share,
-        max_validation_sequences=_MAX_VALIDATION_SEQUENCES,
+        max_validation_sequences=size.validation_sequences,
     )
 
 

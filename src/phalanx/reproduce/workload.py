@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,50 +23,48 @@ SEQUENCE_LENGTH = 64
 BATCH_SIZE = 8
 MICROBATCHES = 4
 
-FAMILIES: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "gpt2": {
+
+def architecture_of(family: str, width: int) -> Architecture:
+    """About 1.5 million parameters at width 128; one block a stage, and no dropout: one thread plays all parties."""
+    ends: Architecture = {"bos_token_id": 0, "eos_token_id": 0}
+    if family == "gpt2":
+        return ends | {
             "model_type": "gpt2",
             "vocab_size": VOCAB_SIZE,
             "n_positions": SEQUENCE_LENGTH,
-            "n_embd": WIDTH,
+            "n_embd": width,
             "n_layer": STAGES,
             "n_head": 4,
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
             "attn_pdrop": 0.0,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        },
-        "opt": {
+        }
+    if family == "opt":
+        return ends | {
             "model_type": "opt",
             "vocab_size": VOCAB_SIZE,
             "max_position_embeddings": SEQUENCE_LENGTH,
-            "hidden_size": WIDTH,
-            "word_embed_proj_dim": WIDTH,
-            "ffn_dim": 4 * WIDTH,
+            "hidden_size": width,
+            "word_embed_proj_dim": width,
+            "ffn_dim": 4 * width,
             "num_hidden_layers": STAGES,
             "num_attention_heads": 4,
             "dropout": 0.0,
             "attention_dropout": 0.0,
             "pad_token_id": None,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        },
-        "bloom": {
-            "model_type": "bloom",
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": WIDTH,
-            "n_layer": STAGES,
-            "n_head": 4,
-            "hidden_dropout": 0.0,
-            "attention_dropout": 0.0,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        },
+        }
+    return ends | {
+        "model_type": "bloom",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": width,
+        "n_layer": STAGES,
+        "n_head": 4,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
     }
-)
-"""About 1.5 million parameters each, one block a stage; without dropout, so that one thread can play all parties."""
+
+
+FAMILIES = ("gpt2", "opt", "bloom")
 
 
 @dataclass(frozen=True)
@@ -101,31 +99,64 @@ has many epochs over far less text, where whatever trains less may look better a
 
 @dataclass(frozen=True)
 class Size:
-    """What --quick makes smaller."""
+    """What --quick and --small make smaller.
+
+    Attributes:
+        pretraining_steps: Of each family, once.
+        pretraining_characters: Of text A.
+        text_share: Of a regime's characters; with them shrinks the number of steps.
+        width: Of the model.
+        microbatches: Of a step.
+        validation_sequences: Of held-out text, at most.
+        lr_share: Of a regime's learning rate.
+    """
 
     pretraining_steps: int
     pretraining_characters: int
     text_share: float
+    width: int = WIDTH
+    microbatches: int = MICROBATCHES
+    validation_sequences: int = 128
+    lr_share: float = 1.0
 
 
-FULL = Size(pretraining_steps=800, pretraining_characters=3_000_000, text_share=1.0)
-QUICK = Size(pretraining_steps=400, pretraining_characters=1_000_000, text_share=0.5)
+SIZES: Mapping[str, Size] = MappingProxyType(
+    {
+        "full": Size(pretraining_steps=800, pretraining_characters=3_000_000, text_share=1.0),
+        "small": Size(
+            pretraining_steps=800,
+            pretraining_characters=1_000_000,
+            text_share=0.15,
+            width=64,
+            microbatches=2,
+            validation_sequences=64,
+            lr_share=2.0,
+        ),
+        "quick": Size(pretraining_steps=400, pretraining_characters=1_000_000, text_share=0.5),
+    }
+)
+"""`small` has all cells of `full` at a fraction of their cost; `quick` has one seed, family, domain and rate."""
+FULL, SMALL, QUICK = SIZES["full"], SIZES["small"], SIZES["quick"]
 
 
-def optimizer_of(regime: Regime) -> OptimizerConfig:
+def optimizer_of(regime: Regime, size: Size) -> OptimizerConfig:
     """The paper's optimizer is AdamW with torch's own settings."""
     return OptimizerConfig(
-        lr=regime.lr, betas=(0.9, 0.999), weight_decay=0.01, clip_norm=regime.clip_norm, schedule="constant"
+        lr=regime.lr * size.lr_share,
+        betas=(0.9, 0.999),
+        weight_decay=0.01,
+        clip_norm=regime.clip_norm,
+        schedule="constant",
     )
 
 
-def run_of(model: Path, data: DataConfig, regime: Regime, steps: int, seed: int) -> RunConfig:
+def run_of(model: Path, data: DataConfig, regime: Regime, size: Size, steps: int, seed: int) -> RunConfig:
     """One fine-tuning, as a run file would say it."""
     return RunConfig(
         model=ModelConfig(path=str(model)),
         data=data,
-        train=TrainConfig(steps=steps, batch_size=BATCH_SIZE, microbatches=MICROBATCHES, seed=seed),
-        optimizer=optimizer_of(regime),
+        train=TrainConfig(steps=steps, batch_size=BATCH_SIZE, microbatches=size.microbatches, seed=seed),
+        optimizer=optimizer_of(regime, size),
         pipeline=PipelineConfig(stages=STAGES),
     )
 
@@ -140,10 +171,15 @@ def describe(size: Size) -> dict[str, Any]:
     return {
         "stages": STAGES,
         "batch_size": BATCH_SIZE,
-        "microbatches": MICROBATCHES,
+        "microbatches": size.microbatches,
         "sequence_length": SEQUENCE_LENGTH,
         "vocab_size": VOCAB_SIZE,
-        "families": {name: dict(architecture) for name, architecture in FAMILIES.items()},
+        "families": {name: architecture_of(name, size.width) for name in FAMILIES},
         "regimes": {name: vars(regime) for name, regime in REGIMES.items()},
-        "size": vars(size),
+        # what is as in other sizes is left out, so that a new field does not make older rows unknown
+        "size": {
+            field.name: getattr(size, field.name)
+            for field in fields(size)
+            if getattr(size, field.name) != field.default
+        },
     }
