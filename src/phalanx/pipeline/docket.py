@@ -11,7 +11,7 @@ from phalanx.pipeline.messages import Signed, StateDigest
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.signed import open_signed
-from phalanx.pipeline.verdict import Verdict
+from phalanx.pipeline.verdict import RefereeWork, Verdict
 from phalanx.security.crypto import Peer
 from phalanx.transport import SignedHeader
 
@@ -27,6 +27,7 @@ class Judgement:
     verdict: Verdict
     exhibit: Exhibit = field(default_factory=Exhibit)
     headers: dict[str, Signed] = field(default_factory=dict)
+    work: RefereeWork = field(default_factory=RefereeWork)
 
 
 @dataclass
@@ -97,8 +98,9 @@ class Docket:
         *,
         accuser: str = OWNER,
         headers: Mapping[str, Signed] = NO_HEADERS,
+        work: RefereeWork | None = None,
     ) -> Judgement:
-        """A verdict that needs no recomputation: the headers prove it."""
+        """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it."""
         verdict = Verdict.model_validate(
             {
                 "step": self.ledger.step,
@@ -109,4 +111,4 @@ class Docket:
                 "accuser": accuser,
             }
         )
-        return Judgement(verdict, headers=dict(headers))
+        return Judgement(verdict, headers=dict(headers), work=work or RefereeWork())

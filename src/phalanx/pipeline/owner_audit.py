@@ -125,9 +125,10 @@ class OwnerAudits:
             state=docket.agreed[stage],
         )
         verdict, exhibit = self._referee.judge_message(dispute, copy)
+        work = self._referee.spent()
         if verdict is None:
             return []
-        culprit = Judgement(verdict, exhibit, dispute.headers())
+        culprit = Judgement(verdict, exhibit, dispute.headers(), work)
         second = accomplice(docket, culprit)
         return [culprit] if second is None else [culprit, second]
 

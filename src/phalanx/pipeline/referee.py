@@ -16,7 +16,7 @@ from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
-from phalanx.pipeline.verdict import Verdict
+from phalanx.pipeline.verdict import RefereeWork, Verdict
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
@@ -59,6 +59,12 @@ class Referee:
         self._plan = plan
         self._courier = courier
         self._same_class = same_class
+        self._work = RefereeWork()
+
+    def spent(self) -> RefereeWork:
+        """What was recomputed since this was last asked: the work of one dispute, if it is asked after each."""
+        spent, self._work = self._work, RefereeWork()
+        return spent
 
     def judge_message(self, dispute: Dispute, copy: StageCopy | None = None) -> tuple[Verdict | None, Exhibit]:
         """Redo the disputed microbatch.
@@ -81,6 +87,7 @@ class Referee:
         if x is None or (dispute.direction == "backward" and gradient is None):
             reason = "brought no input with the digest that it committed to"
             return self._guilty(dispute, dispute.holder, "transfer", reason), Exhibit()
+        self._count(microbatches=1)
         y, x_gradient = copy.runner.recompute(dispute.step, dispute.microbatch, x, gradient)
         truth = y if dispute.direction == "forward" or x_gradient is None else x_gradient
         exhibit = Exhibit({"input": x, "recomputed": truth}, dispute.state.weights, copy.weights())
@@ -146,6 +153,7 @@ class Referee:
         copy.load({**frozen, **undo[0]}, before.step)
         if copy.digest() != before:
             return shadow
+        self._count(steps=1)
         copy.apply(before.step, held[0], gradient[1])
         truth = copy.digest()
         return next((party for party in (holder, shadow) if after[party] != truth), None)
@@ -170,6 +178,7 @@ class Referee:
         copy = self._weights(ledger.epoch, ledger.step, stage, shadow, state)
         if copy is None:
             return shadow
+        self._count(steps=1)
         for m in range(self._plan.microbatches):
             tensors = self.inputs(ledger, stage, m, holders)
             if tensors is None:
@@ -180,6 +189,10 @@ class Referee:
 
     epoch = 0
     """Epoch of requests; the engine keeps it at the present one."""
+
+    def _count(self, *, microbatches: int = 0, steps: int = 0) -> None:
+        work = self._work
+        self._work = RefereeWork(microbatches=work.microbatches + microbatches, steps=work.steps + steps)
 
     def _now(self, request: FetchBulk, purpose: str | None = None) -> FetchBulk:
         return FetchBulk.model_validate(

@@ -155,16 +155,8 @@ class Reports:
         output: Committed,
     ) -> Judgement | None:
         docket, stage = self._docket, report.stage
-        docket.observe(
-            "alarm",
-            {
-                "step": report.step,
-                "stage": stage,
-                "microbatch": report.microbatch,
-                "direction": direction,
-                "accuser": auditor,
-            },
-        )
+        about = {"step": report.step, "stage": stage, "microbatch": report.microbatch, "direction": direction}
+        docket.observe("alarm", {**about, "accuser": auditor})
         dispute = Dispute(
             step=report.step,
             epoch=report.epoch,
@@ -180,9 +172,11 @@ class Reports:
             state=docket.agreed[stage],
         )
         verdict, exhibit = self._referee.judge_message(dispute)
+        work = self._referee.spent()
         if verdict is None:
+            docket.observe("dismissed", {**about, "accuser": auditor, "referee": work.model_dump()})
             return None
-        return Judgement(verdict, exhibit, dispute.headers())
+        return Judgement(verdict, exhibit, dispute.headers(), work)
 
 
 def _input_of(signed: Signed, report: AuditReport) -> Activation | None:

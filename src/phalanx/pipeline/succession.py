@@ -214,5 +214,6 @@ class Succession:
         update = {"evidence": f"evidence/{path.name}", "evidence_sha256": file_digest(path)}
         verdict = judgement.verdict.model_copy(update=update)
         self.verdicts.append(verdict)
-        self._files.observe("verdict", verdict.model_dump(mode="json") | {"excludes": not self._paper.answers(verdict)})
+        about = {"excludes": not self._paper.answers(verdict), "referee": judgement.work.model_dump()}
+        self._files.observe("verdict", verdict.model_dump(mode="json") | about)
         return verdict

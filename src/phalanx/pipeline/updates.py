@@ -50,7 +50,8 @@ class Updates:
             guilty = self._guilty_of_gradient(stage, holder, shadow, held)
             reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
             accuser = shadow if guilty == holder else holder
-            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser)
+            work = self._referee.spent()
+            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, work=work)
         return None
 
     def weigh_step_audits(self) -> Judgement | None:
@@ -74,7 +75,8 @@ class Updates:
             if guilty == holder and auditor != docket.shadow(stage):
                 second = vouched_for_gradient(docket, stage)
                 docket.proved += [] if second is None else [second]
-            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser)
+            work = self._referee.spent()
+            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, work=work)
         return None
 
     def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
@@ -91,11 +93,13 @@ class Updates:
         else:
             gradient = (previous.commits[stage].gradient, previous.clip_coefficient)
             guilty = self._referee.judge_update(stage, holder, shadow, before, gradient, said)
+        work = self._referee.spent()
         if guilty is None:
             docket.agreed[stage] = said[holder]
             return None
         reason = f"stage {stage}: {guilty} has a state that the signed gradient of step {before.step} does not lead to"
-        return docket.judgement("state", guilty, stage, reason, accuser=shadow if guilty == holder else holder)
+        accuser = shadow if guilty == holder else holder
+        return docket.judgement("state", guilty, stage, reason, accuser=accuser, work=work)
 
     def _guilty_of_gradient(self, stage: int, holder: str, shadow: str, held: GradientHeld) -> str:
         docket, ledger = self._docket, self._docket.ledger

@@ -19,6 +19,15 @@ Offence = Literal[
 ]
 
 
+class RefereeWork(StrictModel):
+    """What the referee did again to settle one dispute."""
+
+    microbatches: int = 0
+    """Messages: forward, and input-backward where the dispute is about a gradient, of one stage's microbatch."""
+    steps: int = 0
+    """States and weight gradients: all microbatches of one stage, or its update."""
+
+
 class Verdict(StrictModel):
     """One party is guilty; `reason` says where, what was found and what was allowed."""
 

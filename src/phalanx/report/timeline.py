@@ -31,6 +31,7 @@ _SENTENCES = {
     "party_joined": "{party} from {address}, numeric class {class}",
     "screen_hit": "step {step}: {direction} of stage {source}, microbatch {microbatch}: {reason}; audited before use",
     "alarm": "step {step}: {accuser} got another result than stage {stage} sent",
+    "dismissed": "step {step}: the referee finds both within tolerance at stage {stage}, microbatch {microbatch}",
     "verdict": "step {step}: {party} is guilty: {reason}",
     "evicted": "{party} is excluded from the run",
     "lost": "{party} is gone",
