@@ -4,11 +4,12 @@ Every attack of the table is played here, and every time the price of what was c
 """
 
 import json
+import threading
 
 import pytest
 
 from phalanx.attacks import ATTACKS, actor
-from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageRunner
 from phalanx.testing import tiny_run
 
 FROM = 2
@@ -124,6 +125,27 @@ def test_who_expects_audits_where_they_were_is_caught_where_they_are(make_compan
     check_the_price(company, results)
     assert company.evicted == ["worker-1"]
     assert company.weights_digest() == honest_digest(run, FROM + 4)
+
+
+def test_the_referees_work_is_what_the_owner_really_computes_again(make_company, tmp_path, monkeypatch):
+    again = []
+    recompute = StageRunner.recompute
+
+    def noting(self, *args):
+        if threading.current_thread() is threading.main_thread():
+            again.append(self.spec.index)
+        return recompute(self, *args)
+
+    monkeypatch.setattr(StageRunner, "recompute", noting)
+    run = tiny_run(5, guard=GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0))
+    company = make_company(run, attackers(tmp_path, "drift", (1,)))
+
+    company.run(FROM + 1)
+
+    # an owner that shadows nobody recomputes as a referee only
+    assert "owner" not in company.engine.shadows.values()
+    assert again == [1]
+    assert [body["referee"] for body in company.bodies("verdict")] == [{"microbatches": 1, "steps": 0}]
 
 
 def test_every_attack_of_the_table_says_what_should_catch_it():

@@ -107,7 +107,7 @@ def test_a_false_alarm_of_the_receiver_costs_an_audit_and_nothing_else(make_comp
         )
         return [type(letter)("owner", hit), letter]
 
-    run = tiny_run(guard=GuardConfig(audit_rate=0.25))
+    run = tiny_run(guard=GuardConfig(audit_rate=0.25, step_audit_rate=0.0, owner_audit_rate=0.0))
     company = make_company(run, {2: Actor(rewrite=only(AuditReport, cry_wolf))})
 
     company.run(2)
