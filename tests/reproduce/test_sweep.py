@@ -7,8 +7,8 @@ import pytest
 from phalanx.bench.row_file import sweep
 from phalanx.errors import DataError
 from phalanx.reproduce.cell import Cell
-from phalanx.reproduce.sweep import rows_in
 from phalanx.reproduce.tables import CELLS, as_tables, summarise
+from phalanx.reproduce.trainer import rows_in
 from phalanx.reproduce.workload import FULL, QUICK, SMALL, describe
 
 CLEAN = Cell("gpt2", "manual", "plain", 0, "clean")

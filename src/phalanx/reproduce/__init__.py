@@ -8,9 +8,9 @@ from typing import Any
 from phalanx.bench.machine import current_commit, describe_machine, load_average
 from phalanx.bench.row_file import sweep
 from phalanx.pipeline import keep_freed_memory
-from phalanx.reproduce.sweep import PROTOCOL, Trainer, in_words, rows_in
 from phalanx.reproduce.tables import CELLS, as_tables, summarise
 from phalanx.reproduce.texts import DOMAINS
+from phalanx.reproduce.trainer import PROTOCOL, Trainer, in_words, rows_in
 from phalanx.reproduce.workload import SIZES, describe
 from phalanx.train.process import deterministic
 
