@@ -6,6 +6,7 @@ import pytest
 
 from phalanx.bench.row_file import sweep
 from phalanx.errors import DataError
+from phalanx.reproduce import reproduce
 from phalanx.reproduce.cell import Cell
 from phalanx.reproduce.tables import CELLS, as_tables, summarise
 from phalanx.reproduce.trainer import rows_in
@@ -189,3 +190,11 @@ def test_a_training_that_broke_down_has_no_last_perplexity():
     (lines,) = as_tables(summary).values()
     assert lines == [{"arm": "clean", "no attack": "80.0 / 82.0"}, {"arm": "attacked", "forward 0.5": "- / -"}]
     json.dumps(summary, allow_nan=False)
+
+
+def test_a_table_of_which_nothing_is_trained_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
+
+    found = reproduce("vulnerability", size="quick", only_finished=True)
+
+    assert (found["rows"], found["missing"]) == ([], len(list(CELLS["vulnerability"](True))))
