@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from phalanx.errors import ConfigError
 from phalanx.pipeline import GuardConfig, StageRunner
 from phalanx.pipeline.messages import Applied, AuditReport, Fetched
 from phalanx.security.crypto import digest_hex
@@ -170,3 +171,8 @@ def test_states_are_not_compared_bit_by_bit_across_classes(make_company):
     company.run(2)
 
     assert company.verdicts == []
+
+
+def test_lockstep_is_refused_where_a_party_computes_differently(make_company):
+    with pytest.raises(ConfigError, match=r"needs one numeric class; worker-1 compute.*another build"):
+        make_company(tiny_run(guard=GuardConfig(shadow="lockstep")), {1: Actor(numeric_class="another build")})

@@ -38,11 +38,15 @@ class PipelineEngine:
         and every stage's last state has been confirmed by its shadow. A step is redone until it is
         verified; each redo has one party less. The result has the bits of an honest run, as long
         as holder and shadow are of one numeric class.
+
+    Raises:
+        ConfigError: With this upkeep, copies could not stay equal in these parties' hands.
     """
 
     def __init__(
         self, plan: StepPlan, owner: Peer, endpoint: Endpoint, members: Members, files: Files, draw: AuditDraw
     ) -> None:
+        members.check_upkeep(plan.guard)
         self.plan = plan
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         self.steps_redone = 0

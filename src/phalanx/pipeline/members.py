@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from phalanx.errors import ConfigError
+from phalanx.pipeline.config import OWNER, GuardConfig
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.roles import Library
 
@@ -21,6 +23,22 @@ class Members:
     is_alive: Callable[[str], bool] = lambda name: True
     dismiss: Callable[[str], None] = lambda name: None
     """Ends a local worker's process; nothing for a remote one."""
+
+    def check_upkeep(self, guard: GuardConfig) -> None:
+        """Refuse an upkeep that these parties cannot keep up.
+
+        Raises:
+            ConfigError: Shadows would recompute weights on another numeric class, where rounding adds up until honest
+                parties seem to lie.
+        """
+        if not guard.enabled or guard.shadow != "lockstep":
+            return
+        others = sorted(name for name, label in self.classes.items() if label != self.classes[OWNER])
+        if others:
+            raise ConfigError(
+                f'guard.shadow = "{guard.shadow}" needs one numeric class; {", ".join(others)} compute unlike the owner: '
+                f'{self.classes[others[0]]} instead of {self.classes[OWNER]}; set guard.shadow = "gradient"'
+            )
 
 
 @dataclass

@@ -43,8 +43,7 @@ class Updates:
                 continue
             holder, shadow = docket.holder(stage), docket.shadow(stage)
             same = (commit.gradient, commit.norm_squared) == (held.gradient, held.norm_squared)
-            lockstep = docket.plan.guard.shadow == "lockstep"
-            if same or (lockstep and not docket.same_class(holder, shadow)):
+            if same:
                 ledger.gradients_agreed.add(stage)
                 continue
             guilty = self._guilty_of_gradient(stage, holder, shadow, held)
