@@ -156,6 +156,13 @@ MUTANTS = (
         PIPELINE + "test_third_party_audits.py::test_other_weights_than_the_agreed_ones_are_not_used",
     ),
     Mutant(
+        "L3 state of a stage that is frozen",
+        "pipeline/updates.py",
+        "if said[party] != kept",
+        "if said[party] == kept",
+        PIPELINE + "test_paper_recoveries.py::test_who_changes_a_frozen_stage_is_named",
+    ),
+    Mutant(
         "L3 the owner's audit of updates",
         "pipeline/owner_audit.py",
         "if redone.copy.digest() != state:",

@@ -131,6 +131,41 @@ def test_who_inherits_a_frozen_stage_goes_on_with_its_bits(make_company):
     assert company.weights_digest() == undisturbed.weights_digest()
 
 
+def thawing(wrap):
+    """Changes its weights where they are to stay as they are."""
+
+    def wrap_copy(copy, held):
+        copy = wrap(copy, held)
+        skip = copy.skip
+
+        def skip_and_drift(step):
+            skip(step)
+            for name, weight in copy.optimizer.state().items():
+                if name.startswith("weight/"):
+                    weight.mul_(1.5)
+
+        if held:
+            copy.skip = skip_and_drift
+        return copy
+
+    return Actor(wrap_copy)
+
+
+@pytest.mark.parametrize("who", [LIAR, LIAR - 1])
+def test_who_changes_a_frozen_stage_is_named(make_company, who):
+    undisturbed = make_company(run_with("skip_layer"), {LIAR: lying_in(1)})
+    undisturbed.run(4)
+    wraps = {LIAR: lying_in(1).wrap_copy, LIAR - 1: tampering()}
+    actors = {stage: Actor(wrap) for stage, wrap in wraps.items()} | {who: thawing(wraps[who])}
+    company = make_company(run_with("skip_layer"), actors)
+
+    company.run(4)
+
+    assert [(v.party, v.step, v.offence) for v in company.verdicts[1:]] == [(f"worker-{who}", 2, "state")]
+    assert company.bodies("verdict")[1]["referee"] == {"microbatches": 0, "steps": 0}
+    assert company.weights_digest() == undisturbed.weights_digest()
+
+
 @pytest.mark.parametrize("recovery", ["restart", "skip_layer"])
 def test_a_wrong_state_is_no_message_and_is_answered_by_a_takeover(make_company, honest_digest, recovery):
     run = run_with(recovery)
