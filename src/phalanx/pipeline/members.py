@@ -36,8 +36,8 @@ class Members:
         others = sorted(name for name, label in self.classes.items() if label != self.classes[OWNER])
         if others:
             raise ConfigError(
-                f'guard.shadow = "{guard.shadow}" needs one numeric class; {", ".join(others)} compute unlike the owner: '
-                f'{self.classes[others[0]]} instead of {self.classes[OWNER]}; set guard.shadow = "gradient"'
+                f'guard.shadow = "{guard.shadow}" needs one numeric class; {", ".join(others)} compute unlike the '
+                f'owner: {self.classes[others[0]]} instead of {self.classes[OWNER]}; set guard.shadow = "gradient"'
             )
 
 
