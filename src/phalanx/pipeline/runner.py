@@ -131,9 +131,15 @@ class StageRunner:
         x = x.detach().to(self.device)
         if x.is_floating_point():
             x.requires_grad_(torch.is_grad_enabled())
-        torch.manual_seed(dropout_seed(self.seed, step, self.spec.index, microbatch))
+        self._seed(dropout_seed(self.seed, step, self.spec.index, microbatch))
         with self._autocast():
             return x, self.module(x)
+
+    def _seed(self, seed: int) -> None:
+        # torch.manual_seed formats the whole call stack for every kind of device that is not there
+        torch.default_generator.manual_seed(seed)
+        if self.device != "cpu":
+            torch.cuda.manual_seed_all(seed)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if not self._bf16:
