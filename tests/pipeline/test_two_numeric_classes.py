@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.errors import ConfigError
-from phalanx.pipeline import GuardConfig, StageRunner
+from phalanx.pipeline import GuardConfig, StageRunner, explain_evidence
 from phalanx.pipeline.messages import Applied, AuditReport, Fetched
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, only, tampering, tiny_run
@@ -94,6 +94,21 @@ def test_two_honest_parties_that_round_apart_are_both_acquitted(make_company):
 
     assert company.verdicts == []
     assert {body["stage"] for body in company.bodies("alarm")} == {1}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_tolerance_below_rounding_does_not_let_a_lie_through(make_company, direction):
+    run = tiny_run(guard=FULL.model_copy(update={"tolerance": 1e-9}))
+    company = make_company(run, {1: drifting(1e-4, direction)})
+
+    company.run(1)
+
+    (verdict,) = company.verdicts
+    assert verdict.party == "worker-1"
+    assert verdict.allowed is not None
+    assert 1e-9 < verdict.allowed < 1e-5
+    facts = explain_evidence(company.run_dir / str(verdict.evidence))
+    assert str(facts["conclusion"]).startswith("holds: worker-1 signed")
 
 
 def test_a_small_drift_to_one_side_is_seen_in_the_long_run(make_company):

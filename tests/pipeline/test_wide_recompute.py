@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from phalanx.models import ModelConfig, StageSpec, build_stage, open_model
 from phalanx.pipeline import StageRunner, WideRunner, band, recompute_in, token_distance
+from phalanx.pipeline.noise import MARGIN, rounding_noise
 
 ARCHITECTURES = {
     "gpt2": {"n_layer": 3, "n_embd": 64, "n_head": 4, "vocab_size": 40, "n_positions": 32},
@@ -118,3 +119,40 @@ def test_the_runner_is_left_as_it_was(make_runner):
     runner.backward(0, 0, hidden(2))
     assert all(torch.equal(value, before[name]) for name, value in runner.module.all_parameters().items())
     assert {value.dtype for value in runner.module.all_parameters().values()} == {torch.float32}
+
+
+def cancelling(seed):
+    # every number is close to one large one, which a layer norm takes away: what is left is mostly rounding
+    return 300 + 0.1 * hidden(seed)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("inputs", [hidden, cancelling])
+def test_what_another_kernel_rounds_differently_is_within_the_measured_noise(make_runner, family, direction, inputs):
+    runner = make_runner(family)
+    x, gradient = inputs(1), hidden(2)
+    with sdpa_kernel(SDPBackend.MATH):
+        other = runner.recompute(0, 0, x, gradient)
+    mine = runner.recompute(0, 0, x, gradient)
+
+    noise = rounding_noise(runner, 0, 0, direction, x, gradient)
+
+    which = 0 if direction == "forward" else 1
+    assert token_distance(other[which], mine[which]) <= MARGIN * noise
+
+
+def test_noise_is_a_hundred_times_larger_where_numbers_cancel(make_runner):
+    runner = make_runner()
+
+    ordinary = rounding_noise(runner, 0, 0, "backward", hidden(1), hidden(2))
+    spike = rounding_noise(runner, 0, 0, "backward", cancelling(1), hidden(2))
+
+    assert MARGIN * ordinary < TAU
+    assert spike > 100 * ordinary
+
+
+def test_noise_is_the_same_whoever_measures_it(make_runner):
+    assert rounding_noise(make_runner(), 5, 1, "forward", hidden(1), None) == rounding_noise(
+        make_runner(), 5, 1, "forward", hidden(1), None
+    )

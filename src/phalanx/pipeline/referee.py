@@ -12,6 +12,7 @@ from phalanx.pipeline.distance import token_distance
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.ledger import Committed, MessageKey, StepLedger
 from phalanx.pipeline.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
+from phalanx.pipeline.noise import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.schedules.action import Direction
@@ -98,7 +99,7 @@ class Referee:
             exhibit.tensors["accuser"] = claim
         if said is not None:
             exhibit.tensors["claimed"] = said
-        return self._weigh(dispute, truth, said, claim), exhibit
+        return self._weigh(dispute, truth, said, claim, lambda: self._allowed(dispute, copy, x, gradient)), exhibit
 
     def stage_at(self, stage: int, parties: Sequence[str], state: StateDigest) -> StageCopy | None:
         """A stage with weights and moments, from the first party that brings those that were agreed on."""
@@ -247,8 +248,21 @@ class Referee:
                 return tensor_from(answer.payload, BOUNDARY_DTYPE, self._plan.hidden_shape)
         return None
 
-    def _weigh(self, dispute: Dispute, truth: Tensor, said: Tensor | None, claim: Tensor | None) -> Verdict | None:
-        tau = self._plan.guard.tolerance
+    def _allowed(self, dispute: Dispute, copy: StageCopy, x: Tensor, gradient: Tensor | None) -> float:
+        """How far an honest party of another numeric class may be off in this very message; tau at least."""
+        self._count(microbatches=PROBES + 1)
+        noise = rounding_noise(copy.runner, dispute.step, dispute.microbatch, dispute.direction, x, gradient)
+        return max(self._plan.guard.tolerance, MARGIN * noise)
+
+    def _weigh(
+        self,
+        dispute: Dispute,
+        truth: Tensor,
+        said: Tensor | None,
+        claim: Tensor | None,
+        measure_allowed: Callable[[], float],
+    ) -> Verdict | None:
+        allowed = tau = self._plan.guard.tolerance
         digest = digest_hex(tensor_buffers(truth.contiguous()))
         if self._same_class(dispute.holder):
             holder_off, holder_e = (
@@ -257,22 +271,33 @@ class Referee:
             )
         else:
             holder_e = float("inf") if said is None else token_distance(said, truth)
-            holder_off = not holder_e <= tau
+            if not holder_e <= tau:
+                allowed = measure_allowed()
+            holder_off = not holder_e <= allowed
         if holder_off:
-            return self._guilty(dispute, dispute.holder, "message", "sent a wrong tensor", holder_e)
+            return self._guilty(dispute, dispute.holder, "message", "sent a wrong tensor", holder_e, allowed)
         if self._same_class(dispute.accuser):
             accuser_off, accuser_e = dispute.report.digests[dispute.direction] != digest, None
         else:
             accuser_e = float("inf") if claim is None else token_distance(claim, truth)
-            accuser_off = not accuser_e <= tau
+            if not accuser_e <= allowed and allowed == tau:
+                allowed = measure_allowed()
+            accuser_off = not accuser_e <= allowed
         if accuser_off:
             distance = accuser_e if claim is None else token_distance(claim, truth)
-            return self._guilty(dispute, dispute.accuser, "accusation", "accused an honest stage", distance)
+            return self._guilty(dispute, dispute.accuser, "accusation", "accused an honest stage", distance, allowed)
         return None
 
-    def _guilty(self, dispute: Dispute, party: str, offence: str, what: str, distance: float | None = None) -> Verdict:
-        same = self._same_class(party)
-        allowed = 0.0 if same else self._plan.guard.tolerance
+    def _guilty(
+        self,
+        dispute: Dispute,
+        party: str,
+        offence: str,
+        what: str,
+        distance: float | None = None,
+        tolerated: float | None = None,
+    ) -> Verdict:
+        allowed = 0.0 if self._same_class(party) else tolerated or self._plan.guard.tolerance
         shown = "not finite" if distance is not None and not distance < float("inf") else None
         if distance is not None and shown is None:
             shown = f"distance {distance:.1e}"
