@@ -21,6 +21,8 @@ from phalanx.reproduce.workload import SEQUENCE_LENGTH, VOCAB_SIZE, Regime, Size
 
 SPLIT_SEED = 0
 _DOCUMENT_CHARACTERS = 4000
+_LEAST_CHARACTERS = 4 * _DOCUMENT_CHARACTERS
+"""Fewer documents may leave one of the two splits empty."""
 _MAX_VALIDATION_SEQUENCES = 128
 
 
@@ -92,7 +94,8 @@ def domain_data(domain: str, regime: Regime, size: Size, tokenizer: Path, cache:
         "docstrings": open_source(PythonDocstringsConfig()),
         "code": StandardLibraryCode(),
     }
-    path = _selection(sources[domain], domain, int(regime.characters * size.text_share), cache)
+    characters = max(_LEAST_CHARACTERS, int(regime.characters * size.text_share))
+    path = _selection(sources[domain], domain, characters, cache)
     return DataConfig(
         sources=(JsonlConfig(path=path),),
         tokenizer=FileTokenizerConfig(path=tokenizer),
