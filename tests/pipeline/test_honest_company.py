@@ -130,9 +130,10 @@ def test_lockstep_audits_every_microbatch(make_company):
     assert result.num_audits == 2 * 4
 
 
-def test_adapters_are_trained_under_guard_with_the_bits_of_an_unguarded_run(make_company, honest_digest):
+@pytest.mark.parametrize("shadow", ["gradient", "adapters"])
+def test_adapters_are_trained_under_guard_with_the_bits_of_an_unguarded_run(make_company, honest_digest, shadow):
     pytest.importorskip("peft")
-    run = tiny_run(adapter=LoraConfig(rank=2))
+    run = tiny_run(guard=GuardConfig(shadow=shadow), adapter=LoraConfig(rank=2))
     company = make_company(run)
 
     company.run(STEPS)

@@ -29,6 +29,7 @@ from phalanx.errors import ConfigError
         ),
         (["guard.mode='maybe'"], ["guard.mode", "phalanx"]),
         (["model.adapter={rank=4,targets=['']}"], ["model.adapter", "targets"]),
+        (["guard.shadow='adapters'"], ["guard.shadow", "adapters", "model.adapter"]),
         (["checkpoint.encrypt=true"], ["checkpoint.encrypt", "not yet available"]),
         (["nothing.here=1"], ["nothing"]),
     ],

@@ -131,7 +131,7 @@ def _shares(guard: GuardConfig, arm: Measured, base: Measured, layout: Layout) -
     }
     if not guard.enabled:
         return row
-    upkeep = 4 * layout.trained_untrusted if guard.shadow == "gradient" else 0
+    upkeep = 4 * layout.trained_untrusted if guard.shadow in ("gradient", "adapters") else 0
     before = _bytes_per_step(base)
     extra = row["extra_over_unguarded"]
     return row | {

@@ -93,7 +93,9 @@ class GuardConfig(StrictModel):
     keep_steps: int = Field(default=0, ge=0, le=10_000)
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""
-    shadow: Literal["gradient", "lockstep"] = "gradient"
+    shadow: Literal["gradient", "lockstep", "adapters"] = "gradient"
+    """`gradient`: the stage's gradient goes through the shadow's own optimizer; `lockstep`: the shadow recomputes
+    everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves."""
     screen: bool = True
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
     """tau between numeric classes (fp32): beyond it the referee decides. See `distance.py`."""

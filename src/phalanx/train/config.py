@@ -66,6 +66,11 @@ class RunConfig(StrictModel):
                 f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
                 "the first and the last stage are the owner's"
             )
+        if self.guard.shadow == "adapters" and self.model.adapter is None:
+            raise ValueError(
+                'guard.shadow = "adapters" promises that only adapters move, and [model] has none; give model.adapter '
+                'a rank, or set guard.shadow = "gradient"'
+            )
         if self.attack.kind != "none" and not self.attack.stages:
             raise ValueError(f'attack.stages is empty; name middle stages, {list(middle)}, or set kind = "none"')
         if self.attack.kind != "none" and self.pipeline.remote_workers:

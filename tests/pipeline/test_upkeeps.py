@@ -1,0 +1,21 @@
+"""Shadows that are kept fresh in other ways than by the weight gradient: what each one finds, and what it cannot."""
+
+import pytest
+
+from phalanx.attacks import actor
+from phalanx.models import LoraConfig
+from phalanx.pipeline import AttackConfig, GuardConfig
+from phalanx.testing import tiny_run
+
+
+@pytest.mark.parametrize(("kind", "offence"), [("forward_sign_flip", "message"), ("wrong_learning_rate", "state")])
+def test_a_liar_that_trains_adapters_is_named_and_its_shadow_takes_over(make_company, honest_digest, kind, offence):
+    pytest.importorskip("peft")
+    run = tiny_run(guard=GuardConfig(shadow="adapters", audit_rate=1.0), adapter=LoraConfig(rank=2))
+    company = make_company(run, {1: actor(AttackConfig(kind=kind, from_step=1), "worker-1")})
+
+    company.run(3)
+
+    assert [(v.party, v.offence) for v in company.verdicts] == [("worker-1", offence)]
+    assert company.engine.holders[1] == "worker-2"
+    assert company.weights_digest() == honest_digest(run, 3)
