@@ -19,3 +19,17 @@ def test_a_liar_that_trains_adapters_is_named_and_its_shadow_takes_over(make_com
     assert [(v.party, v.offence) for v in company.verdicts] == [("worker-1", offence)]
     assert company.engine.holders[1] == "worker-2"
     assert company.weights_digest() == honest_digest(run, 3)
+
+
+UPDATE = GuardConfig(shadow="update", step_audit_rate=0.0, owner_audit_rate=0.0)
+
+
+@pytest.mark.parametrize("changes", [{}, {"audit_rate": 1.0}, {"step_audit_rate": 1.0}, {"owner_audit_rate": 1.0}])
+def test_shadows_that_follow_weights_change_no_bit(make_company, honest_digest, changes):
+    run = tiny_run(guard=UPDATE.model_copy(update=changes))
+    company = make_company(run)
+
+    company.run(4)
+
+    assert company.weights_digest() == honest_digest(run, 4)
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], [])

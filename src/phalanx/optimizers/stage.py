@@ -24,6 +24,7 @@ class StageOptimizer:
         parameters: By name.
         config: Learning rate and the rest.
         can_skip: Whether steps without an update are counted; the state then tells how many updates there were.
+        has_moments: Without them parameters can be loaded and read, at 4 bytes each, but no step can be made.
 
     Attributes:
         num_steps: Steps made so far, skipped ones included.
@@ -32,17 +33,24 @@ class StageOptimizer:
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], config: OptimizerConfig, *, can_skip: bool = False
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        config: OptimizerConfig,
+        *,
+        can_skip: bool = False,
+        has_moments: bool = True,
     ) -> None:
         self.num_steps = 0
         self._updates = torch.zeros(()) if can_skip else None
+        self._has_moments = has_moments
         self._config = config
         self._names = sorted(parameters)
         self._weights = [parameters[name] for name in self._names]
         if len({id(weight) for weight in self._weights}) != len(self._weights):
             raise ModelError("optimizer: one parameter was given under two names; give tied weights once")
-        self._exp_avgs = [torch.zeros_like(weight, requires_grad=False) for weight in self._weights]
-        self._exp_avg_sqs = [torch.zeros_like(weight, requires_grad=False) for weight in self._weights]
+        moved = self._weights if has_moments else []
+        self._exp_avgs = [torch.zeros_like(weight, requires_grad=False) for weight in moved]
+        self._exp_avg_sqs = [torch.zeros_like(weight, requires_grad=False) for weight in moved]
         self._steps = [torch.zeros((), device=weight.device) for weight in self._weights]
         self._scaled: list[torch.Tensor] = []
         self._undo: list[torch.Tensor] = []
@@ -59,8 +67,11 @@ class StageOptimizer:
 
         Raises:
             TrainingError: A gradient is missing, unknown or of another shape or dtype, or a number is not
-                finite. Nothing was changed. Whether the gradients are finite is asked of their norm, before.
+                finite, or there are no moments. Nothing was changed. Whether the gradients are finite is asked
+                of their norm, before.
         """
+        if not self._has_moments:
+            raise TrainingError("optimizer: has weights and no moments; it follows another one and makes no step")
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
         wanted = self._scale(self._ordered(gradients), clip_coefficient)
@@ -107,8 +118,9 @@ class StageOptimizer:
         tensors: dict[str, torch.Tensor] = {}
         for i, name in enumerate(self._names):
             tensors[f"weight/{name}"] = self._weights[i].detach()
-            tensors[f"exp_avg/{name}"] = self._exp_avgs[i]
-            tensors[f"exp_avg_sq/{name}"] = self._exp_avg_sqs[i]
+            if self._has_moments:
+                tensors[f"exp_avg/{name}"] = self._exp_avgs[i]
+                tensors[f"exp_avg_sq/{name}"] = self._exp_avg_sqs[i]
         return tensors if self._updates is None else {**tensors, UPDATES: self._updates}
 
     @torch.no_grad()

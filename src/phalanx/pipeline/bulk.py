@@ -85,10 +85,18 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 class BulkReceiver:
     """Collects the parts of one transfer into tensors of known names and shapes, each in its own memory."""
 
-    def __init__(self, expected: Mapping[str, Tensor]) -> None:
-        """`expected` gives names, shapes and types; its values are not read and may be on the meta device."""
+    def __init__(self, expected: Mapping[str, Tensor], *, in_place: bool = False) -> None:
+        """Make room.
+
+        Args:
+            expected: Names, shapes and types; values are not read and may be on the meta device.
+            in_place: Write over these very tensors where they are on the CPU, part by part: no second copy.
+        """
         self._tensors = {
-            name: torch.empty(expected[name].shape, dtype=expected[name].dtype) for name in sorted(expected)
+            name: expected[name]
+            if in_place and expected[name].device.type == "cpu"
+            else torch.empty(expected[name].shape, dtype=expected[name].dtype)
+            for name in sorted(expected)
         }
         self._rooms = [tensor.view(-1).view(torch.uint8).numpy() for tensor in self._tensors.values()]
         self.total = sum(len(room) for room in self._rooms)

@@ -93,9 +93,10 @@ class GuardConfig(StrictModel):
     keep_steps: int = Field(default=0, ge=0, le=10_000)
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""
-    shadow: Literal["gradient", "lockstep", "adapters"] = "gradient"
+    shadow: Literal["gradient", "lockstep", "adapters", "update"] = "gradient"
     """`gradient`: the stage's gradient goes through the shadow's own optimizer; `lockstep`: the shadow recomputes
-    everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves."""
+    everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves;
+    `update`: the stage sends its new weights, and the shadow can audit but not take over."""
     screen: bool = True
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
     """tau between numeric classes (fp32): beyond it the referee decides. See `distance.py`."""
@@ -124,6 +125,25 @@ class GuardConfig(StrictModel):
                 "leave it out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_upkeep(self) -> "GuardConfig":
+        if self.verify_only and self.keep_steps:
+            raise ValueError(
+                f"shadow = {self.shadow!r} has no optimizer to go back with; leave out keep_steps or set "
+                'shadow = "gradient"'
+            )
+        return self
+
+    @property
+    def verify_only(self) -> bool:
+        """Whether a shadow has weights and no moments: it can audit its stage, and never serve it."""
+        return self.shadow == "update"
+
+    @property
+    def sends_gradient(self) -> bool:
+        """Whether a shadow gets the stage's weight gradient before the commit."""
+        return self.shadow in ("gradient", "adapters")
 
     @property
     def audits(self) -> bool:

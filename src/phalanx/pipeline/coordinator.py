@@ -25,6 +25,7 @@ from phalanx.pipeline.messages import (
     ScreenHit,
     StateDigest,
     StepAudited,
+    WeightsHeld,
 )
 from phalanx.pipeline.owner_audit import OwnerAudits
 from phalanx.pipeline.paper import PLAIN, Attempt
@@ -87,7 +88,7 @@ class Coordinator:
             self._add_ready(sender, message)
         elif isinstance(message, Fault):
             self._faults.append((sender, message))
-        elif isinstance(message, Commit | GradientHeld | AuditReport | StepAudited | ScreenHit):
+        elif isinstance(message, Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit):
             if (message.epoch, message.step) == (self.ledger.epoch, self.ledger.step):
                 self._add_step_message(received, message)
         else:
@@ -101,7 +102,8 @@ class Coordinator:
             stage = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else -1
             if sender not in (assignment.holders.get(stage), assignment.shadows.get(stage)):
                 raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not have")
-            if (state.step, message.epoch) == (self.ledger.step, self.ledger.epoch):
+            follows = self.docket.plan.guard.verify_only and sender != assignment.holders.get(stage)
+            if (state.step, message.epoch) == (self.ledger.step, self.ledger.epoch) and not follows:
                 self._updates.said.setdefault(stage, {})[sender] = state
 
     def _add_ready(self, sender: str, message: Ready) -> None:
@@ -121,7 +123,7 @@ class Coordinator:
                 self._updates.said.setdefault(stage, {})[party] = state
 
     def _add_step_message(
-        self, received: Received, message: Commit | GradientHeld | AuditReport | StepAudited | ScreenHit
+        self, received: Received, message: Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit
     ) -> None:
         sender, assignment = received.sender, self.docket.assignment
         if isinstance(message, ScreenHit):
@@ -149,6 +151,8 @@ class Coordinator:
                 self._convictions.append(
                     self.docket.judgement("forgery", sender, message.stage, where, headers=headers)
                 )
+        elif isinstance(message, WeightsHeld):
+            self._updates.take(sender, message)
         elif message.stage in self.ledger.held:
             raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
         else:
@@ -180,7 +184,7 @@ class Coordinator:
 
     def _reset(self, step: int, epoch: int) -> None:
         self.docket.ledger = StepLedger(step, epoch)
-        self._updates.said.clear()
+        self._updates.forget()
         self._audits.reset()
         self._convictions.clear()
 
@@ -209,6 +213,12 @@ class Coordinator:
             if judgement is None:
                 self._audits.draw()
         return judgement
+
+    def take_proved(self) -> list[Judgement]:
+        """Hand out what is still to be acted upon, and forget steps that will never be confirmed: the run goes back."""
+        proved, self.docket.proved = self.docket.proved, []
+        self._owner_audits.forget()
+        return [judgement for judgement in proved if judgement.verdict.party in self.docket.present]
 
     @property
     def decided(self) -> bool:
@@ -244,10 +254,11 @@ class Coordinator:
             for stage in docket.watched
             for party in (docket.holder(stage), docket.shadow(stage))
             if stage not in docket.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
+            if party == docket.holder(stage) or not docket.plan.guard.verify_only
         ]
         unfinished = sorted(ledger.awaited_step_audits - ledger.step_audits.keys())
         screened = list(self._audits.screened.values())
-        return self._inquest.find(Missing(late, screened, ledger.unreported, unfinished))
+        return self._inquest.find(Missing(late, screened, ledger.unreported, unfinished, self._updates.unsent))
 
     def waiting_for(self) -> str:
         """What is still missing, for a message to the user."""

@@ -89,6 +89,10 @@ class Docket:
         except (SignatureError, TransportError):
             return None
 
+    def forget_states(self) -> None:
+        """Nothing is agreed on any more: everybody begins anew."""
+        self.agreed, self.before, self.previous = {}, {}, None
+
     def judgement(
         self,
         offence: str,

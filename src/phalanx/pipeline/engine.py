@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from phalanx.errors import NonFiniteLossError, PeerLostError, PhalanxError, TransportError, VerificationError
+from phalanx.errors import PeerLostError, PhalanxError, TransportError
 from phalanx.pipeline.chronicle import PastStep
+from phalanx.pipeline.collecting import collect_from_holder
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
@@ -15,14 +16,14 @@ from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Files, Members
-from phalanx.pipeline.messages import Apply, FetchBulk, Purpose, Shutdown, StateDigest
+from phalanx.pipeline.messages import Apply, Purpose, Shutdown, StateDigest
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.recovery import first_assignment
-from phalanx.pipeline.running_costs import RunningCosts
+from phalanx.pipeline.roles import Library
+from phalanx.pipeline.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.silence import Silence
 from phalanx.pipeline.stage_copy import StageCopy
-from phalanx.pipeline.step_result import StepResult
+from phalanx.pipeline.step_result import StepResult, finite_loss
 from phalanx.pipeline.succession import Office, Succession
 from phalanx.pipeline.verdict import Verdict
 from phalanx.security.crypto import Peer
@@ -62,7 +63,7 @@ class PipelineEngine:
         self._endpoint = endpoint
         office = Office(self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump)
         self._succession = Succession(office, members, files)
-        self._last_bytes: dict[str, int] = {}
+        self._bytes = BytesByLink(endpoint)
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -82,8 +83,22 @@ class PipelineEngine:
         succession.timeout_s, succession.known = timeout_s, dict(known)
         self._silence = Silence(patience_s)
         self._courier.timeout_s = patience_s
-        assignment = first_assignment(len(self.plan.stages), succession.alive, guarded=self.plan.guard.enabled)
-        succession.assign(assignment, None, step)
+        succession.begin(step)
+
+    def fall_back(self, library: Library, step: int, known: Mapping[int, StateDigest]) -> None:
+        """After a `NoHolderError`: everybody who is left begins again from an older state.
+
+        Args:
+            library: Stages as a checkpoint has them.
+            step: The checkpoint's next step.
+            known: Digest of each stage's state in it.
+
+        Raises:
+            PeerLostError: A worker did not get ready in time.
+            VerificationError: The owner itself has another state than the checkpoint.
+        """
+        self._party.roles.library = library
+        self._succession.fall_back(step, known)
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
         """Run, verify and apply one optimizer step.
@@ -138,25 +153,7 @@ class PipelineEngine:
         self._settle()
         if self._docket.holder(stage) == OWNER:
             return self._party.roles.copy_of(stage)
-        copy = StageCopy.empty(self.plan, stage)
-        request = FetchBulk(epoch=self._succession.epoch, step=0, stage=stage, purpose=purpose)
-        expected = copy.state() if purpose == "state" else copy.weights()
-        found = self._courier.collect(self._docket.holder(stage), request, expected)
-        if found is None:
-            raise PeerLostError(f"stage {stage}: {self._docket.holder(stage)} did not send its {purpose} in time")
-        if purpose == "state":
-            copy.load(*found)
-        else:
-            copy.load_weights(found[0])
-        agreed = self._docket.agreed.get(stage)
-        if agreed is not None:
-            same = copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights
-            if not same:
-                holder = self._docket.holder(stage)
-                raise VerificationError(
-                    f"stage {stage}: {holder} sent a {purpose} that is not the one it signed; not used"
-                )
-        return copy
+        return collect_from_holder(self._docket, self._courier, stage, purpose)
 
     def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""
@@ -172,6 +169,11 @@ class PipelineEngine:
     def shadows(self) -> Mapping[int, str]:
         """Who shadows each stage now."""
         return self._docket.assignment.shadows
+
+    @property
+    def next_step(self) -> int:
+        """The step that is under way, or comes next: so many are applied."""
+        return self._docket.ledger.step
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -262,14 +264,8 @@ class PipelineEngine:
 
     def _loss(self, inputs: StepInputs) -> float:
         last = self._party.hosted[len(self.plan.stages) - 1]
-        loss = sum(last.losses) / inputs.num_targets
-        norm = self._docket.ledger.total_norm()
-        if not (abs(loss) < float("inf") and norm < float("inf")):
-            raise NonFiniteLossError(
-                f"step {self._docket.ledger.step}: loss {loss}, gradient norm {norm}, and every audit agrees; "
-                "lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
-            )
-        return loss
+        ledger = self._docket.ledger
+        return finite_loss(ledger.step, sum(last.losses) / inputs.num_targets, ledger.total_norm())
 
     def _apply(
         self,
@@ -301,7 +297,7 @@ class PipelineEngine:
             num_alarms=len(verdicts),
             verdicts=tuple(verdicts),
             phases=self.timer.take(),
-            bytes_by_link=self._bytes_by_link(),
+            bytes_by_link=self._bytes.take(coordinator.bytes_sent),
             restarts=attempt.number,
             skipped=tuple(sorted(attempt.bypassed)),
         )
@@ -321,12 +317,3 @@ class PipelineEngine:
                 self._redo_until(step)
             if time.monotonic() > deadline:
                 raise PeerLostError(f"states were not confirmed in time; waiting for {coordinator.waiting_for()}")
-
-    def _bytes_by_link(self) -> dict[str, int]:
-        totals = {f"{OWNER}>{peer}": n for peer, n in self._endpoint.bytes_sent.items()}
-        for party, sent in self._coordinator.bytes_sent.items():
-            if party != OWNER:
-                totals |= {f"{party}>{peer}": n for peer, n in sent.items()}
-        moved = {link: total - self._last_bytes.get(link, 0) for link, total in totals.items()}
-        self._last_bytes = totals
-        return moved

@@ -128,6 +128,13 @@ def write_evidence(directory: Path, case: Case, max_weight_bytes: int = MAX_WEIG
     return path
 
 
+def record_verdict(directory: Path, case: Case) -> Verdict:
+    """Write one verdict's evidence; the verdict then names the file and its digest."""
+    path = write_evidence(directory, case)
+    update = {"evidence": f"{directory.name}/{path.name}", "evidence_sha256": file_digest(path)}
+    return case.verdict.model_copy(update=update)
+
+
 def read_evidence(path: Path) -> tuple[EvidenceRecord, dict[str, Tensor], str]:
     """Read a record and the tensors beside it; nothing in them is believed yet but their digest.
 

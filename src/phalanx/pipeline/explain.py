@@ -9,6 +9,7 @@ from phalanx.pipeline.bulk import digest_of_parts
 from phalanx.pipeline.hearing import Hearing, open_hearing
 from phalanx.pipeline.messages import Activation, AuditReport, Commit, GradientHeld, StepAudited
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.sent_weights import explain_sent_weights, part_name
 from phalanx.pipeline.signed import open_signed
 from phalanx.pipeline.verdict import Offence
 from phalanx.pipeline.weighing import explain_message
@@ -164,6 +165,14 @@ def _collusion(hearing: Hearing) -> _Explained:
     return _unproved(hearing) if hearing.record.verdict.direction is None else _message(hearing)
 
 
+def _state(hearing: Hearing) -> _Explained:
+    """Other weights than those whose digest was signed prove themselves; a wrong update is the owner's word."""
+    if part_name(0) not in hearing.headers:
+        return _unproved(hearing)
+    facts, believed, what = explain_sent_weights(hearing)
+    return {**facts, **_proved(hearing, what, believed)}
+
+
 def _unproved(hearing: Hearing) -> _Explained:
     return _believed(_OWNER_ONLY)
 
@@ -196,7 +205,7 @@ _EXPLAIN: Mapping[Offence, Callable[[Hearing], _Explained]] = {
     "equivocation": _equivocation,
     "forgery": _forgery,
     "gradient": _gradient,
-    "state": _unproved,
+    "state": _state,
     "shape": _shape,
     "transfer": _unproved,
     "statistics": _unproved,

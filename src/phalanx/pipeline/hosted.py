@@ -50,6 +50,8 @@ class HostedStage:
     step: int = -1
     batch: StepInputs | None = None
     pending_apply: float | None = None
+    weights_due: bool = False
+    """Updated, and the shadow has not been sent the new weights."""
     gradients: dict[str, Tensor] | None = None
     _todo: list[Action] = field(default_factory=list)
 
@@ -88,7 +90,7 @@ class HostedStage:
         self.runner.abandon()
         if self.plan.guard.keep_steps and 0 <= self.step < self.copy.step:
             self._keep_sent(self.step + 1)
-        self.step, self.batch = -1, None
+        self.step, self.batch, self.weights_due = -1, None, False
         self._todo.clear()
         self.sent.clear()
         self.inputs.clear()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from phalanx.pipeline.bulk import Post, send_bulk, transfer_digest
+from phalanx.pipeline.bulk import Post, send_bulk, tensors_digest, transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket
@@ -20,10 +20,11 @@ from phalanx.pipeline.messages import (
     ScreenHit,
     Signed,
     Standing,
+    StateDigest,
 )
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.stage_copy import StageCopy
+from phalanx.pipeline.stage_copy import StageCopy, trained_digest
 from phalanx.security.crypto import digest_hex
 
 
@@ -36,12 +37,14 @@ class Missing:
         screened: Messages that their receivers do not use before an audit has cleared them.
         audits: Audits without a report.
         step_audits: Stages whose whole step was to be recomputed, and by whom.
+        weights: Stages whose shadow waits for the weights after an update, with the state that the holder signed.
     """
 
     states: Sequence[str]
     screened: Sequence[ScreenHit]
     audits: Sequence[AuditKey]
     step_audits: Sequence[tuple[int, str]]
+    weights: Mapping[int, StateDigest]
 
 
 @dataclass
@@ -75,6 +78,8 @@ class Inquest:
         silent = [party for party in (*parties, *missing.states) if party not in standings or party in missing.states]
         if silent:
             return silent[0]
+        if missing.weights:
+            return self._without_weights(*next(iter(missing.weights.items())))
         if missing.screened:
             return self._without_urgent_report(missing.screened[0])
         return (
@@ -155,7 +160,7 @@ class Inquest:
         docket, ledger = self.docket, self.docket.ledger
         for stage in docket.watched:
             holder, shadow = docket.holder(stage), docket.shadow(stage)
-            if stage not in ledger.commits or stage in ledger.held or docket.plan.guard.shadow == "lockstep":
+            if stage not in ledger.commits or stage in ledger.held or not docket.plan.guard.sends_gradient:
                 continue
             mark = ("gradient", shadow, stage)
             if mark in self._handed or (stage in standings[shadow].gradients and shadow != OWNER):
@@ -168,6 +173,23 @@ class Inquest:
             self._note(shadow, request)
             send_bulk(self.post, shadow, request, found[0], ledger.step)
             return None
+        return None
+
+    def _without_weights(self, stage: int, signed: StateDigest) -> str | None:
+        """Weights that a shadow lacks are handed on, if they are those that their holder signed."""
+        docket, ledger = self.docket, self.docket.ledger
+        holder, shadow = docket.holder(stage), docket.shadow(stage)
+        mark = ("weights", shadow, stage)
+        if mark in self._handed:
+            return holder if shadow == OWNER else shadow
+        request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="update")
+        copy = StageCopy.empty(docket.plan, stage, has_moments=False)
+        found = self.courier.collect(holder, request, copy.trained())
+        if found is None or tensors_digest(found[0]) != trained_digest(signed):
+            return holder
+        self._handed.add(mark)
+        self._note(shadow, request)
+        send_bulk(self.post, shadow, request, found[0], ledger.step)
         return None
 
     def _without_urgent_report(self, hit: ScreenHit) -> str | None:

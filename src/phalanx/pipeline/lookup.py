@@ -77,6 +77,8 @@ def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
         tensors = copy.state()
     elif message.purpose == "weights":
         tensors = copy.weights()
+    elif message.purpose == "update" and holder is not None:
+        tensors = copy.trained()
     elif message.purpose == "gradient" and shadow is not None:
         tensors = shadow.last_gradients if message.step < copy.step else shadow.gradients or {}
     elif message.purpose == "gradient" and holder is not None and holder.gradients is not None:

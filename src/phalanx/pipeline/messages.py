@@ -8,8 +8,8 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import FrameError
 from phalanx.pipeline.schedules.action import Direction
 
-Purpose = Literal["state", "weights", "undo", "gradient", "past"]
-"""`past`: the state as it was before the step that the request names."""
+Purpose = Literal["state", "weights", "undo", "gradient", "past", "update"]
+"""`past`: the state as it was before the step that the request names; `update`: trained weights after it."""
 
 
 class Message(StrictModel):
@@ -148,6 +148,16 @@ class GradientHeld(StageMessage):
     gradient: str
     parts: tuple[Signed, ...]
     """Headers under which the holder sent it; empty when it was recomputed."""
+
+
+class WeightsHeld(StageMessage):
+    """A shadow without an optimizer has taken a stage's weights after an update; `step` is the next one."""
+
+    kind: ClassVar[str] = "weights_held"
+    state: StateDigest
+    """Of its copy, which has no moments."""
+    parts: tuple[Signed, ...]
+    """Headers under which they were sent."""
 
 
 class Audit(StageMessage):
@@ -309,7 +319,20 @@ class Shutdown(Message):
 _MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
-        *(Hello, Setup, Assign, Ready, Activation, Bulk, Commit, GradientHeld, Audit, AuditReport, StepAudited),
+        *(
+            Hello,
+            Setup,
+            Assign,
+            Ready,
+            Activation,
+            Bulk,
+            Commit,
+            GradientHeld,
+            WeightsHeld,
+            Audit,
+            AuditReport,
+            StepAudited,
+        ),
         *(Fetch, Fetched, FetchBulk, Relay, Ask, Standing, Apply, Applied, ScreenHit, Release),
         *(Fault, Shutdown),
     )

@@ -11,6 +11,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.ledger import Committed
 from phalanx.pipeline.messages import AuditReport
+from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.referee import Dispute, Referee
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
@@ -46,7 +47,8 @@ class OwnerAudits:
         """Audit; the culprit is named before its accomplice, whose copy reaches back to undo what both did."""
         docket, ledger = self._docket, self._docket.ledger
         holder, shadow = docket.holder(stage), docket.shadow(stage)
-        copy = self._referee.stage_at(stage, (shadow, holder), docket.agreed[stage])
+        verify_only = docket.plan.guard.verify_only
+        copy = self._referee.stage_at(stage, (holder,) if verify_only else (shadow, holder), docket.agreed[stage])
         if copy is None:
             return [self._brought_nothing(stage)]
         wrong: list[tuple[int, Direction, Mapping[Direction, str]]] = []
@@ -65,10 +67,14 @@ class OwnerAudits:
             worst = next((place for place in wrong if vouched(docket, stage, place[0], place[1])), wrong[0])
             return self._name(copy, *worst)
         gradients = copy.runner.gradients()
-        guilty = self._compare_gradient(stage, transfer_digest(gradients))
+        guilty = self._compare_gradient(stage, transfer_digest(gradients), finite_norm_squared(gradients))
         if not guilty:
             self._redone[stage] = _Redone(ledger.step, copy, gradients, (holder, shadow))
         return guilty
+
+    def forget(self) -> None:
+        """Let go of redone steps: the run goes back before them."""
+        self._redone.clear()
 
     def weigh_states(self) -> list[Judgement]:
         """Compare states that were agreed on after an update with the owner's own."""
@@ -89,10 +95,14 @@ class OwnerAudits:
                 reason = f"stage {stage}: {{}} agreed on a state that step {redone.step} does not lead to"
                 guilty += [
                     docket.judgement("state", party, stage, reason.format(party))
-                    for party in dict.fromkeys(redone.parties)
+                    for party in dict.fromkeys(self._bound(redone.parties))
                     if party != OWNER
                 ]
         return guilty
+
+    def _bound(self, parties: tuple[str, str]) -> tuple[str, ...]:
+        """Who made the update: a shadow that follows has only taken what it was sent."""
+        return parties[:1] if self._docket.plan.guard.verify_only else parties
 
     def _brought_nothing(self, stage: int) -> Judgement:
         holder = self._docket.holder(stage)
@@ -132,13 +142,14 @@ class OwnerAudits:
         second = accomplice(docket, culprit)
         return [culprit] if second is None else [culprit, second]
 
-    def _compare_gradient(self, stage: int, digest: str) -> list[Judgement]:
+    def _compare_gradient(self, stage: int, digest: str, norm_squared: float | None) -> list[Judgement]:
         """A gradient that nobody can have computed; the shadow is in it when it claims to have computed the same."""
         docket, ledger = self._docket, self._docket.ledger
-        if ledger.commits[stage].gradient == digest:
+        commit = ledger.commits[stage]
+        if (commit.gradient, commit.norm_squared) == (digest, norm_squared):
             return []
         holder, step = docket.holder(stage), ledger.step
-        reason = f"stage {stage}: {holder} committed to a weight gradient that the inputs of step {step} do not lead to"
+        reason = f"stage {stage}: {holder} committed to a weight gradient or norm that step {step} does not lead to"
         culprit, second = docket.judgement("gradient", holder, stage, reason), vouched_for_gradient(docket, stage)
         return [culprit] if second is None else [culprit, second]
 

@@ -146,6 +146,12 @@ class Party:
         if message.purpose == "weights":
             self._shadowing.take_weights(received, message)
             return
+        if message.purpose == "update":
+            if self._shadowing.is_early(message):
+                self._keep_for_later(received)
+                return
+            self._shadowing.take_update(received, message)
+            return
         self._catch_up(message.step)
         if message.step == self.roles.step + 1:
             self._keep_for_later(received)
@@ -177,6 +183,10 @@ class Party:
             role.pending_apply = message.clip_coefficient
         self.roles.visits.clear()
         self._states_due = True
+        if self._desk.plan.guard.verify_only:
+            if self.shadows and not self.hosted and self.name != OWNER:
+                self.roles.step = message.step + 1
+            self._replay_early()
 
     def _announce_if_ready(self) -> None:
         if self.roles.loading:
@@ -222,6 +232,8 @@ class Party:
             if holder.pending_apply is not None:
                 self._serving.apply(holder)
                 return True
+        if self._serving.send_weights():
+            return True
         if self._shadowing.audit_next(urgent=True) or self._serving.act() or self._shadowing.audit_next(urgent=False):
             return True
         if self._shadowing.apply_next():
@@ -245,7 +257,7 @@ class Party:
         applied = Applied(
             epoch=self.roles.epoch,
             step=max((role.copy.step for role in self.roles.all()), default=0),
-            states=self._digests() if self._desk.guarded else {},
+            states=self._digests(updated_here=True) if self._desk.guarded else {},
             usage=usage,
             bytes_sent=bytes_sent,
         )
@@ -256,8 +268,17 @@ class Party:
         """As `_digests`, of the copies that are laid aside; the owner has checked who else has one."""
         return {str(stage): mine.copy.digest() for stage, mine in self.roles.resting.items()}
 
-    def _digests(self) -> dict[str, StateDigest]:
-        """Digests of the copies that two parties have, by stage: the owner's own stages have no shadow."""
+    def _digests(self, *, updated_here: bool = False) -> dict[str, StateDigest]:
+        """Digests of the copies that two parties have, by stage: the owner's own stages have no shadow.
+
+        Args:
+            updated_here: Leave out copies that wait for another party's weights.
+        """
         covered = self.roles.shadow_names
+        left_out = self.shadows.keys() if updated_here and self._desk.plan.guard.verify_only else ()
         with self._desk.timer.phase("state_digest"):
-            return {str(role.index): role.copy.digest() for role in self.roles.all() if role.index in covered}
+            return {
+                str(role.index): role.copy.digest()
+                for role in self.roles.all()
+                if role.index in covered and role.index not in left_out
+            }

@@ -39,11 +39,11 @@ class Readiness:
 
         Args:
             ready: What each party said.
-            known: At the first start: each stage's digest as the owner knows it.
-            old: The assignment before; None at the first start.
+            known: When everybody begins anew: each stage's digest as the owner knows it.
+            old: The assignment before; None when everybody begins anew.
 
         Raises:
-            VerificationError: At the first start, or where nobody else is left.
+            VerificationError: Nobody else is left.
         """
         docket = self._docket
         self.to_weigh.clear()
@@ -55,22 +55,26 @@ class Readiness:
         for holder, stage, shadow in covered:
             states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
             expected = docket.agreed.get(stage) if known is None else known.get(stage)
+            follows = docket.plan.guard.verify_only
             if known is None and expected is None:
-                self.to_weigh[stage] = states
-                continue
-            wrong = [name for name, state in states.items() if state != expected]
+                if not follows or _is(states[shadow], states[holder], follows):
+                    self.to_weigh[stage] = states
+                    continue
+                expected = states[holder]
+            wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]
             if not wrong and expected is not None:
                 docket.agreed[stage] = expected
                 continue
             reason = f"stage {stage}: {', '.join(wrong) or holder} got ready with another state than the agreed one"
             if old is None:
-                raise VerificationError(f"{reason}; start the run again without it")
+                return Unready(wrong[0] if wrong else holder, reason)
             return self._blame(stage, wrong[0], old, reason)
         return None
 
     def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
         """Whoever altered a kept copy is guilty; of two newcomers the second speaks against their source."""
-        if name in (old.holders[stage], old.shadows.get(stage)) and name != OWNER:
+        kept = {old.holders[stage], None if self._docket.plan.guard.verify_only else old.shadows.get(stage)}
+        if name in kept and name != OWNER:
             return Unready(name, reason, self._docket.judgement("state", name, stage, reason))
         source = next(role.source for role in roles_of(self._docket.assignment, old) if role.stage == stage)
         doubtful = name == OWNER or (stage, source) in self._doubted
@@ -78,3 +82,10 @@ class Readiness:
         if source == OWNER and name == OWNER:
             raise VerificationError(f"{reason}; resume from the last checkpoint")
         return Unready(source if doubtful and source != OWNER else name, reason)
+
+
+def _is(found: StateDigest | None, expected: StateDigest | None, follows: bool) -> bool:
+    """Whether a copy is the expected one; one that follows has no moments."""
+    if not follows or found is None or expected is None:
+        return found == expected
+    return (found.step, found.weights) == (expected.step, expected.weights)

@@ -26,7 +26,9 @@ def first_assignment(num_stages: int, workers: Sequence[str], *, guarded: bool) 
     return Assignment(holders, _cover(holders, {}, workers))
 
 
-def without(assignment: Assignment, gone: str, workers: Sequence[str], *, guarded: bool) -> Assignment:
+def without(
+    assignment: Assignment, gone: str, workers: Sequence[str], *, guarded: bool, has_heirs: bool = True
+) -> Assignment:
     """Promote the shadows of what `gone` held, and cover again what is left uncovered.
 
     Args:
@@ -34,15 +36,21 @@ def without(assignment: Assignment, gone: str, workers: Sequence[str], *, guarde
         gone: Who was evicted or lost.
         workers: Those who remain.
         guarded: Whether stages are shadowed at all.
+        has_heirs: Whether a shadow can take over.
 
     Raises:
-        NoHolderError: A stage of `gone` had no shadow.
+        NoHolderError: A stage of `gone` had no shadow, or one that cannot take over.
     """
     holders = dict(assignment.holders)
     for stage, holder in assignment.holders.items():
         if holder != gone:
             continue
         heir = assignment.shadows.get(stage)
+        if not has_heirs and guarded:
+            raise NoHolderError(
+                f"stage {stage}: {gone} is gone and its shadow has no optimizer state to take over with; "
+                "resume from the last checkpoint with --resume"
+            )
         if heir is None or heir == gone:
             raise NoHolderError(
                 f"stage {stage}: {gone} is gone and nobody shadowed it; resume from the last checkpoint with --resume"

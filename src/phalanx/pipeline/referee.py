@@ -78,7 +78,7 @@ class Referee:
             The verdict, None when both are within tolerance, and what it was reached from.
         """
         if copy is None:
-            copy = self._weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
+            copy = self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
         if copy is None:
             return self._guilty(
                 dispute, dispute.accuser, "transfer", "brought weights that are not those it signed"
@@ -176,7 +176,7 @@ class Referee:
         state: StateDigest,
     ) -> str:
         """Redo a stage's whole step from committed inputs; the one whose gradient is off is guilty."""
-        copy = self._weights(ledger.epoch, ledger.step, stage, shadow, state)
+        copy = self.weights(ledger.epoch, ledger.step, stage, shadow, state)
         if copy is None:
             return shadow
         self._count(steps=1)
@@ -186,7 +186,9 @@ class Referee:
                 return holders[stage]
             copy.runner.forward(ledger.step, m, tensors[0])
             copy.runner.backward(ledger.step, m, tensors[1])
-        return holders[stage] if transfer_digest(copy.runner.gradients()) != ledger.commits[stage].gradient else shadow
+        gradients, commit = copy.runner.gradients(), ledger.commits[stage]
+        truth = (transfer_digest(gradients), finite_norm_squared(gradients))
+        return holders[stage] if truth != (commit.gradient, commit.norm_squared) else shadow
 
     epoch = 0
     """Epoch of requests; the engine keeps it at the present one."""
@@ -205,7 +207,8 @@ class Referee:
             }
         )
 
-    def _weights(self, epoch: int, step: int, stage: int, party: str, state: StateDigest) -> StageCopy | None:
+    def weights(self, epoch: int, step: int, stage: int, party: str, state: StateDigest) -> StageCopy | None:
+        """A stage with the weights of a signed state, from `party`; None when it does not bring them."""
         copy = StageCopy.empty(self._plan, stage)
         request = FetchBulk(epoch=epoch, step=step, stage=stage, purpose="weights")
         found = self._courier.collect(party, request, copy.weights())

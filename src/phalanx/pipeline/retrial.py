@@ -9,7 +9,7 @@ from phalanx.errors import ModelError
 from phalanx.models import parse_hub_config, stage_table
 from phalanx.pipeline.evidence import STAGE_PREFIX
 from phalanx.pipeline.hearing import Hearing
-from phalanx.pipeline.messages import Applied, Ready
+from phalanx.pipeline.messages import Applied, Ready, StateDigest, WeightsHeld
 from phalanx.pipeline.stage_copy import StageCopy, stage_spec
 
 
@@ -24,12 +24,7 @@ def weights_vouched_by(hearing: Hearing) -> list[str]:
         header = hearing.headers.get(role)
         if header is None:
             continue
-        message: Applied | Ready
-        if header.fields.kind == Applied.kind:
-            message, _ = hearing.said(role, Applied)
-        else:
-            message, _ = hearing.said(role, Ready)
-        state = message.states.get(str(verdict.stage))
+        state = said_state(hearing, role)
         if state is None or state.step != verdict.step:
             raise hearing.refuse(
                 f"header {role!r} is not about the state of stage {verdict.stage} at step {verdict.step}"
@@ -38,6 +33,22 @@ def weights_vouched_by(hearing: Hearing) -> list[str]:
             raise hearing.refuse(f"{header.fields.sender} signed other weights than the referee used")
         signers.append(header.fields.sender)
     return signers
+
+
+def said_state(hearing: Hearing, role: str) -> StateDigest | None:
+    """The state of the verdict's stage that a header of this role is about; None when it is about others.
+
+    Raises:
+        EvidenceError: The header is missing, or none about states.
+    """
+    stage, header = hearing.record.verdict.stage, hearing.headers.get(role)
+    kind = None if header is None else header.fields.kind
+    if kind == WeightsHeld.kind:
+        held, _ = hearing.said(role, WeightsHeld)
+        return held.state if held.stage == stage else None
+    if kind == Applied.kind:
+        return hearing.said(role, Applied)[0].states.get(str(stage))
+    return hearing.said(role, Ready)[0].states.get(str(stage))
 
 
 def redo(hearing: Hearing, direction: str, microbatch: int) -> Tensor | None:

@@ -155,12 +155,13 @@ class Roles:
                 self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(shadow.copy, True))
 
     def _build(self, role: Role) -> None:
-        from_library = role.source == self.name and self.library is not None
         is_held = role.holder == self.name
-        if from_library and self.library is not None:
-            copy = self._wrap_copy(self.library(role.stage), is_held)
+        has_moments = is_held or not self._plan.guard.verify_only
+        if role.source == self.name and self.library is not None:
+            whole = self.library(role.stage)
+            copy = self._wrap_copy(whole if has_moments else whole.without_moments(), is_held)
         else:
-            copy = self._wrap_copy(StageCopy.empty(self._plan, role.stage), is_held)
+            copy = self._wrap_copy(StageCopy.empty(self._plan, role.stage, has_moments=has_moments), is_held)
             self.loading[role.stage] = (copy, BulkReceiver(copy.state()), role.source)
         if is_held:
             self.hosted[role.stage] = HostedStage(self._plan, copy)
@@ -176,6 +177,7 @@ class Roles:
             raise NoHolderError(f"{self.name} is to send stage {role.stage} but has no copy of it")
         copy = self.copy_of(role.stage) if has_copy or self.library is None else self.library(role.stage)
         about = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
-        state: dict[str, Tensor] = copy.state()
         for target in targets:
+            verifies = target != role.holder and self._plan.guard.verify_only
+            state: dict[str, Tensor] = copy.weights() if verifies else copy.state()
             send_bulk(self._post, target, about, state, copy.step)

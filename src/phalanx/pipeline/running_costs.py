@@ -1,9 +1,29 @@
 """What a process of a run has cost so far, as it tells the owner with each applied step."""
 
 import time
+from collections.abc import Mapping
 
+from phalanx.pipeline.config import OWNER
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
+
+
+class BytesByLink:
+    """Bytes of frames by link, since they were last taken; ``a>b`` is what a sent to b."""
+
+    def __init__(self, owner: Endpoint) -> None:
+        self._owner = owner
+        self._last: dict[str, int] = {}
+
+    def take(self, reported: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+        """What was sent since the last call, from the totals that each party reported."""
+        totals = {f"{OWNER}>{peer}": size for peer, size in self._owner.bytes_sent.items()}
+        for party, sent in reported.items():
+            if party != OWNER:
+                totals |= {f"{party}>{peer}": size for peer, size in sent.items()}
+        moved = {link: total - self._last.get(link, 0) for link, total in totals.items()}
+        self._last = totals
+        return moved
 
 
 class RunningCosts:

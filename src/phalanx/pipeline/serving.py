@@ -119,12 +119,27 @@ class Serving:
             else:
                 holder.copy.apply(holder.step, holder.gradients, holder.pending_apply)
         holder.pending_apply = None
+        desk = self._desk
+        holder.weights_due = desk.guarded and desk.plan.guard.verify_only and holder.index in desk.roles.shadow_names
         if self._desk.name == OWNER:
             # the owner begins when it has the next batch
             holder.gradients = None
             return
         self._desk.roles.step = holder.step + 1
         holder.begin(holder.step + 1)
+
+    def send_weights(self) -> bool:
+        """Send one updated stage's weights to its shadow; False when none is due."""
+        desk = self._desk
+        for holder in self._hosted.values():
+            if holder.weights_due:
+                holder.weights_due = False
+                step = holder.copy.step
+                about = FetchBulk(epoch=desk.roles.epoch, step=step, stage=holder.index, purpose="update")
+                with desk.timer.phase("shadow_send"):
+                    send_bulk(desk.post, desk.roles.shadow_names[holder.index], about, holder.copy.trained(), step)
+                return True
+        return False
 
     def _send(self, holder: HostedStage, direction: Direction, microbatch: int, tensor: Tensor) -> None:
         target = holder.index + (1 if direction == "forward" else -1)
@@ -168,8 +183,8 @@ class Serving:
             desk.post(OWNER, commit, ())
 
     def _hand_over(self, holder: HostedStage, shadow: str, gradients: dict[str, Tensor]) -> str:
-        """Give the weight gradient to the shadow and return its digest; in lockstep the shadow has its own."""
-        if self._desk.plan.guard.shadow == "lockstep":
+        """Give the weight gradient to the shadow, where that is what keeps it fresh, and return its digest."""
+        if not self._desk.plan.guard.sends_gradient:
             return transfer_digest(gradients)
         about = FetchBulk(epoch=self._desk.roles.epoch, step=holder.step, stage=holder.index, purpose="gradient")
         return send_bulk(self._desk.post, shadow, about, gradients, holder.step)

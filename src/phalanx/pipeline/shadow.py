@@ -16,7 +16,8 @@ class ShadowStage:
     """A shadow is as fresh as the last committed step.
 
     `gradient` upkeep: the stage's weight gradient is received and put through the shadow's own
-    optimizer. `lockstep`: the gradient is recomputed here, microbatch by microbatch.
+    optimizer. `lockstep`: the gradient is recomputed here, microbatch by microbatch. `update`: the
+    weights after the step are received, only once the step is verified; until all are here nothing is audited.
     """
 
     copy: StageCopy
@@ -51,6 +52,17 @@ class ShadowStage:
         """Make room for the stage's gradient."""
         if self.incoming is None:
             self.incoming = BulkReceiver(self.copy.module.trainable())
+        return self.incoming
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the copy has, or can make by itself, the last verified step."""
+        return self.pending_apply is None or self.gradients is not None
+
+    def expect_weights(self) -> BulkReceiver:
+        """Make room for the stage's new weights: where the old ones are."""
+        if self.incoming is None:
+            self.incoming = BulkReceiver(self.copy.trained(), in_place=True)
         return self.incoming
 
     def audit(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> None:

@@ -6,7 +6,7 @@ from phalanx.pipeline.bulk import digest_of_parts, transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
 from phalanx.pipeline.lookup import sent_here
-from phalanx.pipeline.messages import Audit, AuditReport, Bulk, Fetch, Fetched, GradientHeld, StepAudited
+from phalanx.pipeline.messages import Audit, AuditReport, Bulk, Fetch, Fetched, GradientHeld, StepAudited, WeightsHeld
 from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.shadow import ShadowStage
@@ -59,6 +59,50 @@ class Shadowing:
         if shadow.gradients is not None:
             self._report(shadow, digest_of_parts([part.fields.payload_digest for part in shadow.parts]))
 
+    def is_early(self, message: Bulk) -> bool:
+        """Whether new weights come before their step is known here to be verified.
+
+        Taken at once, they would let a stage choose what its step is audited with.
+        """
+        shadow = self._shadows.get(message.stage)
+        return shadow is not None and shadow.pending_apply is None and message.step == shadow.copy.step + 1
+
+    def take_update(self, received: Received, message: Bulk) -> None:
+        """Take a part of a stage's weights after a verified step; when all are here, say what they are.
+
+        Raises:
+            FrameError: It is not from the holder, not of that step, or came before.
+        """
+        desk, roles = self._desk, self._desk.roles
+        shadow = self._shadows.get(message.stage)
+        from_holder = received.sender in (roles.holders.get(message.stage), OWNER)
+        awaited = shadow is not None and shadow.pending_apply is not None and desk.plan.guard.verify_only
+        if shadow is None or not awaited or not from_holder or message.step != shadow.copy.step + 1:
+            raise FrameError(
+                f"{desk.name}: {received.sender!r} sent weights of stage {message.stage} after {message.step} steps; "
+                f"expected those of {sorted(self._shadows)} after the last verified step"
+            )
+        with desk.timer.phase("shadow_receive"):
+            if message.offset == 0:
+                # the owner hands on what the holder did not send, from its beginning
+                shadow.forget_parts()
+            if received.header is not None:
+                shadow.parts.append(received.header)
+            weights = shadow.expect_weights().add(message.offset, message.total, received.payload)
+            if weights is None:
+                return
+            shadow.copy.follow(weights, message.step)
+        held = WeightsHeld(
+            epoch=roles.epoch,
+            step=message.step,
+            stage=shadow.index,
+            state=shadow.copy.digest(),
+            parts=tuple(to_signed(part) for part in shadow.parts),
+        )
+        shadow.pending_apply = None
+        shadow.begin()
+        desk.post(OWNER, held, ())
+
     def apply(self, shadow: ShadowStage) -> None:
         """Let a shadow's own optimizer take the step that was verified; the state before it is kept."""
         if shadow.pending_apply is None or shadow.gradients is None:
@@ -77,7 +121,7 @@ class Shadowing:
     def apply_next(self) -> bool:
         """Bring one shadow up to date; False when all are."""
         for shadow in self._shadows.values():
-            if shadow.pending_apply is not None:
+            if shadow.pending_apply is not None and shadow.is_fresh:
                 self.apply(shadow)
                 return True
         return False
@@ -146,7 +190,7 @@ class Shadowing:
     def audit_next(self, *, urgent: bool) -> bool:
         """Do one audit and report what came out; False when none is ready."""
         desk = self._desk
-        task = self._audits.pop(lambda stage: desk.roles.auditing(stage) is not None, urgent=urgent)
+        task = self._audits.pop(self._can_audit, urgent=urgent)
         shadow = None if task is None else desk.roles.auditing(task.stage)
         if task is None or shadow is None:
             return False
@@ -166,6 +210,10 @@ class Shadowing:
         if shadow.recomputed == desk.plan.microbatches:
             self._report_recomputed(shadow)
         return True
+
+    def _can_audit(self, stage: int) -> bool:
+        copy = self._desk.roles.auditing(stage)
+        return copy is not None and copy.is_fresh
 
     def _report_recomputed(self, shadow: ShadowStage) -> None:
         """Every microbatch was followed: say what weight gradient that gives; in lockstep it is the shadow's own."""

@@ -13,6 +13,9 @@ from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.runner import StageRunner
 
+_DIGEST_CHARACTERS = 64
+"""BLAKE3, hex."""
+
 
 class StageCopy:
     """What a holder and a shadow both have; the same steps give both the same bits."""
@@ -27,7 +30,7 @@ class StageCopy:
         self._frozen_digest: str | None = None
 
     @classmethod
-    def empty(cls, plan: StepPlan, stage: int) -> "StageCopy":
+    def empty(cls, plan: StepPlan, stage: int, *, has_moments: bool = True) -> "StageCopy":
         """Build a copy whose parameters will come over the network."""
         spec = stage_spec(plan, stage)
         module = build_empty_stage(
@@ -38,13 +41,16 @@ class StageCopy:
             attention=plan.attention,
             device=plan.device,
         )
-        return cls.of_module(plan, spec, module)
+        return cls.of_module(plan, spec, module, has_moments=has_moments)
 
     @classmethod
-    def of_module(cls, plan: StepPlan, spec: StageSpec, module: StageModule) -> "StageCopy":
+    def of_module(
+        cls, plan: StepPlan, spec: StageSpec, module: StageModule, *, has_moments: bool = True
+    ) -> "StageCopy":
         """Take a module that has its parameters."""
         can_skip = plan.guard.recovery == "skip_layer"
-        return cls(plan, spec, module, StageOptimizer(module.trainable(), plan.optimizer, can_skip=can_skip))
+        optimizer = StageOptimizer(module.trainable(), plan.optimizer, can_skip=can_skip, has_moments=has_moments)
+        return cls(plan, spec, module, optimizer)
 
     @property
     def step(self) -> int:
@@ -57,8 +63,11 @@ class StageCopy:
 
     def weights(self) -> dict[str, Tensor]:
         """The parameters alone, frozen ones included."""
-        moved = {name: t for name, t in self.optimizer.state().items() if name.startswith("weight/")}
-        return {**self._frozen(), **moved}
+        return {**self._frozen(), **self.trained()}
+
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters that the optimizer moves: weight/..."""
+        return {name: t for name, t in self.optimizer.state().items() if name.startswith("weight/")}
 
     def load(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Copy a whole state in.
@@ -78,6 +87,16 @@ class StageCopy:
         for name, tensor in self.weights().items():
             tensor.copy_(tensors[name])
         self._frozen_digest = None
+
+    def without_moments(self) -> "StageCopy":
+        """The same parameters, not copied, with nothing to update them with."""
+        copy = StageCopy.of_module(self.plan, self.spec, self.module, has_moments=False)
+        copy.follow(copy.trained(), self.step)
+        return copy
+
+    def follow(self, trained: Mapping[str, Tensor], num_steps: int) -> None:
+        """Take the weights that another copy has after so many steps; for a copy without moments."""
+        self.optimizer.load_state(trained, num_steps)
 
     def weights_digest(self) -> str:
         """The part of the digest that the parameters decide."""
@@ -166,6 +185,11 @@ def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDi
     weights = {name: tensor for name, tensor in state.items() if name.startswith("weight/")}
     moments = {name: tensor for name, tensor in state.items() if not name.startswith("weight/")}
     return StateDigest(step=step, weights=f"{frozen}{tensors_digest(weights)}", moments=tensors_digest(moments))
+
+
+def trained_digest(state: StateDigest) -> str:
+    """The part of a state's digest that trained weights decide; what is frozen comes before it."""
+    return state.weights[-_DIGEST_CHARACTERS:]
 
 
 def stage_spec(plan: StepPlan, stage: int) -> StageSpec:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from phalanx.errors import NonFiniteLossError
 from phalanx.pipeline.verdict import Verdict
 
 
@@ -25,3 +26,17 @@ class StepResult:
     """Stages that the paper's `skip_layer` left out of this step."""
     steps_redone: int = 0
     """Earlier steps that were undone and done again before this one."""
+
+
+def finite_loss(step: int, loss: float, norm: float) -> float:
+    """The loss, if it and the gradient's norm are numbers.
+
+    Raises:
+        NonFiniteLossError: One of them is not.
+    """
+    if abs(loss) < float("inf") and norm < float("inf"):
+        return loss
+    raise NonFiniteLossError(
+        f"step {step}: loss {loss}, gradient norm {norm}, and every audit agrees; "
+        "lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
+    )

@@ -5,18 +5,18 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from phalanx.errors import PeerLostError
+from phalanx.errors import PeerLostError, VerificationError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket, Judgement
-from phalanx.pipeline.evidence import file_digest, write_evidence
+from phalanx.pipeline.evidence import record_verdict
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import Assign, StateDigest
 from phalanx.pipeline.paper import Attempt, PaperRecovery
 from phalanx.pipeline.readiness import Readiness
-from phalanx.pipeline.recovery import Assignment, roles_of, without
+from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
 from phalanx.pipeline.rollback import Rollback
 from phalanx.pipeline.testimony import Testimony
 from phalanx.pipeline.verdict import Verdict
@@ -55,7 +55,7 @@ class Succession:
         takeovers: Stages that changed hands.
         testimony: What parties have signed, for evidence.
         rollback: How far back the run can go.
-        known: Digest of each stage's state at the start, from the model or the checkpoint.
+        known: Digest of each stage's state where everybody begins, from the model or the checkpoint.
         timeout_s: Longest time that taking roles may take.
     """
 
@@ -71,6 +71,7 @@ class Succession:
         self.timeout_s = 300.0
         self._docket = office.docket
         self._coordinator = office.coordinator
+        self._courier = office.courier
         self._mail = office.mail
         self._endpoint = office.endpoint
         self._pump = office.pump
@@ -80,6 +81,46 @@ class Succession:
         plan = office.docket.plan
         self._paper = PaperRecovery(plan.guard.recovery, len(plan.stages))
         self._standing = office.docket.assignment
+
+    def begin(self, step: int) -> None:
+        """Give out the first roles, with the states in `known`, and wait until everybody has taken them.
+
+        Raises:
+            PeerLostError: Somebody was lost, or did not get ready in time.
+            VerificationError: Somebody has another state than the owner knows.
+        """
+        first = first_assignment(len(self._docket.plan.stages), self.alive, guarded=self._docket.plan.guard.enabled)
+        self.assign(first, None, step)
+
+    def fall_back(self, step: int, known: Mapping[int, StateDigest]) -> None:
+        """Begin anew, with whoever is left, from an older state; who does not come along is shut out.
+
+        Args:
+            step: The next optimizer step of that state.
+            known: Digest of each stage's state in it.
+
+        Raises:
+            PeerLostError: A worker did not get ready in time.
+            VerificationError: The owner itself has another state.
+        """
+        for judgement in self._coordinator.take_proved():
+            self._shut_out(self._record(judgement).party, convicted=True)
+        # nothing that was kept of the steps since then is of this timeline
+        self._docket.forget_states()
+        self.testimony, self._readiness = Testimony(), Readiness(self._docket)
+        self.rollback, self.known = Rollback(self._docket, self._courier), dict(known)
+        while self.lost or not self._has_begun(step):
+            if self.lost:
+                self._shut_out(self.lost[0], convicted=False)
+
+    def _has_begun(self, step: int) -> bool:
+        """Try it; False when somebody who is left did not come along."""
+        try:
+            self.begin(step)
+        except (PeerLostError, VerificationError):
+            if not self.lost:
+                raise
+        return not self.lost
 
     def suspect(self, name: str, reason: str) -> None:
         """Note that a party is gone; it is replaced at the next recovery."""
@@ -130,16 +171,15 @@ class Succession:
 
     def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
         old = self._standing
-        held = [stage for stage, holder in old.holders.items() if holder == gone]
-        self.alive = [name for name in self.alive if name != gone]
-        new = without(old, gone, self.alive, guarded=self._docket.plan.guard.enabled)
-        self.lost = deque(name for name in self.lost if name != gone)
-        # before the party is shut out: until roles change, the owner's own stages may still send to it
-        first_bad = None if verdict is None else self.rollback.first_bad_step(held, new, gone)
-        self._endpoint.refuse(gone)
-        self._members.dismiss(gone)
-        self._files.gone.append(gone)
-        self._files.observe("evicted" if verdict else "lost", {"party": gone, "stages": held, "step": step})
+        held = self._held_by(gone)
+        self._strike(gone)
+        guard = self._docket.plan.guard
+        try:
+            new = without(old, gone, self.alive, guarded=guard.enabled, has_heirs=not guard.verify_only)
+            # before the party is shut out: until roles change, the owner's own stages may still send to it
+            first_bad = None if verdict is None else self.rollback.first_bad_step(held, new, gone)
+        finally:
+            self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:
             self.rollback.undo(first_bad, step)
         self.assign(new, old, step if first_bad is None else first_bad)
@@ -148,17 +188,34 @@ class Succession:
             self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
 
+    def _held_by(self, name: str) -> list[int]:
+        return [stage for stage, holder in self._standing.holders.items() if holder == name]
+
+    def _strike(self, gone: str) -> None:
+        """Count on a worker no more; it may still be sent to."""
+        self.alive = [name for name in self.alive if name != gone]
+        self.lost = deque(name for name in self.lost if name != gone)
+
+    def _shut_out(self, gone: str, *, convicted: bool) -> None:
+        """Refuse a worker's messages and end its process, if it is a local one."""
+        self._strike(gone)
+        self._endpoint.refuse(gone)
+        self._members.dismiss(gone)
+        self._files.gone.append(gone)
+        body = {"party": gone, "stages": self._held_by(gone), "step": self._docket.ledger.step}
+        self._files.observe("evicted" if convicted else "lost", body)
+
     def assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Begin an epoch and wait until everybody has taken its roles; who has not, or not honestly, is replaced.
 
         Args:
             new: Who holds and shadows what from now on.
-            old: The same until now; None at the start of a run.
+            old: The same until now; None when everybody begins anew.
             step: The next optimizer step.
 
         Raises:
-            PeerLostError: Somebody was lost at the start, or did not get ready in time.
-            VerificationError: At the start somebody has another state than the owner knows.
+            PeerLostError: Somebody was lost where everybody begins anew, or did not get ready in time.
+            VerificationError: There somebody has another state than the owner knows.
         """
         self.epoch += 1
         attempt = self._paper.at(step)
@@ -199,6 +256,9 @@ class Succession:
     def _check_ready(self, old: Assignment | None, step: int) -> None:
         """Compare the states that parties got ready with; whoever has another one does not take part."""
         found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
+        if old is None and found is not None:
+            self.suspect(found.party, found.reason)
+            raise VerificationError(f"{found.reason}; start the run again without {found.party}")
         for stage, states in self._readiness.to_weigh.items():
             self._coordinator.said_ready(stage, states)
         if found is None:
@@ -210,9 +270,7 @@ class Succession:
     def _record(self, judgement: Judgement) -> Verdict:
         members = self._members
         case = self.testimony.case(judgement, self._docket, members.certificates, members.authority)
-        path = write_evidence(self._files.run_dir / "evidence", case)
-        update = {"evidence": f"evidence/{path.name}", "evidence_sha256": file_digest(path)}
-        verdict = judgement.verdict.model_copy(update=update)
+        verdict = record_verdict(self._files.run_dir / "evidence", case)
         self.verdicts.append(verdict)
         about = {"excludes": not self._paper.answers(verdict), "referee": judgement.work.model_dump()}
         self._files.observe("verdict", verdict.model_dump(mode="json") | about)

@@ -8,7 +8,16 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.evidence import Case
-from phalanx.pipeline.messages import Applied, AuditReport, Commit, GradientHeld, Ready, Signed, StepAudited
+from phalanx.pipeline.messages import (
+    Applied,
+    AuditReport,
+    Commit,
+    GradientHeld,
+    Ready,
+    Signed,
+    StepAudited,
+    WeightsHeld,
+)
 from phalanx.pipeline.signed import to_signed, unverified_field
 from phalanx.pipeline.verdict import Verdict
 from phalanx.security.crypto import digest_hex
@@ -51,6 +60,8 @@ class Testimony:
         elif isinstance(message, Commit | GradientHeld | StepAudited):
             header = to_signed(received.header)
             self._keep(_Said(message.kind, party, message.stage, message.step, header))
+        elif isinstance(message, WeightsHeld):
+            self._keep(_Said("state", party, message.stage, message.state.step, to_signed(received.header)))
         elif isinstance(message, Applied | Ready):
             header = to_signed(received.header)
             states = [(int(name), state.step) for name, state in message.states.items() if _is_stage(name)]

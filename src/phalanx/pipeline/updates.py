@@ -1,10 +1,12 @@
 """L3, the owner's half: weight gradients and states that a stage and its shadow must agree on."""
 
+from phalanx.errors import FrameError
 from phalanx.pipeline.bulk import digest_of_parts
 from phalanx.pipeline.collusion import vouched_for_gradient
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
-from phalanx.pipeline.messages import GradientHeld, StateDigest
+from phalanx.pipeline.followed import FollowedWeights
+from phalanx.pipeline.messages import GradientHeld, StateDigest, WeightsHeld
 from phalanx.pipeline.referee import Referee
 
 
@@ -16,6 +18,36 @@ class Updates:
         self._referee = referee
         self.said: dict[int, dict[str, StateDigest]] = {}
         """State digests of the present step, by stage and party."""
+        self._followed = FollowedWeights(docket, referee)
+
+    def take(self, sender: str, held: WeightsHeld) -> None:
+        """Take what a shadow says that it was sent after the last update.
+
+        Raises:
+            FrameError: It said so before, or speaks of another step.
+        """
+        said = self.said.setdefault(held.stage, {})
+        if sender in said or held.state.step != held.step:
+            raise FrameError(f"{sender!r} reported the weights of stage {held.stage} twice, or of another step")
+        said[sender] = held.state
+        self._followed.shown[held.stage] = held
+
+    def forget(self) -> None:
+        """Forget what was said: another step or attempt begins."""
+        self.said.clear()
+        self._followed.shown.clear()
+
+    @property
+    def unsent(self) -> dict[int, StateDigest]:
+        """Stages whose holder has signed a state and whose shadow, which follows, has not got it; and that state."""
+        docket = self._docket
+        if not docket.plan.guard.verify_only:
+            return {}
+        return {
+            stage: said[docket.holder(stage)]
+            for stage, said in self.said.items()
+            if stage not in docket.agreed and docket.holder(stage) in said and docket.shadow(stage) not in said
+        }
 
     def weigh_states(self) -> Judgement | None:
         """Agree on each stage's state after the last optimizer step."""
@@ -24,6 +56,12 @@ class Updates:
             holder, shadow = docket.holder(stage), docket.shadow(stage)
             said = self.said.get(stage, {})
             if stage in docket.agreed or holder not in said or shadow not in said:
+                continue
+            if docket.plan.guard.verify_only:
+                judgement = self._followed.weigh(stage, said[holder], said[shadow])
+                if judgement is not None:
+                    return judgement
+                docket.agreed[stage] = said[holder]
                 continue
             if said[holder] == said[shadow] or not docket.same_class(holder, shadow):
                 # across numeric classes the bits may differ; messages are then compared by distance
@@ -37,6 +75,9 @@ class Updates:
     def weigh_gradients(self) -> Judgement | None:
         """Agree on each stage's weight gradient of this step, and on its norm."""
         docket, ledger = self._docket, self._docket.ledger
+        if docket.plan.guard.verify_only:
+            # nobody else has the gradient: audits of whole steps alone can speak of it
+            ledger.gradients_agreed |= set(docket.watched) & ledger.commits.keys()
         for stage in docket.watched:
             commit, held = ledger.commits.get(stage), ledger.held.get(stage)
             if commit is None or held is None or stage in ledger.gradients_agreed or stage not in docket.agreed:

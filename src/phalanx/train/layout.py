@@ -78,6 +78,8 @@ class StageEstimate:
         holder: Who serves it first.
         shadow: Who covers it first, None for the owner's own.
         memory_bytes: Expected peak at the holder: weights, gradients, moments and activations in flight.
+        shadow_bytes: Expected at the shadow: weights, gradients, moments and the last step's undo copy; where it only
+            verifies, weights, and gradients while it audits a whole step.
     """
 
     index: int
@@ -88,6 +90,7 @@ class StageEstimate:
     holder: str
     shadow: str | None
     memory_bytes: int
+    shadow_bytes: int
 
 
 def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
@@ -117,6 +120,7 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
                 size_bytes=row.size_bytes,
                 holder=first.holders[spec.index],
                 shadow=first.shadows.get(spec.index),
+                shadow_bytes=row.size_bytes + (4 if run.guard.verify_only else 24) * row.trainable,
                 memory_bytes=row.size_bytes + 12 * row.trainable + in_flight * activations,
             )
         )
@@ -144,10 +148,7 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
 
 
 def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
-    """Expected memory of each process in bytes: what it holds, what it shadows, and what it needs for itself.
-
-    A shadow has weights, gradients, moments and the last step's undo copy.
-    """
+    """Expected memory of each process in bytes: what it holds, what it shadows, and what it needs for itself."""
     totals: dict[str, int] = {}
     for row in rows:
         for name in (row.holder, row.shadow):
@@ -155,7 +156,7 @@ def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
                 totals.setdefault(name, _OWNER_BYTES if name == OWNER else _WORKER_BYTES)
         totals[row.holder] += row.memory_bytes
         if row.shadow is not None:
-            totals[row.shadow] += row.size_bytes + 24 * row.trainable
+            totals[row.shadow] += row.shadow_bytes
     return totals
 
 
