@@ -1,11 +1,22 @@
 """Shadows that are kept fresh in other ways than by the weight gradient: what each one finds, and what it cannot."""
 
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from phalanx.attacks import actor
-from phalanx.models import LoraConfig
-from phalanx.pipeline import AttackConfig, GuardConfig
-from phalanx.testing import tiny_run
+from phalanx.errors import EvidenceError, NoHolderError, TrainingError
+from phalanx.models import LoraConfig, open_model
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, explain_evidence
+from phalanx.pipeline.followed import FollowedWeights
+from phalanx.pipeline.messages import AuditReport, Bulk, Commit, WeightsHeld
+from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.train.layout import make_plan
 
 
 @pytest.mark.parametrize(("kind", "offence"), [("forward_sign_flip", "message"), ("wrong_learning_rate", "state")])
@@ -33,3 +44,224 @@ def test_shadows_that_follow_weights_change_no_bit(make_company, honest_digest, 
 
     assert company.weights_digest() == honest_digest(run, 4)
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
+
+
+def doubled(payload):
+    return (2 * torch.frombuffer(bytearray(payload), dtype=torch.float32)).numpy().tobytes()
+
+
+def ends_undisturbed(company, honest_digest, num_steps):
+    """The company has lost who held a stage, falls back to its checkpoint and still ends with the right bits."""
+    with pytest.raises(NoHolderError, match="no optimizer state to take over with"):
+        company.run(num_steps)
+    step = company.fall_back()
+    company.run(num_steps - step)
+    return company.weights_digest() == honest_digest(company.run_config, num_steps)
+
+
+def saved_after(company, num_steps):
+    company.run(num_steps)
+    company.save()
+    return company
+
+
+def sending_other_weights(from_step):
+    """What a stage uses and signs is honest; what it sends its shadow is not."""
+
+    def alter(letter, bulk):
+        spoilt = bulk.purpose == "update" and bulk.step >= from_step
+        return [type(letter)(letter.receiver, bulk, doubled(letter.payload))] if spoilt else [letter]
+
+    return Actor(rewrite=only(Bulk, alter))
+
+
+def test_a_stage_that_sends_other_weights_than_it_signs_is_convicted_by_its_own_signatures(make_company, honest_digest):
+    company = saved_after(make_company(tiny_run(guard=UPDATE), {1: sending_other_weights(4)}), 2)
+
+    assert ends_undisturbed(company, honest_digest, 5)
+    (verdict,) = company.verdicts
+    assert (verdict.party, verdict.offence, verdict.step) == ("worker-1", "state", 4)
+    facts = explain_evidence(company.run_dir / str(verdict.evidence))
+    assert facts["conclusion"] == "holds: worker-1 sent other weights than those whose digest it signed"
+    assert facts["rests on the owner's word"] == "nothing"
+
+
+def test_evidence_of_sent_weights_does_not_hold_against_who_sent_the_right_ones(make_company, tmp_path):
+    company = saved_after(make_company(tiny_run(guard=UPDATE), {1: sending_other_weights(2)}), 1)
+    with pytest.raises(NoHolderError):
+        company.run(2)
+    path = company.run_dir / str(company.verdicts[0].evidence)
+    record, beside = json.loads(path.read_text()), path.with_suffix(".safetensors")
+    weights = {name: value / 2 for name, value in load_file(beside).items()}
+    save_file(weights, beside)
+    record["tensors"]["sha256"] = hashlib.sha256(beside.read_bytes()).hexdigest()
+    path.write_text(json.dumps(record))
+
+    with pytest.raises(EvidenceError, match="its weights are not those that worker-1 sent"):
+        explain_evidence(path)
+
+
+def test_where_weights_are_not_compared_such_a_stage_gets_its_innocent_shadow_convicted(make_company, monkeypatch):
+    monkeypatch.setattr(FollowedWeights, "weigh", lambda self, stage, signed, taken: None)
+    run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
+    company = saved_after(make_company(run, {1: sending_other_weights(2)}), 1)
+
+    with pytest.raises(NoHolderError):
+        company.run(2)
+
+    assert company.evicted == ["worker-2"]
+
+
+def test_a_stage_that_computes_with_other_weights_than_it_sends_is_found_by_audits(make_company, honest_digest):
+    def tamper(direction, step, microbatch, tensor):
+        return tensor * 1.001 if step >= 3 else tensor
+
+    run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
+    company = saved_after(make_company(run, {2: Actor(tampering(tamper))}), 2)
+
+    assert ends_undisturbed(company, honest_digest, 5)
+    assert [(v.party, v.offence, v.step) for v in company.verdicts] == [("worker-2", "message", 3)]
+
+
+@pytest.mark.parametrize("kind", ["wrong_learning_rate", "skipped_update", "weight_drift"])
+def test_the_owners_audit_names_a_stage_that_bends_the_law_of_the_update(make_company, honest_digest, kind):
+    seeing = tiny_run(guard=UPDATE.model_copy(update={"owner_audit_rate": 1.0}))
+    company = saved_after(make_company(seeing, {1: actor(AttackConfig(kind=kind, from_step=3), "worker-1")}), 2)
+
+    assert ends_undisturbed(company, honest_digest, 5)
+    assert [(v.party, v.offence, v.step) for v in company.verdicts] == [("worker-1", "state", 3)]
+
+
+def test_without_the_owners_audits_a_wrong_learning_rate_is_never_seen(make_company, honest_digest):
+    # only what a stage computes with its weights is checked, not how it came by them: sharp edge 15
+    run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
+    liar = actor(AttackConfig(kind="wrong_learning_rate", from_step=1), "worker-1")
+    company = make_company(run, {1: liar})
+
+    company.run(4)
+
+    assert company.verdicts == []
+    assert company.weights_digest() != honest_digest(run, 4)
+
+
+@pytest.mark.parametrize("norm", [1e-9, 1e6, None])
+def test_a_wrong_norm_is_found_when_somebody_redoes_the_step(make_company, honest_digest, norm):
+    # one that is not finite is looked into at once, for the run could not go on with it
+    rates = {} if norm is None else {"owner_audit_rate": 1.0}
+    run = tiny_run(guard=UPDATE.model_copy(update=rates))
+
+    def lie(letter, commit):
+        return [letter.saying({"norm_squared": norm})] if commit.step == 3 else [letter]
+
+    company = saved_after(make_company(run, {1: Actor(rewrite=only(Commit, lie))}), 2)
+
+    assert ends_undisturbed(company, honest_digest, 5)
+    assert [(v.party, v.offence) for v in company.verdicts] == [("worker-1", "gradient")]
+
+
+@pytest.mark.parametrize("shadow", ["update", "lockstep"])
+def test_an_audit_of_the_whole_step_finds_a_wrong_norm_in_the_stage_and_not_in_its_auditor(make_company, shadow):
+    def lie(letter, commit):
+        return [letter.saying({"norm_squared": 1e-9})] if commit.step == 1 else [letter]
+
+    run = tiny_run(guard=GuardConfig(shadow=shadow, step_audit_rate=1.0, owner_audit_rate=0.0))
+    company = make_company(run, {1: Actor(rewrite=only(Commit, lie))})
+
+    with contextlib.suppress(NoHolderError):
+        company.run(2)
+
+    assert [(v.party, v.offence) for v in company.verdicts] == [("worker-1", "gradient")]
+
+
+def lying_report(letter, report):
+    return [letter.saying({"digests": {**report.digests, "forward": "3" * 64}})] if report.step == 1 else [letter]
+
+
+def lying_about_weights(letter, held):
+    state = held.state.model_copy(update={"weights": "3" * 128})
+    return [letter.saying({"state": state})] if held.step == 2 else [letter]
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "offence"),
+    [(only(AuditReport, lying_report), "accusation"), (only(WeightsHeld, lying_about_weights), "state")],
+)
+def test_a_shadow_that_lies_is_named_and_the_stage_that_it_accused_goes_on(
+    make_company, honest_digest, rewrite, offence
+):
+    # worker 3 is a spare: it shadows stage 1 and holds nothing, so nothing is lost with it
+    pipeline = PipelineConfig(stages=3, spares=1, step_timeout_s=30.0)
+    run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}), pipeline=pipeline)
+    company = make_company(run, {2: Actor(rewrite=rewrite)})
+    assert dict(company.engine.shadows) == {1: "worker-2"}
+
+    company.run(4)
+
+    assert [(v.party, v.offence) for v in company.verdicts] == [("worker-2", offence)]
+    assert dict(company.engine.holders) == {0: "owner", 1: "worker-1", 2: "owner"}
+    assert company.weights_digest() == honest_digest(run, 4)
+
+
+def test_weights_that_are_withheld_are_handed_on_by_the_owner(make_company, honest_digest):
+    def withhold(letter, bulk):
+        return [] if bulk.purpose == "update" and letter.receiver != "owner" else [letter]
+
+    run = tiny_run(guard=UPDATE, pipeline=PipelineConfig(stages=4, step_timeout_s=30.0, patience_s=0.3))
+    company = make_company(run, {1: Actor(rewrite=only(Bulk, withhold))})
+
+    company.run(3)
+
+    assert {body["what"] for body in company.bodies("relayed")} == {"fetch_bulk"}
+    assert (company.lost, company.evicted) == ([], [])
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_weights_that_come_before_their_step_is_verified_are_not_taken_yet(make_company, honest_digest):
+    # taken at once, they would spoil the shadow's audits of this very step
+    def hurry(letter, commit):
+        if commit.stage != 1:
+            return [letter]
+        early = Bulk(epoch=commit.epoch, step=commit.step + 1, stage=1, purpose="update", offset=0, total=4)
+        return [letter, type(letter)("worker-2", early, b"\0\0\0\0")]
+
+    run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
+    company = make_company(run, {1: Actor(rewrite=only(Commit, hurry))})
+
+    company.run(3)
+
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_a_shadow_that_follows_keeps_weights_and_nothing_else():
+    plan_run = tiny_run(guard=UPDATE)
+    source = open_model(plan_run.model, Path("unused"), 1)
+    plan = make_plan(plan_run, source)
+
+    shadow, heir = StageCopy.empty(plan, 1, has_moments=False), StageCopy.empty(plan, 1)
+
+    assert sum(t.nbytes for t in heir.state().values()) == 3 * sum(t.nbytes for t in shadow.state().values())
+    with pytest.raises(TrainingError, match="no moments"):
+        shadow.apply(0, {name: torch.zeros_like(p) for name, p in shadow.module.trainable().items()}, 1.0)
+
+
+@pytest.mark.parametrize("shadow", ["gradient", "update"])
+def test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_checkpoint(
+    make_company, honest_digest, shadow
+):
+    run = tiny_run(guard=GuardConfig(shadow=shadow, step_audit_rate=0.0, owner_audit_rate=0.0))
+    company = saved_after(make_company(run), 2)
+    company.run(2)
+    company.kill("worker-1")
+    company.kill("worker-2")
+
+    with pytest.raises(NoHolderError):
+        company.run(1)
+        company.weights_digest()
+
+    assert company.engine.next_step == 4
+    assert company.fall_back() == 2
+    assert set(company.engine.holders.values()) == {"owner"}
+    company.run(3)
+    assert (sorted(company.lost), company.verdicts) == (["worker-1", "worker-2"], [])
+    assert company.weights_digest() == honest_digest(run, 5)

@@ -7,19 +7,26 @@ from phalanx.checkpoint.manifest import latest_checkpoint
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.load import Checkpoint, open_checkpoint
-    from phalanx.checkpoint.save import save_checkpoint
+    from phalanx.checkpoint.save import drop_checkpoints_after, save_checkpoint
     from phalanx.checkpoint.shard import Shard
 
 __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "Shard",
+    "drop_checkpoints_after",
     "latest_checkpoint",
     "open_checkpoint",
     "save_checkpoint",
 ]
 
-_MODULES = {"Checkpoint": "load", "open_checkpoint": "load", "save_checkpoint": "save", "Shard": "shard"}
+_MODULES = {
+    "Checkpoint": "load",
+    "Shard": "shard",
+    "drop_checkpoints_after": "save",
+    "open_checkpoint": "load",
+    "save_checkpoint": "save",
+}
 
 
 def __getattr__(name: str) -> Any:

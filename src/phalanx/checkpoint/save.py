@@ -138,6 +138,24 @@ def _prune(directory: Path, step: int, keep: int) -> None:
         logger.warning("%s: an old checkpoint cannot be removed (%s)", directory, exc.strerror)
 
 
+def drop_checkpoints_after(directory: Path, step: int) -> None:
+    """Remove every checkpoint of a later step.
+
+    Raises:
+        CheckpointError: One cannot be removed.
+    """
+    for path in list(directory.iterdir()) if directory.is_dir() else ():
+        found = step_of(path.name)
+        if found is not None and found > step:
+            doomed = directory / f"{_REMOVING}{path.name}"
+            try:
+                # renamed first, so that a crash in the middle leaves nothing that looks whole
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            except OSError as exc:
+                raise CheckpointError(f"{path}: cannot be removed ({exc.strerror}); remove it, then --resume") from exc
+
+
 def _remove_left_overs(directory: Path) -> None:
     for path in directory.iterdir():
         if path.name.startswith((_WRITING, _REMOVING)) or path.name.endswith(".replaced"):

@@ -264,8 +264,7 @@ class PipelineEngine:
 
     def _loss(self, inputs: StepInputs) -> float:
         last = self._party.hosted[len(self.plan.stages) - 1]
-        ledger = self._docket.ledger
-        return finite_loss(ledger.step, sum(last.losses) / inputs.num_targets, ledger.total_norm())
+        return finite_loss(self.next_step, sum(last.losses) / inputs.num_targets, self._docket.ledger.total_norm())
 
     def _apply(
         self,

@@ -1,6 +1,6 @@
 """L5: who holds and who shadows each stage, at the start and after a party is gone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.errors import NoHolderError
@@ -64,6 +64,22 @@ def without(
         if shadow != gone and holders[stage] not in (shadow, OWNER)
     }
     return Assignment(holders, _cover(holders, kept, workers))
+
+
+def settled(new: Assignment, old: Assignment, ready: Collection[str]) -> Assignment:
+    """What of an interrupted change of roles can be built upon: shadows that were still waiting for a state are none.
+
+    Args:
+        new: The assignment that was interrupted.
+        old: The one before.
+        ready: Parties that have taken all their new roles.
+    """
+    shadows = {
+        stage: name
+        for stage, name in new.shadows.items()
+        if name in ready or name in (old.shadows.get(stage), old.holders.get(stage))
+    }
+    return Assignment(new.holders, shadows)
 
 
 def roles_of(new: Assignment, old: Assignment | None) -> tuple[Role, ...]:

@@ -172,7 +172,8 @@ class Roles:
         targets = [name for name in role.newcomers if name != self.name]
         if role.source != self.name or not targets:
             return
-        has_copy = role.stage in self.hosted or role.stage in self.shadows
+        # a shadow without moments cannot tell a holder its state
+        has_copy = role.stage in self.hosted or (role.stage in self.shadows and not self._plan.guard.verify_only)
         if not has_copy and self.library is None:
             raise NoHolderError(f"{self.name} is to send stage {role.stage} but has no copy of it")
         copy = self.copy_of(role.stage) if has_copy or self.library is None else self.library(role.stage)

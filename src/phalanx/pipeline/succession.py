@@ -16,7 +16,7 @@ from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import Assign, StateDigest
 from phalanx.pipeline.paper import Attempt, PaperRecovery
 from phalanx.pipeline.readiness import Readiness
-from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
+from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, settled, without
 from phalanx.pipeline.rollback import Rollback
 from phalanx.pipeline.testimony import Testimony
 from phalanx.pipeline.verdict import Verdict
@@ -237,7 +237,8 @@ class Succession:
         self._await_ready(is_start=old is None)
         if self.lost and old is None:
             raise PeerLostError(f"{self.lost[0]} was lost before the first step; see its log under workers/")
-        if self.lost:
+        if self.lost and old is not None:
+            self._standing = settled(new, old, self._coordinator.ready)
             self.recover(None, step)
         elif self._docket.plan.guard.enabled:
             self._check_ready(old, step)

@@ -21,10 +21,11 @@ _LOUD = {
     "fault": "warn",
     "link_broken": "warn",
     "takeover": "good",
+    "fell_back": "warn",
     "step_redone": "good",
     "run_completed": "good",
 }
-_ONE_BY_ONE = ("verdict", "evicted", "lost", "takeover", "party_joined", "stage_assigned")
+_ONE_BY_ONE = ("verdict", "evicted", "lost", "takeover", "fell_back", "party_joined", "stage_assigned")
 _SENTENCES = {
     "run_started": "from step {step}",
     "run_resumed": "from step {step}, out of the last checkpoint",
@@ -36,6 +37,7 @@ _SENTENCES = {
     "evicted": "{party} is excluded from the run",
     "lost": "{party} is gone",
     "takeover": "stage {stage} is now served by {by}, before by {from}",
+    "fell_back": "from step {from_step} to the checkpoint of step {to_step}, {steps_lost} steps are lost: {reason}",
     "step_redone": "step {step} begins again",
     "step_restarted": "step {step} begins again with everybody, time {attempt}",
     "step_skipped": "step {step} went without stages {left_out}; stages {frozen} learnt nothing from it",

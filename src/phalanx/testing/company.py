@@ -7,7 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from phalanx.errors import ConfigError, PhalanxError
+from phalanx.checkpoint import Shard, latest_checkpoint, open_checkpoint, save_checkpoint
+from phalanx.config import digest
+from phalanx.errors import CheckpointError, ConfigError, PhalanxError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.pipeline import (
     OWNER,
@@ -128,6 +130,31 @@ class MemoryCompany:
             for name, tensor in copy.module.all_parameters().items()
         )
         return weights_digest(parameters)
+
+    def save(self) -> None:
+        """Write a checkpoint, as a run does every `checkpoint.every` steps."""
+        shards = (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in self.engine.copies("state"))
+        state = {"run": self._home.run_id, "config_digest": digest(self.run_config), "step": self._next_step}
+        save_checkpoint(self._home.checkpoints, self._next_step, shards, state, sign=self._home.owner, keep=2)
+
+    def fall_back(self) -> int:
+        """After a `NoHolderError`: everybody who is left begins again from the last checkpoint.
+
+        Returns:
+            The next step.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        path = latest_checkpoint(self._home.checkpoints)
+        if path is None:
+            raise CheckpointError(f"{self._home.checkpoints}: holds no checkpoint; call save() before")
+        owner = self._home.owner.public
+        found = open_checkpoint(path, owner, run=self._home.run_id, config_digest=digest(self.run_config))
+        library = StageLibrary(self.source, self.plan, found)
+        self.engine.fall_back(library, found.step, library.digests())
+        self._next_step = found.step
+        return found.step
 
     def kill(self, name: str) -> None:
         """Let a worker die as soon as it next sends or waits."""

@@ -37,7 +37,7 @@ class History:
         )
 
 
-_DECISIONS = ("verdict", "evicted", "lost", "takeover", "step_restarted", "step_skipped")
+_DECISIONS = ("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped")
 
 
 def read_history(path: Path, peer: Peer, run: str) -> History:

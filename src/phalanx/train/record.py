@@ -18,6 +18,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "evicted": ("eviction", "{party} is evicted"),
     "lost": ("eviction", "{party} is gone"),
+    "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
     "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),
 }
 

@@ -2,7 +2,14 @@
 
 from dataclasses import asdict
 
-from phalanx.checkpoint import Checkpoint, Shard, latest_checkpoint, open_checkpoint, save_checkpoint
+from phalanx.checkpoint import (
+    Checkpoint,
+    Shard,
+    drop_checkpoints_after,
+    latest_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+)
 from phalanx.config import digest
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError
@@ -44,6 +51,10 @@ class Savepoint:
         shards = (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in engine.copies("state"))
         keep = 1 if alone else self._run.checkpoint.keep
         save_checkpoint(self._home.checkpoints, num_steps, shards, state, sign=self._home.owner, keep=keep)
+
+    def forget_after(self, step: int) -> None:
+        """Remove checkpoints of later steps: they hold what a rollback undoes."""
+        drop_checkpoints_after(self._home.checkpoints, step)
 
     def open(self) -> Checkpoint | None:
         """Open and verify the newest checkpoint; None when none was written yet.

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
-from phalanx.errors import AuditLogError, CheckpointError, ConfigError
+from phalanx.errors import AuditLogError, CheckpointError, ConfigError, NoHolderError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.optimizers import learning_rate
 from phalanx.pipeline import OWNER, AuditDraw, Observe, PipelineEngine, StepPlan
@@ -16,6 +16,7 @@ from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.company import company
 from phalanx.train.config import RunConfig
+from phalanx.train.fallback import Fallback
 from phalanx.train.ground_truth import GroundTruth
 from phalanx.train.history import History, read_history
 from phalanx.train.hooks import RunHooks
@@ -146,7 +147,8 @@ class Session:
             opening = self._opening(source, plan, start, workers)
             recorder.observe("run_started" if history.head is None else "run_resumed", opening)
             library = StageLibrary(source, plan, checkpoint)
-            engine = stack.enter_context(company(run, home, plan, library, self._observer(recorder), workers))
+            observe = self._observer(recorder, savepoint)
+            engine = stack.enter_context(company(run, home, plan, library, observe, workers))
             engine.start(
                 start,
                 library.digests() if run.guard.enabled else {},
@@ -154,8 +156,15 @@ class Session:
                 patience_s=run.pipeline.patience_s,
             )
             hooks = RunHooks(run, engine, corpus, recorder, savepoint, self.figures)
-            self._train(engine, loader, hooks, start)
-            self._finish(engine, recorder)
+            fallback = Fallback(source, plan, savepoint, metrics, observe)
+            ended = False
+            while not ended:
+                try:
+                    self._train(engine, loader, hooks, start)
+                    self._finish(engine, recorder)
+                    ended = True
+                except NoHolderError as exc:
+                    start = fallback.go_back(engine, exc)
 
     def _recall(self, history: History) -> None:
         """Count what earlier sessions decided, whichever checkpoint this one goes on from."""
@@ -176,9 +185,12 @@ class Session:
         self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
 
-    def _observer(self, recorder: RunRecorder) -> Observe:
+    def _observer(self, recorder: RunRecorder, savepoint: Savepoint) -> Observe:
         def observe(kind: str, body: dict[str, Any]) -> None:
             self.figures.observe(kind, body)
+            if kind == "rolled_back":
+                # what came after holds what is being undone
+                savepoint.forget_after(body["to"])
             recorder.observe(kind, body)
 
         return observe

@@ -25,6 +25,8 @@ class Figures:
     steps_redone: int = 0
     steps_restarted: int = 0
     steps_skipped: int = 0
+    steps_lost: int = 0
+    """Applied steps that were given up because nobody could serve a stage, and done again from a checkpoint."""
     verdicts: list[dict[str, Any]] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -49,6 +51,8 @@ class Figures:
             self.steps_restarted += body["attempt"] == 1
         elif kind == "step_skipped":
             self.steps_skipped += 1
+        elif kind == "fell_back":
+            self.steps_lost += body["steps_lost"]
 
     def to_json(self) -> dict[str, Any]:
         """What a resumed run must know and the audit log does not tell; an infinity is null."""
@@ -101,7 +105,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "steps_redone": figures.steps_redone,
         "steps_restarted": figures.steps_restarted,
         "steps_skipped": figures.steps_skipped,
-        "steps_lost": totals.last_step + 1 - totals.steps,
+        "steps_lost": figures.steps_lost + totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,
         "audit_log_head": figures.audit_log_head,
