@@ -12,12 +12,26 @@ from phalanx.bench.overhead import measure
 from phalanx.bench.overhead_rows import Layout, extrapolated, overhead_rows
 from phalanx.bench.process_clock import peak_memory_bytes
 from phalanx.bench.rows import PARTS, Measured
-from phalanx.bench.shifts import EIGHTH, PAPER, STATISTICS, UNGUARDED, WITH_OWNER, Shift, shifts
+from phalanx.bench.shifts import EIGHTH, PAPER, STATISTICS, UNGUARDED, UPDATE, WITH_OWNER, Shift, shifts
 from phalanx.errors import TrainingError
+from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
 from phalanx.train import RunConfig
 
-KEYS = {"mode", "q", "p", "K", "M", "shadow", "extra_compute", "extra_bytes", "extra_memory", "extra_wall"}
+LIGHT = GuardConfig(audit_rate=0.5, owner_audit_rate=0.0)
+KEYS = {
+    "mode",
+    "q",
+    "p",
+    "K",
+    "M",
+    "shadow",
+    "extra_compute",
+    "extra_bytes",
+    "extra_memory",
+    "extra_wall",
+    "recovery_s",
+}
 LAYOUT = Layout(stages=4, microbatches=8, num_untrusted=2, untrusted_share=0.75, trained_untrusted=25)
 NO_PID = 2**22 + 1
 
@@ -30,14 +44,16 @@ def arm(cpu_s: float, wall_s: float, size: int, audits: int = 0) -> Measured:
 @pytest.fixture
 def rows():
     guards = {UNGUARDED: GuardConfig(mode="off"), "light": EIGHTH, "paper": PAPER, "statistics": STATISTICS}
+    guards["update"] = UPDATE
     arms = {
         UNGUARDED: arm(1.0, 1.0, 1000),
         "light": arm(1.1, 1.2, 1150, audits=4),
         "paper": arm(1.75, 1.5, 1300, audits=32),
         "statistics": arm(1.05, 1.0, 1100),
+        "update": arm(1.08, 1.1, 1150),
     }
-    memory = {UNGUARDED: 100, "light": 150, "paper": 140, "statistics": 150}
-    return dict(zip(guards, overhead_rows(guards, arms, memory, LAYOUT), strict=True))
+    memory = {UNGUARDED: 100, "light": 150, "paper": 140, "statistics": 150, "update": 110}
+    return dict(zip(guards, overhead_rows(guards, arms, memory, LAYOUT, {"light": 0.5}), strict=True))
 
 
 def test_every_share_is_of_the_unguarded_run(rows) -> None:
@@ -52,9 +68,25 @@ def test_shadow_upkeep_is_told_apart_from_all_other_bytes(rows) -> None:
     # 25 trained numbers of 4 bytes reach the shadows in each step of 1,000 bytes
     assert rows["light"]["extra_bytes_shadow"] == pytest.approx(0.1)
     assert rows["light"]["extra_bytes"] == pytest.approx(0.05)
+    # weights that are followed cost as many bytes as a gradient
+    assert rows["update"]["extra_bytes_shadow"] == pytest.approx(0.1)
     # in lock-step no gradient is sent
     assert rows["paper"]["extra_bytes_shadow"] == 0
     assert rows["paper"]["extra_bytes"] == pytest.approx(0.3)
+
+
+def test_a_recovery_that_was_not_measured_is_no_figure(rows) -> None:
+    assert {name: row["recovery_s"] for name, row in rows.items() if row["recovery_s"] is not None} == {"light": 0.5}
+
+
+def test_the_long_bench_has_every_upkeep() -> None:
+    found = {(shift.run.pipeline.stages, guard.shadow) for shift in shifts(quick=False) for guard in shift.guards}
+
+    assert {(k, shadow) for k in (4, 6) for shadow in ("gradient", "update", "lockstep", "adapters")} <= found
+    # an arm is made by copying, which checks nothing
+    for shift in (*shifts(quick=True), *shifts(quick=False)):
+        for guard in shift.guards:
+            RunConfig.model_validate({**dict(shift.run), "guard": guard})
 
 
 def test_the_unguarded_run_has_no_shares_of_its_own(rows) -> None:
@@ -124,18 +156,32 @@ def test_memory_of_a_process_that_is_not_there_is_no_figure() -> None:
 @pytest.mark.slow
 def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
     shift = Shift(
-        tiny, (GuardConfig(audit_rate=0.5, owner_audit_rate=0.0), PAPER), steps=2, rounds=2, warm_ups=1, budget_s=60
+        tiny, (LIGHT, LIGHT.model_copy(update={"shadow": "update"}), PAPER), steps=2, rounds=2, warm_ups=1, budget_s=60
     )
 
     result = json.loads(json.dumps(measure([shift], quick=True), allow_nan=False))
 
-    bare, light, paper = result["rows"]
+    bare, light, update, paper = result["rows"]
     assert "overhead" in BENCHES
-    assert [row["mode"] for row in result["rows"]] == ["unguarded", "phalanx", "paper"]
+    assert [row["mode"] for row in result["rows"]] == ["unguarded", "phalanx", "phalanx", "paper"]
     assert (light["K"], light["M"], light["shadow"], paper["shadow"]) == (4, 2, "gradient", "lockstep")
-    assert bare["loss_last"] == light["loss_last"] == paper["loss_last"]
-    assert light["alarms"] == paper["alarms"] == 0
+    assert bare["loss_last"] == light["loss_last"] == update["loss_last"] == paper["loss_last"]
+    assert light["alarms"] == update["alarms"] == paper["alarms"] == 0
+    assert bare["recovery_s"] is None
+    assert all(row["recovery_s"] > 0 for row in (light, update, paper))
     assert paper["audits_per_step"] == 4
     assert light["extra_bytes_shadow"] > 0
     assert paper["extra_bytes"] > 0
     assert all(row["memory_bytes"] > 2**20 and row["cpu_s_per_step"] > 0 for row in result["rows"])
+
+
+@pytest.mark.slow
+def test_adapters_are_measured_against_a_run_that_trains_adapters(tiny: RunConfig) -> None:
+    pytest.importorskip("peft")
+    adapted = tiny.model_copy(update={"model": tiny.model.model_copy(update={"adapter": LoraConfig(rank=2)})})
+    guard = LIGHT.model_copy(update={"shadow": "adapters"})
+
+    bare, row = measure([Shift(adapted, (guard,), steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)["rows"]
+
+    assert (row["shadow"], row["alarms"], row["loss_last"]) == ("adapters", 0, bare["loss_last"])
+    assert row["recovery_s"] > 0

@@ -9,6 +9,7 @@ from typing import IO, Any, Protocol
 import torch
 from pydantic import Field, ValidationError
 
+from phalanx.bench.loss import Loss
 from phalanx.bench.plain import PlainTrainer
 from phalanx.config import StrictModel
 from phalanx.data import BatchLoader, prepare
@@ -33,10 +34,11 @@ class ArmSpec(StrictModel):
 
 
 class Order(StrictModel):
-    """Run `steps` further steps, with so many threads in this process."""
+    """Run `steps` further steps, with so many threads in this process; the worker `lose` is killed before the first."""
 
     steps: int
     threads: int
+    lose: str | None = None
 
 
 class Report(StrictModel):
@@ -48,10 +50,12 @@ class Report(StrictModel):
     wall_by_phase: dict[str, float] = Field(default_factory=dict)
     bytes_by_link: dict[str, int] = Field(default_factory=dict)
     usage: dict[str, dict[str, float]] = Field(default_factory=dict)
+    recovery_s: float | None = None
+    """From the loss of a worker to the end of the redone step; None when none was lost."""
 
 
 class _Runner(Protocol):
-    def __call__(self, step: int, inputs: StepInputs) -> Report: ...
+    def __call__(self, step: int, inputs: StepInputs, lose: str | None = None) -> Report: ...
 
 
 def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
@@ -76,7 +80,8 @@ def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
             torch.set_num_threads(order.threads)
             total = Report()
             for step in range(done, done + order.steps):
-                total = _add(total, runner(step, step_inputs(loader.next(), run.train.microbatches)))
+                inputs = step_inputs(loader.next(), run.train.microbatches)
+                total = _add(total, runner(step, inputs, order.lose if step == done else None))
             done += order.steps
             _say(answers, total)
 
@@ -86,7 +91,7 @@ def _plain(run: RunConfig, source: ModelSource) -> Iterator[_Runner]:
     # the pipeline has it too: what is compared is the pipeline, not the allocator
     keep_freed_memory()
     trainer = PlainTrainer(source, run.optimizer, run.train.steps)
-    yield lambda step, inputs: Report(losses=(trainer.step(step, inputs),))
+    yield lambda step, inputs, lose=None: Report(losses=(trainer.step(step, inputs),))
 
 
 @contextlib.contextmanager
@@ -98,12 +103,14 @@ def _pipeline(spec: ArmSpec, source: ModelSource) -> Iterator[_Runner]:
     library = StageLibrary(source, plan, None)
     with company(run, home, plan, library, lambda kind, body: None, run.pipeline.workers) as engine:
         engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
-        yield lambda step, inputs: _pipeline_step(engine, step, inputs)
+        loss = Loss(engine, home, source, plan)
+        yield lambda step, inputs, lose=None: _pipeline_step(engine, step, inputs, loss, lose)
 
 
-def _pipeline_step(engine: PipelineEngine, step: int, inputs: StepInputs) -> Report:
-    result = engine.step(step, inputs)
+def _pipeline_step(engine: PipelineEngine, step: int, inputs: StepInputs, loss: Loss, lose: str | None) -> Report:
+    result, recovery_s = (engine.step(step, inputs), None) if lose is None else loss.step(lose, step, inputs)
     return Report(
+        recovery_s=recovery_s,
         losses=(result.loss,),
         audits=result.num_audits,
         alarms=result.num_alarms,
@@ -124,6 +131,7 @@ def _add(left: Report, right: Report) -> Report:
         wall_by_phase=summed(left.wall_by_phase, right.wall_by_phase),
         bytes_by_link=summed(left.bytes_by_link, right.bytes_by_link),
         usage=right.usage,
+        recovery_s=left.recovery_s if right.recovery_s is None else right.recovery_s,
     )
 
 

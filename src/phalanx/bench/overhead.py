@@ -75,7 +75,10 @@ def _measure_shift(shift: Shift, directory: Path) -> list[Row]:
             _say(f"{name}: {arm} is ready")
         measured = _take_turns(shift, crew, name)
         memory = {arm: peak_memory_bytes(process.pids) for arm, process in crew.items()}
-    return overhead_rows(shift.arms, measured, memory, _layout(shift, source))
+        # last of all: it ends what is measured from outside
+        guarded = [arm for arm, guard in shift.arms.items() if guard.enabled]
+        recovery = {arm: crew[arm].lose(run.pipeline.workers[0]) for arm in guarded}
+    return overhead_rows(shift.arms, measured, memory, _layout(shift, source), recovery)
 
 
 def _take_turns(shift: Shift, crew: dict[str, ArmProcess], name: str) -> dict[str, Measured]:

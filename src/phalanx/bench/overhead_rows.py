@@ -62,12 +62,18 @@ class Layout:
         if not guard.audits:
             return None
         drawn, p = math.ceil(guard.audit_rate * self.microbatches), guard.step_audit_rate
+        if guard.shadow == "lockstep":
+            drawn, p = self.microbatches, 0.0
         each = (1 - p) * drawn + p * self.microbatches + guard.owner_audit_rate
         return self.num_untrusted * each
 
 
 def overhead_rows(
-    guards: Mapping[str, GuardConfig], arms: Mapping[str, Measured], memory: Mapping[str, int], layout: Layout
+    guards: Mapping[str, GuardConfig],
+    arms: Mapping[str, Measured],
+    memory: Mapping[str, int],
+    layout: Layout,
+    recovery: Mapping[str, float | None],
 ) -> list[Row]:
     """One row an arm, the unguarded one among them; its own shares are None.
 
@@ -76,6 +82,7 @@ def overhead_rows(
         arms: What was measured, by arm.
         memory: Peak of all processes, bytes, by arm.
         layout: Of all arms.
+        recovery: Seconds from the loss of a holder to the end of the redone step, by arm; left out where none was lost.
     """
     base = arms[UNGUARDED]
     return [
@@ -84,6 +91,7 @@ def overhead_rows(
         | {
             "extra_memory": None if arm == UNGUARDED else memory[arm] / memory[UNGUARDED] - 1,
             "memory_bytes": memory[arm],
+            "recovery_s": recovery.get(arm),
         }
         | _absolute(arms[arm])
         for arm, guard in guards.items()
@@ -131,7 +139,7 @@ def _shares(guard: GuardConfig, arm: Measured, base: Measured, layout: Layout) -
     }
     if not guard.enabled:
         return row
-    upkeep = 4 * layout.trained_untrusted if guard.shadow in ("gradient", "adapters") else 0
+    upkeep = 4 * layout.trained_untrusted if guard.shadow != "lockstep" else 0
     before = _bytes_per_step(base)
     extra = row["extra_over_unguarded"]
     return row | {

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from phalanx.bench.workloads import scratch_run
+from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
 from phalanx.train import RunConfig
 
@@ -12,6 +13,9 @@ EIGHTH = GuardConfig(audit_rate=1 / 8, step_audit_rate=1 / 32, owner_audit_rate=
 SIXTEENTH = GuardConfig(audit_rate=1 / 16, step_audit_rate=1 / 64, owner_audit_rate=0.0)
 SIXTY_FOURTH = GuardConfig(audit_rate=1 / 64, step_audit_rate=1 / 64, owner_audit_rate=0.0)
 WITH_OWNER = GuardConfig(audit_rate=1 / 8, step_audit_rate=1 / 32)
+UPDATE = EIGHTH.model_copy(update={"shadow": "update"})
+ADAPTERS = EIGHTH.model_copy(update={"shadow": "adapters"})
+LOCKSTEP = EIGHTH.model_copy(update={"shadow": "lockstep"})
 PAPER = GuardConfig(mode="paper")
 STATISTICS = GuardConfig(mode="statistics")
 
@@ -47,7 +51,8 @@ def shifts(quick: bool) -> list[Shift]:
     """All shifts; every q has as many microbatches as it takes to audit at least one."""
     if quick:
         return [
-            Shift(_run(4, 32, 8), (EIGHTH, PAPER), steps=2, rounds=4, warm_ups=1, budget_s=90.0),
+            Shift(_run(4, 32, 8), (EIGHTH, UPDATE, PAPER), steps=2, rounds=4, warm_ups=1, budget_s=110.0),
+            Shift(_adapted(_run(4, 32, 8)), (ADAPTERS,), steps=2, rounds=4, warm_ups=1, budget_s=40.0),
             Shift(_run(4, 32, 16), (SIXTEENTH,), steps=2, rounds=4, warm_ups=1, budget_s=60.0),
             Shift(_run(4, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=4, warm_ups=1, budget_s=60.0),
         ]
@@ -55,9 +60,10 @@ def shifts(quick: bool) -> list[Shift]:
 
 
 def _all(stages: int) -> list[Shift]:
-    many = (EIGHTH, WITH_OWNER, PAPER, STATISTICS)
+    many = (EIGHTH, WITH_OWNER, UPDATE, LOCKSTEP, PAPER, STATISTICS)
     return [
-        Shift(_run(stages, 32, 8), many, steps=4, rounds=16, warm_ups=1, budget_s=900.0),
+        Shift(_run(stages, 32, 8), many, steps=4, rounds=16, warm_ups=1, budget_s=1300.0),
+        Shift(_adapted(_run(stages, 32, 8)), (ADAPTERS,), steps=4, rounds=16, warm_ups=1, budget_s=450.0),
         Shift(_run(stages, 32, 16), (SIXTEENTH,), steps=4, rounds=16, warm_ups=1, budget_s=450.0),
         Shift(_run(stages, 64, 64), (SIXTY_FOURTH,), steps=2, rounds=16, warm_ups=1, budget_s=600.0),
     ]
@@ -71,3 +77,7 @@ def _run(stages: int, batch_size: int, microbatches: int) -> RunConfig:
             "train": run.train.model_copy(update={"batch_size": batch_size, "microbatches": microbatches}),
         }
     )
+
+
+def _adapted(run: RunConfig) -> RunConfig:
+    return run.model_copy(update={"model": run.model.model_copy(update={"adapter": LoraConfig(rank=8)})})
