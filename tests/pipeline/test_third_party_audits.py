@@ -3,13 +3,15 @@
 import pytest
 from leagues import league_of_gradients, league_of_messages
 
+from phalanx.errors import NoHolderError
 from phalanx.pipeline import GuardConfig, explain_evidence
-from phalanx.pipeline.messages import AuditReport, Bulk, Fault, Fetch, FetchBulk, StepAudited
+from phalanx.pipeline.messages import AuditReport, Bulk, Commit, Fault, Fetch, FetchBulk, StepAudited
 from phalanx.testing import Actor, only, tiny_run
 
 RATES = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "screen": False}
 ALWAYS = GuardConfig(third_party_audit_rate=1.0, **RATES)
 NEVER = GuardConfig(**RATES)
+WITH_UPDATES = ALWAYS.model_copy(update={"shadow": "update"})
 
 
 def run_of(guard=ALWAYS, **pipeline):
@@ -24,8 +26,9 @@ def third_party_of(company, stage):
     return name
 
 
-def test_honest_third_parties_find_nothing_and_change_nothing(make_company, honest_digest):
-    company = make_company(run_of())
+@pytest.mark.parametrize("guard", [ALWAYS, WITH_UPDATES], ids=["gradient", "update"])
+def test_honest_third_parties_find_nothing_and_change_nothing(make_company, honest_digest, guard):
+    company = make_company(run_of(guard))
 
     results = company.run(3)
 
@@ -68,6 +71,34 @@ def test_a_third_party_finds_a_league_that_makes_up_a_weight_gradient(make_compa
     found = [(verdict.offence, verdict.party) for verdict in company.verdicts]
     assert found == [("gradient", "worker-1"), ("collusion", "worker-2")]
     assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_a_third_party_finds_a_league_whose_shadow_only_verifies(make_company, honest_digest):
+    company = make_company(run_of(WITH_UPDATES), league_of_messages("forward"))
+    company.save()
+
+    with pytest.raises(NoHolderError):
+        company.run(1)
+    company.fall_back()
+    company.run(3)
+
+    found = [(verdict.offence, verdict.party, verdict.accuser) for verdict in company.verdicts]
+    assert found == [("message", "worker-1", "worker-3"), ("collusion", "worker-2", "worker-3")]
+    assert company.weights_digest() == honest_digest(run_of(), 3)
+
+
+def test_a_wrong_norm_that_a_third_party_finds_does_not_convict_the_shadow_that_found_it_too(make_company):
+    def lie(letter, commit):
+        return [letter.saying({"norm_squared": 1e-9})]
+
+    guard = WITH_UPDATES.model_copy(update={"step_audit_rate": 1.0})
+    company = make_company(run_of(guard), {2: Actor(rewrite=only(Commit, lie))})
+    assert third_party_of(company, 2) < company.engine.shadows[2]
+
+    with pytest.raises(NoHolderError):
+        company.run(1)
+
+    assert [(verdict.offence, verdict.party) for verdict in company.verdicts] == [("gradient", "worker-2")]
 
 
 @pytest.mark.parametrize("kind", ["message", "gradient"])

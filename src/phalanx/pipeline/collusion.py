@@ -39,7 +39,8 @@ def vouched_for_gradient(docket: Docket, stage: int) -> Judgement | None:
     ledger, shadow = docket.ledger, docket.shadow(stage)
     lockstep = docket.plan.guard.shadow == "lockstep"
     said = ledger.held.get(stage) if lockstep else ledger.step_audits.get((stage, shadow))
-    if said is None or said.gradient != ledger.commits[stage].gradient or shadow == OWNER:
+    commit = ledger.commits[stage]
+    if said is None or shadow == OWNER or (said.gradient, said.norm_squared) != (commit.gradient, commit.norm_squared):
         return None
     holder = docket.holder(stage)
     reason = f"stage {stage}: {shadow} vouched for the made-up weight gradient of {holder} in step {ledger.step}"
