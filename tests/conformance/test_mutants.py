@@ -130,8 +130,8 @@ MUTANTS = (
     Mutant(
         "L2 the owner's audit of gradients",
         "pipeline/owner_audit.py",
-        "if ledger.commits[stage].gradient == digest:",
-        "if ledger.commits[stage].gradient:",
+        "if (commit.gradient, commit.norm_squared) == (digest, norm_squared):",
+        "if commit.gradient:",
         PIPELINE + "test_owner_audits.py::test_the_owners_audit_names_a_league_that_makes_up_a_weight_gradient",
     ),
     Mutant(
@@ -186,9 +186,17 @@ MUTANTS = (
     Mutant(
         "L3 states after a takeover",
         "pipeline/readiness.py",
-        "wrong = [name for name, state in states.items() if state != expected]",
+        "wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]",
         "wrong = [name for name, state in states.items() if state is None]",
         PIPELINE + "test_wrong_updates.py::test_a_party_that_gets_ready_with_an_altered_state_is_named",
+    ),
+    Mutant(
+        "L3 weights that a shadow follows",
+        "pipeline/followed.py",
+        "if signed.weights == taken.weights:",
+        "if taken.weights:",
+        PIPELINE + "test_upkeeps.py::"
+        "test_a_stage_that_sends_other_weights_than_it_signs_is_convicted_by_its_own_signatures",
     ),
     Mutant(
         "L4 the stage's part of the referee",
@@ -207,8 +215,8 @@ MUTANTS = (
     Mutant(
         "L4 the referee of whole steps",
         "pipeline/referee.py",
-        "if transfer_digest(copy.runner.gradients()) != ledger.commits[stage].gradient else shadow",
-        "if transfer_digest(copy.runner.gradients()) == ledger.commits[stage].gradient else shadow",
+        "return holders[stage] if truth != (commit.gradient, commit.norm_squared) else shadow",
+        "return holders[stage] if truth == (commit.gradient, commit.norm_squared) else shadow",
         PIPELINE + "test_step_audits.py::test_an_auditor_that_makes_up_another_weight_gradient_is_named",
     ),
     Mutant(

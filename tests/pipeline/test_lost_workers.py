@@ -124,7 +124,7 @@ def test_a_worker_that_dies_before_it_joins_is_named(make_company):
     ("kind", "missing"),
     [
         (Commit, r"commitments of stages \[1\]"),
-        (AuditReport, r"audits \(stage, microbatch\) \[\(2, \d\)\]"),
+        (AuditReport, r"audits \(stage, microbatch, auditor\) \[\(2, \d, 'worker-1'\)\]"),
         (GradientHeld, r"gradients of stages \[2\]"),
         (Applied, r"states of stages \[1, 2\]"),
     ],

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from phalanx.attacks import actor
 from phalanx.errors import EvidenceError, NoHolderError, TrainingError
 from phalanx.models import LoraConfig, open_model
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, explain_evidence
+from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.followed import FollowedWeights
 from phalanx.pipeline.messages import AuditReport, Bulk, Commit, WeightsHeld
 from phalanx.testing import Actor, only, tampering, tiny_run
@@ -133,7 +133,7 @@ def test_the_owners_audit_names_a_stage_that_bends_the_law_of_the_update(make_co
 
 
 def test_without_the_owners_audits_a_wrong_learning_rate_is_never_seen(make_company, honest_digest):
-    # only what a stage computes with its weights is checked, not how it came by them: sharp edge 15
+    # only what a stage computes with its weights is checked, not how it came by them: sharp edge 3
     run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
     liar = actor(AttackConfig(kind="wrong_learning_rate", from_step=1), "worker-1")
     company = make_company(run, {1: liar})
@@ -233,9 +233,29 @@ def test_weights_that_come_before_their_step_is_verified_are_not_taken_yet(make_
     assert company.weights_digest() == honest_digest(run, 3)
 
 
-def test_a_shadow_that_follows_keeps_weights_and_nothing_else():
+def test_weights_that_have_arrived_are_progress(make_company, monkeypatch):
+    moved = []
+    handle = Coordinator.handle
+
+    def watch(coordinator, received):
+        before = coordinator.progress
+        taken = handle(coordinator, received)
+        if isinstance(received.message, WeightsHeld):
+            moved.append(coordinator.progress != before)
+        return taken
+
+    monkeypatch.setattr(Coordinator, "handle", watch)
+    company = make_company(tiny_run(guard=UPDATE))
+
+    company.run(2)
+    company.weights_digest()
+
+    assert moved == [True] * 4
+
+
+def test_a_shadow_that_follows_keeps_weights_and_nothing_else(model_cache):
     plan_run = tiny_run(guard=UPDATE)
-    source = open_model(plan_run.model, Path("unused"), 1)
+    source = open_model(plan_run.model, model_cache, 1)
     plan = make_plan(plan_run, source)
 
     shadow, heir = StageCopy.empty(plan, 1, has_moments=False), StageCopy.empty(plan, 1)

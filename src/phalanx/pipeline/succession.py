@@ -1,4 +1,4 @@
-"""L5: what follows from a verdict or a loss: whoever is guilty or gone is excluded, and roles are given out anew."""
+"""L5: what follows from a verdict or a loss: who is excluded, who has which roles then, and how everybody begins."""
 
 import time
 from collections import deque
