@@ -254,6 +254,38 @@ MUTANTS = (
         "if truth is None:",
         PIPELINE + "test_rollback.py::test_lies_about_single_messages_that_slipped_through_are_undone_as_well",
     ),
+    Mutant(
+        "L3 weights that a shadow follows",
+        "pipeline/followed.py",
+        "if signed.weights == taken.weights:",
+        "if signed.weights or taken.weights:",
+        PIPELINE
+        + "test_upkeeps.py::test_a_stage_that_sends_other_weights_than_it_signs_is_convicted_by_its_own_signatures",
+    ),
+    Mutant(
+        "L4 which of two wrong norms",
+        "pipeline/referee.py",
+        "truth = (transfer_digest(gradients), finite_norm_squared(gradients))",
+        "truth = (transfer_digest(gradients), commit.norm_squared)",
+        PIPELINE
+        + "test_upkeeps.py::test_an_audit_of_the_whole_step_finds_a_wrong_norm_in_the_stage_and_not_in_its_auditor",
+    ),
+    Mutant(
+        "L5 no heir without moments",
+        "pipeline/recovery.py",
+        "if not has_heirs and guarded:",
+        "if not has_heirs and not guarded:",
+        PIPELINE + "test_upkeeps.py::test_a_stage_that_computes_with_other_weights_than_it_sends_is_found_by_audits",
+    ),
+    Mutant(
+        "L5 heirs that wait for a state",
+        "pipeline/recovery.py",
+        "if name in ready or name in (old.shadows.get(stage), old.holders.get(stage))",
+        "if name",
+        PIPELINE
+        + "test_upkeeps.py::"
+        + "test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_checkpoint",
+    ),
 )
 
 

@@ -15,6 +15,7 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCop
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.followed import FollowedWeights
 from phalanx.pipeline.messages import AuditReport, Bulk, Commit, WeightsHeld
+from phalanx.pipeline.shadowing import Shadowing
 from phalanx.testing import Actor, only, tampering, tiny_run
 from phalanx.train.layout import make_plan
 
@@ -216,21 +217,46 @@ def test_weights_that_are_withheld_are_handed_on_by_the_owner(make_company, hone
     assert company.weights_digest() == honest_digest(run, 3)
 
 
-def test_weights_that_come_before_their_step_is_verified_are_not_taken_yet(make_company, honest_digest):
-    # taken at once, they would spoil the shadow's audits of this very step
+def hurrying(run, cache):
+    """Before it commits to step 1, the stage sends what its shadow should audit this step with: zeros."""
+    copy = StageCopy.empty(make_plan(run, open_model(run.model, cache, run.train.seed)), 1, has_moments=False)
+    size = sum(tensor.nbytes for tensor in copy.trained().values())
+
     def hurry(letter, commit):
-        if commit.stage != 1:
+        if (commit.stage, commit.step) != (1, 1):
             return [letter]
-        early = Bulk(epoch=commit.epoch, step=commit.step + 1, stage=1, purpose="update", offset=0, total=4)
-        return [letter, type(letter)("worker-2", early, b"\0\0\0\0")]
+        early = Bulk(epoch=commit.epoch, step=2, stage=1, purpose="update", offset=0, total=size)
+        return [type(letter)("worker-2", early, bytes(size)), letter]
 
+    return Actor(rewrite=only(Commit, hurry))
+
+
+def test_weights_that_come_before_their_step_is_verified_do_not_spoil_its_audit(make_company, model_cache):
     run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
-    company = make_company(run, {1: Actor(rewrite=only(Commit, hurry))})
+    company = make_company(run, {1: hurrying(run, model_cache)})
 
-    company.run(3)
+    with pytest.raises(NoHolderError):
+        company.run(3)
 
-    assert company.verdicts == []
-    assert company.weights_digest() == honest_digest(run, 3)
+    assert [(v.party, v.offence, v.step) for v in company.verdicts] == [("worker-1", "state", 2)]
+
+
+def test_taken_at_once_such_weights_would_cost_the_run_its_honest_shadow(make_company, model_cache, monkeypatch):
+    take = Shadowing.take_weights
+
+    def take_at_once(self, received, message):
+        self._shadows[message.stage].pending_apply = 1.0
+        take(self, received, message)
+
+    monkeypatch.setattr(Shadowing, "is_early", lambda self, message: False)
+    monkeypatch.setattr(Shadowing, "take_weights", take_at_once)
+    run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
+    company = make_company(run, {1: hurrying(run, model_cache)})
+
+    with pytest.raises(NoHolderError):
+        company.run(3)
+
+    assert company.lost == ["worker-2"]
 
 
 def test_weights_that_have_arrived_are_progress(make_company, monkeypatch):
