@@ -311,3 +311,21 @@ def test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_
     company.run(3)
     assert (sorted(company.lost), company.verdicts) == (["worker-1", "worker-2"], [])
     assert company.weights_digest() == honest_digest(run, 5)
+
+
+def test_two_liars_that_are_found_one_after_the_other_are_both_excluded(make_company, honest_digest):
+    run = tiny_run(guard=UPDATE.model_copy(update={"owner_audit_rate": 1.0}))
+    liars = {n: actor(AttackConfig(kind="skipped_update", stages=(n,), from_step=3), f"worker-{n}") for n in (1, 2)}
+    company = saved_after(make_company(run, liars), 2)
+
+    step = 2
+    while company.engine.next_step < 5 or len(company.evicted) < len(liars):
+        try:
+            company.run(5 - step)
+            company.weights_digest()
+        except NoHolderError:
+            step = company.fall_back()
+
+    assert sorted(company.evicted) == ["worker-1", "worker-2"]
+    assert {v.offence for v in company.verdicts} == {"state"}
+    assert company.weights_digest() == honest_digest(run, 5)

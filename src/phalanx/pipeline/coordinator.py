@@ -1,7 +1,7 @@
 """The owner's decisions: what has been committed to, what is audited, and when a step may be applied."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from phalanx.errors import FrameError
 from phalanx.optimizers import clip_coefficient
@@ -214,11 +214,12 @@ class Coordinator:
                 self._audits.draw()
         return judgement
 
-    def take_proved(self) -> list[Judgement]:
-        """Hand out what is still to be acted upon, and forget steps that will never be confirmed: the run goes back."""
-        proved, self.docket.proved = self.docket.proved, []
+    def take_proved(self, alive: Collection[str]) -> list[Judgement]:
+        """Hand out who is still to be convicted, once each, and forget what was to be confirmed."""
+        proved = {judgement.verdict.party: judgement for judgement in reversed(self.docket.proved)}
+        self.docket.proved.clear()
         self._owner_audits.forget()
-        return [judgement for judgement in proved if judgement.verdict.party in self.docket.present]
+        return [judgement for party, judgement in proved.items() if party in alive]
 
     @property
     def decided(self) -> bool:

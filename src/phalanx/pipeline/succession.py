@@ -103,7 +103,7 @@ class Succession:
             PeerLostError: A worker did not get ready in time.
             VerificationError: The owner itself has another state.
         """
-        for judgement in self._coordinator.take_proved():
+        for judgement in self._coordinator.take_proved(self.alive):
             self._shut_out(self._record(judgement).party, convicted=True)
         # nothing that was kept of the steps since then is of this timeline
         self._docket.forget_states()
