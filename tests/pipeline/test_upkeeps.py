@@ -242,14 +242,14 @@ def test_weights_that_come_before_their_step_is_verified_do_not_spoil_its_audit(
 
 
 def test_taken_at_once_such_weights_would_cost_the_run_its_honest_shadow(make_company, model_cache, monkeypatch):
-    take = Shadowing.take_weights
+    take = Shadowing.take_update
 
     def take_at_once(self, received, message):
         self._shadows[message.stage].pending_apply = 1.0
         take(self, received, message)
 
     monkeypatch.setattr(Shadowing, "is_early", lambda self, message: False)
-    monkeypatch.setattr(Shadowing, "take_weights", take_at_once)
+    monkeypatch.setattr(Shadowing, "take_update", take_at_once)
     run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
     company = make_company(run, {1: hurrying(run, model_cache)})
 
