@@ -3,6 +3,8 @@ PYTHON ?= python3
 # further arguments for the installation of torch, for example an index of another build
 TORCH_PIP_ARGS ?=
 PYTEST_ARGS ?=
+# a worker per core of a small machine; a file's tests share what they have trained, so files stay whole
+TEST_WORKERS ?= -n 2 --dist loadfile
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -45,7 +47,7 @@ lint: $(STAMP) ## ruff, mypy --strict, the import contracts
 	$(BIN)/lint-imports --no-logo
 
 test: lint ## lint, then every quick test
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest $(TEST_WORKERS) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
