@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         "L2 the owner's audit of gradients",
         "pipeline/owner_audit.py",
-        "if (commit.gradient, commit.norm_squared) == (digest, norm_squared):",
+        "if (commit.gradient, commit.norm_squared) == truth:",
         "if commit.gradient:",
         PIPELINE + "test_owner_audits.py::test_the_owners_audit_names_a_league_that_makes_up_a_weight_gradient",
     ),
@@ -184,6 +184,41 @@ MUTANTS = (
         PIPELINE + "test_wrong_updates.py::test_a_shadow_that_reports_another_gradient_or_norm_is_named",
     ),
     Mutant(
+        "L3 the norm of both lanes' sum",
+        "pipeline/updates.py",
+        "if len(set(said.values())) == 1:",
+        "if said:",
+        PIPELINE + "test_replica_updates.py::test_whichever_copy_lies_about_the_update_is_named",
+    ),
+    Mutant(
+        "L3 parts of another transfer",
+        "pipeline/transfer.py",
+        "if message != about.model_copy(",
+        "if message is None and about.model_copy(",
+        PIPELINE + "test_replica_updates.py::test_old_parts_frame_nobody",
+    ),
+    Mutant(
+        "L0 inputs of the other lane",
+        "pipeline/ledger.py",
+        "if microbatches is not None and message.microbatch not in microbatches:",
+        "if microbatches is not None and message.microbatch < 0:",
+        PIPELINE + "test_replica_stories.py",
+    ),
+    Mutant(
+        "L2 audits of the second lane",
+        "pipeline/summons.py",
+        "if docket.assignment.server_of(share) == OWNER:",
+        "if lane or docket.assignment.server_of(share) == OWNER:",
+        PIPELINE + "test_replicas.py::test_each_lane_is_audited_in_each_step",
+    ),
+    Mutant(
+        "L5 lanes after a takeover",
+        "pipeline/lanes.py",
+        "return add_lanes([_filled(lanes[lane], parameters) for lane in sorted(lanes)])",
+        "return _filled(present, parameters)",
+        PIPELINE + "test_replicas.py::test_two_copies_that_share_the_work_end_with_the_bits_of_one_that_does_it_all",
+    ),
+    Mutant(
         "L3 states after a takeover",
         "pipeline/readiness.py",
         "wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]",
@@ -215,8 +250,8 @@ MUTANTS = (
     Mutant(
         "L4 the referee of whole steps",
         "pipeline/referee.py",
-        "return holders[stage] if truth != (commit.gradient, commit.norm_squared) else shadow",
-        "return holders[stage] if truth == (commit.gradient, commit.norm_squared) else shadow",
+        "return server if truth != (commit.gradient, commit.norm_squared) else auditor",
+        "return server if truth == (commit.gradient, commit.norm_squared) else auditor",
         PIPELINE + "test_step_audits.py::test_an_auditor_that_makes_up_another_weight_gradient_is_named",
     ),
     Mutant(
@@ -243,8 +278,8 @@ MUTANTS = (
     Mutant(
         "L5 going back to the first bad step",
         "pipeline/replay.py",
-        "if gradients is None or transfer_digest(gradients) != past.ledger.commits[stage].gradient:",
-        "if gradients is None or transfer_digest(gradients) == past.ledger.commits[stage].gradient:",
+        "if gradients is None or transfer_digest(gradients) != past.ledger.commits[(stage, 0)].gradient:",
+        "if gradients is None or transfer_digest(gradients) == past.ledger.commits[(stage, 0)].gradient:",
         PIPELINE + "test_rollback.py::test_the_run_goes_back_to_the_first_step_that_was_wrong",
     ),
     Mutant(

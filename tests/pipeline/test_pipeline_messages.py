@@ -36,6 +36,7 @@ def test_a_nested_message_survives_the_wire():
         "sent": [{"direction": "backward", "microbatch": 0, "digest": "ab"}],
         "norm_squared": None,
         "gradient": "cd",
+        "lane": 0,
     }
 
     message = parse_message("commit", body)

@@ -106,3 +106,12 @@ def test_one_gradient_that_is_not_finite_makes_the_whole_norm_so():
     ledger.add_commit(commit(1, norm_squared=None), None)
 
     assert math.isnan(ledger.total_norm())
+
+
+def test_a_header_of_a_microbatch_that_another_party_serves_is_refused():
+    ledger = StepLedger(5, 1)
+
+    with pytest.raises(FrameError, match="microbatch 2, which is not the sender's to serve"):
+        ledger.add_commit(commit(received=(header(),)), None, (1, 3))
+
+    assert (ledger.commits, ledger.messages) == ({}, {})

@@ -79,7 +79,7 @@ class Audits:
         """
         ledger, (stage, microbatch) = self._docket.ledger, (report.stage, report.microbatch)
         if report.urgent:
-            asked = (stage, microbatch) in self.screened and sender == self._docket.shadow(stage)
+            asked = (stage, microbatch) in self.screened and sender == self._docket.auditor(stage, microbatch)
         else:
             asked = (stage, microbatch, sender) in ledger.awaited_audits - ledger.reports.keys()
         waiting = any(
@@ -108,14 +108,14 @@ class Audits:
         stage = report.stage
         if stage not in self._docket.agreed:
             return False
-        if report.urgent or auditor == self._docket.shadow(stage):
+        if report.urgent or self._docket.has_copy(auditor, stage):
             return True
         heard = {(said.stage, said.microbatch, party) for party, said in self._unweighed}
         return all(key in heard for key in self._docket.ledger.unreported if key[0] == stage)
 
     def _tells_less(self, said: tuple[str, AuditReport]) -> bool:
         auditor, report = said
-        if report.urgent or auditor == self._docket.shadow(report.stage):
+        if report.urgent or self._docket.has_copy(auditor, report.stage):
             return False
         return not any(vouched(self._docket, report.stage, report.microbatch, direction) for direction in BOTH)
 
@@ -124,7 +124,7 @@ class Audits:
         judgement = self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
         if judgement is None:
             ledger.reports[(report.stage, report.microbatch, auditor)] = report
-        elif auditor != self._docket.shadow(report.stage):
+        elif not self._docket.has_copy(auditor, report.stage):
             second = accomplice(self._docket, judgement)
             self._docket.proved += [] if second is None else [second]
         return judgement

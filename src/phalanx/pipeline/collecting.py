@@ -1,4 +1,4 @@
-"""A stage's state or weights, as its holder has them and as holder and shadow have signed them."""
+"""A stage's state or weights, as its two copies have them and as both parties have signed them."""
 
 from phalanx.errors import PeerLostError, VerificationError
 from phalanx.pipeline.courier import Courier
@@ -7,18 +7,23 @@ from phalanx.pipeline.messages import FetchBulk, Purpose
 from phalanx.pipeline.stage_copy import StageCopy
 
 
-def collect_from_holder(docket: Docket, courier: Courier, stage: int, purpose: Purpose) -> StageCopy:
-    """Fetch a stage's state or weights from who holds it.
+def collect_agreed(docket: Docket, courier: Courier, stage: int, purpose: Purpose) -> StageCopy:
+    """Fetch a stage's state or weights from who holds it, or from the other copy where the holder is gone.
 
     Raises:
         VerificationError: The bytes are not those of the agreed state.
         PeerLostError: No answer came in time.
     """
-    holder, copy = docket.holder(stage), StageCopy.empty(docket.plan, stage)
+    party, copy = docket.holder(stage), StageCopy.empty(docket.plan, stage)
     request = FetchBulk(epoch=docket.ledger.epoch, step=0, stage=stage, purpose=purpose)
-    found = courier.collect(holder, request, copy.state() if purpose == "state" else copy.weights())
+    expected = copy.state() if purpose == "state" else copy.weights()
+    found = courier.collect(party, request, expected)
+    if found is None and stage in docket.assignment.shadows and not docket.plan.guard.verify_only:
+        # the holder may have died since the last step; a shadow that could take over has the same state
+        party = docket.shadow(stage)
+        found = courier.collect(party, request, expected)
     if found is None:
-        raise PeerLostError(f"stage {stage}: {holder} did not send its {purpose} in time")
+        raise PeerLostError(f"stage {stage}: {docket.holder(stage)} did not send its {purpose} in time")
     if purpose == "state":
         copy.load(*found)
     else:
@@ -28,5 +33,5 @@ def collect_from_holder(docket: Docket, courier: Courier, stage: int, purpose: P
         return copy
     same = copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights
     if not same:
-        raise VerificationError(f"stage {stage}: {holder} sent a {purpose} that is not the one it signed; not used")
+        raise VerificationError(f"stage {stage}: {party} sent a {purpose} that is not the one it signed; not used")
     return copy

@@ -93,10 +93,11 @@ class GuardConfig(StrictModel):
     keep_steps: int = Field(default=0, ge=0, le=10_000)
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""
-    shadow: Literal["gradient", "lockstep", "adapters", "update"] = "gradient"
+    shadow: Literal["gradient", "lockstep", "adapters", "update", "replica"] = "gradient"
     """`gradient`: the stage's gradient goes through the shadow's own optimizer; `lockstep`: the shadow recomputes
     everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves;
-    `update`: the stage sends its new weights, and the shadow can audit but not take over."""
+    `update`: the stage sends its new weights, and the shadow can audit but not take over; `replica`: both copies of a
+    stage serve, one the even microbatches, one the odd ones, and audit each other."""
     screen: bool = True
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
     """tau between numeric classes (fp32): beyond it the referee decides. See `distance.py`."""
@@ -133,6 +134,12 @@ class GuardConfig(StrictModel):
                 f"shadow = {self.shadow!r} has no optimizer to go back with; leave out keep_steps or set "
                 'shadow = "gradient"'
             )
+        for name in ("keep_steps", "third_party_audit_rate") if self.shadow == "replica" else ():
+            if getattr(self, name):
+                raise ValueError(
+                    f'{name} = {getattr(self, name)} with shadow = "replica": nobody else can redo a step yet '
+                    f'that two copies share; set {name} = 0 or shadow = "gradient"'
+                )
         return self
 
     @property
@@ -142,8 +149,8 @@ class GuardConfig(StrictModel):
 
     @property
     def sends_gradient(self) -> bool:
-        """Whether a shadow gets the stage's weight gradient before the commit."""
-        return self.shadow in ("gradient", "adapters")
+        """Whether the other copy of a stage gets its weight gradient, or its lane's, before the commit."""
+        return self.shadow in ("gradient", "adapters", "replica")
 
     @property
     def audits(self) -> bool:

@@ -1,7 +1,7 @@
 """The owner's decisions: what has been committed to, what is audited, and when a step may be applied."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from phalanx.errors import FrameError
 from phalanx.optimizers import clip_coefficient
@@ -30,7 +30,7 @@ from phalanx.pipeline.messages import (
 from phalanx.pipeline.owner_audit import OwnerAudits
 from phalanx.pipeline.paper import PLAIN, Attempt
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
-from phalanx.pipeline.recovery import Assignment
+from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.screen import NOT_FINITE
 from phalanx.pipeline.signed import to_signed
@@ -127,7 +127,11 @@ class Coordinator:
     ) -> None:
         sender, assignment = received.sender, self.docket.assignment
         if isinstance(message, ScreenHit):
-            _expect(sender, assignment.holders.get(target_of(message)), message.kind)
+            target = target_of(message)
+            expected = assignment.server(target, message.microbatch) if target in assignment.holders else None
+            _expect(sender, expected, message.kind)
+            if message.source not in assignment.shadows or self.docket.server(*_of(message)) == OWNER:
+                raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
             self._audits.doubt(message)
             self._ask_for_urgent_audit(message)
             return
@@ -137,29 +141,38 @@ class Coordinator:
         if isinstance(message, StepAudited):
             self._add_step_audit(sender, message)
             return
-        expected = assignment.holders if isinstance(message, Commit) else assignment.shadows
-        _expect(sender, expected.get(message.stage), message.kind)
+        if isinstance(message, WeightsHeld):
+            _expect(sender, assignment.shadows.get(message.stage), message.kind)
+            self._updates.take(sender, message)
+            return
+        share = (message.stage, message.lane)
+        known = assignment.shares if isinstance(message, Commit) else self.docket.watched_shares
+        party_of = assignment.server_of if isinstance(message, Commit) else assignment.auditor_of
+        _expect(sender, party_of(share) if share in known else None, message.kind)
         if isinstance(message, Commit):
-            if message.stage in self.ledger.commits:
+            if share in self.ledger.commits:
                 raise FrameError(f"{sender!r} committed stage {message.stage} twice in step {message.step}")
+            served = assignment.microbatches(share, self.docket.plan.microbatches)
             try:
-                self.ledger.add_commit(message, received.header)
+                self.ledger.add_commit(message, received.header, served)
             except FrameError as exc:
                 # signed nonsense: without a valid commitment the step could never end
                 headers = {} if received.header is None else {"commitment": to_signed(received.header)}
                 where = f"stage {message.stage}: {sender} committed to nonsense: {exc}"
                 self._convictions.append(
-                    self.docket.judgement("forgery", sender, message.stage, where, headers=headers)
+                    self.docket.judgement("forgery", sender, message.stage, where, lane=message.lane, headers=headers)
                 )
-        elif isinstance(message, WeightsHeld):
-            self._updates.take(sender, message)
-        elif message.stage in self.ledger.held:
+        elif share in self.ledger.held:
             raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
         else:
-            self.ledger.held[message.stage] = message
+            self.ledger.held[share] = message
 
     def _add_step_audit(self, sender: str, message: StepAudited) -> None:
         key = (message.stage, sender)
+        if message.stage in self.docket.watched and self.docket.audited_share(*key) != (message.stage, message.lane):
+            raise FrameError(
+                f"{sender!r} recomputed lane {message.lane} of stage {message.stage}, which it is not to audit"
+            )
         if key not in self.ledger.awaited_step_audits or key in self.ledger.step_audits:
             raise FrameError(
                 f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not asked, or again"
@@ -207,7 +220,7 @@ class Coordinator:
         )
         if judgement is not None:
             return judgement
-        all_committed = len(self.ledger.commits) == len(docket.plan.stages)
+        all_committed = len(self.ledger.commits) == len(docket.assignment.shares)
         if all_committed and not self.ledger.audits_drawn and docket.agreed.keys() >= set(docket.watched):
             judgement = compare_links(docket)
             if judgement is None:
@@ -225,7 +238,7 @@ class Coordinator:
     def decided(self) -> bool:
         """Whether everything that was asked for is in and nothing is left to doubt."""
         docket, ledger = self.docket, self.ledger
-        if len(ledger.commits) < len(docket.plan.stages):
+        if len(ledger.commits) < len(docket.assignment.shares):
             return False
         if not docket.plan.guard.enabled:
             return True
@@ -233,7 +246,7 @@ class Coordinator:
         return (
             ledger.audits_drawn
             and self._audits.settled
-            and watched <= ledger.gradients_agreed
+            and ledger.gradients_agreed >= set(docket.watched_shares)
             and ledger.awaited_step_audits <= ledger.steps_agreed
             and not ledger.owners_audits
             and watched <= docket.agreed.keys()
@@ -265,9 +278,9 @@ class Coordinator:
         """What is still missing, for a message to the user."""
         ledger, watched = self.ledger, set(self.docket.watched)
         missing = {
-            "commitments of stages": sorted(set(range(len(self.docket.plan.stages))) - ledger.commits.keys()),
+            "commitments of stages": _stages(set(self.docket.assignment.shares) - ledger.commits.keys()),
             "audits (stage, microbatch, auditor)": ledger.unreported,
-            "gradients of stages": sorted(watched - ledger.gradients_agreed),
+            "gradients of stages": _stages(set(self.docket.watched_shares) - ledger.gradients_agreed),
             "audits of whole steps (stage, auditor)": sorted(ledger.awaited_step_audits - ledger.steps_agreed),
             "states of stages": sorted(watched - self.docket.agreed.keys()),
             "screened (stage, microbatch)": sorted(self._audits.screened),
@@ -328,7 +341,7 @@ class Coordinator:
         return None
 
     def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
-        party = self.docket.holder(hit.source)
+        party = self.docket.server(hit.source, hit.microbatch)
         self.docket.observe("screen_hit", {**hit.model_dump(mode="json"), "party": party})
         if not self.docket.plan.guard.audits:
             self._count_strike(party, hit)
@@ -343,6 +356,14 @@ class Coordinator:
             return
         reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
         self._convictions.append(self.docket.judgement("statistics", party, hit.source, reason))
+
+
+def _stages(shares: Iterable[Share]) -> list[int]:
+    return sorted({stage for stage, _ in shares})
+
+
+def _of(hit: ScreenHit) -> tuple[int, int]:
+    return (hit.source, hit.microbatch)
 
 
 def _expect(sender: str, expected: str | None, kind: str) -> None:

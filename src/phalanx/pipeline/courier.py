@@ -39,8 +39,10 @@ class Courier:
         self._post = post
         self._pump = pump
         self.timeout_s = timeout_s
+        self.is_gone: Callable[[str], bool] = lambda party: False
+        """Whether a party is known to be gone, so that nobody need wait for it."""
         self._fetches: dict[tuple[int, int, int, str, bool], _Waiting] = {}
-        self._bulks: dict[tuple[int, str], _Waiting] = {}
+        self._bulks: dict[tuple[int, int, str], _Waiting] = {}
         self._standings: dict[str, Standing | None] = {}
         self._asked = (-1, -1)
 
@@ -53,7 +55,7 @@ class Courier:
                 waiting.answer = received
                 return True
         if isinstance(message, Bulk):
-            waiting = self._bulks.get((message.stage, message.purpose))
+            waiting = self._bulks.get((message.stage, message.lane, message.purpose))
             if waiting is not None and waiting.party == received.sender and waiting.bulk is not None:
                 waiting.heard = time.monotonic()
                 waiting.tensors = waiting.bulk.add(message.offset, message.total, received.payload)
@@ -101,7 +103,7 @@ class Courier:
         Returns:
             The tensors and the optimizer steps they had taken; None when no answer came in time.
         """
-        key = (request.stage, request.purpose)
+        key = (request.stage, request.lane, request.purpose)
         waiting = self._bulks[key] = _Waiting(party, bulk=BulkReceiver(expected))
         try:
             self._post(party, request, ())
@@ -113,7 +115,7 @@ class Courier:
         return None if waiting.tensors is None else (waiting.tensors, waiting.num_steps)
 
     def _wait(self, done: Callable[[], bool], waiting: _Waiting) -> None:
-        while not done() and time.monotonic() - waiting.heard < self.timeout_s:
+        while not (done() or self.is_gone(waiting.party)) and time.monotonic() - waiting.heard < self.timeout_s:
             self._pump()
 
 

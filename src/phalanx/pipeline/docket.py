@@ -9,7 +9,7 @@ from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.messages import Signed, StateDigest
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.recovery import Assignment
+from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.signed import open_signed
 from phalanx.pipeline.verdict import RefereeWork, Verdict
 from phalanx.security.crypto import Peer
@@ -28,6 +28,8 @@ class Judgement:
     exhibit: Exhibit = field(default_factory=Exhibit)
     headers: dict[str, Signed] = field(default_factory=dict)
     work: RefereeWork = field(default_factory=RefereeWork)
+    lane: int | None = None
+    """Of a shared stage: which lane it is about, where the verdict's microbatch does not say so."""
 
 
 @dataclass
@@ -78,6 +80,28 @@ class Docket:
         """Who shadows a stage."""
         return self.assignment.shadows[stage]
 
+    def server(self, stage: int, microbatch: int) -> str:
+        """Who serves one microbatch of a stage."""
+        return self.assignment.server(stage, microbatch)
+
+    def auditor(self, stage: int, microbatch: int) -> str:
+        """Who audits one microbatch of a stage."""
+        return self.assignment.auditor(stage, microbatch)
+
+    def has_copy(self, party: str, stage: int) -> bool:
+        """Whether a party is one of the two with a copy of a stage."""
+        return party in (self.holder(stage), self.shadow(stage))
+
+    @property
+    def watched_shares(self) -> list[Share]:
+        """The shares of the stages in other hands."""
+        return [share for stage in self.watched for share in self.assignment.shares_of(stage)]
+
+    def audited_share(self, stage: int, auditor: str) -> Share:
+        """The share of a stage that a party audits as a whole."""
+        shares = self.assignment.shares_of(stage)
+        return next((share for share in shares if self.assignment.auditor_of(share) == auditor), shares[0])
+
     def same_class(self, one: str, other: str = OWNER) -> bool:
         """Whether two honest parties get the same bits."""
         return self.classes[one] == self.classes[other]
@@ -101,6 +125,7 @@ class Docket:
         reason: str,
         *,
         accuser: str = OWNER,
+        lane: int | None = None,
         headers: Mapping[str, Signed] = NO_HEADERS,
         work: RefereeWork | None = None,
     ) -> Judgement:
@@ -115,4 +140,4 @@ class Docket:
                 "accuser": accuser,
             }
         )
-        return Judgement(verdict, headers=dict(headers), work=work or RefereeWork())
+        return Judgement(verdict, headers=dict(headers), lane=lane, work=work or RefereeWork())

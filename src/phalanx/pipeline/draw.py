@@ -66,17 +66,21 @@ class AuditDraw:
         """A further secret for another purpose; tells nothing about the draws."""
         return hmac.digest(self._key, b"phalanx " + purpose, "sha256")
 
-    def microbatches(self, *, step: int, epoch: int, stage: int, num_microbatches: int) -> tuple[int, ...]:
-        """Draw for one stage and one attempt at a step."""
+    def microbatches(
+        self, *, step: int, epoch: int, stage: int, num_microbatches: int, lane: int = 0
+    ) -> tuple[int, ...]:
+        """Draw for one stage, or one lane of it, and one attempt at a step; counts within the lane from 0."""
+        where = _place(step, epoch, stage, lane)
         count = math.ceil(self.rate * num_microbatches)
         edges = [round(n * num_microbatches / count) for n in range(count + 1)]
         return tuple(
-            low + self._number(step, epoch, stage, n) % (high - low) for n, (low, high) in enumerate(pairwise(edges))
+            low + self._number(*where[:3], n, *where[3:]) % (high - low)
+            for n, (low, high) in enumerate(pairwise(edges))
         )
 
-    def whole_step(self, *, step: int, epoch: int, stage: int) -> bool:
-        """Whether all of a stage's work in this attempt is audited, weight gradient included."""
-        return self._coin(_WHOLE_STEP, step, epoch, stage) < self._step_rate
+    def whole_step(self, *, step: int, epoch: int, stage: int, lane: int = 0) -> bool:
+        """Whether all work on a stage, or one lane of it, is audited in this attempt, weight gradient included."""
+        return self._coin(_WHOLE_STEP, *_place(step, epoch, stage, lane)) < self._step_rate
 
     def owners_step(self, *, step: int, epoch: int, stage: int) -> bool:
         """Whether the owner itself redoes all of a stage's work in this attempt."""
@@ -94,3 +98,8 @@ class AuditDraw:
     def _number(self, *where: int) -> int:
         # 64 bits more than any stratum needs, so that the modulo's bias is below 2^-48
         return int.from_bytes(hmac.digest(self._key, canonical_json(where), "sha256")[:8], "big")
+
+
+def _place(step: int, epoch: int, stage: int, lane: int) -> tuple[int, ...]:
+    """What a draw is about; the first lane is left out, so that a stage that nobody shares keeps its draws."""
+    return (step, epoch, stage, lane) if lane else (step, epoch, stage)

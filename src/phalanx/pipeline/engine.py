@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from phalanx.errors import PeerLostError, PhalanxError, TransportError
 from phalanx.pipeline.chronicle import PastStep
-from phalanx.pipeline.collecting import collect_from_holder
+from phalanx.pipeline.collecting import collect_agreed
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
@@ -63,6 +63,7 @@ class PipelineEngine:
         self._endpoint = endpoint
         office = Office(self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump)
         self._succession = Succession(office, members, files)
+        self._courier.is_gone = lambda party: party in self._succession.lost
         self._bytes = BytesByLink(endpoint)
 
     # --- life ---------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ class PipelineEngine:
         self._settle()
         if self._docket.holder(stage) == OWNER:
             return self._party.roles.copy_of(stage)
-        return collect_from_holder(self._docket, self._courier, stage, purpose)
+        return collect_agreed(self._docket, self._courier, stage, purpose)
 
     def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import FrameError, SignatureError
-from phalanx.pipeline.bulk import digest_of_parts
 from phalanx.pipeline.hearing import Hearing, open_hearing
 from phalanx.pipeline.messages import Activation, AuditReport, Commit, GradientHeld, StepAudited
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.sent_weights import explain_sent_weights, part_name
 from phalanx.pipeline.signed import open_signed
+from phalanx.pipeline.transfer import sent_gradient
 from phalanx.pipeline.verdict import Offence
 from phalanx.pipeline.weighing import explain_message
 
@@ -121,9 +121,10 @@ def _forgery(hearing: Hearing) -> _Explained:
 def _gradient(hearing: Hearing) -> _Explained:
     commit, committed = hearing.said("commit", Commit)
     held, header = hearing.said("gradient_held", GradientHeld)
-    if (commit.step, commit.stage, commit.epoch) != (held.step, held.stage, held.epoch):
+    if (commit.step, commit.stage, commit.lane, commit.epoch) != (held.step, held.stage, held.lane, held.epoch):
         raise hearing.refuse("its commitment and its gradient are of two attempts")
-    if commit.gradient == held.gradient and commit.norm_squared == held.norm_squared:
+    shared = hearing.record.plan.lanes > 1
+    if commit.gradient == held.gradient and (shared or commit.norm_squared == held.norm_squared):
         return _recomputed_gradient(hearing, commit, committed.fields.sender)
     holder, shadow = committed.fields.sender, header.fields.sender
     guilty = hearing.record.verdict.party
@@ -133,10 +134,9 @@ def _gradient(hearing: Hearing) -> _Explained:
     if lockstep or commit.gradient == held.gradient:
         return _believed("which of the two was off: the owner computed it again")
     try:
-        parts = [open_signed(part, hearing.peers[holder]).fields.payload_digest for part in held.parts]
+        sent = sent_gradient([open_signed(part, hearing.peers[holder]) for part in held.parts], held)
     except (FrameError, SignatureError):
-        parts = []
-    sent = digest_of_parts(parts) if parts else None
+        sent = None
     if guilty != (holder if sent == held.gradient else shadow):
         raise hearing.refuse(f"the parts that {holder} signed do not speak against {guilty}")
     what = "sent another gradient than it committed to" if guilty == holder else "holds no gradient that was signed"
@@ -145,6 +145,8 @@ def _gradient(hearing: Hearing) -> _Explained:
 
 def _recomputed_gradient(hearing: Hearing, commit: Commit, holder: str) -> _Explained:
     """The gradient that was sent is the one that was committed to; an audit of the whole step gave another one."""
+    if hearing.record.plan.lanes > 1 and "step_audited" not in hearing.headers:
+        return _believed("which of the two copies was off about the norm of both lanes' sum, or about the gradient")
     audited, header = hearing.said("step_audited", StepAudited)
     if (commit.step, commit.stage, commit.epoch) != (audited.step, audited.stage, audited.epoch):
         raise hearing.refuse("its commitment and its audit are of two attempts")

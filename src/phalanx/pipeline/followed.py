@@ -5,9 +5,10 @@ from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.messages import Bulk, StateDigest, WeightsHeld
 from phalanx.pipeline.referee import Referee
-from phalanx.pipeline.sent_weights import part_name, read_parts
+from phalanx.pipeline.sent_weights import part_name
 from phalanx.pipeline.signed import to_signed
 from phalanx.pipeline.stage_copy import trained_digest
+from phalanx.pipeline.transfer import is_whole_transfer
 from phalanx.security.crypto import digest_hex
 from phalanx.transport import SignedHeader
 
@@ -68,7 +69,7 @@ class FollowedWeights:
         opened = [self._docket.signed_by(part, holder) for part in shown.parts]
         headers = [header for header in opened if header is not None]
         about = Bulk(epoch=shown.epoch, step=shown.step, stage=stage, purpose="update", offset=0, total=0)
-        whole = len(headers) == len(opened) and read_parts(headers, about)
+        whole = len(headers) == len(opened) and is_whole_transfer(headers, about)
         return headers if whole else []
 
 

@@ -53,6 +53,10 @@ class HostedStage:
     weights_due: bool = False
     """Updated, and the shadow has not been sent the new weights."""
     gradients: dict[str, Tensor] | None = None
+    last_gradients: dict[str, Tensor] = field(default_factory=dict)
+    """Those of the last applied step, where this party keeps evidence about a shared stage."""
+    serves: tuple[int, ...] | None = None
+    """Microbatches that this party serves; None: all."""
     _todo: list[Action] = field(default_factory=list)
 
     @property
@@ -77,7 +81,8 @@ class HostedStage:
             for slot in [slot for slot in kept if slot[0] < step]:
                 del kept[slot]
         order = SCHEDULES[self.plan.schedule](self.index, len(self.plan.stages), self.plan.microbatches)
-        self._todo = list(reversed(order))
+        served = order if self.serves is None else [action for action in order if action.microbatch in self.serves]
+        self._todo = list(reversed(served))
 
     def _keep_sent(self, step: int) -> None:
         if self.step >= 0 and step > self.step:

@@ -22,6 +22,7 @@ from phalanx.pipeline.messages import (
     Standing,
     StateDigest,
 )
+from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy, trained_digest
@@ -92,32 +93,35 @@ class Inquest:
     # --- commitments ------------------------------------------------------------------------------
 
     def _behind(self, standings: Mapping[str, Standing]) -> str | None:
-        """Look at each stage that has not committed: what it waits for, and whether that was sent."""
-        for stage in range(len(self.docket.plan.stages)):
-            party = self.docket.holder(stage)
-            if stage in self.docket.ledger.commits:
+        """Look at each share that has not been committed to: what it waits for, and whether that was sent."""
+        for share in self.docket.assignment.shares:
+            stage, party = share[0], self.docket.assignment.server_of(share)
+            if share in self.docket.ledger.commits:
                 continue
             progress = standings[party].stages.get(str(stage))
             if progress is None:
                 return None if party == OWNER else party
-            place = self._waits_for(stage, progress)
+            place = self._waits_for(share, progress)
             if place is None:
                 if party != OWNER:
                     return party
                 continue
             source = stage + (-1 if place.direction == "forward" else 1)
-            sender = self.docket.holder(source)
+            sender = self.docket.server(source, place.microbatch)
             upstream = standings[sender].stages.get(str(source))
             if upstream is not None and place in upstream.sent:
                 return self._carry(sender, party, (source, place.direction, place.microbatch))
         return None
 
-    def _waits_for(self, stage: int, progress: Progress) -> Place | None:
-        """The input that keeps a stage from its next action; None when it has all it needs."""
-        plan = self.docket.plan
+    def _waits_for(self, share: Share, progress: Progress) -> Place | None:
+        """The input that keeps a share of a stage from its next action; None when it has all it needs."""
+        stage, plan = share[0], self.docket.plan
+        served = self.docket.assignment.microbatches(share, plan.microbatches)
         last = len(plan.stages) - 1
         needless: Direction | None = "forward" if stage == 0 else "backward" if stage == last else None
         for action in SCHEDULES[plan.schedule](stage, last + 1, plan.microbatches):
+            if action.microbatch not in served:
+                continue
             place = Place(direction=action.direction, microbatch=action.microbatch)
             if action.direction == needless or (needless is None and place in progress.sent):
                 continue
@@ -158,20 +162,24 @@ class Inquest:
 
     def _without_gradient(self, standings: Mapping[str, Standing]) -> str | None:
         docket, ledger = self.docket, self.docket.ledger
-        for stage in docket.watched:
-            holder, shadow = docket.holder(stage), docket.shadow(stage)
-            if stage not in ledger.commits or stage in ledger.held or not docket.plan.guard.sends_gradient:
+        for share in docket.watched_shares:
+            (stage, lane), server = share, docket.assignment.server_of(share)
+            if share in ledger.held or not docket.plan.guard.sends_gradient:
                 continue
-            mark = ("gradient", shadow, stage)
-            if mark in self._handed or (stage in standings[shadow].gradients and shadow != OWNER):
-                return holder if shadow == OWNER else shadow
-            request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="gradient")
-            found = self.courier.collect(holder, request, StageCopy.empty(docket.plan, stage).module.trainable())
-            if found is None or transfer_digest(found[0]) != ledger.commits[stage].gradient:
-                return holder
+            if not ledger.commits.keys() >= set(docket.assignment.shares_of(stage)):
+                # whoever serves the other lane says that it has this one when it has both
+                continue
+            auditor = docket.assignment.auditor_of(share)
+            mark = ("gradient", auditor, stage)
+            if mark in self._handed or (stage in standings[auditor].gradients and auditor != OWNER):
+                return server if auditor == OWNER else auditor
+            request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, lane=lane, purpose="gradient")
+            found = self.courier.collect(server, request, StageCopy.empty(docket.plan, stage).module.trainable())
+            if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
+                return server
             self._handed.add(mark)
-            self._note(shadow, request)
-            send_bulk(self.post, shadow, request, found[0], ledger.step)
+            self._note(auditor, request)
+            send_bulk(self.post, auditor, request, found[0], ledger.step)
             return None
         return None
 
@@ -194,11 +202,11 @@ class Inquest:
 
     def _without_urgent_report(self, hit: ScreenHit) -> str | None:
         """The receiver must be able to show what it screened, and somebody what that was computed from."""
-        receiver = self.docket.holder(hit.source + (1 if hit.direction == "forward" else -1))
+        receiver = self.docket.server(hit.source + (1 if hit.direction == "forward" else -1), hit.microbatch)
         if self._fetch(receiver, (hit.source, hit.direction, hit.microbatch)) is None:
             return receiver
         both: tuple[Direction, ...] = ("forward", "backward")
-        audit = (hit.source, hit.microbatch, self.docket.shadow(hit.source))
+        audit = (hit.source, hit.microbatch, self.docket.auditor(hit.source, hit.microbatch))
         return self._audit_inputs(audit, both[:1] if hit.direction == "forward" else both)
 
     def _without_report(self, audits: Iterable[AuditKey]) -> str | None:
@@ -211,17 +219,17 @@ class Inquest:
     def _audit_inputs(self, audit: AuditKey, directions: Sequence[Direction]) -> str | None:
         """Give an auditor what it is to recompute from; one that has it and does not report is named."""
         docket, (stage, microbatch, auditor) = self.docket, audit
-        holder = docket.holder(stage)
+        holder = docket.server(stage, microbatch)
         mark = ("audit", auditor, stage, microbatch)
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
-        if auditor != docket.shadow(stage) and not self._hand_weights(stage, auditor):
+        if not docket.has_copy(auditor, stage) and not self._hand_weights(stage, auditor):
             return holder
         for direction in directions:
             source = stage + (-1 if direction == "forward" else 1)
             key: MessageKey = (source, direction, microbatch)
-            found = self._fetch(docket.holder(source), key) or self._fetch(holder, key)
+            found = self._fetch(docket.server(source, microbatch), key) or self._fetch(holder, key)
             if found is None:
                 return holder
             self._note(auditor, found[0])
@@ -254,7 +262,7 @@ class Inquest:
         message = None if found is None else found.message
         if found is None or not isinstance(message, Fetched) or message.evidence is None:
             return None
-        header = self.docket.signed_by(message.evidence, self.docket.holder(key[0]))
+        header = self.docket.signed_by(message.evidence, self.docket.server(key[0], key[2]))
         if header is None or header.fields.payload_digest != digest_hex(found.payload):
             return None
         place = [header.fields.body.get(name) for name in ("epoch", "step", "source", "direction", "microbatch")]

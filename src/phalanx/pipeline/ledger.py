@@ -1,10 +1,12 @@
 """What the owner knows about one attempt at a step: commitments, gradients, audits."""
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.messages import AuditReport, Commit, GradientHeld, Signed, StepAudited
+from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.signed import passed_on
 from phalanx.transport import SignedHeader
@@ -30,11 +32,11 @@ class StepLedger:
 
     step: int
     epoch: int
-    commits: dict[int, Commit] = field(default_factory=dict)
-    commit_headers: dict[int, SignedHeader | None] = field(default_factory=dict)
+    commits: dict[Share, Commit] = field(default_factory=dict)
+    commit_headers: dict[Share, SignedHeader | None] = field(default_factory=dict)
     messages: dict[MessageKey, Committed] = field(default_factory=dict)
-    held: dict[int, GradientHeld] = field(default_factory=dict)
-    gradients_agreed: set[int] = field(default_factory=set)
+    held: dict[Share, GradientHeld] = field(default_factory=dict)
+    gradients_agreed: set[Share] = field(default_factory=set)
     awaited_audits: set[AuditKey] = field(default_factory=set)
     reports: dict[AuditKey, AuditReport] = field(default_factory=dict)
     awaited_step_audits: set[tuple[int, str]] = field(default_factory=set)
@@ -46,46 +48,62 @@ class StepLedger:
     """Stages that the owner itself has still to redo."""
     audits_drawn: bool = False
     num_audits: int = 0
+    whole_norms: dict[int, float | None] = field(default_factory=dict)
+    """Squared norms of the weight gradients of shared stages, which both copies agree on."""
     clip_coefficient: float = 1.0
     frozen: frozenset[int] = frozenset()
     """Stages that take no update in this step; their gradients do not count."""
 
-    def add_commit(self, commit: Commit, header: SignedHeader | None) -> None:
-        """Take a stage's commitment, with the headers of what it received.
+    def add_commit(
+        self, commit: Commit, header: SignedHeader | None, microbatches: Container[int] | None = None
+    ) -> None:
+        """Take the commitment to a share of a stage's work, with the headers of what it received.
+
+        Args:
+            commit: What was said.
+            header: The frame that carried it; None for what the owner says to itself.
+            microbatches: Those that the sender serves; left out, all of them.
 
         Raises:
-            FrameError: A passed-on header is not one of a message to this stage in this step.
+            FrameError: A passed-on header is not one of a message to this stage in this step, or of a
+                microbatch that somebody else serves.
         """
-        read = [(*_input_of(signed, commit), signed) for signed in commit.received]
+        read = [(*_input_of(signed, commit, microbatches), signed) for signed in commit.received]
         for key, digest, signed in read:
             self.messages[key] = Committed(digest, signed)
-        self.commits[commit.stage] = commit
-        self.commit_headers[commit.stage] = header
+        self.commits[(commit.stage, commit.lane)] = commit
+        self.commit_headers[(commit.stage, commit.lane)] = header
 
     @property
     def unreported(self) -> list[AuditKey]:
         """Audits that were asked for and not yet reported on."""
         return sorted(self.awaited_audits - self.reports.keys())
 
-    def said_digest(self, key: MessageKey) -> str | None:
-        """The digest that the sending stage itself committed to, None when it named none."""
+    def said_digest(self, key: MessageKey, lane: int = 0) -> str | None:
+        """The digest that the server of this lane committed to have sent, None when it named none."""
         source, direction, microbatch = key
-        commit = self.commits.get(source)
+        commit = self.commits.get((source, lane))
         sent = () if commit is None else commit.sent
         return next((s.digest for s in sent if (s.direction, s.microbatch) == (direction, microbatch)), None)
 
     def total_norm(self) -> float:
         """Norm of the gradient of all stages that take an update; NaN when one's is not finite."""
+        known = {stage: commit.norm_squared for (stage, _), commit in self.commits.items()} | self.whole_norms
         # ascending stages, so that every run adds in the same order
-        squares = [self.commits[stage].norm_squared for stage in sorted(self.commits.keys() - self.frozen)]
+        squares = [known[stage] for stage in sorted(known.keys() - self.frozen)]
         finite = [square for square in squares if square is not None]
         return math.sqrt(math.fsum(finite)) if len(finite) == len(squares) else math.nan
 
 
-def _input_of(signed: Signed, commit: Commit) -> tuple[MessageKey, str]:
+def _input_of(signed: Signed, commit: Commit, microbatches: Container[int] | None) -> tuple[MessageKey, str]:
     fields, message = passed_on(signed)
     if (message.epoch, message.step, message.target) != (commit.epoch, commit.step, commit.stage):
         raise FrameError(
             f"stage {commit.stage}: its commitment for step {commit.step} holds the header of another step or stage"
+        )
+    if microbatches is not None and message.microbatch not in microbatches:
+        raise FrameError(
+            f"stage {commit.stage}: its commitment for step {commit.step} holds the header of microbatch "
+            f"{message.microbatch}, which is not the sender's to serve"
         )
     return (message.source, message.direction, message.microbatch), fields.payload_digest

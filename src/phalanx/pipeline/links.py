@@ -19,9 +19,11 @@ def compare_links(docket: Docket) -> Judgement | None:
     for source in range(stages):
         for direction, offset in _BOTH:
             target = source + offset
-            if not 0 <= target < stages or docket.holder(source) == docket.holder(target) == OWNER:
+            if not 0 <= target < stages:
                 continue
             for microbatch in range(docket.plan.microbatches):
+                if docket.server(source, microbatch) == docket.server(target, microbatch) == OWNER:
+                    continue
                 judgement = _compare(docket, (source, direction, microbatch), target)
                 if judgement is not None:
                     return judgement
@@ -30,17 +32,18 @@ def compare_links(docket: Docket) -> Judgement | None:
 
 def _compare(docket: Docket, key: MessageKey, target: int) -> Judgement | None:
     source, direction, microbatch = key
-    sender, receiver = docket.holder(source), docket.holder(target)
-    said, received = docket.ledger.said_digest(key), docket.ledger.messages.get(key)
+    sender, receiver = docket.server(source, microbatch), docket.server(target, microbatch)
+    (_, lane), (_, other) = docket.assignment.share(source, microbatch), docket.assignment.share(target, microbatch)
+    said, received = docket.ledger.said_digest(key, lane), docket.ledger.messages.get(key)
     where = f"stage {source}, microbatch {microbatch}, {direction}"
     if received is None:
         reason = f"{where}: {receiver} committed to the step without this input"
-        return docket.judgement("forgery", receiver, target, reason)
+        return docket.judgement("forgery", receiver, target, reason, lane=other)
     if said == received.digest:
         return None
     headers = {"message": received.header}
     if docket.signed_by(received.header, sender) is None:
         reason = f"{where}: {receiver} committed to an input that {sender} did not sign"
-        return docket.judgement("forgery", receiver, target, reason, accuser=sender, headers=headers)
+        return docket.judgement("forgery", receiver, target, reason, accuser=sender, lane=other, headers=headers)
     reason = f"{where}: {sender} committed to another tensor than it sent"
-    return docket.judgement("equivocation", sender, source, reason, accuser=receiver, headers=headers)
+    return docket.judgement("equivocation", sender, source, reason, accuser=receiver, lane=lane, headers=headers)

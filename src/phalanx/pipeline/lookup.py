@@ -5,6 +5,7 @@ from phalanx.pipeline.auditing import AuditInput, InputKey
 from phalanx.pipeline.bulk import send_bulk
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk
+from phalanx.pipeline.exchange import gradient_of
 from phalanx.pipeline.hosted import Outgoing
 from phalanx.pipeline.messages import Ask, Audit, Fetch, FetchBulk, Fetched, Place, Progress, Signed, Standing
 from phalanx.pipeline.roles import Roles
@@ -20,7 +21,7 @@ def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
             went to and a third party with the owner's permit may see it, and only the owner a claim.
     """
     target = message.source + (1 if message.direction == "forward" else -1)
-    allowed = {OWNER} if message.claim else {OWNER, desk.roles.shadow_names.get(target)}
+    allowed = {OWNER} if message.claim else {OWNER, desk.roles.auditor(target, message.microbatch)}
     if sender not in allowed and (message.claim or not _permitted(desk, sender, target, message.permit)):
         raise FrameError(f"{desk.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it")
     found = _claim(desk.roles, message) if message.claim else _message(desk.roles, message)
@@ -70,19 +71,17 @@ def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
         raise FrameError(f"{desk.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
     copy = desk.roles.copy_of(message.stage)
     shadow = desk.roles.shadows.get(message.stage)
-    holder = desk.roles.hosted.get(message.stage)
+    gradient = gradient_of(desk.roles, message.stage, message.lane, message.step)
     if message.purpose == "past":
         copy = copy.past(message.step)
     if message.purpose in ("state", "past"):
         tensors = copy.state()
     elif message.purpose == "weights":
         tensors = copy.weights()
-    elif message.purpose == "update" and holder is not None:
+    elif message.purpose == "update" and message.stage in desk.roles.hosted:
         tensors = copy.trained()
-    elif message.purpose == "gradient" and shadow is not None:
-        tensors = shadow.last_gradients if message.step < copy.step else shadow.gradients or {}
-    elif message.purpose == "gradient" and holder is not None and holder.gradients is not None:
-        tensors = holder.gradients
+    elif message.purpose == "gradient" and gradient is not None:
+        tensors = gradient
     elif message.purpose == "undo" and shadow is not None:
         tensors = copy.optimizer.undo_state()
     else:

@@ -28,10 +28,10 @@ class Members:
         """Refuse an upkeep that these parties cannot keep up.
 
         Raises:
-            ConfigError: Shadows would recompute weights on another numeric class, where rounding adds up until honest
-                parties seem to lie.
+            ConfigError: Two copies would compute weights or their gradients on unlike numeric classes, where rounding
+                adds up until honest parties seem to lie.
         """
-        if not guard.enabled or guard.shadow != "lockstep":
+        if not guard.enabled or guard.shadow not in ("lockstep", "replica"):
             return
         others = sorted(name for name, label in self.classes.items() if label != self.classes[OWNER])
         if others:

@@ -32,6 +32,12 @@ class StageMessage(StepMessage):
     stage: int = Field(ge=0)
 
 
+class ShareMessage(StageMessage):
+    """A message about one lane of a stage's microbatches; 0 where a stage's work is not shared (ADR 19)."""
+
+    lane: int = Field(default=0, ge=0, le=1)
+
+
 class TensorMessage(StepMessage):
     """A message about one tensor between stages: an activation (forward) or its gradient (backward)."""
 
@@ -105,7 +111,7 @@ class Activation(TensorMessage):
     shape: tuple[int, ...]
 
 
-class Bulk(StageMessage):
+class Bulk(ShareMessage):
     """One part of a stage's state or gradient."""
 
     kind: ClassVar[str] = "bulk"
@@ -129,7 +135,7 @@ class Sent(StrictModel):
     digest: str
 
 
-class Commit(StageMessage):
+class Commit(ShareMessage):
     """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
 
     kind: ClassVar[str] = "commit"
@@ -140,7 +146,7 @@ class Commit(StageMessage):
     gradient: str
 
 
-class GradientHeld(StageMessage):
+class GradientHeld(ShareMessage):
     """A shadow has the weight gradient of a stage, received or recomputed."""
 
     kind: ClassVar[str] = "gradient_held"
@@ -173,7 +179,7 @@ class Audit(StageMessage):
     """For a third party, which has no copy: the agreed state, whose weights it is to fetch."""
 
 
-class StepAudited(StageMessage):
+class StepAudited(ShareMessage):
     """An auditor has recomputed a stage's weight gradient from all committed inputs of the step."""
 
     kind: ClassVar[str] = "step_audited"
@@ -225,7 +231,7 @@ class Fetched(TensorMessage):
     """The header under which the tensor was sent; None for a claim."""
 
 
-class FetchBulk(StageMessage):
+class FetchBulk(ShareMessage):
     """The owner asks for a stage's state, weights, undo copy or gradient; a third party for weights alone."""
 
     kind: ClassVar[str] = "fetch_bulk"

@@ -9,14 +9,19 @@ from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.collusion import accomplice, vouched, vouched_for_gradient
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.lanes import add_lanes
 from phalanx.pipeline.ledger import Committed
 from phalanx.pipeline.messages import AuditReport
 from phalanx.pipeline.norm import finite_norm_squared
+from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.referee import Dispute, Referee
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
+
+_Wrong = tuple[int, Direction, Mapping[Direction, str]]
+"""Microbatch and direction of a message that is not what was committed to, and what the owner's own digests are."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +55,44 @@ class OwnerAudits:
         verify_only = docket.plan.guard.verify_only
         copy = self._referee.stage_at(stage, (holder,) if verify_only else (shadow, holder), docket.agreed[stage])
         if copy is None:
-            return [self._brought_nothing(stage)]
-        wrong: list[tuple[int, Direction, Mapping[Direction, str]]] = []
-        for microbatch in range(docket.plan.microbatches):
-            tensors = self._referee.inputs(ledger, stage, microbatch, docket.assignment.holders)
+            return [self._brought_nothing((stage, 0))]
+        gradients, wrong = [], list[_Wrong]()
+        for share in self._audited(stage):
+            found = self._redo(copy, share)
+            if found is None:
+                return [self._brought_nothing(share)]
+            gradients.append((share, found[0]))
+            wrong += found[1]
+        if wrong:
+            # a lie that its auditor has vouched for tells of two parties
+            worst = next((place for place in wrong if vouched(docket, stage, place[0], place[1])), wrong[0])
+            return self._name(copy, *worst)
+        guilty = [judged for share, lane in gradients for judged in self._compare_gradient(share, lane)]
+        if not guilty and len(gradients) == len(docket.assignment.shares_of(stage)):
+            whole = add_lanes([lane for _, lane in gradients])
+            self._redone[stage] = _Redone(ledger.step, copy, whole, (holder, shadow))
+        return guilty
+
+    def _audited(self, stage: int) -> list[Share]:
+        """The shares of a stage in other hands; of what the owner serves itself it has to ask nobody."""
+        assignment = self._docket.assignment
+        return [share for share in assignment.shares_of(stage) if assignment.server_of(share) != OWNER]
+
+    def _redo(self, copy: StageCopy, share: Share) -> tuple[dict[str, Tensor], list["_Wrong"]] | None:
+        """Weight gradient of one share and the messages that are not what was committed to; None without inputs."""
+        docket, ledger, stage = self._docket, self._docket.ledger, share[0]
+        wrong: list[_Wrong] = []
+        for microbatch in docket.assignment.microbatches(share, docket.plan.microbatches):
+            tensors = self._referee.inputs(ledger, stage, microbatch, docket.assignment)
             if tensors is None:
-                return [self._brought_nothing(stage)]
+                return None
             digests = _digests(
                 copy.runner.forward(ledger.step, microbatch, tensors[0]),
                 copy.runner.backward(ledger.step, microbatch, tensors[1]),
             )
             said = ledger.messages
             wrong += [(microbatch, d, digests) for d in digests if said[(stage, d, microbatch)].digest != digests[d]]
-        if wrong:
-            # a lie that the shadow has vouched for tells of two parties
-            worst = next((place for place in wrong if vouched(docket, stage, place[0], place[1])), wrong[0])
-            return self._name(copy, *worst)
-        gradients = copy.runner.gradients()
-        guilty = self._compare_gradient(stage, transfer_digest(gradients), finite_norm_squared(gradients))
-        if not guilty:
-            self._redone[stage] = _Redone(ledger.step, copy, gradients, (holder, shadow))
-        return guilty
+        return copy.runner.gradients(), wrong
 
     def forget(self) -> None:
         """Let go of redone steps: the run goes back before them."""
@@ -104,10 +126,10 @@ class OwnerAudits:
         """Who made the update: a shadow that follows has only taken what it was sent."""
         return parties[:1] if self._docket.plan.guard.verify_only else parties
 
-    def _brought_nothing(self, stage: int) -> Judgement:
-        holder = self._docket.holder(stage)
+    def _brought_nothing(self, share: Share) -> Judgement:
+        stage, server = share[0], self._docket.assignment.server_of(share)
         return self._docket.judgement(
-            "transfer", holder, stage, f"stage {stage}: nobody brought what {holder} committed to"
+            "transfer", server, stage, f"stage {stage}: nobody brought what {server} committed to", lane=share[1]
         )
 
     def _name(
@@ -126,9 +148,9 @@ class OwnerAudits:
             stage=stage,
             microbatch=microbatch,
             direction=direction,
-            holder=docket.holder(stage),
+            holder=docket.server(stage, microbatch),
             accuser=OWNER,
-            holders=docket.assignment.holders,
+            assignment=docket.assignment,
             inputs=inputs,
             output=ledger.messages[(stage, direction, microbatch)],
             report=own,
@@ -142,15 +164,16 @@ class OwnerAudits:
         second = accomplice(docket, culprit)
         return [culprit] if second is None else [culprit, second]
 
-    def _compare_gradient(self, stage: int, digest: str, norm_squared: float | None) -> list[Judgement]:
+    def _compare_gradient(self, share: Share, gradients: Mapping[str, Tensor]) -> list[Judgement]:
         """A gradient that nobody can have computed; the shadow is in it when it claims to have computed the same."""
-        docket, ledger = self._docket, self._docket.ledger
-        commit = ledger.commits[stage]
-        if (commit.gradient, commit.norm_squared) == (digest, norm_squared):
+        docket, ledger, stage = self._docket, self._docket.ledger, share[0]
+        commit, truth = ledger.commits[share], (transfer_digest(gradients), finite_norm_squared(gradients))
+        if (commit.gradient, commit.norm_squared) == truth:
             return []
-        holder, step = docket.holder(stage), ledger.step
-        reason = f"stage {stage}: {holder} committed to a weight gradient or norm that step {step} does not lead to"
-        culprit, second = docket.judgement("gradient", holder, stage, reason), vouched_for_gradient(docket, stage)
+        server, step = docket.assignment.server_of(share), ledger.step
+        reason = f"stage {stage}: {server} committed to a weight gradient or norm that step {step} does not lead to"
+        culprit = docket.judgement("gradient", server, stage, reason, lane=share[1])
+        second = vouched_for_gradient(docket, share)
         return [culprit] if second is None else [culprit, second]
 
 

@@ -156,6 +156,9 @@ class Party:
         if message.step == self.roles.step + 1:
             self._keep_for_later(received)
             return
+        if message.stage in self.hosted:
+            # of a shared stage: what was verified is applied before anything of the next step is taken
+            self._serving.apply(self.hosted[message.stage])
         self._shadowing.take_gradient(received, message)
 
     def _keep_for_later(self, received: Received) -> None:
@@ -172,7 +175,7 @@ class Party:
         found = (activation.epoch, activation.step, activation.microbatch, activation.direction, activation.source)
         if found != place or fields.payload_digest != digest_hex(received.payload):
             raise FrameError(f"{self.name}: a relayed tensor is not the one that its header announces")
-        sender = self.roles.holders.get(activation.source, "")
+        sender = self.roles.server(activation.source, activation.microbatch) or ""
         header = open_signed(message.evidence, self._desk.peer(sender))
         self._serving.take(Received(sender, activation, received.payload, header), activation)
 
@@ -231,6 +234,7 @@ class Party:
         for holder in self.hosted.values():
             if holder.pending_apply is not None:
                 self._serving.apply(holder)
+                self._replay_early()
                 return True
         if self._serving.send_weights():
             return True
@@ -242,12 +246,15 @@ class Party:
         return self._report_states()
 
     def finish_applies(self) -> None:
-        """Let every optimizer take the step that was verified."""
+        """Let every optimizer take the step that was verified; what came early for the next one is then in time."""
+        before = self.roles.step
         for holder in self.hosted.values():
             self._serving.apply(holder)
         for shadow in self.shadows.values():
             self._shadowing.apply(shadow)
         self.roles.skip_resting()
+        if self.roles.step != before:
+            self._replay_early()
 
     def _report_states(self) -> bool:
         if not self._states_due:
@@ -274,7 +281,7 @@ class Party:
         Args:
             updated_here: Leave out copies that wait for another party's weights.
         """
-        covered = self.roles.shadow_names
+        covered = self.roles.assignment.shadows
         left_out = self.shadows.keys() if updated_here and self._desk.plan.guard.verify_only else ()
         with self._desk.timer.phase("state_digest"):
             return {

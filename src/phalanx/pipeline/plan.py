@@ -47,6 +47,11 @@ class StepPlan(StrictModel):
     guard: GuardConfig
 
     @property
+    def lanes(self) -> int:
+        """Into how many parts the microbatches of a stage that has two copies are shared."""
+        return 2 if self.guard.shadow == "replica" else 1
+
+    @property
     def hidden_shape(self) -> tuple[int, int, int]:
         """Shape of every tensor that crosses a boundary: ``[batch, seq, dim]`` of one microbatch."""
         return (self.microbatch_size, self.sequence_length, self.hidden_size)

@@ -7,23 +7,73 @@ from phalanx.errors import NoHolderError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.messages import Role
 
+Share = tuple[int, int]
+"""(stage, lane): the part of a stage's work that one party serves; one commitment and one weight gradient a step."""
+
 
 @dataclass(frozen=True)
 class Assignment:
-    """Holder and shadow of every stage; the owner's stages need no shadow, for the owner is trusted."""
+    """Holder and shadow of every stage; the owner's stages need no shadow, for the owner is trusted.
+
+    Who sends and receives the messages of a microbatch is decided here and nowhere else: its server. With one
+    lane that is the holder for all of them, and the shadow audits. With two lanes the holder serves the even
+    microbatches, the shadow the odd ones, and each of the two is the other's auditor.
+    """
 
     holders: Mapping[int, str]
     shadows: Mapping[int, str]
+    lanes: int = 1
+
+    def share(self, stage: int, microbatch: int) -> Share:
+        """The share of a stage's work that a microbatch belongs to; a stage with one copy has one share."""
+        return (stage, microbatch % self.lanes if stage in self.shadows else 0)
+
+    def shares_of(self, stage: int) -> tuple[Share, ...]:
+        """All shares of a stage, in order of lanes."""
+        return tuple((stage, lane) for lane in range(self.lanes if stage in self.shadows else 1))
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """All shares of all stages."""
+        return tuple(share for stage in sorted(self.holders) for share in self.shares_of(stage))
+
+    def server_of(self, share: Share) -> str:
+        """Who serves a share of a stage."""
+        return self.holders[share[0]] if share[1] == 0 else self.shadows[share[0]]
+
+    def auditor_of(self, share: Share) -> str:
+        """Who has the other copy of a stage and audits this share of it."""
+        return self.shadows[share[0]] if share[1] == 0 else self.holders[share[0]]
+
+    def server(self, stage: int, microbatch: int) -> str:
+        """Who sends, receives and computes the messages of one microbatch of a stage."""
+        return self.server_of(self.share(stage, microbatch))
+
+    def auditor(self, stage: int, microbatch: int) -> str:
+        """Who recomputes one microbatch of a stage when it is audited."""
+        return self.auditor_of(self.share(stage, microbatch))
+
+    def microbatches(self, share: Share, num_microbatches: int) -> tuple[int, ...]:
+        """The microbatches of a share."""
+        return tuple(m for m in range(num_microbatches) if self.share(share[0], m) == share)
+
+    def served_by(self, party: str) -> list[Share]:
+        """The shares that a party serves."""
+        return [share for share in self.shares if self.server_of(share) == party]
+
+    def copies_of(self, party: str) -> tuple[int, ...]:
+        """The stages that a party has a copy of."""
+        return tuple(s for s in sorted(self.holders) if party in (self.holders[s], self.shadows.get(s)))
 
 
-def first_assignment(num_stages: int, workers: Sequence[str], *, guarded: bool) -> Assignment:
+def first_assignment(num_stages: int, workers: Sequence[str], *, guarded: bool, lanes: int = 1) -> Assignment:
     """First and last stage to the owner, one middle stage to each worker, spares left over."""
     holders = {stage: OWNER for stage in range(num_stages)}
     for worker, stage in zip(workers, range(1, num_stages - 1), strict=False):
         holders[stage] = worker
     if not guarded:
-        return Assignment(holders, {})
-    return Assignment(holders, _cover(holders, {}, workers))
+        return Assignment(holders, {}, lanes)
+    return Assignment(holders, _cover(holders, {}, workers), lanes)
 
 
 def without(
@@ -57,13 +107,13 @@ def without(
             )
         holders[stage] = heir
     if not guarded:
-        return Assignment(holders, {})
+        return Assignment(holders, {}, assignment.lanes)
     kept = {
         stage: shadow
         for stage, shadow in assignment.shadows.items()
         if shadow != gone and holders[stage] not in (shadow, OWNER)
     }
-    return Assignment(holders, _cover(holders, kept, workers))
+    return Assignment(holders, _cover(holders, kept, workers), assignment.lanes)
 
 
 def settled(new: Assignment, old: Assignment, ready: Collection[str]) -> Assignment:
@@ -79,12 +129,18 @@ def settled(new: Assignment, old: Assignment, ready: Collection[str]) -> Assignm
         for stage, name in new.shadows.items()
         if name in ready or name in (old.shadows.get(stage), old.holders.get(stage))
     }
-    return Assignment(new.holders, shadows)
+    return Assignment(new.holders, shadows, new.lanes)
 
 
 def roles_of(new: Assignment, old: Assignment | None) -> tuple[Role, ...]:
     """Write an assignment as roles: who sends the state of a stage to those who are new to it."""
     return tuple(_role(stage, new, old) for stage in sorted(new.holders))
+
+
+def assignment_of(roles: Sequence[Role], lanes: int) -> Assignment:
+    """Read roles as an assignment."""
+    shadows = {role.stage: role.shadow for role in roles if role.shadow is not None}
+    return Assignment({role.stage: role.holder for role in roles}, shadows, lanes)
 
 
 def _role(stage: int, new: Assignment, old: Assignment | None) -> Role:

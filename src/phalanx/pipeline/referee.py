@@ -10,11 +10,13 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.distance import token_distance
 from phalanx.pipeline.evidence import Exhibit
+from phalanx.pipeline.lanes import add_lanes
 from phalanx.pipeline.ledger import Committed, MessageKey, StepLedger
 from phalanx.pipeline.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
 from phalanx.pipeline.noise import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
+from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.pipeline.verdict import RefereeWork, Verdict
@@ -33,7 +35,7 @@ class Dispute:
     direction: Direction
     holder: str
     accuser: str
-    holders: Mapping[int, str]
+    assignment: Assignment
     inputs: Mapping[Direction, Committed]
     output: Committed
     report: AuditReport
@@ -113,11 +115,9 @@ class Referee:
                     return copy
         return None
 
-    def inputs(
-        self, ledger: StepLedger, stage: int, microbatch: int, holders: Mapping[int, str]
-    ) -> list[Tensor] | None:
+    def inputs(self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment) -> list[Tensor] | None:
         """Activation and gradient that a stage committed to have used; None when nobody brings one of them."""
-        found = [self._committed(ledger, key, holders, stage) for key in _inputs_of(stage, microbatch)]
+        found = [self._committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
         tensors = [tensor for tensor in found if tensor is not None]
         return tensors if len(tensors) == len(found) else None
 
@@ -127,7 +127,7 @@ class Referee:
         holder: str,
         shadow: str,
         before: StateDigest,
-        gradient: tuple[str, float],
+        gradient: tuple[Sequence[str], float],
         after: Mapping[str, StateDigest],
     ) -> str | None:
         """Redo one optimizer step from the shadow's undo copy and the gradient that the holder signed.
@@ -137,7 +137,7 @@ class Referee:
             holder: Who holds it.
             shadow: Who shadows it.
             before: The state that both had signed before the step.
-            gradient: Digest that the holder committed to, and the clip coefficient of the step.
+            gradient: Digests that the stage's servers committed to, by lane, and the clip coefficient of the step.
             after: What each of the two says now.
 
         Returns:
@@ -147,48 +147,80 @@ class Referee:
         request = FetchBulk(epoch=0, step=before.step, stage=stage, purpose="undo")
         undo = self._courier.collect(shadow, self._now(request), copy.optimizer.state())
         weights = self._courier.collect(shadow, self._now(request, "weights"), copy.weights())
-        held = self._courier.collect(shadow, self._now(request, "gradient"), copy.module.trainable())
-        if undo is None or held is None or weights is None or transfer_digest(held[0]) != gradient[0]:
+        held = self._gradient(shadow, copy, before.step, gradient[0])
+        if undo is None or held is None or weights is None:
             return shadow
         frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
         copy.load({**frozen, **undo[0]}, before.step)
         if copy.digest() != before:
             return shadow
         self._count(steps=1)
-        copy.apply(before.step, held[0], gradient[1])
+        copy.apply(before.step, held, gradient[1])
         truth = copy.digest()
         return next((party for party in (holder, shadow) if after[party] != truth), None)
 
-    def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> str:
+    def judge_norm(self, ledger: StepLedger, share: Share, server: str, auditor: str) -> str:
         """Compute the norm of a gradient that both agree on; the one whose norm is off is guilty."""
-        request = FetchBulk(epoch=self.epoch, step=ledger.step, stage=stage, purpose="gradient")
-        found = self._courier.collect(shadow, request, StageCopy.empty(self._plan, stage).module.trainable())
-        if found is None or transfer_digest(found[0]) != ledger.commits[stage].gradient:
-            return shadow
-        return holder if finite_norm_squared(found[0]) != ledger.commits[stage].norm_squared else shadow
+        stage, lane = share
+        request = FetchBulk(epoch=self.epoch, step=ledger.step, stage=stage, lane=lane, purpose="gradient")
+        found = self._courier.collect(auditor, request, StageCopy.empty(self._plan, stage).module.trainable())
+        if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
+            return auditor
+        return server if finite_norm_squared(found[0]) != ledger.commits[share].norm_squared else auditor
+
+    def judge_whole_norm(
+        self, ledger: StepLedger, shares: Sequence[Share], party: str, said: Mapping[str, float | None]
+    ) -> str:
+        """Add up the lanes that both copies agree on; the one whose norm is off is guilty.
+
+        Args:
+            ledger: The step.
+            shares: Of the stage.
+            party: Which of the two is asked for the lanes; guilty if it does not bring them.
+            said: Squared norms by party.
+        """
+        copy = StageCopy.empty(self._plan, shares[0][0])
+        digests = [ledger.commits[share].gradient for share in shares]
+        found = self._gradient(party, copy, ledger.step, digests)
+        if found is None:
+            return party
+        truth = finite_norm_squared(found)
+        return next((name for name, norm in said.items() if norm != truth), party)
+
+    def _gradient(self, party: str, copy: StageCopy, step: int, digests: Sequence[str]) -> dict[str, Tensor] | None:
+        """A stage's whole weight gradient from one party; None unless each lane is the one that was committed to."""
+        lanes = []
+        for lane, digest in enumerate(digests):
+            request = FetchBulk(epoch=self.epoch, step=step, stage=copy.spec.index, lane=lane, purpose="gradient")
+            found = self._courier.collect(party, request, copy.module.trainable())
+            if found is None or transfer_digest(found[0]) != digest:
+                return None
+            lanes.append(found[0])
+        return add_lanes(lanes)
 
     def judge_step(
         self,
         ledger: StepLedger,
-        stage: int,
-        holders: Mapping[int, str],
-        shadow: str,
+        share: Share,
+        assignment: Assignment,
+        auditor: str,
         state: StateDigest,
     ) -> str:
-        """Redo a stage's whole step from committed inputs; the one whose gradient is off is guilty."""
-        copy = self.weights(ledger.epoch, ledger.step, stage, shadow, state)
+        """Redo a share of a stage's step from committed inputs; the one whose gradient is off is guilty."""
+        stage, server = share[0], assignment.server_of(share)
+        copy = self.weights(ledger.epoch, ledger.step, stage, auditor, state)
         if copy is None:
-            return shadow
+            return auditor
         self._count(steps=1)
-        for m in range(self._plan.microbatches):
-            tensors = self.inputs(ledger, stage, m, holders)
+        for m in assignment.microbatches(share, self._plan.microbatches):
+            tensors = self.inputs(ledger, stage, m, assignment)
             if tensors is None:
-                return holders[stage]
+                return server
             copy.runner.forward(ledger.step, m, tensors[0])
             copy.runner.backward(ledger.step, m, tensors[1])
-        gradients, commit = copy.runner.gradients(), ledger.commits[stage]
+        gradients, commit = copy.runner.gradients(), ledger.commits[share]
         truth = (transfer_digest(gradients), finite_norm_squared(gradients))
-        return holders[stage] if truth != (commit.gradient, commit.norm_squared) else shadow
+        return server if truth != (commit.gradient, commit.norm_squared) else auditor
 
     epoch = 0
     """Epoch of requests; the engine keeps it at the present one."""
@@ -220,12 +252,14 @@ class Referee:
     def _input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
         source = dispute.stage - 1 if direction == "forward" else dispute.stage + 1
         request = self._request(dispute, source, direction, claim=False)
-        return self._first(request, (dispute.holders[source], dispute.holder), dispute.inputs[direction].digest)
+        sender = dispute.assignment.server(source, dispute.microbatch)
+        return self._first(request, (sender, dispute.holder), dispute.inputs[direction].digest)
 
-    def _committed(self, ledger: StepLedger, key: MessageKey, holders: Mapping[int, str], stage: int) -> Tensor | None:
+    def _committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
         """An input that a stage committed to, from its sender or from the stage itself."""
         request = Fetch.of(ledger.epoch, ledger.step, key)
-        return self._first(request, (holders[key[0]], holders[stage]), ledger.messages[key].digest)
+        parties = (assignment.server(key[0], key[2]), assignment.server(stage, key[2]))
+        return self._first(request, parties, ledger.messages[key].digest)
 
     def _claim(self, dispute: Dispute) -> Tensor | None:
         if dispute.accuser == OWNER:
@@ -236,7 +270,8 @@ class Referee:
     def _output(self, dispute: Dispute) -> Tensor | None:
         target = dispute.stage + 1 if dispute.direction == "forward" else dispute.stage - 1
         request = self._request(dispute, dispute.stage, dispute.direction, claim=False)
-        return self._first(request, (dispute.holders[target], dispute.holder), dispute.output.digest)
+        receiver = dispute.assignment.server(target, dispute.microbatch)
+        return self._first(request, (receiver, dispute.holder), dispute.output.digest)
 
     @staticmethod
     def _request(dispute: Dispute, source: int, direction: Direction, *, claim: bool) -> Fetch:

@@ -57,7 +57,7 @@ class Replay:
                 # both parties had agreed on a state that the update before does not lead to
                 return past.ledger.step - 1
             gradients = self._redo(copy, past, gone)
-            if gradients is None or transfer_digest(gradients) != past.ledger.commits[stage].gradient:
+            if gradients is None or transfer_digest(gradients) != past.ledger.commits[(stage, 0)].gradient:
                 return past.ledger.step
             copy.apply(past.ledger.step, gradients, past.ledger.clip_coefficient)
         agreed = self._docket.agreed.get(stage)
@@ -90,7 +90,7 @@ class Replay:
 
     def _input(self, past: PastStep, key: MessageKey, gone: str) -> Tensor | None:
         request = Fetch.of(self._docket.ledger.epoch, past.ledger.step, key)
-        party = past.assignment.holders[key[0]]
+        party = past.assignment.server(key[0], key[2])
         if party == gone or party not in self._docket.present:
             return None
         answer = self._courier.fetch(party, request)

@@ -65,18 +65,18 @@ class Reports:
     def committed_early(self, hit: ScreenHit) -> dict[MessageKey, Committed]:
         """What both ends of a screened message have signed, asked for before their commitments are due."""
         stage, m = hit.source, hit.microbatch
-        holder = self._docket.holder
+        server = self._docket.server
         wanted: list[tuple[str, MessageKey]] = [
-            (holder(stage + (1 if hit.direction == "forward" else -1)), (stage, hit.direction, m)),
-            (holder(stage), (stage - 1, "forward", m)),
+            (server(stage + (1 if hit.direction == "forward" else -1), m), (stage, hit.direction, m)),
+            (server(stage, m), (stage - 1, "forward", m)),
         ]
         if hit.direction == "backward":
-            wanted.append((holder(stage), (stage + 1, "backward", m)))
+            wanted.append((server(stage, m), (stage + 1, "backward", m)))
         known = {}
         for party, key in wanted:
             answer = self._courier.fetch(party, Fetch.of(hit.epoch, hit.step, key))
             evidence = answer.message.evidence if answer and isinstance(answer.message, Fetched) else None
-            header = None if evidence is None else self._docket.signed_by(evidence, holder(key[0]))
+            header = None if evidence is None else self._docket.signed_by(evidence, server(key[0], m))
             if evidence is not None and header is not None:
                 known[key] = Committed(header.fields.payload_digest, evidence)
         return known
@@ -89,7 +89,8 @@ class Reports:
             f"stage {report.stage}, microbatch {report.microbatch}: {auditor} reported on {sorted(report.digests)}, "
             f"asked for {sorted(directions)}"
         )
-        return self._docket.judgement("forgery", auditor, report.stage, reason)
+        lane = self._docket.assignment.share(report.stage, report.microbatch)[1]
+        return self._docket.judgement("forgery", auditor, report.stage, reason, lane=lane)
 
     def _compare_inputs(
         self, auditor: str, report: AuditReport, inputs: dict[Direction, Committed]
@@ -103,11 +104,12 @@ class Reports:
             where = f"stage {stage}, microbatch {report.microbatch}"
             message = _input_of(signed, report)
             direction: Direction = "backward" if message is None else message.direction
-            sender = docket.holder(stage + (-1 if direction == "forward" else 1))
+            sender = docket.server(stage + (-1 if direction == "forward" else 1), report.microbatch)
             header = None if message is None else docket.signed_by(signed, sender)
             if header is None:
                 reason = f"{where}: {auditor} reported an input that no neighbour sent"
-                return docket.judgement("forgery", auditor, stage, reason, headers={"input": signed})
+                lane = docket.assignment.share(stage, report.microbatch)[1]
+                return docket.judgement("forgery", auditor, stage, reason, lane=lane, headers={"input": signed})
             committed = inputs.setdefault(direction, Committed(header.fields.payload_digest, signed))
             if committed.digest != header.fields.payload_digest:
                 reason = f"{where}: {sender} signed two different {direction} messages"
@@ -117,7 +119,7 @@ class Reports:
         return None
 
     def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: Committed) -> bool:
-        holder = self._docket.holder(report.stage)
+        holder = self._docket.server(report.stage, report.microbatch)
         if report.digests[direction] == output.digest:
             return True
         if self._docket.same_class(holder, auditor):
@@ -143,7 +145,7 @@ class Reports:
         if drift is not None:
             self.leaning.add(report.stage)
             body = {"stage": drift.stage, "direction": drift.direction, "bias_sigmas": drift.bias_sigmas}
-            party = self._docket.holder(report.stage)
+            party = self._docket.server(report.stage, report.microbatch)
             self._docket.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
 
     def _dispute(
@@ -163,9 +165,9 @@ class Reports:
             stage=stage,
             microbatch=report.microbatch,
             direction=direction,
-            holder=docket.holder(stage),
+            holder=docket.server(stage, report.microbatch),
             accuser=auditor,
-            holders=docket.assignment.holders,
+            assignment=docket.assignment,
             inputs=inputs,
             output=output,
             report=report,

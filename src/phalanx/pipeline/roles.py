@@ -11,6 +11,7 @@ from phalanx.pipeline.hosted import HostedStage
 from phalanx.pipeline.messages import Assign, Bulk, FetchBulk, Role
 from phalanx.pipeline.pass_through import PassThrough
 from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.recovery import Assignment, Share, assignment_of
 from phalanx.pipeline.shadow import ShadowStage
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy
 
@@ -25,8 +26,7 @@ class Roles:
         self.name = name
         self.epoch = -1
         self.step = 0
-        self.holders: dict[int, str] = {}
-        self.shadow_names: dict[int, str] = {}
+        self.assignment = Assignment({}, {})
         self.hosted: dict[int, HostedStage] = {}
         self.shadows: dict[int, ShadowStage] = {}
         self.visits: dict[int, ShadowStage] = {}
@@ -44,8 +44,7 @@ class Roles:
     def take(self, assign: Assign) -> None:
         """Move to a new epoch: promote, drop, build; send state to newcomers and wait for one's own."""
         self.epoch, self.step = assign.epoch, assign.step
-        self.holders = {role.stage: role.holder for role in assign.roles}
-        self.shadow_names = {role.stage: role.shadow for role in assign.roles if role.shadow is not None}
+        self.assignment = assignment_of(assign.roles, self._plan.lanes)
         self.loading.clear()
         self.visits.clear()
         self._wake()
@@ -54,14 +53,18 @@ class Roles:
                 # a copy too young to go back to this step counts as none
                 self.hosted.pop(role.stage, None)
                 self.shadows.pop(role.stage, None)
-        self._drop_and_promote()
+        if self._plan.lanes > 1:
+            self._drop()
+        else:
+            self._drop_and_promote()
         for role in assign.roles:
             if self.name in (role.holder, role.shadow) and role.stage not in {**self.hosted, **self.shadows}:
                 self._build(role)
         for mine in self.all():
             if mine.index not in self.loading:
                 mine.copy.rewind(assign.step)
-        for holder in self.hosted.values():
+        for stage, holder in self.hosted.items():
+            holder.serves = self.assignment.microbatches(self.own_share(stage), self._plan.microbatches)
             holder.discard_inputs()
         for shadow in self.shadows.values():
             shadow.begin()
@@ -89,9 +92,27 @@ class Roles:
         del self.loading[message.stage]
         return True
 
+    def server(self, stage: int, microbatch: int) -> str | None:
+        """Who serves one microbatch of a stage; None when nobody holds such a stage."""
+        return self.assignment.server(stage, microbatch) if stage in self.assignment.holders else None
+
+    def auditor(self, stage: int, microbatch: int) -> str | None:
+        """Who audits one microbatch of a stage; None when nobody shadows such a stage."""
+        return self.assignment.auditor(stage, microbatch) if stage in self.assignment.shadows else None
+
+    def own_share(self, stage: int) -> Share:
+        """The share of a stage that this party serves, if it serves any."""
+        shared = self.assignment.lanes > 1 and self.assignment.shadows.get(stage) == self.name
+        return (stage, 1 if shared else 0)
+
+    def audited_share(self, stage: int) -> Share:
+        """The share of a shadowed stage that this party audits."""
+        return (stage, 1 - self.own_share(stage)[1] if self.assignment.lanes > 1 else 0)
+
     def all(self) -> list[HostedStage | ShadowStage]:
         """Every copy that this party has, in order of stages."""
-        both: dict[int, HostedStage | ShadowStage] = {**self.hosted, **self.shadows}
+        # of a shared stage, the part that serves also applies updates
+        both: dict[int, HostedStage | ShadowStage] = {**self.shadows, **self.hosted}
         return [both[stage] for stage in sorted(both)]
 
     def auditing(self, stage: int) -> ShadowStage | None:
@@ -126,8 +147,9 @@ class Roles:
         """Lay the copies of bypassed stages aside; what such a stage is sent passes through the owner."""
         self.frozen = frozenset(assign.frozen)
         for stage in assign.bypassed:
-            self.holders[stage] = OWNER
-            self.shadow_names.pop(stage, None)
+            holders = {**self.assignment.holders, stage: OWNER}
+            shadows = {other: name for other, name in self.assignment.shadows.items() if other != stage}
+            self.assignment = Assignment(holders, shadows, self.assignment.lanes)
             mine = self.hosted.pop(stage, None) or self.shadows.pop(stage, None)
             if mine is not None:
                 self.resting[stage] = mine
@@ -146,27 +168,37 @@ class Roles:
         self.resting.clear()
 
     def _drop_and_promote(self) -> None:
-        for stage in [stage for stage in self.hosted if self.holders.get(stage) != self.name]:
+        for stage in [stage for stage in self.hosted if self.assignment.holders.get(stage) != self.name]:
             del self.hosted[stage]
-        for stage in [stage for stage in self.shadows if self.shadow_names.get(stage) != self.name]:
+        for stage in [stage for stage in self.shadows if self.assignment.shadows.get(stage) != self.name]:
             shadow = self.shadows.pop(stage)
-            if self.holders.get(stage) == self.name:
+            if self.assignment.holders.get(stage) == self.name:
                 shadow.copy.runner.abandon()
                 self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(shadow.copy, True))
 
+    def _drop(self) -> None:
+        """Two lanes: whoever has a copy goes on serving with it; one that is alone has nobody to audit."""
+        mine = self.assignment.copies_of(self.name)
+        for stage in [stage for stage in self.hosted if stage not in mine]:
+            del self.hosted[stage]
+        for stage in [stage for stage in self.shadows if stage not in mine or stage not in self.assignment.shadows]:
+            del self.shadows[stage]
+
     def _build(self, role: Role) -> None:
-        is_held = role.holder == self.name
+        shared = self._plan.lanes > 1 and role.shadow is not None
+        is_held = role.holder == self.name or shared
         has_moments = is_held or not self._plan.guard.verify_only
-        if role.source == self.name and self.library is not None:
-            whole = self.library(role.stage)
-            copy = self._wrap_copy(whole if has_moments else whole.without_moments(), is_held)
-        else:
-            copy = self._wrap_copy(StageCopy.empty(self._plan, role.stage, has_moments=has_moments), is_held)
+        bare = self.library(role.stage) if role.source == self.name and self.library is not None else None
+        if bare is not None and not has_moments:
+            bare = bare.without_moments()
+        own = bare or StageCopy.empty(self._plan, role.stage, has_moments=has_moments)
+        copy = self._wrap_copy(own, is_held)
+        if bare is None:
             self.loading[role.stage] = (copy, BulkReceiver(copy.state()), role.source)
         if is_held:
             self.hosted[role.stage] = HostedStage(self._plan, copy)
-        else:
-            self.shadows[role.stage] = ShadowStage(copy)
+        if shared or not is_held:
+            self.shadows[role.stage] = ShadowStage(self._wrap_copy(own, False) if shared else copy)
 
     def _send_state(self, role: Role) -> None:
         targets = [name for name in role.newcomers if name != self.name]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from phalanx.models import StageModule, StageSpec
 from phalanx.objectives import causal_lm
+from phalanx.pipeline.lanes import LaneGradients
 
 
 class StageRunner:
@@ -18,7 +19,10 @@ class StageRunner:
     auditor's recomputation and a redone step see the same masks.
     """
 
-    def __init__(self, module: StageModule, spec: StageSpec, *, seed: int, precision: str, device: str) -> None:
+    def __init__(
+        self, module: StageModule, spec: StageSpec, *, seed: int, precision: str, device: str, lanes: int = 1
+    ) -> None:
+        """`lanes`: into how many sums the weight gradients of microbatches go, in turn; they are added at the end."""
         self.module = module
         self.spec = spec
         self.seed = seed
@@ -28,6 +32,8 @@ class StageRunner:
         self._head: StageRunner | None = None
         self._shared = module.shared_head
         self._shared_gradient: Tensor | None = None
+        self._num_lanes = lanes
+        self._lanes = LaneGradients()
 
     def adopt_head(self, last: "StageRunner") -> None:
         """First stage: add the gradient of the tied head, which the last stage keeps apart, to the embedding's.
@@ -80,6 +86,8 @@ class StageRunner:
             Gradient of the input ``[batch, seq, dim]`` on the CPU; None at the first stage.
         """
         x, y = self._graphs.pop(microbatch)
+        if self._num_lanes > 1:
+            self._lanes.turn_to(microbatch % self._num_lanes, self.module.trainable())
         self._swap_shared()
         torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
         self._swap_shared()
@@ -101,10 +109,7 @@ class StageRunner:
 
     def gradients(self) -> dict[str, Tensor]:
         """Weight gradients added up since the last call, by name; a parameter that got none has zeros."""
-        taken = {}
-        for name, parameter in self.module.trainable().items():
-            taken[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = None
+        taken = self._lanes.take(self.module.trainable())
         if self._head is not None:
             self._head.add_shared(taken, self.module.trainable())
         return taken
@@ -120,8 +125,7 @@ class StageRunner:
         """Forget graphs and gradients of a step that will be redone."""
         self._graphs.clear()
         self._shared_gradient = None
-        for parameter in self.module.trainable().values():
-            parameter.grad = None
+        self._lanes.clear(self.module.trainable())
 
     def _swap_shared(self) -> None:
         if self._shared is not None:

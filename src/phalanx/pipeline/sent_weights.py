@@ -1,40 +1,20 @@
 """Did a stage send other weights than those whose digest it signed? Answered from its own signatures."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from phalanx.errors import FrameError
 from phalanx.pipeline.bulk import parts, tensors_digest
 from phalanx.pipeline.evidence import STAGE_PREFIX
 from phalanx.pipeline.hearing import Hearing
-from phalanx.pipeline.messages import Bulk, parse_message
+from phalanx.pipeline.messages import Bulk
 from phalanx.pipeline.retrial import said_state
 from phalanx.pipeline.stage_copy import trained_digest
+from phalanx.pipeline.transfer import is_whole_transfer
 from phalanx.security.crypto import digest_hex
-from phalanx.transport import SignedHeader
 
 
 def part_name(number: int) -> str:
     """The role of the header of one part of a transfer, counted from 0."""
     return f"part-{number:05d}"
-
-
-def read_parts(headers: Sequence[SignedHeader], about: Bulk) -> bool:
-    """Whether headers are those of one whole transfer, in order; offset and total of `about` are not read."""
-    offset = 0
-    for header in headers:
-        try:
-            message = parse_message(header.fields.kind, header.fields.body)
-        except FrameError:
-            return False
-        if not isinstance(message, Bulk) or message != about.model_copy(
-            update={"offset": offset, "total": message.total}
-        ):
-            return False
-        offset += header.fields.payload_size
-        if header is headers[-1] and offset != message.total:
-            return False
-    return bool(headers)
 
 
 def explain_sent_weights(hearing: Hearing) -> tuple[dict[str, Any], str | None, str]:
@@ -54,7 +34,7 @@ def explain_sent_weights(hearing: Hearing) -> tuple[dict[str, Any], str | None, 
         raise hearing.refuse(f"accuses {verdict.party}, who did not sign all of it: the wrong party is named")
     first, _ = hearing.said(names[0], Bulk)
     about = first.model_copy(update={"stage": verdict.stage, "step": verdict.step, "purpose": "update"})
-    if state is None or state.step != verdict.step or not read_parts(headers, about):
+    if state is None or state.step != verdict.step or not is_whole_transfer(headers, about):
         raise hearing.refuse("its headers are not those of one transfer of the stage's weights after that step")
     weights = {
         name.removeprefix(STAGE_PREFIX): tensor

@@ -6,6 +6,7 @@ from phalanx.errors import FrameError
 from phalanx.pipeline.bulk import send_bulk, transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
+from phalanx.pipeline.exchange import keep_evidence, report_held, whole_gradient
 from phalanx.pipeline.hosted import HostedStage, Outgoing
 from phalanx.pipeline.messages import Activation, Commit, Fault, FetchBulk, Release, ScreenHit, Sent
 from phalanx.pipeline.norm import finite_norm_squared
@@ -35,7 +36,9 @@ class Serving:
         desk, roles = self._desk, self._desk.roles
         holder = self._hosted.get(message.target)
         neighbour = message.target - 1 if message.direction == "forward" else message.target + 1
-        if holder is None or message.source != neighbour or roles.holders.get(neighbour) != received.sender:
+        sender = roles.server(neighbour, message.microbatch)
+        not_mine = roles.server(message.target, message.microbatch) != desk.name
+        if holder is None or not_mine or message.source != neighbour or sender != received.sender:
             raise FrameError(
                 f"{desk.name}: {received.sender!r} sent {message.direction} from stage {message.source} to stage "
                 f"{message.target}; that is not its link"
@@ -111,16 +114,18 @@ class Serving:
 
     def apply(self, holder: HostedStage) -> None:
         """Let a stage's optimizer take the step that was verified; a worker then begins the next one."""
-        if holder.pending_apply is None or holder.gradients is None:
+        gradients = whole_gradient(self._desk.roles, holder.index)
+        if holder.pending_apply is None or gradients is None:
             return
         with self._desk.timer.phase("optimizer"):
             if holder.index in self._desk.roles.frozen:
                 holder.copy.skip(holder.step)
             else:
-                holder.copy.apply(holder.step, holder.gradients, holder.pending_apply)
+                keep_evidence(self._desk.roles, holder.index)
+                holder.copy.apply(holder.step, gradients, holder.pending_apply)
         holder.pending_apply = None
-        desk = self._desk
-        holder.weights_due = desk.guarded and desk.plan.guard.verify_only and holder.index in desk.roles.shadow_names
+        followed = self._desk.guarded and self._desk.plan.guard.verify_only
+        holder.weights_due = followed and holder.index in self._desk.roles.assignment.shadows
         if self._desk.name == OWNER:
             # the owner begins when it has the next batch
             holder.gradients = None
@@ -136,8 +141,9 @@ class Serving:
                 holder.weights_due = False
                 step = holder.copy.step
                 about = FetchBulk(epoch=desk.roles.epoch, step=step, stage=holder.index, purpose="update")
+                shadow = desk.roles.assignment.shadows[holder.index]
                 with desk.timer.phase("shadow_send"):
-                    send_bulk(desk.post, desk.roles.shadow_names[holder.index], about, holder.copy.trained(), step)
+                    send_bulk(desk.post, shadow, about, holder.copy.trained(), step)
                 return True
         return False
 
@@ -155,22 +161,24 @@ class Serving:
             shape=tuple(tensor.shape),
         )
         with self._desk.timer.phase("send"):
-            header = self._desk.post(self._desk.roles.holders[target], message, (tensor_buffers(tensor),))
+            receiver = self._desk.roles.assignment.server(target, microbatch)
+            header = self._desk.post(receiver, message, (tensor_buffers(tensor),))
         holder.sent[(direction, microbatch)] = Outgoing(tensor, header)
 
     def _commit(self, holder: HostedStage) -> None:
         desk = self._desk
         gradients = holder.gradients = holder.runner.gradients()
-        shadow, digest = desk.roles.shadow_names.get(holder.index), ""
-        if desk.guarded and shadow is not None:
+        share, digest = desk.roles.own_share(holder.index), ""
+        if desk.guarded and holder.index in desk.roles.assignment.shadows:
             with desk.timer.phase("shadow_send"):
-                digest = self._hand_over(holder, shadow, gradients)
+                digest = self._hand_over(holder, desk.roles.assignment.auditor_of(share), gradients)
         with desk.timer.phase("commit"):
             received = [header for slot, header in sorted(holder.headers.items()) if slot[0] == holder.step]
             commit = Commit(
                 epoch=desk.roles.epoch,
                 step=holder.step,
                 stage=holder.index,
+                lane=share[1],
                 received=tuple(to_signed(header) for header in received) if desk.guarded else (),
                 sent=tuple(
                     Sent(direction=direction, microbatch=m, digest=out.header.fields.payload_digest)
@@ -181,10 +189,14 @@ class Serving:
                 gradient=digest,
             )
             desk.post(OWNER, commit, ())
+        audited = desk.roles.shadows.get(holder.index)
+        if audited is not None and audited.gradients is not None:
+            report_held(desk, audited)
 
-    def _hand_over(self, holder: HostedStage, shadow: str, gradients: dict[str, Tensor]) -> str:
-        """Give the weight gradient to the shadow, where that is what keeps it fresh, and return its digest."""
+    def _hand_over(self, holder: HostedStage, auditor: str, gradients: dict[str, Tensor]) -> str:
+        """Give the weight gradient to the other copy, where that is what keeps it fresh, and return its digest."""
         if not self._desk.plan.guard.sends_gradient:
             return transfer_digest(gradients)
-        about = FetchBulk(epoch=self._desk.roles.epoch, step=holder.step, stage=holder.index, purpose="gradient")
-        return send_bulk(self._desk.post, shadow, about, gradients, holder.step)
+        stage, lane = self._desk.roles.own_share(holder.index)
+        about = FetchBulk(epoch=self._desk.roles.epoch, step=holder.step, stage=stage, lane=lane, purpose="gradient")
+        return send_bulk(self._desk.post, auditor, about, gradients, holder.step)

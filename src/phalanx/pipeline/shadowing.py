@@ -2,13 +2,15 @@
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.auditing import AuditInput, AuditQueue, AuditTask, InputKey
-from phalanx.pipeline.bulk import digest_of_parts, transfer_digest
+from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
+from phalanx.pipeline.exchange import report_held
 from phalanx.pipeline.lookup import sent_here
 from phalanx.pipeline.messages import Audit, AuditReport, Bulk, Fetch, Fetched, GradientHeld, StepAudited, WeightsHeld
 from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.shadow import ShadowStage
 from phalanx.pipeline.signed import open_signed, to_signed
 from phalanx.pipeline.visits import Visits
@@ -40,8 +42,10 @@ class Shadowing:
         """
         desk, roles = self._desk, self._desk.roles
         shadow = self._shadows.get(message.stage)
-        from_holder = received.sender in (roles.holders.get(message.stage), OWNER)
-        if message.purpose != "gradient" or shadow is None or not from_holder or message.step != roles.step:
+        share = (message.stage, message.lane)
+        awaited = shadow is not None and share == roles.audited_share(message.stage)
+        from_server = awaited and received.sender in (roles.assignment.server_of(share), OWNER)
+        if message.purpose != "gradient" or shadow is None or not from_server or message.step != roles.step:
             raise FrameError(
                 f"{desk.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step "
                 f"{message.step}; expected gradients of {sorted(self._shadows)} at step {roles.step}"
@@ -57,7 +61,7 @@ class Shadowing:
                 shadow.parts.append(received.header)
             shadow.gradients = shadow.expect_gradient().add(message.offset, message.total, received.payload)
         if shadow.gradients is not None:
-            self._report(shadow, digest_of_parts([part.fields.payload_digest for part in shadow.parts]))
+            report_held(desk, shadow)
 
     def is_early(self, message: Bulk) -> bool:
         """Whether new weights come before their step is known here to be verified.
@@ -75,7 +79,7 @@ class Shadowing:
         """
         desk, roles = self._desk, self._desk.roles
         shadow = self._shadows.get(message.stage)
-        from_holder = received.sender in (roles.holders.get(message.stage), OWNER)
+        from_holder = received.sender in (roles.assignment.holders.get(message.stage), OWNER)
         awaited = shadow is not None and shadow.pending_apply is not None and desk.plan.guard.verify_only
         if shadow is None or not awaited or not from_holder or message.step != shadow.copy.step + 1:
             raise FrameError(
@@ -126,19 +130,6 @@ class Shadowing:
                 return True
         return False
 
-    def _report(self, shadow: ShadowStage, digest: str) -> None:
-        if shadow.gradients is None:
-            return
-        held = GradientHeld(
-            epoch=self._desk.roles.epoch,
-            step=self._desk.roles.step,
-            stage=shadow.index,
-            norm_squared=finite_norm_squared(shadow.gradients),
-            gradient=digest,
-            parts=tuple(to_signed(part) for part in shadow.parts),
-        )
-        self._desk.post(OWNER, held, ())
-
     # --- audits ---------------------------------------------------------------------------------
 
     def ask(self, received: Received, message: Audit) -> None:
@@ -157,7 +148,7 @@ class Shadowing:
         if from_outside and message.state is not None:
             self._visits.begin(received, message, message.state)
         for key in self._audits.add(message, lambda key: sent_here(roles, key)):
-            self._fetch(roles.holders[key[0]], key)
+            self._fetch(roles.assignment.server(key[0], key[2]), key)
 
     def take_weights(self, received: Received, message: Bulk) -> None:
         """Take weights of a stage that this party audits from outside."""
@@ -172,17 +163,18 @@ class Shadowing:
         """
         desk, roles = self._desk, self._desk.roles
         stage = message.source + (1 if message.direction == "forward" else -1)
+        sender = roles.server(message.source, message.microbatch)
         wanted = stage in self._shadows or self._visits.expects(stage)
-        if not wanted or message.evidence is None or message.source not in roles.holders:
+        if not wanted or message.evidence is None or sender is None:
             raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that nobody asked for")
         key: InputKey = (message.source, message.direction, message.microbatch)
-        header = open_signed(message.evidence, desk.peer(roles.holders[message.source]))
+        header = open_signed(message.evidence, desk.peer(sender))
         body = header.fields.body
         expected = (message.epoch, message.step, message.microbatch, message.direction, message.source)
         signed = tuple(body.get(name) for name in ("epoch", "step", "microbatch", "direction", "source"))
         if signed != expected or header.fields.payload_digest != digest_hex(received.payload):
             # a wrong copy from the sender blames nobody; the receiver has the bytes under the same header
-            self._fetch(roles.holders[stage], key)
+            self._fetch(roles.assignment.server(stage, message.microbatch), key)
             return
         tensor = tensor_from(received.payload, BOUNDARY_DTYPE, desk.plan.hidden_shape)
         self._audits.deliver(key, AuditInput(tensor, message.evidence))
@@ -207,7 +199,7 @@ class Shadowing:
             urgent=task.urgent,
         )
         desk.post(OWNER, report, ())
-        if shadow.recomputed == desk.plan.microbatches:
+        if shadow.recomputed == len(desk.roles.assignment.microbatches(self._share_of(shadow), desk.plan.microbatches)):
             self._report_recomputed(shadow)
         return True
 
@@ -221,18 +213,16 @@ class Shadowing:
         with self._desk.timer.phase("audit"):
             gradients = shadow.copy.runner.gradients()
             digest = transfer_digest(gradients)
+        place = {"epoch": self._desk.roles.epoch, "step": self._desk.roles.step, "stage": shadow.index}
+        found = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
         if self._desk.plan.guard.shadow == "lockstep" and shadow.index in self._shadows:
             shadow.gradients = gradients
-            self._report(shadow, digest)
+            self._desk.post(OWNER, GradientHeld.model_validate({**found, "parts": ()}), ())
             return
-        audited = StepAudited(
-            epoch=self._desk.roles.epoch,
-            step=self._desk.roles.step,
-            stage=shadow.index,
-            norm_squared=finite_norm_squared(gradients),
-            gradient=digest,
-        )
-        self._desk.post(OWNER, audited, ())
+        self._desk.post(OWNER, StepAudited.model_validate({**found, "lane": self._share_of(shadow)[1]}), ())
+
+    def _share_of(self, shadow: ShadowStage) -> Share:
+        return self._desk.roles.audited_share(shadow.index)
 
     def _recompute(self, shadow: ShadowStage, task: AuditTask) -> None:
         x, gradient = task.tensor("forward"), task.tensor("backward")

@@ -25,7 +25,14 @@ class StageCopy:
         self.spec = spec
         self.module = module
         self.optimizer = optimizer
-        self.runner = StageRunner(module, spec, seed=plan.seed, precision=plan.precision, device=plan.device)
+        self.runner = StageRunner(
+            module,
+            spec,
+            seed=plan.seed,
+            precision=plan.precision,
+            device=plan.device,
+            lanes=1 if spec.is_first or spec.is_last else plan.lanes,
+        )
         self.history = History(plan.guard.keep_steps)
         self._frozen_digest: str | None = None
 

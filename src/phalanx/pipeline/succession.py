@@ -89,7 +89,8 @@ class Succession:
             PeerLostError: Somebody was lost, or did not get ready in time.
             VerificationError: Somebody has another state than the owner knows.
         """
-        first = first_assignment(len(self._docket.plan.stages), self.alive, guarded=self._docket.plan.guard.enabled)
+        plan = self._docket.plan
+        first = first_assignment(len(plan.stages), self.alive, guarded=plan.guard.enabled, lanes=plan.lanes)
         self.assign(first, None, step)
 
     def fall_back(self, step: int, known: Mapping[int, StateDigest]) -> None:
@@ -171,25 +172,24 @@ class Succession:
 
     def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
         old = self._standing
-        held = self._held_by(gone)
+        served = old.served_by(gone)
         self._strike(gone)
         guard = self._docket.plan.guard
         try:
             new = without(old, gone, self.alive, guarded=guard.enabled, has_heirs=not guard.verify_only)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
+            held = [stage for stage, _ in served]
             first_bad = None if verdict is None else self.rollback.first_bad_step(held, new, gone)
         finally:
             self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:
             self.rollback.undo(first_bad, step)
         self.assign(new, old, step if first_bad is None else first_bad)
-        for stage in held:
+        for stage, lane in served:
             self.takeovers += 1
-            self._files.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
+            by = new.server(stage, lane)
+            self._files.observe("takeover", {"stage": stage, "step": step, "by": by, "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
-
-    def _held_by(self, name: str) -> list[int]:
-        return [stage for stage, holder in self._standing.holders.items() if holder == name]
 
     def _strike(self, gone: str) -> None:
         """Count on a worker no more; it may still be sent to."""
@@ -202,7 +202,8 @@ class Succession:
         self._endpoint.refuse(gone)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
-        body = {"party": gone, "stages": self._held_by(gone), "step": self._docket.ledger.step}
+        stages = [stage for stage, _ in self._standing.served_by(gone)]
+        body = {"party": gone, "stages": stages, "step": self._docket.ledger.step}
         self._files.observe("evicted" if convicted else "lost", body)
 
     def assign(self, new: Assignment, old: Assignment | None, step: int) -> None:

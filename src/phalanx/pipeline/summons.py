@@ -24,24 +24,30 @@ class Summons:
         """Only now that every stage has committed to the whole step may anybody know what is audited."""
         ledger, docket = self._docket.ledger, self._docket
         ledger.audits_drawn = True
-        everything = tuple(range(docket.plan.microbatches))
-        for stage in docket.watched if docket.plan.guard.audits else ():
+        for share in docket.watched_shares if docket.plan.guard.audits else ():
+            (stage, lane), auditor = share, docket.assignment.auditor_of(share)
             where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
+            everything = docket.assignment.microbatches(share, docket.plan.microbatches)
             lockstep = docket.plan.guard.shadow == "lockstep"
             # weight gradients of two numeric classes have other bits: there only messages can be compared
             alike = docket.same_class(docket.holder(stage)) and docket.same_class(docket.shadow(stage))
+            # nobody else has the gradient whose norm is said to be infinite
+            unseen = docket.plan.guard.verify_only and ledger.commits[share].norm_squared is None
+            if alike and not lane and (unseen or self._draw.owners_step(**where)):
+                ledger.owners_audits.add(stage)
+            if docket.assignment.server_of(share) == OWNER:
+                # what the owner serves as a second copy needs no audit
+                continue
+            where |= {"lane": lane} if lane else {}
             whole = not lockstep and alike and self._draw.whole_step(**where)
-            drawn = self._draw.microbatches(**where, num_microbatches=len(everything))
+            places = self._draw.microbatches(**where, num_microbatches=len(everything))
+            drawn = tuple(everything[place] for place in places)
             if lockstep or whole or stage in leaning:
                 drawn = everything
             if whole:
-                ledger.awaited_step_audits.add((stage, docket.shadow(stage)))
-            # nobody else has the gradient whose norm is said to be infinite
-            unseen = docket.plan.guard.verify_only and ledger.commits[stage].norm_squared is None
-            if alike and (unseen or self._draw.owners_step(**where)):
-                ledger.owners_audits.add(stage)
+                ledger.awaited_step_audits.add((stage, auditor))
             self._draw_third_party(stage)
-            ledger.awaited_audits |= {(stage, m, docket.shadow(stage)) for m in drawn}
+            ledger.awaited_audits |= {(stage, m, auditor) for m in drawn}
             self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
 
     def _draw_third_party(self, stage: int) -> None:
@@ -68,7 +74,7 @@ class Summons:
         release = Release(
             epoch=hit.epoch, step=hit.step, microbatch=hit.microbatch, direction=hit.direction, source=hit.source
         )
-        self._post(self._docket.holder(target_of(hit)), release, ())
+        self._post(self._docket.server(target_of(hit), hit.microbatch), release, ())
 
     def _ask(
         self,
@@ -92,7 +98,7 @@ class Summons:
             weights=weights,
             state=None if third_party is None else self._docket.agreed[stage],
         )
-        self._post(third_party or self._docket.shadow(stage), audit, ())
+        self._post(third_party or self._docket.auditor(stage, microbatches[0]), audit, ())
 
 
 def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:

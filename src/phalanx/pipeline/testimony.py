@@ -18,6 +18,7 @@ from phalanx.pipeline.messages import (
     StepAudited,
     WeightsHeld,
 )
+from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.signed import to_signed, unverified_field
 from phalanx.pipeline.verdict import Verdict
 from phalanx.security.crypto import digest_hex
@@ -89,13 +90,8 @@ class Testimony:
         verdict, exhibit = judgement.verdict, judgement.exhibit
         claim = exhibit.tensors.get("accuser")
         digest = None if claim is None else digest_hex(tensor_buffers(claim.contiguous()))
-        holder = docket.assignment.holders.get(verdict.stage, OWNER)
-        shadow = docket.assignment.shadows.get(verdict.stage)
-        auditor = next((name for name in (verdict.party, verdict.accuser) if name not in (holder, OWNER)), shadow)
-        if verdict.offence == "collusion":
-            # an accomplice is named after the culprit, whose stage it has inherited by then
-            shadow = auditor = verdict.party
-        said = self.about(verdict, holder, shadow, auditor, claim=digest, shown=judgement.headers.get("input"))
+        server, shadow, auditor = _sides(judgement, docket.assignment)
+        said = self.about(verdict, server, shadow, auditor, claim=digest, shown=judgement.headers.get("input"))
         headers = {**said, **judgement.headers}
         signers = {_sender_of(signed) for signed in headers.values()}
         parties = signers | {verdict.party, verdict.accuser, OWNER}
@@ -150,6 +146,22 @@ def _is_about(report: AuditReport, verdict: Verdict, claim: str | None) -> bool:
     said = {str(direction): digest for direction, digest in report.digests.items()}
     digest = said.get(verdict.direction or "")
     return report.microbatch == verdict.microbatch and digest is not None and claim in (None, digest)
+
+
+def _sides(judgement: Judgement, assignment: Assignment) -> tuple[str, str | None, str | None]:
+    """Who served what a judgement is about, who has the other copy, and whose recomputation it is about."""
+    verdict, stage = judgement.verdict, judgement.verdict.stage
+    place = judgement.lane if judgement.lane is not None else verdict.microbatch or 0
+    server = assignment.server(stage, place) if stage in assignment.holders else OWNER
+    if verdict.offence == "collusion":
+        # an accomplice is named after the culprit, whose stage it has inherited by then
+        return server, verdict.party, verdict.party
+    other = assignment.auditor(stage, place) if stage in assignment.shadows else None
+    return (
+        server,
+        other,
+        next((name for name in (verdict.party, verdict.accuser) if name not in (server, OWNER)), other),
+    )
 
 
 def _sender_of(signed: Signed) -> str | None:

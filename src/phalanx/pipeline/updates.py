@@ -1,13 +1,14 @@
 """L3, the owner's half: weight gradients and states that a stage and its shadow must agree on."""
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.bulk import digest_of_parts
 from phalanx.pipeline.collusion import vouched_for_gradient
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.followed import FollowedWeights
 from phalanx.pipeline.messages import GradientHeld, StateDigest, WeightsHeld
+from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.referee import Referee
+from phalanx.pipeline.transfer import sent_gradient
 
 
 class Updates:
@@ -77,46 +78,67 @@ class Updates:
         docket, ledger = self._docket, self._docket.ledger
         if docket.plan.guard.verify_only:
             # nobody else has the gradient: audits of whole steps alone can speak of it
-            ledger.gradients_agreed |= set(docket.watched) & ledger.commits.keys()
-        for stage in docket.watched:
-            commit, held = ledger.commits.get(stage), ledger.held.get(stage)
-            if commit is None or held is None or stage in ledger.gradients_agreed or stage not in docket.agreed:
+            ledger.gradients_agreed |= set(docket.watched_shares) & ledger.commits.keys()
+        for share in docket.watched_shares:
+            stage, commit, held = share[0], ledger.commits.get(share), ledger.held.get(share)
+            if commit is None or held is None or share in ledger.gradients_agreed or stage not in docket.agreed:
                 continue
-            holder, shadow = docket.holder(stage), docket.shadow(stage)
+            server, auditor = docket.assignment.server_of(share), docket.assignment.auditor_of(share)
             same = (commit.gradient, commit.norm_squared) == (held.gradient, held.norm_squared)
+            if docket.assignment.lanes > 1:
+                # the norm of the sum of both lanes is compared below, when both copies have said it
+                same = commit.gradient == held.gradient
             if same:
-                ledger.gradients_agreed.add(stage)
+                ledger.gradients_agreed.add(share)
                 continue
-            guilty = self._guilty_of_gradient(stage, holder, shadow, held)
+            guilty = self._guilty_of_gradient(share, server, auditor, held)
             reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
-            accuser = shadow if guilty == holder else holder
+            accuser = auditor if guilty == server else server
             work = self._referee.spent()
-            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, work=work)
+            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, lane=share[1], work=work)
+        return self._weigh_whole_norms() if docket.assignment.lanes > 1 else None
+
+    def _weigh_whole_norms(self) -> Judgement | None:
+        """Both copies have the same two lanes: the norm of their sum must be the same as well."""
+        docket, ledger = self._docket, self._docket.ledger
+        for stage in docket.watched:
+            shares = docket.assignment.shares_of(stage)
+            if stage in ledger.whole_norms or not ledger.gradients_agreed.issuperset(shares):
+                continue
+            said = {docket.assignment.auditor_of(share): ledger.held[share].norm_squared for share in shares}
+            if len(set(said.values())) == 1:
+                ledger.whole_norms[stage] = next(iter(said.values()))
+                continue
+            docket.observe("alarm", {"step": ledger.step, "stage": stage, "kind": "norm", "accuser": OWNER})
+            guilty = self._referee.judge_whole_norm(ledger, shares, docket.shadow(stage), said)
+            reason = f"stage {stage}: {guilty} reported a norm that the sum of both lanes does not have"
+            return docket.judgement("gradient", guilty, stage, reason, work=self._referee.spent())
         return None
 
     def weigh_step_audits(self) -> Judgement | None:
         """Compare each recomputed weight gradient with the one that the stage committed to."""
         docket, ledger = self._docket, self._docket.ledger
         for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
-            audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[stage]
-            shadow = (stage, docket.shadow(stage))
-            if audited is None or shadow in ledger.awaited_step_audits - {(stage, auditor)} - ledger.step_audits.keys():
+            share, shadow = docket.audited_share(stage, auditor), (stage, docket.shadow(stage))
+            audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[share]
+            is_second = not docket.has_copy(auditor, stage)
+            if audited is None or (is_second and shadow in ledger.awaited_step_audits - ledger.step_audits.keys()):
                 continue
             if (audited.gradient, audited.norm_squared) == (commit.gradient, commit.norm_squared):
                 ledger.steps_agreed.add((stage, auditor))
                 continue
-            holder = docket.holder(stage)
+            holder = docket.assignment.server_of(share)
             alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
             docket.observe("alarm", alarm)
-            guilty = self._referee.judge_step(ledger, stage, docket.assignment.holders, auditor, docket.agreed[stage])
+            guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor, docket.agreed[stage])
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
             accuser = auditor if guilty == holder else holder
-            if guilty == holder and auditor != docket.shadow(stage):
-                second = vouched_for_gradient(docket, stage)
+            if guilty == holder and is_second:
+                second = vouched_for_gradient(docket, share)
                 docket.proved += [] if second is None else [second]
             work = self._referee.spent()
-            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, work=work)
+            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, lane=share[1], work=work)
         return None
 
     def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
@@ -124,14 +146,19 @@ class Updates:
         holder, shadow = docket.holder(stage), docket.shadow(stage)
         docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
         before, previous = docket.before.get(stage), docket.previous
-        if before is None or previous is None or stage not in previous.commits:
+        committed = (
+            []
+            if previous is None
+            else [previous.commits[share].gradient for share in sorted(previous.commits) if share[0] == stage]
+        )
+        if before is None or previous is None or len(committed) != len(docket.assignment.shares_of(stage)):
             reason = f"stage {stage}: {shadow} has another state than the one that it was given"
             return docket.judgement("state", shadow, stage, reason, accuser=OWNER)
         if stage in previous.frozen:
             kept = before.model_copy(update={"step": before.step + 1})
             guilty = next((party for party in (holder, shadow) if said[party] != kept), None)
         else:
-            gradient = (previous.commits[stage].gradient, previous.clip_coefficient)
+            gradient = (committed, previous.clip_coefficient)
             guilty = self._referee.judge_update(stage, holder, shadow, before, gradient, said)
         work = self._referee.spent()
         if guilty is None:
@@ -141,15 +168,15 @@ class Updates:
         accuser = shadow if guilty == holder else holder
         return docket.judgement("state", guilty, stage, reason, accuser=accuser, work=work)
 
-    def _guilty_of_gradient(self, stage: int, holder: str, shadow: str, held: GradientHeld) -> str:
+    def _guilty_of_gradient(self, share: Share, server: str, auditor: str, held: GradientHeld) -> str:
         docket, ledger = self._docket, self._docket.ledger
         if docket.plan.guard.shadow == "lockstep":
-            return self._referee.judge_step(ledger, stage, docket.assignment.holders, shadow, docket.agreed[stage])
-        if held.gradient == ledger.commits[stage].gradient:
-            return self._referee.judge_norm(ledger, stage, holder, shadow)
-        parts = [docket.signed_by(part, holder) for part in held.parts]
-        if not parts or any(part is None for part in parts):
-            return shadow
-        sent = digest_of_parts([part.fields.payload_digest for part in parts if part is not None])
-        # the parts carry the holder's own signature: what it sent is not what it committed to
-        return holder if sent == held.gradient else shadow
+            return self._referee.judge_step(ledger, share, docket.assignment, auditor, docket.agreed[share[0]])
+        if held.gradient == ledger.commits[share].gradient:
+            return self._referee.judge_norm(ledger, share, server, auditor)
+        parts = [docket.signed_by(part, server) for part in held.parts]
+        sent = sent_gradient([part for part in parts if part is not None], held)
+        if sent is None or None in parts or server == OWNER:
+            return auditor
+        # the parts carry the server's own signature: what it sent is not what it committed to
+        return server if sent == held.gradient else auditor

@@ -52,7 +52,11 @@ class Visits:
         roles, stage = self._desk.roles, message.stage
         copy = roles.empty_copy(stage)
         permit = None if received.header is None else to_signed(received.header)
-        sources = [name for name in (roles.holders.get(stage), roles.shadow_names.get(stage)) if name is not None]
+        sources = [
+            name
+            for name in (roles.assignment.holders.get(stage), roles.assignment.shadows.get(stage))
+            if name is not None
+        ]
         self._open[stage] = _Visit(copy, state, permit, sources, BulkReceiver(copy.weights()))
         self._ask_next(stage)
 

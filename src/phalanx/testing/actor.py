@@ -1,6 +1,7 @@
 """What makes one party of a simulation different from an honest one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy as shallow
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -96,6 +97,10 @@ class TamperedRunner(StageRunner):
         honest = self._honest.backward(step, microbatch, gradient)
         return None if honest is None else self._tamper("backward", step, microbatch, honest)
 
+    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As the honest stage: audits of a stage that is shared are honest."""
+        return self._honest.recompute(step, microbatch, x, gradient)
+
     def gradients(self) -> dict[str, Tensor]:
         """As the honest stage, then twist."""
         return self._twist(self._honest.gradients())
@@ -109,12 +114,15 @@ def tampering(
     tamper: Tamper = lambda direction, step, microbatch, tensor: tensor,
     twist: Twist = lambda gradients: gradients,
 ) -> WrapCopy:
-    """Build what puts a `TamperedRunner` in each copy that a worker holds; its shadows stay honest."""
+    """Build what puts a `TamperedRunner` in each copy that a worker holds; what it audits with stays honest."""
 
     def wrap(copy: StageCopy, held: bool) -> StageCopy:
-        if held:
-            copy.runner = TamperedRunner(copy.runner, tamper, twist)
-        return copy
+        if not held:
+            return copy
+        # of a shared stage, the same module and optimizer also audit
+        mine = shallow(copy)
+        mine.runner = TamperedRunner(copy.runner, tamper, twist)
+        return mine
 
     return wrap
 

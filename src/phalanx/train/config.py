@@ -81,6 +81,11 @@ class RunConfig(StrictModel):
                 f"guard.third_party_audit_rate needs {_THIRD_PARTY} workers, the run has {workers}: one "
                 "that neither holds nor shadows the stage; add stages or pipeline.spares, or raise owner_audit_rate"
             )
+        if self.guard.shadow == "replica" and self.train.microbatches < 2:
+            raise ValueError(
+                f'guard.shadow = "replica" shares microbatches between two copies, but train.microbatches = '
+                f'{self.train.microbatches}; make it 2 or more, or set guard.shadow = "gradient"'
+            )
         if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
