@@ -12,6 +12,9 @@ from phalanx.pipeline import GuardConfig
 RECOMPUTE_SHARE = 0.72
 """Forward and the backward pass to the input, as a share of all work on a microbatch; measured on CPU."""
 
+_UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "replica": 8}
+"""Bytes a trained parameter and step: a weight gradient or new weights to the shadow, or a lane's gradient each way."""
+
 FORMULA = "untrusted_share * (0.72 q + p)"
 
 
@@ -61,7 +64,10 @@ class Layout:
         """Recomputed microbatches a step in the long run; a short measurement may have had more or fewer."""
         if not guard.audits:
             return None
-        drawn, p = math.ceil(guard.audit_rate * self.microbatches), guard.step_audit_rate
+        half = self.microbatches // 2
+        # replicas draw in each lane
+        lanes = (self.microbatches - half, half) if guard.shadow == "replica" else (self.microbatches,)
+        drawn, p = sum(math.ceil(guard.audit_rate * lane) for lane in lanes), guard.step_audit_rate
         if guard.shadow == "lockstep":
             drawn, p = self.microbatches, 0.0
         each = (1 - p) * drawn + p * self.microbatches + guard.owner_audit_rate
@@ -139,7 +145,7 @@ def _shares(guard: GuardConfig, arm: Measured, base: Measured, layout: Layout) -
     }
     if not guard.enabled:
         return row
-    upkeep = 4 * layout.trained_untrusted if guard.shadow != "lockstep" else 0
+    upkeep = _UPKEEP_BYTES[guard.shadow] * layout.trained_untrusted
     before = _bytes_per_step(base)
     extra = row["extra_over_unguarded"]
     return row | {

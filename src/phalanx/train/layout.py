@@ -79,7 +79,8 @@ class StageEstimate:
         shadow: Who covers it first, None for the owner's own.
         memory_bytes: Expected peak at the holder: weights, gradients, moments and activations in flight.
         shadow_bytes: Expected at the shadow: weights, gradients, moments and the last step's undo copy; where it only
-            verifies, weights, and gradients while it audits a whole step.
+            verifies, weights, and gradients while it audits a whole step; where it serves a lane, what a holder needs
+            and the evidence of the last step.
     """
 
     index: int
@@ -104,6 +105,8 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
         len(specs), run.pipeline.workers if workers is None else workers, guarded=run.guard.enabled
     )
     tokens = run.train.batch_size // run.train.microbatches * run.data.sequence_length
+    # both copies then have both lanes' gradients, and both run microbatches
+    shared = run.guard.enabled and run.guard.shadow == "replica"
     rows = []
     for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True):
         gpipe = run.pipeline.schedule == "gpipe"
@@ -111,6 +114,9 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
         activations = 4 * 16 * tokens * source.hidden_size * spec.num_layers
         if spec.is_last:
             activations += 2 * 4 * tokens * source.vocab_size
+        second = (4 if run.guard.verify_only else 24) * row.trainable
+        if shared:
+            second = 32 * row.trainable + in_flight * activations
         rows.append(
             StageEstimate(
                 index=spec.index,
@@ -120,8 +126,8 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
                 size_bytes=row.size_bytes,
                 holder=first.holders[spec.index],
                 shadow=first.shadows.get(spec.index),
-                shadow_bytes=row.size_bytes + (4 if run.guard.verify_only else 24) * row.trainable,
-                memory_bytes=row.size_bytes + 12 * row.trainable + in_flight * activations,
+                memory_bytes=row.size_bytes + (16 if shared else 12) * row.trainable + in_flight * activations,
+                shadow_bytes=row.size_bytes + second,
             )
         )
     return rows
