@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import NoHolderError
 from phalanx.pipeline import OWNER
-from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, without
+from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, settled, without
 
 
 def names(count):
@@ -128,3 +128,14 @@ def test_lanes_outlast_the_loss_of_a_copy():
     alone = without(roles, "worker-2", [], guarded=True)
     assert alone.shares == ((0, 0), (1, 0), (2, 0), (3, 0))
     assert {alone.server(1, m) for m in range(2)} == {OWNER}
+
+
+def test_a_second_copy_that_still_waits_for_its_state_serves_no_lane():
+    workers = names(3)
+    old = first_assignment(4, workers, guarded=True, lanes=2)
+    new = without(old, "worker-3", workers[:2], guarded=True)
+    assert (old.shadows[1], new.shadows[1]) == ("worker-3", "worker-2")
+
+    found = settled(new, old, ready=["worker-1"])
+
+    assert found.shares == ((0, 0), (1, 0), (2, 0), (2, 1), (3, 0))
