@@ -184,6 +184,14 @@ MUTANTS = (
         PIPELINE + "test_wrong_updates.py::test_a_shadow_that_reports_another_gradient_or_norm_is_named",
     ),
     Mutant(
+        "L3 gradients that no upkeep sends",
+        "pipeline/shadowing.py",
+        "awaited = desk.plan.guard.sends_gradient and shadow is not None",
+        "awaited = shadow is not None",
+        PIPELINE + "test_upkeeps.py::"
+        "test_a_shadow_in_lockstep_vouches_for_what_it_computed_and_not_for_what_it_was_sent",
+    ),
+    Mutant(
         "L3 the norm of both lanes' sum",
         "pipeline/updates.py",
         "if len(set(said.values())) == 1:",

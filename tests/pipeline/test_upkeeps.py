@@ -12,6 +12,7 @@ from phalanx.attacks import actor
 from phalanx.errors import EvidenceError, NoHolderError, TrainingError
 from phalanx.models import LoraConfig, open_model
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, explain_evidence
+from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.followed import FollowedWeights
 from phalanx.pipeline.messages import AuditReport, Bulk, Commit, WeightsHeld
@@ -259,6 +260,34 @@ def test_taken_at_once_such_weights_would_cost_the_run_its_honest_shadow(make_co
     assert company.lost == ["worker-2"]
 
 
+def sending_an_unasked_gradient(run, cache):
+    """Before it commits to a weight gradient of zeros in step 1, the stage sends its shadow the same."""
+    copy = StageCopy.empty(make_plan(run, open_model(run.model, cache, run.train.seed)), 1, has_moments=False)
+    zeros = {name: torch.zeros_like(parameter) for name, parameter in copy.module.trainable().items()}
+    size = sum(tensor.nbytes for tensor in zeros.values())
+    said = {"gradient": transfer_digest(zeros), "norm_squared": 0.0}
+
+    def alter(letter, commit):
+        if (commit.stage, commit.step) != (1, 1):
+            return [letter]
+        bulk = Bulk(epoch=commit.epoch, step=1, stage=1, purpose="gradient", offset=0, total=size)
+        return [type(letter)("worker-2", bulk, bytes(size)), letter.saying(said)]
+
+    return Actor(rewrite=only(Commit, alter))
+
+
+def test_a_shadow_in_lockstep_vouches_for_what_it_computed_and_not_for_what_it_was_sent(
+    make_company, model_cache, honest_digest
+):
+    run = tiny_run(guard=GuardConfig(shadow="lockstep", owner_audit_rate=0.0))
+    company = make_company(run, {1: sending_an_unasked_gradient(run, model_cache)})
+
+    company.run(3)
+
+    assert [(v.party, v.offence, v.step) for v in company.verdicts] == [("worker-1", "gradient", 1)]
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
 def test_weights_that_have_arrived_are_progress(make_company, monkeypatch):
     moved = []
     handle = Coordinator.handle
@@ -291,7 +320,7 @@ def test_a_shadow_that_follows_keeps_weights_and_nothing_else(model_cache):
         shadow.apply(0, {name: torch.zeros_like(p) for name, p in shadow.module.trainable().items()}, 1.0)
 
 
-@pytest.mark.parametrize("shadow", ["gradient", "update"])
+@pytest.mark.parametrize("shadow", ["gradient", "update", "replica"])
 def test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_checkpoint(
     make_company, honest_digest, shadow
 ):

@@ -38,12 +38,12 @@ class Shadowing:
         """Take a part of a stage's weight gradient.
 
         Raises:
-            FrameError: It is not from the holder, not of this step, or came before.
+            FrameError: With this upkeep nobody sends one; it is not from the server, not of this step, or came before.
         """
         desk, roles = self._desk, self._desk.roles
         shadow = self._shadows.get(message.stage)
         share = (message.stage, message.lane)
-        awaited = shadow is not None and share == roles.audited_share(message.stage)
+        awaited = desk.plan.guard.sends_gradient and shadow is not None and share == roles.audited_share(message.stage)
         from_server = awaited and received.sender in (roles.assignment.server_of(share), OWNER)
         if message.purpose != "gradient" or shadow is None or not from_server or message.step != roles.step:
             raise FrameError(
