@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import get_args
 
 import pytest
 
@@ -73,6 +74,18 @@ def test_shadow_upkeep_is_told_apart_from_all_other_bytes(rows) -> None:
     # in lock-step no gradient is sent
     assert rows["paper"]["extra_bytes_shadow"] == 0
     assert rows["paper"]["extra_bytes"] == pytest.approx(0.3)
+
+
+def test_what_each_upkeep_sends_is_known() -> None:
+    arms = {UNGUARDED: arm(1.0, 1.0, 1000), "one": arm(1.1, 1.2, 1250)}
+    found = {}
+    for shadow in get_args(GuardConfig.model_fields["shadow"].annotation):
+        guards = {UNGUARDED: GuardConfig(mode="off"), "one": EIGHTH.model_copy(update={"shadow": shadow})}
+        found[shadow] = overhead_rows(guards, arms, dict.fromkeys(arms, 100), LAYOUT, {})[1]["extra_bytes_shadow"]
+
+    # replicas send each other a gradient each way
+    expected = {"gradient": 0.1, "adapters": 0.1, "update": 0.1, "lockstep": 0.0, "replica": 0.2}
+    assert found == pytest.approx(expected)
 
 
 def test_a_recovery_that_was_not_measured_is_no_figure(rows) -> None:
