@@ -43,7 +43,7 @@ class Recorder:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._module(monkeypatch, "phalanx.train", load_run=self.load_run, train=self.train, describe=self.describe)
         self._module(monkeypatch, "phalanx.report", write_report=self.write_report)
-        self._module(monkeypatch, "phalanx.bench", BENCHES={"pipeline": self.bench})
+        self._module(monkeypatch, "phalanx.bench", BENCHES={"pipeline": self.bench}, KEEPING_ROWS={})
 
     def _module(self, monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
         module = ModuleType(name)

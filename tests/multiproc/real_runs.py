@@ -95,13 +95,20 @@ class Place:
     def start(self, *arguments: str, before: Callable[[], None] | None = None) -> Process:
         """Start ``phalanx`` with arguments."""
         output = self.path / f"output-{len(self.processes)}.txt"
+
+        def prepare() -> None:
+            # whoever starts the tests in the background has Ctrl-C ignored, and children inherit that
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if before is not None:
+                before()
+
         with output.open("wb") as stream:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "phalanx", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                preexec_fn=before,  # noqa: PLW1509 - what tests give it takes no lock
+                preexec_fn=prepare,  # noqa: PLW1509 - what tests give it takes no lock
                 # a group of its own, so that a test can press Ctrl-C for all of it
                 process_group=0,
             )
