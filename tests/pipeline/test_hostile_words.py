@@ -96,7 +96,9 @@ def test_an_auditor_that_did_not_do_all_its_work_does_not_pass(make_company, hon
         kept = {direction: digest for direction, digest in report.digests.items() if direction in digests}
         return [letter.saying({"digests": kept})]
 
-    ends_well(make_company, honest_digest, {2: Actor(rewrite=only(AuditReport, skip))}, "worker-2")
+    verdict = ends_well(make_company, honest_digest, {2: Actor(rewrite=only(AuditReport, skip))}, "worker-2")
+
+    assert (verdict.offence, verdict.party) == ("forgery", "worker-2")
 
 
 def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_company, honest_digest):

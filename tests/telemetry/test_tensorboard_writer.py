@@ -26,10 +26,13 @@ def test_scalars_can_be_read_back(tmp_path):
 @has_tensorboard
 def test_closing_twice_and_writing_after_it_do_nothing(tmp_path):
     writer = TensorBoardWriter(tmp_path)
+    writer.scalar("loss", 2.0, 1)
     writer.close()
     writer.close()
 
-    writer.scalar("loss", 1.0, 1)
+    writer.scalar("loss", 1.0, 2)
+
+    assert read_back(tmp_path) == [("loss", 1, 2.0)]
 
 
 def test_without_the_extra_it_says_so_in_one_line_and_goes_on(tmp_path, monkeypatch, caplog):
