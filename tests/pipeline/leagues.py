@@ -26,17 +26,23 @@ def league_of_messages(direction):
     return {1: Actor(tampering(tamper)), 2: Actor(rewrite=only(AuditReport, vouch))}
 
 
-def league_of_gradients():
-    """The weight gradient."""
+def league_of_gradients(liar=1, accomplice=2):
+    """The weight gradient of stage 1; each is the number of a worker that has a copy of it."""
     committed = []
 
     def note(letter, commit):
-        committed.append((commit.gradient, commit.norm_squared))
+        if commit.stage == 1:
+            committed.append((commit.gradient, commit.norm_squared))
         return [letter]
 
     def vouch(letter, audited):
         gradient, norm_squared = committed[-1]
         return [letter.saying({"gradient": gradient, "norm_squared": norm_squared})] if audited.stage == 1 else [letter]
 
-    doubled = tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()})
-    return {1: Actor(doubled, rewrite=only(Commit, note)), 2: Actor(rewrite=only(StepAudited, vouch))}
+    double = tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()})
+
+    def double_stage_1(copy, held):
+        return double(copy, held) if copy.spec.index == 1 else copy
+
+    told = Actor(double_stage_1, rewrite=only(Commit, note))
+    return {liar: told, accomplice: Actor(rewrite=only(StepAudited, vouch))}

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from leagues import league_of_gradients
 
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline import GuardConfig, explain_evidence
 from phalanx.pipeline.bulk import digest_of_parts
-from phalanx.pipeline.messages import Applied, Bulk, Commit, GradientHeld, StepAudited
+from phalanx.pipeline.messages import Applied, Bulk, Commit, GradientHeld
 from phalanx.pipeline.signed import unverified_field
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, only, tiny_run
 
 FALSE = "3" * 64
 both_copies = pytest.mark.parametrize("party", [1, 2])
@@ -138,28 +139,9 @@ def test_a_copy_that_brings_another_undo_copy_or_lane_than_it_has_does_not_get_t
 
 @both_copies
 def test_a_league_about_a_made_up_lane_is_named_by_the_owners_audit(make_company, shared_run, honest_digest, party):
-    committed = []
-
-    def note(letter, commit):
-        committed.append((commit.gradient, commit.norm_squared))
-        return [letter]
-
-    def vouch(letter, audited):
-        gradient, norm_squared = committed[-1]
-        return [letter.saying({"gradient": gradient, "norm_squared": norm_squared})] if audited.stage == 1 else [letter]
-
-    double = tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()})
-
-    def only_stage_1(copy, held):
-        return double(copy, held) if copy.spec.index == 1 else copy
-
-    def about_stage_1(letter, commit):
-        return note(letter, commit) if commit.stage == 1 else [letter]
-
     other = 3 - party
-    liar = Actor(only_stage_1, rewrite=only(Commit, about_stage_1))
     run = shared_run(step_audit_rate=1.0, owner_audit_rate=1.0)
-    company = make_company(run, {party: liar, other: Actor(rewrite=only(StepAudited, vouch))})
+    company = make_company(run, league_of_gradients(party, other))
 
     company.run(2)
 
