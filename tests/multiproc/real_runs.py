@@ -61,6 +61,7 @@ every = 3
 """
 FORWARD_LIAR = ("attack.kind='forward_sign_flip'", "attack.stages=[1]", "attack.rate=1.0", "attack.from_step=4")
 PATIENCE_S = 120.0
+_RESTRICTED = str(Path(__file__).with_name("restricted.py"))
 
 
 @dataclass
@@ -92,23 +93,18 @@ class Place:
     run_file: Path
     processes: list[Process] = field(default_factory=list)
 
-    def start(self, *arguments: str, before: Callable[[], None] | None = None) -> Process:
-        """Start ``phalanx`` with arguments."""
+    def start(self, *arguments: str, restriction: str | None = None) -> Process:
+        """Start ``phalanx`` with arguments; with a restriction of `restricted.py`, under it."""
+        command = [sys.executable, "-m", "phalanx", *arguments]
+        if restriction is not None:
+            command = [sys.executable, _RESTRICTED, restriction, *command]
         output = self.path / f"output-{len(self.processes)}.txt"
-
-        def prepare() -> None:
-            # whoever starts the tests in the background has Ctrl-C ignored, and children inherit that
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            if before is not None:
-                before()
-
         with output.open("wb") as stream:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "phalanx", *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                preexec_fn=prepare,  # noqa: PLW1509 - what tests give it takes no lock
                 # a group of its own, so that a test can press Ctrl-C for all of it
                 process_group=0,
             )
@@ -116,13 +112,18 @@ class Place:
         return self.processes[-1]
 
     def train(
-        self, *overrides: str, resume: bool = False, run_dir: str = "run", before: Callable[[], None] | None = None
+        self, *overrides: str, resume: bool = False, run_dir: str = "run", restriction: str | None = None
     ) -> Process:
         """Start ``phalanx train`` on the run file."""
         options = [word for override in overrides for word in ("--set", override)]
         if resume:
             options.append("--resume")
-        return self.start("train", str(self.run_file), "--run-dir", str(self.path / run_dir), *options, before=before)
+        where = ("--run-dir", str(self.path / run_dir))
+        return self.start("train", str(self.run_file), *where, *options, restriction=restriction)
+
+    def can_have(self, restriction: str) -> bool:
+        """Whether this system lets us restrict a process so."""
+        return subprocess.run([sys.executable, _RESTRICTED, restriction], check=False).returncode == 0
 
     def summary(self, run_dir: str = "run") -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.path / run_dir / "summary.json").read_text())
@@ -184,6 +185,9 @@ def exists(pid: int) -> bool:
 
 
 def make_place(path: Path) -> Place:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # whoever starts the tests in the background has Ctrl-C ignored, and children inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     (path / "tiny.toml").write_text(TINY)
     return Place(path, path / "tiny.toml")
 

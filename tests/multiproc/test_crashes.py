@@ -2,7 +2,6 @@
 
 import os
 import random
-import resource
 import signal
 import time
 
@@ -136,11 +135,6 @@ def test_a_crash_between_eviction_and_checkpoint_lets_nobody_back_in(place, clea
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
 
 
-def no_large_files():
-    # a write beyond the limit fails like one on a full disk; events and metrics are smaller than this
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-
-
 def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
     process = place.train()
     place.wait_for(process, lambda: place.has_line("events.jsonl", "worker-2"))
@@ -153,7 +147,7 @@ def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
     assert place.summary()["status"] == "interrupted"
     assert [pid for pid in workers if exists(pid)] == []
 
-    process = place.train(resume=True, before=no_large_files)
+    process = place.train(resume=True, restriction="no_large_files")
     assert process.wait() == 3, process.text
     assert "step 6 cannot be saved" in process.text
     assert "Traceback" not in process.text

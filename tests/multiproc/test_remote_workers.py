@@ -50,7 +50,7 @@ def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clea
     owner.kill()
 
     assert [worker.wait() for worker in workers] == [4, 4], [worker.text for worker in workers]
-    assert all("error: owner" in worker.text and "Traceback" not in worker.text for worker in workers)
+    assert all("error: the owner at" in worker.text and "Traceback" not in worker.text for worker in workers)
 
     workers = [place.start("worker", file) for file in files]
     summary = place.finish(*remote(keys, port), resume=True)

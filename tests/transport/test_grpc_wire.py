@@ -6,7 +6,9 @@ import ssl
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from made_frames import frame_bytes, header_values, refusal
@@ -277,6 +279,25 @@ def test_who_joins_learns_the_run_and_makes_itself_known(owner, identities):
     assert joined.address == "10.0.0.7:4711"
     assert joined.peer == identities["worker"].public
     assert owner.wire.wait_joined("nobody", 0.0) is None
+
+
+def test_who_joins_looks_for_an_owner_that_does_not_listen_yet(identities, opened):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    hasty = LIMITS.model_copy(update={"timeout_s": 0.2})
+    ask = partial(describe, identities["worker"], "owner", f"127.0.0.1:{port}", config=hasty)
+    with pytest.raises(PeerLostError):
+        ask()
+    with ThreadPoolExecutor(1) as pool:
+        met = pool.submit(ask, patience_s=60.0)
+        with pytest.raises(TimeoutError):
+            met.result(1.0)
+
+        wire = GrpcWire(identities["owner"], LIMITS.model_copy(update={"port": port}))
+        opened.enter_context(Endpoint(identities["owner"], {}, "run-1", wire, LIMITS))
+
+        assert met.result(60.0).run == "run-1"
 
 
 def test_who_asks_for_another_party_is_told_nothing(owner, identities):

@@ -190,6 +190,8 @@ class WorkerConfig(StrictModel):
     """Host name or address under which other parties reach this worker; left out, the one it binds to."""
     run_digest: str | None = None
     """When given, any other run config is refused."""
+    join_timeout_s: float = Field(default=300.0, gt=0, le=86400, allow_inf_nan=False)
+    """How long to look for an owner that does not listen yet, seconds."""
     threads: int = Field(default=1, ge=1)
     device: str = "cpu"
     transport: TransportConfig = TransportConfig()

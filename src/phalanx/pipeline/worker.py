@@ -23,7 +23,7 @@ from phalanx.security.crypto import Identity, Peer, load_identity, peer_from_cer
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, Wire, describe
 
-_JOIN_TIMEOUT_S = 120.0
+_SETUP_TIMEOUT_S = 120.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,7 +52,7 @@ def run_worker(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped, open_endpo
         address = wire.address
         if config.advertise is not None:
             address = f"{config.advertise}:{address.rpartition(':')[2]}"
-        met = describe(identity, config.owner_name, config.owner, address, config.transport)
+        met = describe(identity, config.owner_name, config.owner, address, config.transport, config.join_timeout_s)
         with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
             Worker(config, identity, endpoint, wrap_copy).run(address)
@@ -82,7 +82,7 @@ class Worker:
         label = local_numeric_class(self._config.device).label
         self._mail.post(self._config.owner_name, Hello(epoch=0, address=address, numeric_class=label))
         last_mail = time.monotonic()
-        deadline = last_mail + _JOIN_TIMEOUT_S
+        deadline = last_mail + _SETUP_TIMEOUT_S
         while True:
             for item in self._mail.drain():
                 if isinstance(item, LinkFault):
@@ -93,7 +93,7 @@ class Worker:
                     self._handle(item)
             if self._party is None and time.monotonic() > deadline:
                 raise PeerLostError(
-                    f"{self._config.owner}: the owner did not set this worker up in {_JOIN_TIMEOUT_S:.0f} s"
+                    f"{self._config.owner}: the owner did not set this worker up in {_SETUP_TIMEOUT_S:.0f} s"
                 )
             if self._party is None or not self._party.work():
                 with self._timer.phase("wait"):
@@ -141,13 +141,19 @@ class Worker:
     def _look_for_owner(self, address: str) -> None:
         """Nothing has come for long: an owner that is gone, or serves another run by now, ends this worker."""
         config = self._config
-        met = describe(self._identity, config.owner_name, config.owner, address, config.transport)
+        try:
+            met = describe(self._identity, config.owner_name, config.owner, address, config.transport)
+        except PeerLostError as exc:
+            raise self._owner_is_gone(exc) from exc
         if met.run != self._endpoint.run:
             raise PeerLostError(f"the owner at {config.owner} serves another session by now; start this worker anew")
 
+    def _owner_is_gone(self, reason: Exception) -> PeerLostError:
+        return PeerLostError(f"the owner at {self._config.owner} is gone ({reason}); this worker ends")
+
     def _link_broke(self, fault: LinkFault) -> None:
         if fault.peer == self._config.owner_name:
-            raise PeerLostError(f"the owner at {self._config.owner} is gone ({fault.error}); this worker ends")
+            raise self._owner_is_gone(fault.error)
         self._tell_owner(fault.peer, type(fault.error).__name__, str(fault.error))
 
     def _tell_owner(self, about: str, error: str, reason: str) -> None:

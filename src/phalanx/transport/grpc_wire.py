@@ -215,6 +215,7 @@ def describe(
     address: str,
     own_address: str = "",
     config: TransportConfig | None = None,
+    patience_s: float | None = None,
 ) -> Joined:
     """Ask a party which run it serves, and tell it where we listen: the first word of one who joins.
 
@@ -224,9 +225,10 @@ def describe(
         address: Where it listens.
         own_address: Where the asker listens.
         config: Deadlines and bounds.
+        patience_s: How long to ask again while nobody answers; left out, ``timeout_s``.
 
     Raises:
-        PeerLostError: Nobody answers within ``timeout_s``.
+        PeerLostError: Nobody answers in that time.
         PeerRefusedError: It is somebody else, or does not accept our certificate.
         CertificateError, FrameError: The answer is malformed or names somebody else.
     """
@@ -235,7 +237,8 @@ def describe(
     try:
         question = canonical_json({"address": own_address})
         method = channel.unary_unary(f"/{_SERVICE}/Describe")
-        answer = _call_until(method, question, time.monotonic() + limits.timeout_s, party)
+        deadline = time.monotonic() + (limits.timeout_s if patience_s is None else patience_s)
+        answer = _call_until(method, question, deadline, party)
     finally:
         channel.close()
     try:
