@@ -30,8 +30,8 @@ def frame_bytes(identity, header, payload=b""):
 
 
 def refusal(answer):
-    """The class name of the error in an answer; empty for a receipt."""
-    assert answer[:5] == b"PHLA\x01"
-    if answer[5] == 0:
+    """The class name of the error in an answer; empty where the frame was taken."""
+    assert answer[:5] == b"PHLA\x02"
+    if answer[5] in (0, 2):
         return ""
     return answer[6:].split(b'"error":"')[1].split(b'"')[0].decode()

@@ -22,10 +22,10 @@ def test_the_sender_keeps_a_receipt_that_the_receiver_signed(parties):
     owner, worker = parties.make("owner"), parties.make("worker")
 
     sent = owner.send("worker", "activation", {}, [b"x"])
-    receipt = owner.receipts.wait(sent.digest, 5.0)
+    proof = owner.receipts.wait(sent.digest, 5.0)
 
-    receipt.verify(parties.peers["worker"])
-    assert receipt.header_digest == sent.digest
+    proof.verify(parties.peers["worker"])
+    assert proof.receipt.header_digest == sent.digest
     assert owner.receipts.get("0" * 64) is None
     assert worker.receive(5.0).kind == "activation"
 

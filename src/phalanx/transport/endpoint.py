@@ -16,7 +16,7 @@ from phalanx.transport.inbox import Inbox, LinkFault, Received
 from phalanx.transport.link import ReceivingChain, SendingChain
 from phalanx.transport.meter import Meter
 from phalanx.transport.outbox import Delivered, Outbox, Payload
-from phalanx.transport.receipts import Receipts
+from phalanx.transport.receipts import Receipts, is_receipt_due
 from phalanx.transport.wire import Wire
 
 
@@ -88,7 +88,7 @@ class Endpoint:
 
     @property
     def bytes_sent(self) -> Mapping[str, int]:
-        """Bytes of the frames that each peer has signed for."""
+        """Bytes of the frames that each peer has taken."""
         return MappingProxyType(self._sent)
 
     @property
@@ -147,7 +147,7 @@ class Endpoint:
             payload: Contiguous buffers; copied before the call returns.
 
         Returns:
-            The header; `receipts` holds its receipt once it has arrived.
+            The header; `receipts` proves that it arrived, once a receipt has come that speaks for it.
 
         Raises:
             FrameError: The frame is too large or its body is no JSON data.
@@ -180,7 +180,7 @@ class Endpoint:
         return self._inbox.get(timeout_s)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until every queued frame has its receipt; links that failed are not waited for.
+        """Wait until every queued frame was taken; links that failed are not waited for.
 
         Raises:
             PeerLostError: One does not within the time.
@@ -211,7 +211,7 @@ class Endpoint:
             tls_peer: Who sent them, as proven by the wire.
 
         Returns:
-            A receipt, or the class and text of the error for which the frame was refused.
+            A receipt where one is due, or the class and text of the error for which the frame was refused.
         """
         try:
             return encode_receipt(self._accept(raw, tls_peer))
@@ -241,7 +241,7 @@ class Endpoint:
     ) -> None:
         self.close()
 
-    def _accept(self, raw: bytes, tls_peer: str) -> Receipt:
+    def _accept(self, raw: bytes, tls_peer: str) -> Receipt | None:
         link = self._links.get(tls_peer)
         if link is None or tls_peer in self._evicted:
             raise PeerRefusedError(f"{tls_peer}: is {'unknown' if link is None else 'evicted'}")
@@ -252,18 +252,22 @@ class Endpoint:
         with link.lock:
             with self._meter.measure("signing"):
                 frame.header.verify(link.peer)
-            repeated = link.chain.check(frame.header)
-            if repeated is not None:
-                return repeated
+            if not link.chain.check(frame.header):
+                return link.chain.last_receipt
             with self._meter.measure("hashing"):
                 check_payload(frame)
-            with self._meter.measure("signing"):
-                receipt = sign_receipt(self._identity, frame.header.digest)
+            receipt = self._receipt_for(frame.header)
             received = Received(fields.sender, fields.kind, fields.body, frame.payload, frame.header)
             self._inbox.put(received, len(raw), self._limits.timeout_s)
             link.chain.accept(frame.header, receipt)
             self._received[tls_peer] += len(raw)
         return receipt
+
+    def _receipt_for(self, header: SignedHeader) -> Receipt | None:
+        if not is_receipt_due(header.fields):
+            return None
+        with self._meter.measure("signing"):
+            return sign_receipt(self._identity, header.digest)
 
     def _outbox(self, receiver: str) -> Outbox:
         with self._lock:
@@ -281,5 +285,5 @@ class Endpoint:
         if isinstance(outcome, LinkFault):
             self._inbox.put_fault(outcome)
             return
-        self._sent[outcome.receipt.receiver] += outcome.size_bytes
-        self.receipts.add(outcome.receipt, outcome.header.fields.sequence)
+        self._sent[outcome.header.fields.receiver] += outcome.size_bytes
+        self.receipts.add(outcome.header, outcome.receipt)

@@ -168,8 +168,10 @@ def sign_header(identity: Identity, fields: HeaderFields) -> SignedHeader:
         header_bytes = canonical_json({name: getattr(fields, name) for name in _TYPES})
     except (TypeError, ValueError, RecursionError) as exc:
         raise FrameError(f"header of {fields.kind!r}: its body is no JSON data: {exc}") from exc
-    _parse_header(header_bytes)
-    return SignedHeader(header_bytes, identity.sign(in_domain(_HEADER_DOMAIN, header_bytes)))
+    header = SignedHeader(header_bytes, identity.sign(in_domain(_HEADER_DOMAIN, header_bytes)))
+    # read once as the receiver will, and kept
+    _ = header.fields
+    return header
 
 
 def sign_receipt(identity: Identity, header_digest: str) -> Receipt:

@@ -51,21 +51,22 @@ class ReceivingChain:
         self._sender = sender
         self._next_sequence = 0
         self._previous = genesis(run, sender, receiver)
-        self._last_receipt: Receipt | None = None
+        self.last_receipt: Receipt | None = None
+        """Of the last header that was accepted; None when none was due for it."""
 
-    def check(self, header: SignedHeader) -> Receipt | None:
+    def check(self, header: SignedHeader) -> bool:
         """Judge the place of a header whose signature holds; nothing is accepted yet.
 
         Returns:
-            None for the next header. For the very last one again its receipt: the sender did not get it and
+            Whether it is the next header. False for the very last one again: the sender did not get its answer and
             asks once more, which is no attack and is not delivered twice.
 
         Raises:
             OrderError: Replayed, skipped, or sealed after another predecessor.
         """
         fields = header.fields
-        if self._last_receipt is not None and header.digest == self._previous:
-            return self._last_receipt
+        if self._next_sequence and header.digest == self._previous:
+            return False
         if fields.sequence < self._next_sequence:
             raise OrderError(
                 f"{self._sender}: header {fields.sequence} was replayed or sealed twice, expected {self._next_sequence}"
@@ -74,10 +75,10 @@ class ReceivingChain:
             raise OrderError(f"{self._sender}: header {fields.sequence} came, expected {self._next_sequence} first")
         if fields.previous != self._previous:
             raise OrderError(f"{self._sender}: header {fields.sequence} was sealed after another predecessor")
-        return None
+        return True
 
-    def accept(self, header: SignedHeader, receipt: Receipt) -> None:
-        """Go on to the next place, after `check` returned None and the receipt was signed."""
+    def accept(self, header: SignedHeader, receipt: Receipt | None) -> None:
+        """Go on to the next place, after `check` returned True and a receipt that is due was signed."""
         self._next_sequence += 1
         self._previous = header.digest
-        self._last_receipt = receipt
+        self.last_receipt = receipt

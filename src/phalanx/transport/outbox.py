@@ -37,16 +37,16 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A frame that its receiver has signed for.
+    """A frame that its receiver has taken.
 
     Attributes:
         header: What was sent.
-        receipt: The receiver's signature.
+        receipt: The receiver's signature; None when none is due for this frame.
         size_bytes: Length of the frame.
     """
 
     header: SignedHeader
-    receipt: Receipt
+    receipt: Receipt | None
     size_bytes: int
 
 
@@ -115,7 +115,7 @@ class Outbox:
         return header
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything queued has its receipt; a link that failed has nothing queued.
+        """Wait until everything queued was taken; a link that failed has nothing queued.
 
         Raises:
             PeerLostError: It does not within the time.
@@ -123,7 +123,7 @@ class Outbox:
         with self._changed:
             self._changed.wait_for(lambda: not self._queue, timeout_s)
             if self._queue:
-                raise PeerLostError(f"{self._peer.name}: {len(self._queue)} frames have no receipt yet")
+                raise PeerLostError(f"{self._peer.name}: {len(self._queue)} frames have no answer yet")
 
     def drop(self, error: TransportError | SignatureError) -> bool:
         """Forget the queue and send nothing more; returns whether the link was still open until now."""
@@ -174,7 +174,7 @@ class Outbox:
                 self._queued_bytes -= size_bytes
                 self._changed.notify_all()
 
-    def _deliver(self, header: SignedHeader, raw: bytes) -> Receipt:
+    def _deliver(self, header: SignedHeader, raw: bytes) -> Receipt | None:
         deadline = time.monotonic() + self._limits.timeout_s
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -182,12 +182,12 @@ class Outbox:
                 remaining_s = max(deadline - time.monotonic(), 0.001)
                 answer = self._wire.deliver(self._peer.name, raw, remaining_s)
                 with self._meter.measure("signing"):
-                    return read_answer(answer, header.digest, self._peer)
+                    return read_answer(answer, header, self._peer)
             except PeerLostError as exc:
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0 or self._stop.wait(min(pause_s, remaining_s)):
                     raise PeerLostError(
-                        f"{self._peer.name}: no receipt for {header.fields.kind!r} within "
+                        f"{self._peer.name}: no answer to {header.fields.kind!r} within "
                         f"{self._limits.timeout_s:g} s; last try: {exc}"
                     ) from exc
                 pause_s = min(2 * pause_s, _LAST_PAUSE_S)

@@ -1,42 +1,100 @@
-"""Receipts of what this party sent, by the digest of the header they are for."""
+"""Receipts of what this party sent: which frames have one, and what a receipt proves about the frames before it."""
 
 import threading
+from dataclasses import dataclass
 
-from phalanx.transport.frame import Receipt
+from phalanx.errors import OrderError
+from phalanx.security.crypto import Peer
+from phalanx.transport.frame import HeaderFields, Receipt, SignedHeader
+
+RECEIPT_EVERY = 16
+"""At most so many frames of a link go by until the receiver signs again."""
+
+
+def is_receipt_due(fields: HeaderFields) -> bool:
+    """Whether the receiver must sign for this very frame; both ends know it from the header alone.
+
+    Words (frames without payload) are signed for at once, tensors with the next receipt of their link: each header
+    names its predecessor's digest and is accepted only after it, so a receipt speaks for every frame before it.
+    """
+    return fields.payload_size == 0 or fields.sequence % RECEIPT_EVERY == 0
+
+
+@dataclass(frozen=True)
+class Proof:
+    """That a frame has arrived.
+
+    Attributes:
+        receipt: Of the last header of the chain.
+        chain: Headers in order, from that of the frame to the one that the receipt names.
+    """
+
+    receipt: Receipt
+    chain: tuple[SignedHeader, ...]
+
+    def verify(self, peer: Peer) -> None:
+        """Return when `peer` has signed for the first header of the chain.
+
+        Raises:
+            SignatureError: The receipt is not the peer's.
+            OrderError: The headers are no chain that ends at the receipt.
+            FrameError: A header is malformed.
+        """
+        self.receipt.verify(peer)
+        named = [*(header.fields.previous for header in self.chain[1:]), self.receipt.header_digest]
+        if not self.chain or named != [header.digest for header in self.chain]:
+            raise OrderError(f"proof of arrival at {peer.name}: its headers do not lead up to the receipt")
 
 
 class Receipts:
     """Grows with every frame sent until `forget_before` is told what nobody will dispute any more."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[str, Receipt] = {}
-        self._order: dict[str, dict[int, str]] = {}
+        self._headers: dict[str, dict[int, SignedHeader]] = {}
+        self._receipts: dict[str, dict[int, Receipt]] = {}
+        self._places: dict[str, tuple[str, int]] = {}
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        return len(self._by_digest)
+        """How many frames are proven to have arrived."""
+        return sum(self._proof(*place) is not None for place in self._places.values())
 
-    def add(self, receipt: Receipt, sequence: int) -> None:
-        """Keep a checked receipt."""
+    def add(self, header: SignedHeader, receipt: Receipt | None) -> None:
+        """Note that a frame was taken, with its receipt, which has been checked, where one was due."""
+        fields = header.fields
         with self._changed:
-            self._by_digest[receipt.header_digest] = receipt
-            self._order.setdefault(receipt.receiver, {})[sequence] = receipt.header_digest
-            self._changed.notify_all()
+            self._headers.setdefault(fields.receiver, {})[fields.sequence] = header
+            self._places[header.digest] = (fields.receiver, fields.sequence)
+            if receipt is not None:
+                self._receipts.setdefault(fields.receiver, {})[fields.sequence] = receipt
+                self._changed.notify_all()
 
-    def get(self, header_digest: str) -> Receipt | None:
-        """Return the receipt for a header, or None while there is none."""
-        return self._by_digest.get(header_digest)
-
-    def wait(self, header_digest: str, timeout_s: float) -> Receipt | None:
-        """Return the receipt for a header, or None when it does not come within the time."""
+    def get(self, header_digest: str) -> Proof | None:
+        """Return the proof that a frame arrived, or None while there is none."""
         with self._changed:
-            self._changed.wait_for(lambda: header_digest in self._by_digest, timeout_s)
-            return self._by_digest.get(header_digest)
+            place = self._places.get(header_digest)
+            return None if place is None else self._proof(*place)
+
+    def wait(self, header_digest: str, timeout_s: float) -> Proof | None:
+        """Return the proof that a frame arrived, or None when there is none within the time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.get(header_digest) is not None, timeout_s)
+            return self.get(header_digest)
 
     def forget_before(self, receiver: str, sequence: int) -> None:
-        """Drop the receipts of one link for all frames before this number."""
+        """Drop what is kept of one link for all frames before this number."""
         with self._changed:
-            link = self._order.get(receiver, {})
+            headers, receipts = self._headers.get(receiver, {}), self._receipts.get(receiver, {})
             # a link delivers in order, so the oldest comes first
-            while link and (oldest := next(iter(link))) < sequence:
-                del self._by_digest[link.pop(oldest)]
+            while headers and (oldest := next(iter(headers))) < sequence:
+                del self._places[headers.pop(oldest).digest]
+                receipts.pop(oldest, None)
+
+    def _proof(self, receiver: str, sequence: int) -> Proof | None:
+        receipts, headers = self._receipts.get(receiver, {}), self._headers[receiver]
+        # a receipt is never further away than that
+        for last in range(sequence, sequence + RECEIPT_EVERY):
+            if last in receipts:
+                return Proof(receipts[last], tuple(headers[n] for n in range(sequence, last + 1)))
+        return None
+
