@@ -13,7 +13,10 @@ def canonical_json(value: Any) -> bytes:
     Raises:
         ValueError: The data holds NaN or infinity, which JSON has no word for.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def digest(config: BaseModel) -> str:

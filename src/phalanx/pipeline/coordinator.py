@@ -67,6 +67,7 @@ class Coordinator:
         self._convictions: list[Judgement] = []
         self._owner_audits = OwnerAudits(docket, self._referee)
         self._inquest = Inquest(docket, courier, post)
+        self._has_news = True
 
     @property
     def ledger(self) -> StepLedger:
@@ -93,7 +94,12 @@ class Coordinator:
                 self._add_step_message(received, message)
         else:
             return False
+        self._has_news = True
         return True
+
+    def look_again(self) -> None:
+        """Let the next `advance` look at everything, whether anything has come or not."""
+        self._has_news = True
 
     def _add_applied(self, sender: str, message: Applied) -> None:
         self.usage[sender], self.bytes_sent[sender] = dict(message.usage), dict(message.bytes_sent)
@@ -118,6 +124,7 @@ class Coordinator:
 
     def said_ready(self, stage: int, states: Mapping[str, StateDigest | None]) -> None:
         """Take what holder and shadow got ready with as what they say about the state after the last update."""
+        self._has_news = True
         for party, state in states.items():
             if state is not None:
                 self._updates.said.setdefault(stage, {})[party] = state
@@ -200,9 +207,26 @@ class Coordinator:
         self._updates.forget()
         self._audits.reset()
         self._convictions.clear()
+        self._has_news = True
 
     def advance(self) -> Judgement | None:
         """Draw what conclusions can be drawn now; the first guilty party ends it."""
+        if not (self._has_news or self.docket.proved):
+            return None
+        self._has_news, before = False, self._conclusions()
+        judgement = self._conclude()
+        # one conclusion may be what another one waits for
+        self._has_news = self._has_news or judgement is not None or self._conclusions() != before
+        return judgement
+
+    def _conclusions(self) -> tuple[int, ...]:
+        """Changes with every conclusion that was drawn."""
+        ledger = self.ledger
+        agreed = (len(self.docket.agreed), len(ledger.gradients_agreed), len(ledger.steps_agreed))
+        asked = (ledger.num_audits, len(ledger.owners_audits), ledger.audits_drawn)
+        return (*agreed, *asked, len(ledger.reports), len(ledger.whole_norms), len(self._audits.screened))
+
+    def _conclude(self) -> Judgement | None:
         docket = self.docket
         while docket.proved:
             proved = docket.proved.pop(0)

@@ -257,6 +257,7 @@ class PipelineEngine:
         with self.timer.phase("wait"):
             arrived = self._mail.wait(0.05)
         if not arrived:
+            self._coordinator.look_again()
             self._succession.suspect_the_dead()
 
     def _progress(self) -> tuple[int, ...]:

@@ -45,11 +45,12 @@ class Screen:
         Returns:
             None when it may be used, else the reason for an audit.
         """
+        # few and plain kernels: right after a microbatch each dispatch costs more than the arithmetic
         rms = float(torch.linalg.vector_norm(tensor)) / math.sqrt(max(tensor.numel(), 1))
         if not math.isfinite(rms):
             return NOT_FINITE
         average = self._averages.setdefault((source, direction), _Average())
-        channels = tensor.float().mean(dim=(0, 1)) if direction == "forward" else None
+        channels = tensor.flatten(0, -2).mean(dim=0, dtype=torch.float32) if direction == "forward" else None
         log_rms = math.log(max(rms, 1e-30))
         reason = self._compare(average, log_rms, channels)
         if reason is None:
@@ -63,7 +64,7 @@ class Screen:
         if off > max(_LEAST_LOG_RATIO, _SIGMAS * math.sqrt(average.variance)):
             return f"norm is off its moving average by a factor of {math.exp(min(off, 99.0)):.1f}"
         if channels is not None and average.channels is not None:
-            cosine = float(torch.nn.functional.cosine_similarity(channels, average.channels, dim=0))
+            cosine = _cosine(channels, average.channels)
             if not cosine >= _LEAST_COSINE:
                 return f"channel means point away from their moving average (cosine {cosine:.2f})"
         return None
@@ -75,6 +76,11 @@ class Screen:
         average.log_rms += weight * delta
         average.variance = (1 - weight) * (average.variance + weight * delta * delta)
         if channels is not None:
-            old = channels if average.channels is None else average.channels
-            average.channels = torch.lerp(old, channels, weight)
+            average.channels = channels if average.channels is None else average.channels.lerp_(channels, weight)
         average.seen += 1
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    """Of two vectors; 0 where one has no direction."""
+    lengths = float(torch.dot(one, one)) * float(torch.dot(other, other))
+    return float(torch.dot(one, other)) / max(math.sqrt(lengths), 1e-30)
