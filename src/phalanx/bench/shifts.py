@@ -29,7 +29,7 @@ class Shift:
         guards: One for each arm beside the unguarded one.
         steps: Steps of one turn.
         rounds: Turns of each arm that are measured.
-        warm_ups: Turns before, which are not.
+        warm_ups: Turns before, which are not; two steps at least, for undo copies are made at the second one.
         budget_s: No new round begins after this time; the first one always does.
     """
 
@@ -54,7 +54,7 @@ def shifts(quick: bool) -> list[Shift]:
             Shift(_run(4, 32, 8), (EIGHTH, UPDATE, PAPER), steps=2, rounds=4, warm_ups=1, budget_s=110.0),
             Shift(_adapted(_run(4, 32, 8)), (ADAPTERS,), steps=2, rounds=4, warm_ups=1, budget_s=40.0),
             Shift(_run(4, 32, 16), (SIXTEENTH,), steps=2, rounds=4, warm_ups=1, budget_s=60.0),
-            Shift(_run(4, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=4, warm_ups=1, budget_s=60.0),
+            Shift(_run(4, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=4, warm_ups=2, budget_s=60.0),
         ]
     return [shift for stages in (4, 6) for shift in _all(stages)]
 

@@ -97,4 +97,3 @@ class Receipts:
             if last in receipts:
                 return Proof(receipts[last], tuple(headers[n] for n in range(sequence, last + 1)))
         return None
-
