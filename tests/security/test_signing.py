@@ -117,6 +117,12 @@ def test_json_in_any_other_form_is_refused(data):
         parse_canonical(data)
 
 
+def test_brackets_inside_text_are_no_depth():
+    value = {"a": "[" * 100 + "{" * 100}
+
+    assert parse_canonical(canonical_json(value)) == value
+
+
 def test_nesting_is_allowed_up_to_the_bound():
     data = b'{"a":' * 31 + b"{}" + b"}" * 31
 
