@@ -29,12 +29,15 @@ class Audits:
         self._unweighed: list[tuple[str, AuditReport]] = []
         self._doubted: set[MessageKey] = set()
         """Every message of this attempt that ever looked odd."""
+        self._unasked: list[ScreenHit] = []
+        """Odd messages whose auditor must fetch weights that are not agreed on yet."""
 
     def reset(self) -> None:
         """Forget what belongs to another attempt."""
         self.screened.clear()
         self._unweighed.clear()
         self._doubted.clear()
+        self._unasked.clear()
 
     @property
     def settled(self) -> bool:
@@ -65,7 +68,8 @@ class Audits:
     def ask_urgently(self, hit: ScreenHit) -> None:
         """Have the very microbatch recomputed that looked odd to its receiver."""
         self.screened[(hit.source, hit.microbatch)] = hit
-        self._summons.urgent(hit)
+        self._unasked.append(hit)
+        self._ask_what_can_be_audited()
 
     def release(self, hit: ScreenHit) -> None:
         """Let the receiver use a screened message after all."""
@@ -94,6 +98,7 @@ class Audits:
 
     def weigh(self) -> Judgement | None:
         """Weigh what has come; the first guilty party ends it."""
+        self._ask_what_can_be_audited()
         # what the shadow has vouched for comes first: a lie among it tells of two parties
         ripe = sorted((said for said in self._unweighed if self._is_ripe(*said)), key=self._tells_less)
         for auditor, report in ripe:
@@ -102,6 +107,14 @@ class Audits:
             if judgement is not None:
                 return judgement
         return None
+
+    def _ask_what_can_be_audited(self) -> None:
+        waiting, docket = self._unasked, self._docket
+        fetches = docket.plan.guard.keeps_snapshots
+        self._unasked = [hit for hit in waiting if fetches and hit.source not in docket.agreed]
+        for hit in waiting:
+            if hit not in self._unasked:
+                self._summons.urgent(hit)
 
     def _is_ripe(self, auditor: str, report: AuditReport) -> bool:
         """A dispute needs weights that both sides have signed; a third party is heard when all others have spoken."""

@@ -18,7 +18,7 @@ def collect_agreed(docket: Docket, courier: Courier, stage: int, purpose: Purpos
     request = FetchBulk(epoch=docket.ledger.epoch, step=0, stage=stage, purpose=purpose)
     expected = copy.state() if purpose == "state" else copy.weights()
     found = courier.collect(party, request, expected)
-    if found is None and stage in docket.assignment.shadows and not docket.plan.guard.verify_only:
+    if found is None and stage in docket.assignment.shadows and not docket.plan.guard.one_optimizer:
         # the holder may have died since the last step; a shadow that could take over has the same state
         party = docket.shadow(stage)
         found = courier.collect(party, request, expected)

@@ -93,11 +93,14 @@ class GuardConfig(StrictModel):
     keep_steps: int = Field(default=0, ge=0, le=10_000)
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""
-    shadow: Literal["gradient", "lockstep", "adapters", "update", "replica"] = "gradient"
+    snapshot_every: int = Field(default=10, ge=1, le=10_000)
+    """Steps from one snapshot to the next, with `shadow = "snapshot"`: so many at most are done again after a loss."""
+    shadow: Literal["gradient", "lockstep", "adapters", "update", "replica", "snapshot"] = "gradient"
     """`gradient`: the stage's gradient goes through the shadow's own optimizer; `lockstep`: the shadow recomputes
     everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves;
     `update`: the stage sends its new weights, and the shadow can audit but not take over; `replica`: both copies of a
-    stage serve, one the even microbatches, one the odd ones, and audit each other."""
+    stage serve, one the even microbatches, one the odd ones, and audit each other; `snapshot`: the shadow is sent the
+    state every `snapshot_every` steps, to which the run goes back when roles change, and weights when it audits."""
     screen: bool = True
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
     """tau between numeric classes (fp32): beyond it the referee decides. See `distance.py`."""
@@ -142,10 +145,39 @@ class GuardConfig(StrictModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _check_snapshots(self) -> "GuardConfig":
+        if self.keeps_snapshots and self.keep_steps:
+            raise ValueError(
+                f'keep_steps = {self.keep_steps} with shadow = "snapshot": the run goes back to its last snapshot '
+                'and keeps no updates; leave out keep_steps, or set shadow = "gradient"'
+            )
+        every = type(self).model_fields["snapshot_every"].default
+        if not self.keeps_snapshots and self.snapshot_every != every:
+            raise ValueError(
+                f"snapshot_every = {self.snapshot_every} with shadow = {self.shadow!r}, which takes no snapshots; "
+                'leave it out or set shadow = "snapshot"'
+            )
+        return self
+
     @property
     def verify_only(self) -> bool:
         """Whether a shadow has weights and no moments: it can audit its stage, and never serve it."""
         return self.shadow == "update"
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether a shadow has a state of every so many steps and nothing between, and all go back to it together."""
+        return self.shadow == "snapshot"
+
+    @property
+    def one_optimizer(self) -> bool:
+        """Whether the holder alone makes the updates of a stage: nobody else has its gradient or its moments."""
+        return self.verify_only or self.keeps_snapshots
+
+    def hands_on(self, step: int) -> bool:
+        """Whether a holder sends its shadow what its stage is after so many optimizer steps."""
+        return self.verify_only or (self.keeps_snapshots and step % self.snapshot_every == 0)
 
     @property
     def sends_gradient(self) -> bool:

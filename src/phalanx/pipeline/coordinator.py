@@ -108,7 +108,7 @@ class Coordinator:
             stage = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else -1
             if sender not in (assignment.holders.get(stage), assignment.shadows.get(stage)):
                 raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not have")
-            follows = self.docket.plan.guard.verify_only and sender != assignment.holders.get(stage)
+            follows = self.docket.plan.guard.one_optimizer and sender != assignment.holders.get(stage)
             if (state.step, message.epoch) == (self.ledger.step, self.ledger.epoch) and not follows:
                 self._updates.said.setdefault(stage, {})[sender] = state
 
@@ -292,7 +292,7 @@ class Coordinator:
             for stage in docket.watched
             for party in (docket.holder(stage), docket.shadow(stage))
             if stage not in docket.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
-            if party == docket.holder(stage) or not docket.plan.guard.verify_only
+            if party == docket.holder(stage) or not docket.plan.guard.one_optimizer
         ]
         unfinished = sorted(ledger.awaited_step_audits - ledger.step_audits.keys())
         screened = list(self._audits.screened.values())

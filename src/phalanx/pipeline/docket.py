@@ -92,6 +92,10 @@ class Docket:
         """Whether a party is one of the two with a copy of a stage."""
         return party in (self.holder(stage), self.shadow(stage))
 
+    def has_weights(self, party: str, stage: int) -> bool:
+        """Whether a party has the weights of a stage at hand; a shadow that keeps snapshots has old ones."""
+        return party == self.holder(stage) or (party == self.shadow(stage) and not self.plan.guard.keeps_snapshots)
+
     @property
     def watched_shares(self) -> list[Share]:
         """The shares of the stages in other hands."""

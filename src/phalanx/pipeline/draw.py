@@ -10,7 +10,7 @@ from phalanx.config import canonical_json
 from phalanx.pipeline.config import GuardConfig
 
 # further draws of the same place, beside those of the strata, which count from 0
-_WHOLE_STEP, _OWNER, _THIRD_PARTY, _WHO = -1, -2, -3, -4
+_WHOLE_STEP, _OWNER, _THIRD_PARTY, _WHO, _MESSAGES = -1, -2, -3, -4, -5
 
 
 class AuditDraw:
@@ -77,6 +77,13 @@ class AuditDraw:
             low + self._number(*where[:3], n, *where[3:]) % (high - low)
             for n, (low, high) in enumerate(pairwise(edges))
         )
+
+    def all_messages(self, *, step: int, epoch: int, stage: int) -> bool:
+        """Whether all microbatches of a stage are audited in this attempt, where an audit costs the stage's weights.
+
+        As many are then drawn in the long run as `microbatches` would draw, in few steps.
+        """
+        return self._coin(_MESSAGES, step, epoch, stage) < self.rate
 
     def whole_step(self, *, step: int, epoch: int, stage: int, lane: int = 0) -> bool:
         """Whether all work on a stage, or one lane of it, is audited in this attempt, weight gradient included."""

@@ -1,11 +1,13 @@
-"""L3 with upkeep `update`: the weights that a stage sends must be those whose digest it signs."""
+"""L3 with upkeeps `update` and `snapshot`: what a stage sends must be what it signs the digest of."""
+
+from torch import Tensor
 
 from phalanx.pipeline.bulk import parts
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.evidence import Exhibit
-from phalanx.pipeline.messages import Bulk, StateDigest, WeightsHeld
+from phalanx.pipeline.messages import Bulk, Purpose, StateDigest, WeightsHeld
 from phalanx.pipeline.referee import Referee
-from phalanx.pipeline.sent_weights import part_name
+from phalanx.pipeline.sent_weights import is_what_was_signed, part_name, sent_other_than_signed
 from phalanx.pipeline.signed import to_signed
 from phalanx.pipeline.stage_copy import trained_digest
 from phalanx.pipeline.transfer import is_whole_transfer
@@ -17,7 +19,8 @@ class FollowedWeights:
     """Compares what a stage signed with what its shadow was sent.
 
     Guarantees:
-        A stage that sends other weights than those whose digest it signs is named, by its own signatures.
+        A stage that sends other weights, or another snapshot, than it signs the digest of is named, by its own
+        signatures.
         Does not tell whether the update was right: the owner's audits do, at their rate.
 
     Attributes:
@@ -30,7 +33,7 @@ class FollowedWeights:
         self._referee = referee
 
     def weigh(self, stage: int, signed: StateDigest, taken: StateDigest) -> Judgement | None:
-        """Compare two digests of one stage's weights.
+        """Compare two digests of one stage's weights, and of its moments where they were sent as well.
 
         Args:
             stage: The stage.
@@ -38,28 +41,48 @@ class FollowedWeights:
             taken: Of its shadow.
 
         Returns:
-            The guilty one of the two; None when weights are equal.
+            The guilty one of the two; None when what was sent is what was signed.
         """
         docket = self._docket
         holder, shadow = docket.holder(stage), docket.shadow(stage)
-        before = docket.before.get(stage)
-        if before is not None and _frozen(signed) != _frozen(before):
-            reason = f"stage {stage}: {holder} signed other frozen weights than those that it began with"
-            return docket.judgement("state", holder, stage, reason, accuser=shadow)
-        if signed.weights == taken.weights:
+        found = self.keeps_frozen(stage, signed)
+        if found is not None:
+            return found
+        snapshot = docket.plan.guard.keeps_snapshots
+        if signed == taken or (signed.weights == taken.weights and not snapshot):
             return None
         docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
-        copy = self._referee.weights(docket.ledger.epoch, taken.step, stage, shadow, taken)
+        shown = self._shown_tensors(stage, shadow, taken)
         headers = self._signed_parts(stage, holder)
-        digests = [] if copy is None else [digest_hex(*part) for _, _, part in parts(copy.trained())]
-        if copy is None or not headers or digests != [header.fields.payload_digest for header in headers]:
+        digests = [] if shown is None else [digest_hex(*part) for _, _, part in parts(shown)]
+        honest = digests == [header.fields.payload_digest for header in headers] and frozen_part(taken) == frozen_part(
+            signed
+        )
+        if shown is None or not headers or not honest:
             reason = f"stage {stage}: {shadow} has other weights than those that it was sent"
             return docket.judgement("state", shadow, stage, reason, accuser=holder)
-        reason = f"stage {stage}: {holder} sent other weights than those whose digest it signed"
+        reason = f"stage {stage}: {holder} {sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
         named = {part_name(number): to_signed(header) for number, header in enumerate(headers)}
         judgement = docket.judgement("state", holder, stage, reason, accuser=shadow, headers=named)
-        judgement.exhibit = Exhibit(weights=taken.weights, stage=copy.trained())
+        judgement.exhibit = Exhibit(weights=taken.weights, stage=shown)
         return judgement
+
+    def keeps_frozen(self, stage: int, signed: StateDigest) -> Judgement | None:
+        """A holder whose frozen weights have moved is guilty: its own signatures of two steps say so."""
+        docket, before = self._docket, self._docket.before.get(stage)
+        if before is None or frozen_part(signed) == frozen_part(before):
+            return None
+        holder = docket.holder(stage)
+        reason = f"stage {stage}: {holder} signed other frozen weights than those that it began with"
+        return docket.judgement("state", holder, stage, reason, accuser=docket.shadow(stage))
+
+    def _shown_tensors(self, stage: int, shadow: str, taken: StateDigest) -> dict[str, Tensor] | None:
+        """What a shadow has of a stage; None when that is not what it said."""
+        if self._docket.plan.guard.keeps_snapshots:
+            found = self._referee.snapshot(stage, shadow, taken.step)
+            return found if found is not None and is_what_was_signed(found, taken) else None
+        copy = self._referee.weights(self._docket.ledger.epoch, taken.step, stage, shadow, taken)
+        return None if copy is None else copy.trained()
 
     def _signed_parts(self, stage: int, holder: str) -> list[SignedHeader]:
         """Headers of the holder's transfer, in order; none when they are not all its own."""
@@ -68,10 +91,12 @@ class FollowedWeights:
             return []
         opened = [self._docket.signed_by(part, holder) for part in shown.parts]
         headers = [header for header in opened if header is not None]
-        about = Bulk(epoch=shown.epoch, step=shown.step, stage=stage, purpose="update", offset=0, total=0)
+        purpose: Purpose = "snapshot" if self._docket.plan.guard.keeps_snapshots else "update"
+        about = Bulk(epoch=shown.epoch, step=shown.step, stage=stage, purpose=purpose, offset=0, total=0)
         whole = len(headers) == len(opened) and is_whole_transfer(headers, about)
         return headers if whole else []
 
 
-def _frozen(state: StateDigest) -> str:
+def frozen_part(state: StateDigest) -> str:
+    """The part of a state's digest that frozen weights decide."""
     return state.weights.removesuffix(trained_digest(state))

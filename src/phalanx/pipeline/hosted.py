@@ -51,7 +51,7 @@ class HostedStage:
     batch: StepInputs | None = None
     pending_apply: float | None = None
     weights_due: bool = False
-    """Updated, and the shadow has not been sent the new weights."""
+    """Updated, and the shadow is to be sent the new weights, or the whole state, and has not been."""
     gradients: dict[str, Tensor] | None = None
     last_gradients: dict[str, Tensor] = field(default_factory=dict)
     """Those of the last applied step, where this party keeps evidence about a shared stage."""

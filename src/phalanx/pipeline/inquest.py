@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from phalanx.pipeline.bulk import Post, send_bulk, tensors_digest, transfer_digest
+from phalanx.pipeline.bulk import Post, send_bulk, transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket
@@ -16,6 +16,7 @@ from phalanx.pipeline.messages import (
     Message,
     Place,
     Progress,
+    Purpose,
     Relay,
     ScreenHit,
     Signed,
@@ -25,7 +26,8 @@ from phalanx.pipeline.messages import (
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.stage_copy import StageCopy, trained_digest
+from phalanx.pipeline.sent_weights import is_what_was_signed
+from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.security.crypto import digest_hex
 
 
@@ -38,7 +40,7 @@ class Missing:
         screened: Messages that their receivers do not use before an audit has cleared them.
         audits: Audits without a report.
         step_audits: Stages whose whole step was to be recomputed, and by whom.
-        weights: Stages whose shadow waits for the weights after an update, with the state that the holder signed.
+        weights: Stages whose shadow waits for what it is sent after an update, with the state that the holder signed.
     """
 
     states: Sequence[str]
@@ -184,16 +186,18 @@ class Inquest:
         return None
 
     def _without_weights(self, stage: int, signed: StateDigest) -> str | None:
-        """Weights that a shadow lacks are handed on, if they are those that their holder signed."""
+        """What a shadow lacks after an update is handed on, if it is what the holder signed."""
         docket, ledger = self.docket, self.docket.ledger
         holder, shadow = docket.holder(stage), docket.shadow(stage)
         mark = ("weights", shadow, stage)
         if mark in self._handed:
             return holder if shadow == OWNER else shadow
-        request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="update")
-        copy = StageCopy.empty(docket.plan, stage, has_moments=False)
-        found = self.courier.collect(holder, request, copy.trained())
-        if found is None or tensors_digest(found[0]) != trained_digest(signed):
+        whole = docket.plan.guard.keeps_snapshots
+        purpose: Purpose = "snapshot" if whole else "update"
+        request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose=purpose)
+        copy = StageCopy.empty(docket.plan, stage, has_moments=whole)
+        found = self.courier.collect(holder, request, copy.optimizer.state())
+        if found is None or not is_what_was_signed(found[0], signed):
             return holder
         self._handed.add(mark)
         self._note(shadow, request)
@@ -224,7 +228,7 @@ class Inquest:
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
-        if not docket.has_copy(auditor, stage) and not self._hand_weights(stage, auditor):
+        if not docket.has_weights(auditor, stage) and not self._hand_weights(stage, auditor):
             return holder
         for direction in directions:
             source = stage + (-1 if direction == "forward" else 1)
@@ -237,13 +241,15 @@ class Inquest:
         return None
 
     def _hand_weights(self, stage: int, auditor: str) -> bool:
-        """Give a third party the agreed weights of a stage; False when neither of its copies brings them."""
+        """Give an auditor the agreed weights of a stage that it lacks; False when nobody who has them brings them."""
         docket, ledger = self.docket, self.docket.ledger
         mark = ("weights", auditor, stage)
         request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="weights")
         for party in (docket.shadow(stage), docket.holder(stage)):
             if mark in self._handed:
                 break
+            if not docket.has_weights(party, stage):
+                continue
             copy = StageCopy.empty(docket.plan, stage)
             found = self.courier.collect(party, request, copy.weights())
             if found is None:

@@ -65,10 +65,15 @@ def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
     Raises:
         FrameError: This party has no such thing, or the sender has no business with it.
         NoHolderError: It has no copy of the stage.
+        StaleReplicaError: It has no snapshot of that step.
     """
     by_permit = message.purpose == "weights" and _permitted(desk, sender, message.stage, message.permit)
     if sender != OWNER and not by_permit:
         raise FrameError(f"{desk.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
+    kept = desk.roles.kept.get(message.stage)
+    if message.purpose == "snapshot" and kept is not None:
+        send_bulk(desk.post, sender, message, kept.moving(message.step), message.step)
+        return
     copy = desk.roles.copy_of(message.stage)
     shadow = desk.roles.shadows.get(message.stage)
     gradient = gradient_of(desk.roles, message.stage, message.lane, message.step)
@@ -80,6 +85,8 @@ def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
         tensors = copy.weights()
     elif message.purpose == "update" and message.stage in desk.roles.hosted:
         tensors = copy.trained()
+    elif message.purpose == "snapshot" and message.stage in desk.roles.hosted:
+        tensors = copy.optimizer.state()
     elif message.purpose == "gradient" and gradient is not None:
         tensors = gradient
     elif message.purpose == "undo" and shadow is not None:

@@ -8,8 +8,9 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import FrameError
 from phalanx.pipeline.schedules.action import Direction
 
-Purpose = Literal["state", "weights", "undo", "gradient", "past", "update"]
-"""`past`: the state as it was before the step that the request names; `update`: trained weights after it."""
+Purpose = Literal["state", "weights", "undo", "gradient", "past", "update", "snapshot"]
+"""`past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
+these with their moments."""
 
 
 class Message(StrictModel):
@@ -157,11 +158,11 @@ class GradientHeld(ShareMessage):
 
 
 class WeightsHeld(StageMessage):
-    """A shadow without an optimizer has taken a stage's weights after an update; `step` is the next one."""
+    """A shadow without an optimizer has what a stage sent it after an update; `step` is the next one."""
 
     kind: ClassVar[str] = "weights_held"
     state: StateDigest
-    """Of its copy, which has no moments."""
+    """Of its copy, which has moments in snapshots only."""
     parts: tuple[Signed, ...]
     """Headers under which they were sent."""
 

@@ -52,8 +52,8 @@ class OwnerAudits:
         """Audit; the culprit is named before its accomplice, whose copy reaches back to undo what both did."""
         docket, ledger = self._docket, self._docket.ledger
         holder, shadow = docket.holder(stage), docket.shadow(stage)
-        verify_only = docket.plan.guard.verify_only
-        copy = self._referee.stage_at(stage, (holder,) if verify_only else (shadow, holder), docket.agreed[stage])
+        one_copy = docket.plan.guard.one_optimizer
+        copy = self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), docket.agreed[stage])
         if copy is None:
             return [self._brought_nothing((stage, 0))]
         gradients, wrong = [], list[_Wrong]()
@@ -123,8 +123,8 @@ class OwnerAudits:
         return guilty
 
     def _bound(self, parties: tuple[str, str]) -> tuple[str, ...]:
-        """Who made the update: a shadow that follows has only taken what it was sent."""
-        return parties[:1] if self._docket.plan.guard.verify_only else parties
+        """Who made the update: a shadow without an optimizer has only taken what it was sent."""
+        return parties[:1] if self._docket.plan.guard.one_optimizer else parties
 
     def _brought_nothing(self, share: Share) -> Judgement:
         stage, server = share[0], self._docket.assignment.server_of(share)

@@ -11,6 +11,7 @@ from phalanx.pipeline.bulk import Post
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
 from phalanx.pipeline.hosted import StepInputs
+from phalanx.pipeline.keeping import Keeping
 from phalanx.pipeline.lookup import answer_ask, answer_fetch, answer_fetch_bulk
 from phalanx.pipeline.messages import (
     Activation,
@@ -74,6 +75,7 @@ class Party:
         self._desk = Desk(name, plan, self.roles, post, peer, timer)
         self._serving = Serving(self._desk)
         self._shadowing = Shadowing(self._desk)
+        self._keeping = Keeping(self._desk)
         self._early: list[Received] = []
         self._states_due = False
         self._usage: Usage = lambda: ({}, {})
@@ -146,11 +148,8 @@ class Party:
         if message.purpose == "weights":
             self._shadowing.take_weights(received, message)
             return
-        if message.purpose == "update":
-            if self._shadowing.is_early(message):
-                self._keep_for_later(received)
-                return
-            self._shadowing.take_update(received, message)
+        if message.purpose in ("update", "snapshot"):
+            self._take_upkeep(received, message)
             return
         self._catch_up(message.step)
         if message.step == self.roles.step + 1:
@@ -160,6 +159,16 @@ class Party:
             # of a shared stage: what was verified is applied before anything of the next step is taken
             self._serving.apply(self.hosted[message.stage])
         self._shadowing.take_gradient(received, message)
+
+    def _take_upkeep(self, received: Received, message: Bulk) -> None:
+        """Take what a stage sends its shadow after an update, once that update is known to be verified."""
+        snapshot = message.purpose == "snapshot"
+        if (self._keeping if snapshot else self._shadowing).is_early(message):
+            self._keep_for_later(received)
+        elif snapshot:
+            self._keeping.take(received, message)
+        else:
+            self._shadowing.take_update(received, message)
 
     def _keep_for_later(self, received: Received) -> None:
         if sum(item.sender == received.sender for item in self._early) >= _MOST_EARLY:
@@ -184,17 +193,18 @@ class Party:
             return
         for role in (*self.roles.all(), *self.roles.resting.values()):
             role.pending_apply = message.clip_coefficient
-        self.roles.visits.clear()
+        self._shadowing.end_visits()
+        self._keeping.applied(message.step)
         self._states_due = True
-        if self._desk.plan.guard.verify_only:
-            if self.shadows and not self.hosted and self.name != OWNER:
-                self.roles.step = message.step + 1
+        if self._desk.plan.guard.verify_only and self.shadows and not self.hosted and self.name != OWNER:
+            self.roles.step = message.step + 1
+        if self._desk.plan.guard.one_optimizer:
             self._replay_early()
 
     def _announce_if_ready(self) -> None:
         if self.roles.loading:
             return
-        states = self._digests() | self._digests_of_resting() if self._desk.guarded else {}
+        states = self._digests() | self._digests_of_resting() | self._digests_of_kept() if self._desk.guarded else {}
         self._desk.post(OWNER, Ready(epoch=self.roles.epoch, states=states), ())
         if self.name != OWNER:
             self.begin(self.roles.step)
@@ -274,6 +284,10 @@ class Party:
     def _digests_of_resting(self) -> dict[str, StateDigest]:
         """As `_digests`, of the copies that are laid aside; the owner has checked who else has one."""
         return {str(stage): mine.copy.digest() for stage, mine in self.roles.resting.items()}
+
+    def _digests_of_kept(self) -> dict[str, StateDigest]:
+        """Of the snapshots that this party has of others' stages, where everybody begins."""
+        return {str(stage): kept.digest(self.roles.step) for stage, kept in self.roles.kept.items()}
 
     def _digests(self, *, updated_here: bool = False) -> dict[str, StateDigest]:
         """Digests of the copies that two parties have, by stage: the owner's own stages have no shadow.

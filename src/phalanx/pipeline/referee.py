@@ -115,6 +115,12 @@ class Referee:
                     return copy
         return None
 
+    def snapshot(self, stage: int, party: str, step: int) -> dict[str, Tensor] | None:
+        """What a shadow keeps of a stage after so many steps; None when it does not bring it."""
+        request = FetchBulk(epoch=self.epoch, step=step, stage=stage, purpose="snapshot")
+        found = self._courier.collect(party, request, StageCopy.empty(self._plan, stage).optimizer.state())
+        return None if found is None else found[0]
+
     def inputs(self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment) -> list[Tensor] | None:
         """Activation and gradient that a stage committed to have used; None when nobody brings one of them."""
         found = [self._committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]

@@ -8,6 +8,7 @@ from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.bulk import BulkReceiver, Post, send_bulk
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.hosted import HostedStage
+from phalanx.pipeline.kept import KeptStage
 from phalanx.pipeline.messages import Assign, Bulk, FetchBulk, Role
 from phalanx.pipeline.pass_through import PassThrough
 from phalanx.pipeline.plan import StepPlan
@@ -29,13 +30,15 @@ class Roles:
         self.assignment = Assignment({}, {})
         self.hosted: dict[int, HostedStage] = {}
         self.shadows: dict[int, ShadowStage] = {}
+        self.kept: dict[int, KeptStage] = {}
+        """Stages that this party shadows by snapshots alone."""
         self.visits: dict[int, ShadowStage] = {}
-        """Stages that this party audits once, as a third party, with weights that it fetched."""
+        """Stages that this party audits in one step, with weights that it fetched."""
         self.resting: dict[int, HostedStage | ShadowStage] = {}
         """Copies of stages that are left out of the present step."""
         self.frozen: frozenset[int] = frozenset()
         """Stages that take no update in the present step."""
-        self.loading: dict[int, tuple[StageCopy, BulkReceiver, str]] = {}
+        self.loading: dict[int, tuple[StageCopy | KeptStage, BulkReceiver, str]] = {}
         self.library: Library | None = None
         self._plan = plan
         self._post = post
@@ -48,21 +51,16 @@ class Roles:
         self.loading.clear()
         self.visits.clear()
         self._wake()
-        for role in assign.roles:
-            if self.name in role.newcomers:
-                # a copy too young to go back to this step counts as none
-                self.hosted.pop(role.stage, None)
-                self.shadows.pop(role.stage, None)
+        self._forget_too_young(assign)
         if self._plan.lanes > 1:
             self._drop()
         else:
             self._drop_and_promote()
         for role in assign.roles:
-            if self.name in (role.holder, role.shadow) and role.stage not in {**self.hosted, **self.shadows}:
+            known = {**self.hosted, **self.shadows, **self.kept}
+            if self.name in (role.holder, role.shadow) and role.stage not in known:
                 self._build(role)
-        for mine in self.all():
-            if mine.index not in self.loading:
-                mine.copy.rewind(assign.step)
+        self._go_back(assign.step)
         for stage, holder in self.hosted.items():
             holder.serves = self.assignment.microbatches(self.own_share(stage), self._plan.microbatches)
             holder.discard_inputs()
@@ -167,6 +165,22 @@ class Roles:
                 self.shadows[stage] = mine
         self.resting.clear()
 
+    def _forget_too_young(self, assign: Assign) -> None:
+        """A copy that cannot go back to the step counts as none: its party is a newcomer."""
+        for role in assign.roles:
+            if self.name in role.newcomers:
+                for mine in (self.hosted, self.shadows, self.kept):
+                    mine.pop(role.stage, None)
+
+    def _go_back(self, step: int) -> None:
+        """Bring every copy that does not wait for a state to where everybody begins."""
+        for mine in self.all():
+            if mine.index not in self.loading:
+                mine.copy.rewind(step)
+        for stage, kept in self.kept.items():
+            if stage not in self.loading:
+                kept.begin(step)
+
     def _drop_and_promote(self) -> None:
         for stage in [stage for stage in self.hosted if self.assignment.holders.get(stage) != self.name]:
             del self.hosted[stage]
@@ -175,6 +189,10 @@ class Roles:
             if self.assignment.holders.get(stage) == self.name:
                 shadow.copy.runner.abandon()
                 self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(shadow.copy, True))
+        for stage in [stage for stage in self.kept if self.assignment.shadows.get(stage) != self.name]:
+            kept = self.kept.pop(stage)
+            if self.assignment.holders.get(stage) == self.name:
+                self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(kept.build(self.step), True))
 
     def _drop(self) -> None:
         """Two lanes: whoever has a copy goes on serving with it; one that is alone has nobody to audit."""
@@ -187,6 +205,9 @@ class Roles:
     def _build(self, role: Role) -> None:
         shared = self._plan.lanes > 1 and role.shadow is not None
         is_held = role.holder == self.name or shared
+        if self._plan.guard.keeps_snapshots and not is_held:
+            self._keep(role)
+            return
         has_moments = is_held or not self._plan.guard.verify_only
         bare = self.library(role.stage) if role.source == self.name and self.library is not None else None
         if bare is not None and not has_moments:
@@ -199,6 +220,14 @@ class Roles:
             self.hosted[role.stage] = HostedStage(self._plan, copy)
         if shared or not is_held:
             self.shadows[role.stage] = ShadowStage(self._wrap_copy(own, False) if shared else copy)
+
+    def _keep(self, role: Role) -> None:
+        kept = self.kept[role.stage] = KeptStage(self._plan, role.stage)
+        if role.source == self.name and self.library is not None:
+            bare = self.library(role.stage)
+            kept.load({name: tensor.cpu().clone() for name, tensor in bare.state().items()}, bare.step)
+        else:
+            self.loading[role.stage] = (kept, BulkReceiver(kept.state()), role.source)
 
     def _send_state(self, role: Role) -> None:
         targets = [name for name in role.newcomers if name != self.name]

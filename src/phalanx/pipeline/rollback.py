@@ -20,13 +20,23 @@ class Rollback:
     def __init__(self, docket: Docket, courier: Courier) -> None:
         self.undone: dict[int, StepInputs] = {}
         self._docket = docket
-        self._chronicle = Chronicle(docket.plan.guard.keep_steps)
+        guard = docket.plan.guard
+        self._chronicle = Chronicle(guard.snapshot_every if guard.keeps_snapshots else guard.keep_steps)
         self._replay = Replay(docket, courier, self._chronicle)
         self._since: dict[tuple[str, int], int] = {}
+        self._snapshot = 0
+        """Step of the last snapshot that every party is known to have, where they keep such."""
 
     def remember(self, step: PastStep) -> None:
         """Keep a step that is about to be applied."""
         self._chronicle.add(step)
+        if self._docket.plan.guard.hands_on(step.ledger.step):
+            self._snapshot = step.ledger.step
+
+    def last_snapshot(self, step: int) -> int | None:
+        """Where to go back to before roles change: to the last snapshot; None when that is this very step."""
+        back = self._docket.plan.guard.keeps_snapshots and self._snapshot < step
+        return self._snapshot if back else None
 
     def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
         """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old."""
@@ -53,6 +63,8 @@ class Rollback:
         """The old assignment without shadows that cannot go back to `step`: they get the state like newcomers."""
         if old is None:
             return None
+        if self._docket.plan.guard.keeps_snapshots:
+            return old
         if self._docket.plan.guard.verify_only:
             # weights may have been on their way when roles changed: every shadow gets them anew
             return Assignment(old.holders, {})
@@ -63,6 +75,7 @@ class Rollback:
         """From which step on each party has had each stage: it can go back no further."""
         pairs = {(party, stage) for roles in (new.holders, new.shadows) for stage, party in roles.items()}
         self._since = {pair: self._since.get(pair, step) for pair in pairs}
+        self._snapshot = step
 
     def _oldest_copy(self, stage: int, new: Assignment, gone: str) -> int:
         parties = {new.holders[stage], new.shadows.get(stage)} - {gone, None}

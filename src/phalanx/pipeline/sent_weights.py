@@ -1,13 +1,16 @@
-"""Did a stage send other weights than those whose digest it signed? Answered from its own signatures."""
+"""Did a stage send its shadow something else than what it signed? Answered from its own signatures."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from phalanx.pipeline.bulk import parts, tensors_digest
+from torch import Tensor
+
+from phalanx.pipeline.bulk import parts
 from phalanx.pipeline.evidence import STAGE_PREFIX
 from phalanx.pipeline.hearing import Hearing
-from phalanx.pipeline.messages import Bulk
+from phalanx.pipeline.messages import Bulk, StateDigest
 from phalanx.pipeline.retrial import said_state
-from phalanx.pipeline.stage_copy import trained_digest
+from phalanx.pipeline.stage_copy import state_digest, trained_digest
 from phalanx.pipeline.transfer import is_whole_transfer
 from phalanx.security.crypto import digest_hex
 
@@ -15,6 +18,19 @@ from phalanx.security.crypto import digest_hex
 def part_name(number: int) -> str:
     """The role of the header of one part of a transfer, counted from 0."""
     return f"part-{number:05d}"
+
+
+def sent_other_than_signed(*, snapshot: bool) -> str:
+    """What a guilty stage did, up to "whose digest"."""
+    return "sent another snapshot than the one" if snapshot else "sent other weights than those"
+
+
+def is_what_was_signed(tensors: Mapping[str, Tensor], signed: StateDigest) -> bool:
+    """Whether trained weights, and moments where there are any, are those of a signed state."""
+    frozen = signed.weights.removesuffix(trained_digest(signed))
+    found = state_digest(tensors, frozen, signed.step)
+    has_moments = any(not name.startswith("weight/") for name in tensors)
+    return found == signed if has_moments else found.weights == signed.weights
 
 
 def explain_sent_weights(hearing: Hearing) -> tuple[dict[str, Any], str | None, str]:
@@ -33,7 +49,9 @@ def explain_sent_weights(hearing: Hearing) -> tuple[dict[str, Any], str | None, 
     if {signer, *(header.fields.sender for header in headers)} != {verdict.party}:
         raise hearing.refuse(f"accuses {verdict.party}, who did not sign all of it: the wrong party is named")
     first, _ = hearing.said(names[0], Bulk)
-    about = first.model_copy(update={"stage": verdict.stage, "step": verdict.step, "purpose": "update"})
+    snapshot = hearing.record.plan.guard.keeps_snapshots
+    purpose = "snapshot" if snapshot else "update"
+    about = first.model_copy(update={"stage": verdict.stage, "step": verdict.step, "purpose": purpose})
     if state is None or state.step != verdict.step or not is_whole_transfer(headers, about):
         raise hearing.refuse("its headers are not those of one transfer of the stage's weights after that step")
     weights = {
@@ -41,11 +59,11 @@ def explain_sent_weights(hearing: Hearing) -> tuple[dict[str, Any], str | None, 
         for name, tensor in hearing.tensors.items()
         if name.startswith(STAGE_PREFIX)
     }
-    what = "sent other weights than those whose digest it signed"
+    what = f"{sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
     if not weights:
         return {"weights": hearing.record.weights_left_out}, "which weights were sent: they are not in this file", what
     if [digest_hex(*part) for _, _, part in parts(weights)] != [header.fields.payload_digest for header in headers]:
         raise hearing.refuse(f"its weights are not those that {verdict.party} sent")
-    if tensors_digest(weights) == trained_digest(state):
+    if is_what_was_signed(weights, state):
         raise hearing.refuse(f"the weights that {verdict.party} sent have the digest that it signed: it is not guilty")
     return {"weights": "sent in signed parts; their digest is not the signed one"}, None, what

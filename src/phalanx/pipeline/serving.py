@@ -8,7 +8,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
 from phalanx.pipeline.exchange import keep_evidence, report_held, whole_gradient
 from phalanx.pipeline.hosted import HostedStage, Outgoing
-from phalanx.pipeline.messages import Activation, Commit, Fault, FetchBulk, Release, ScreenHit, Sent
+from phalanx.pipeline.messages import Activation, Commit, Fault, FetchBulk, Purpose, Release, ScreenHit, Sent
 from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.schedules.action import Direction
@@ -124,7 +124,7 @@ class Serving:
                 keep_evidence(self._desk.roles, holder.index)
                 holder.copy.apply(holder.step, gradients, holder.pending_apply)
         holder.pending_apply = None
-        followed = self._desk.guarded and self._desk.plan.guard.verify_only
+        followed = self._desk.guarded and self._desk.plan.guard.hands_on(holder.copy.step)
         holder.weights_due = followed and holder.index in self._desk.roles.assignment.shadows
         if self._desk.name == OWNER:
             # the owner begins when it has the next batch
@@ -134,16 +134,19 @@ class Serving:
         holder.begin(holder.step + 1)
 
     def send_weights(self) -> bool:
-        """Send one updated stage's weights to its shadow; False when none is due."""
+        """Send one updated stage's weights, or its whole moving state, to its shadow; False when none is due."""
         desk = self._desk
         for holder in self._hosted.values():
             if holder.weights_due:
                 holder.weights_due = False
                 step = holder.copy.step
-                about = FetchBulk(epoch=desk.roles.epoch, step=step, stage=holder.index, purpose="update")
+                whole = desk.plan.guard.keeps_snapshots
+                purpose: Purpose = "snapshot" if whole else "update"
+                about = FetchBulk(epoch=desk.roles.epoch, step=step, stage=holder.index, purpose=purpose)
+                tensors = holder.copy.optimizer.state() if whole else holder.copy.trained()
                 shadow = desk.roles.assignment.shadows[holder.index]
                 with desk.timer.phase("shadow_send"):
-                    send_bulk(desk.post, shadow, about, holder.copy.trained(), step)
+                    send_bulk(desk.post, shadow, about, tensors, step)
                 return True
         return False
 

@@ -32,6 +32,11 @@ class Shadowing:
         self._audits.clear()
         self._visits.clear()
 
+    def end_visits(self) -> None:
+        """Let go of weights that were fetched: the step is verified."""
+        self._visits.clear()
+        self._desk.roles.visits.clear()
+
     # --- upkeep ---------------------------------------------------------------------------------
 
     def take_gradient(self, received: Received, message: Bulk) -> None:
@@ -133,7 +138,7 @@ class Shadowing:
     # --- audits ---------------------------------------------------------------------------------
 
     def ask(self, received: Received, message: Audit) -> None:
-        """Queue an audit and fetch what it needs; a third party fetches the weights as well.
+        """Queue an audit and fetch what it needs; an auditor that has no copy fetches the weights as well.
 
         Raises:
             FrameError: The stage is not shadowed here, or the step is not the present one.

@@ -8,8 +8,9 @@ from phalanx.errors import StaleReplicaError
 from phalanx.models import StageModule, StageSpec, build_empty_stage
 from phalanx.optimizers import StageOptimizer, learning_rate
 from phalanx.pipeline.bulk import tensors_digest
-from phalanx.pipeline.history import History, Update
+from phalanx.pipeline.history import Update
 from phalanx.pipeline.messages import StateDigest
+from phalanx.pipeline.own_snapshot import past_of
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.runner import StageRunner
 
@@ -33,7 +34,7 @@ class StageCopy:
             device=plan.device,
             lanes=1 if spec.is_first or spec.is_last else plan.lanes,
         )
-        self.history = History(plan.guard.keep_steps)
+        self.history = past_of(plan.guard)
         self._frozen_digest: str | None = None
 
     @classmethod
@@ -149,7 +150,7 @@ class StageCopy:
         """
         if self.step > step:
             self.history.restore(self.optimizer, step)
-            self.history.forget_from(step)
+        self.history.forget_from(step)
 
     def past(self, step: int) -> "StageCopy":
         """Another copy of this stage as it was before `step`.

@@ -1,6 +1,6 @@
 """Who is asked to recompute what, and when: only after every stage has committed, or at once for an odd message."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from phalanx.pipeline.bulk import Post
 from phalanx.pipeline.config import OWNER
@@ -32,7 +32,7 @@ class Summons:
             # weight gradients of two numeric classes have other bits: there only messages can be compared
             alike = docket.same_class(docket.holder(stage)) and docket.same_class(docket.shadow(stage))
             # nobody else has the gradient whose norm is said to be infinite
-            unseen = docket.plan.guard.verify_only and ledger.commits[share].norm_squared is None
+            unseen = docket.plan.guard.one_optimizer and ledger.commits[share].norm_squared is None
             if alike and not lane and (unseen or self._draw.owners_step(**where)):
                 ledger.owners_audits.add(stage)
             if docket.assignment.server_of(share) == OWNER:
@@ -40,15 +40,22 @@ class Summons:
                 continue
             where |= {"lane": lane} if lane else {}
             whole = not lockstep and alike and self._draw.whole_step(**where)
-            places = self._draw.microbatches(**where, num_microbatches=len(everything))
-            drawn = tuple(everything[place] for place in places)
+            drawn = self._drawn(where, everything)
             if lockstep or whole or stage in leaning:
                 drawn = everything
             if whole:
                 ledger.awaited_step_audits.add((stage, auditor))
             self._draw_third_party(stage)
             ledger.awaited_audits |= {(stage, m, auditor) for m in drawn}
-            self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
+            if drawn:
+                self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
+
+    def _drawn(self, where: Mapping[str, int], everything: tuple[int, ...]) -> tuple[int, ...]:
+        """Microbatches of a share that are drawn; all of a step or none where the auditor must fetch weights."""
+        if self._docket.plan.guard.keeps_snapshots:
+            return everything if self._draw.all_messages(**where) else ()
+        places = self._draw.microbatches(**where, num_microbatches=len(everything))
+        return tuple(everything[place] for place in places)
 
     def _draw_third_party(self, stage: int) -> None:
         """A worker that neither holds nor shadows the stage redoes its step: whom a league cannot know in advance."""
@@ -86,7 +93,7 @@ class Summons:
         weights: bool = False,
         third_party: str | None = None,
     ) -> None:
-        ledger = self._docket.ledger
+        ledger, fetches = self._docket.ledger, third_party is not None or self._docket.plan.guard.keeps_snapshots
         ledger.num_audits += len(microbatches)
         audit = Audit(
             epoch=ledger.epoch,
@@ -96,7 +103,7 @@ class Summons:
             directions=directions,
             urgent=urgent,
             weights=weights,
-            state=None if third_party is None else self._docket.agreed[stage],
+            state=self._docket.agreed[stage] if fetches else None,
         )
         self._post(third_party or self._docket.auditor(stage, microbatches[0]), audit, ())
 

@@ -42,7 +42,7 @@ class Updates:
     def unsent(self) -> dict[int, StateDigest]:
         """Stages whose holder has signed a state and whose shadow, which follows, has not got it; and that state."""
         docket = self._docket
-        if not docket.plan.guard.verify_only:
+        if not (docket.plan.guard.one_optimizer and docket.plan.guard.hands_on(docket.ledger.step)):
             return {}
         return {
             stage: said[docket.holder(stage)]
@@ -56,9 +56,18 @@ class Updates:
         for stage in docket.watched:
             holder, shadow = docket.holder(stage), docket.shadow(stage)
             said = self.said.get(stage, {})
-            if stage in docket.agreed or holder not in said or shadow not in said:
+            if stage in docket.agreed or holder not in said:
                 continue
-            if docket.plan.guard.verify_only:
+            if docket.plan.guard.keeps_snapshots and not docket.plan.guard.hands_on(docket.ledger.step):
+                # nobody else has this state; what is fetched for an audit must have the digest that was signed
+                judgement = self._followed.keeps_frozen(stage, said[holder])
+                if judgement is not None:
+                    return judgement
+                docket.agreed[stage] = said[holder]
+                continue
+            if shadow not in said:
+                continue
+            if docket.plan.guard.one_optimizer:
                 judgement = self._followed.weigh(stage, said[holder], said[shadow])
                 if judgement is not None:
                     return judgement
@@ -76,7 +85,7 @@ class Updates:
     def weigh_gradients(self) -> Judgement | None:
         """Agree on each stage's weight gradient of this step, and on its norm."""
         docket, ledger = self._docket, self._docket.ledger
-        if docket.plan.guard.verify_only:
+        if docket.plan.guard.one_optimizer:
             # nobody else has the gradient: audits of whole steps alone can speak of it
             ledger.gradients_agreed |= set(docket.watched_shares) & ledger.commits.keys()
         for share in docket.watched_shares:

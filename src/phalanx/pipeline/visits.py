@@ -1,4 +1,4 @@
-"""A third party's way to a stage that it has no copy of: fetch the agreed weights, audit once, forget them."""
+"""An auditor's way to a stage that it has no copy of: fetch the agreed weights, audit one step, forget them."""
 
 from dataclasses import dataclass
 
@@ -48,15 +48,17 @@ class Visits:
         return found is not None and found.state.step == self._desk.roles.step
 
     def begin(self, received: Received, message: Audit, state: StateDigest) -> None:
-        """Ask the shadow for the weights, and the stage itself if the shadow brings other ones."""
+        """Ask the shadow, if it has them, for the weights; and the stage itself if the shadow brings other ones."""
         roles, stage = self._desk.roles, message.stage
+        known = self._open.get(stage)
+        if known is not None and known.state == state:
+            # an odd message was audited in this step before
+            return
         copy = roles.empty_copy(stage)
         permit = None if received.header is None else to_signed(received.header)
-        sources = [
-            name
-            for name in (roles.assignment.holders.get(stage), roles.assignment.shadows.get(stage))
-            if name is not None
-        ]
+        holder, shadow = roles.assignment.holders.get(stage), roles.assignment.shadows.get(stage)
+        has_weights = not self._desk.plan.guard.keeps_snapshots
+        sources = [name for name in (holder, shadow if has_weights else None) if name is not None]
         self._open[stage] = _Visit(copy, state, permit, sources, BulkReceiver(copy.weights()))
         self._ask_next(stage)
 

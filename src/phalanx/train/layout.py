@@ -115,6 +115,8 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
         if spec.is_last:
             activations += 2 * 4 * tokens * source.vocab_size
         second = (4 if run.guard.verify_only else 24) * row.trainable
+        # every holder keeps a snapshot as well, the owner too
+        own_snapshot = 12 * row.trainable if run.guard.enabled and run.guard.keeps_snapshots else 0
         if shared:
             second = 32 * row.trainable + in_flight * activations
         rows.append(
@@ -126,7 +128,10 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
                 size_bytes=row.size_bytes,
                 holder=first.holders[spec.index],
                 shadow=first.shadows.get(spec.index),
-                memory_bytes=row.size_bytes + (16 if shared else 12) * row.trainable + in_flight * activations,
+                memory_bytes=row.size_bytes
+                + (16 if shared else 12) * row.trainable
+                + own_snapshot
+                + in_flight * activations,
                 shadow_bytes=row.size_bytes + second,
             )
         )
