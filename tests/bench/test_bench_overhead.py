@@ -13,7 +13,7 @@ from phalanx.bench.overhead import measure
 from phalanx.bench.overhead_rows import Layout, extrapolated, overhead_rows
 from phalanx.bench.process_clock import peak_memory_bytes
 from phalanx.bench.rows import PARTS, Measured
-from phalanx.bench.shifts import EIGHTH, PAPER, STATISTICS, UNGUARDED, UPDATE, WITH_OWNER, Shift, shifts
+from phalanx.bench.shifts import EIGHTH, PAPER, SNAPSHOT, STATISTICS, UNGUARDED, UPDATE, WITH_OWNER, Shift, shifts
 from phalanx.errors import TrainingError
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
@@ -83,8 +83,8 @@ def test_what_each_upkeep_sends_is_known() -> None:
         guards = {UNGUARDED: GuardConfig(mode="off"), "one": EIGHTH.model_copy(update={"shadow": shadow})}
         found[shadow] = overhead_rows(guards, arms, dict.fromkeys(arms, 100), LAYOUT, {})[1]["extra_bytes_shadow"]
 
-    # replicas send each other a gradient each way
-    expected = {"gradient": 0.1, "adapters": 0.1, "update": 0.1, "lockstep": 0.0, "replica": 0.2}
+    # replicas send each other a gradient each way, a snapshot has two moments with the weights, every ten steps
+    expected = {"gradient": 0.1, "adapters": 0.1, "update": 0.1, "lockstep": 0.0, "replica": 0.2, "snapshot": 0.03}
     assert found == pytest.approx(expected)
 
 
@@ -95,7 +95,7 @@ def test_a_recovery_that_was_not_measured_is_no_figure(rows) -> None:
 def test_the_long_bench_has_every_upkeep() -> None:
     found = {(shift.run.pipeline.stages, guard.shadow) for shift in shifts(quick=False) for guard in shift.guards}
 
-    assert {(k, shadow) for k in (4, 6) for shadow in ("gradient", "update", "lockstep", "adapters")} <= found
+    assert {(k, shadow) for k in (4, 6) for shadow in get_args(GuardConfig.model_fields["shadow"].annotation)} <= found
     # an arm is made by copying, which checks nothing
     for shift in (*shifts(quick=True), *shifts(quick=False)):
         for guard in shift.guards:
@@ -122,6 +122,7 @@ def test_the_prediction_stands_beside_the_measurement_with_its_formula(rows) -> 
 def test_a_short_measurement_says_how_many_audits_it_should_have_had(rows) -> None:
     assert rows["light"]["audits_per_step"] == 2
     assert rows["light"]["expected_audits_per_step"] == pytest.approx(2 * (31 / 32 + 8 / 32))
+    assert LAYOUT.expected_audits(SNAPSHOT) == pytest.approx(2 * (31 / 32 + 8 / 32))
     assert LAYOUT.expected_audits(WITH_OWNER) == pytest.approx(2 * (31 / 32 + 8 / 32 + 1 / 64))
 
 
@@ -186,6 +187,26 @@ def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
     assert light["extra_bytes_shadow"] > 0
     assert paper["extra_bytes"] > 0
     assert all(row["memory_bytes"] > 2**20 and row["cpu_s_per_step"] > 0 for row in result["rows"])
+
+
+@pytest.mark.slow
+def test_snapshots_and_replicas_are_measured_and_a_lost_worker_is_timed(tiny: RunConfig) -> None:
+    guards = tuple(
+        LIGHT.model_copy(update=changes)
+        for changes in ({"shadow": "snapshot", "snapshot_every": 2}, {"shadow": "replica"})
+    )
+
+    rows = measure([Shift(tiny, guards, steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)["rows"]
+
+    bare, snapshot, replica = rows
+    assert [row["shadow"] for row in rows] == [None, "snapshot", "replica"]
+    assert snapshot["loss_last"] == bare["loss_last"]
+    assert replica["loss_last"] == pytest.approx(bare["loss_last"], rel=1e-5)
+    assert all(
+        (row["alarms"], row["recovery_s"] > 0, row["memory_bytes"] > 2**20) == (0, True, True) for row in rows[1:]
+    )
+    # of 12 bytes every second step, and of 4 bytes each way
+    assert snapshot["extra_bytes_shadow"] == pytest.approx(0.75 * replica["extra_bytes_shadow"])
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ class Loss:
     """Kills one local worker right before a step.
 
     Where a shadow only verifies, a checkpoint is written just before, outside of what is timed: the time is that
-    of going back without a step to do again. A real run adds the steps since its last checkpoint.
+    of going back without a step to do again. A real run adds the steps since its last checkpoint. Where shadows keep
+    snapshots, the steps since the last one are done again within the time.
 
     Attributes:
         engine: Of the arm.

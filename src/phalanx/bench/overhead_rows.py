@@ -12,10 +12,16 @@ from phalanx.pipeline import GuardConfig
 RECOMPUTE_SHARE = 0.72
 """Forward and the backward pass to the input, as a share of all work on a microbatch; measured on CPU."""
 
-_UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "replica": 8}
-"""Bytes a trained parameter and step: a weight gradient or new weights to the shadow, or a lane's gradient each way."""
+_UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "replica": 8, "snapshot": 12}
+"""Bytes a trained parameter and transfer: a weight gradient or new weights to the shadow, a lane's gradient each way,
+or weights and moments."""
 
 FORMULA = "untrusted_share * (0.72 q + p)"
+
+
+def upkeep_bytes(guard: GuardConfig) -> float:
+    """Bytes a trained parameter and step that keep a shadow fresh, without weights that are fetched for audits."""
+    return _UPKEEP_BYTES[guard.shadow] / (guard.snapshot_every if guard.keeps_snapshots else 1)
 
 
 def formula_of(guard: GuardConfig) -> str | None:
@@ -70,7 +76,9 @@ class Layout:
         drawn, p = sum(math.ceil(guard.audit_rate * lane) for lane in lanes), guard.step_audit_rate
         if guard.shadow == "lockstep":
             drawn, p = self.microbatches, 0.0
-        each = (1 - p) * drawn + p * self.microbatches + guard.owner_audit_rate
+        # a coin draws all of a step's microbatches or none
+        expected = guard.audit_rate * self.microbatches if guard.keeps_snapshots else drawn
+        each = (1 - p) * expected + p * self.microbatches + guard.owner_audit_rate
         return self.num_untrusted * each
 
 
@@ -145,7 +153,7 @@ def _shares(guard: GuardConfig, arm: Measured, base: Measured, layout: Layout) -
     }
     if not guard.enabled:
         return row
-    upkeep = _UPKEEP_BYTES[guard.shadow] * layout.trained_untrusted
+    upkeep = upkeep_bytes(guard) * layout.trained_untrusted
     before = _bytes_per_step(base)
     extra = row["extra_over_unguarded"]
     return row | {

@@ -15,6 +15,8 @@ SIXTY_FOURTH = GuardConfig(audit_rate=1 / 64, step_audit_rate=1 / 64, owner_audi
 WITH_OWNER = GuardConfig(audit_rate=1 / 8, step_audit_rate=1 / 32)
 UPDATE = EIGHTH.model_copy(update={"shadow": "update"})
 ADAPTERS = EIGHTH.model_copy(update={"shadow": "adapters"})
+SNAPSHOT = EIGHTH.model_copy(update={"shadow": "snapshot", "snapshot_every": 8})
+REPLICA = EIGHTH.model_copy(update={"shadow": "replica"})
 LOCKSTEP = EIGHTH.model_copy(update={"shadow": "lockstep"})
 PAPER = GuardConfig(mode="paper")
 STATISTICS = GuardConfig(mode="statistics")
@@ -51,20 +53,21 @@ def shifts(quick: bool) -> list[Shift]:
     """All shifts; every q has as many microbatches as it takes to audit at least one."""
     if quick:
         return [
-            Shift(_run(4, 32, 8), (EIGHTH, UPDATE, PAPER), steps=2, rounds=4, warm_ups=1, budget_s=110.0),
+            Shift(_run(4, 32, 8), (EIGHTH, UPDATE, SNAPSHOT, PAPER), steps=2, rounds=4, warm_ups=1, budget_s=130.0),
             Shift(_adapted(_run(4, 32, 8)), (ADAPTERS,), steps=2, rounds=4, warm_ups=1, budget_s=40.0),
-            Shift(_run(4, 32, 16), (SIXTEENTH,), steps=2, rounds=4, warm_ups=1, budget_s=60.0),
+            Shift(_run(4, 32, 16), (SIXTEENTH, REPLICA), steps=2, rounds=4, warm_ups=1, budget_s=80.0),
             Shift(_run(4, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=4, warm_ups=2, budget_s=60.0),
         ]
     return [shift for stages in (4, 6) for shift in _all(stages)]
 
 
 def _all(stages: int) -> list[Shift]:
-    many = (EIGHTH, WITH_OWNER, UPDATE, LOCKSTEP, PAPER, STATISTICS)
+    many = (EIGHTH, WITH_OWNER, UPDATE, SNAPSHOT, LOCKSTEP, PAPER, STATISTICS)
     return [
-        Shift(_run(stages, 32, 8), many, steps=4, rounds=16, warm_ups=1, budget_s=1300.0),
+        Shift(_run(stages, 32, 8), many, steps=4, rounds=16, warm_ups=1, budget_s=1500.0),
         Shift(_adapted(_run(stages, 32, 8)), (ADAPTERS,), steps=4, rounds=16, warm_ups=1, budget_s=450.0),
-        Shift(_run(stages, 32, 16), (SIXTEENTH,), steps=4, rounds=16, warm_ups=1, budget_s=450.0),
+        # a lane then has 8 microbatches, of which q = 1/8 draws one
+        Shift(_run(stages, 32, 16), (SIXTEENTH, REPLICA), steps=4, rounds=16, warm_ups=1, budget_s=650.0),
         Shift(_run(stages, 64, 64), (SIXTY_FOURTH,), steps=2, rounds=16, warm_ups=1, budget_s=600.0),
     ]
 
