@@ -156,6 +156,20 @@ def test_a_holder_that_dies_before_its_snapshot_is_handed_over_is_replaced_from_
     assert company.weights_digest() == honest_digest(run, 8)
 
 
+def test_a_loss_right_after_all_have_the_snapshot_costs_no_step(make_company, honest_digest):
+    company = make_company(run_with())
+    company.run(6)
+    # waits until the states after the sixth update are agreed on, snapshots included
+    company.weights_digest()
+
+    company.kill("worker-1")
+    results = company.run(2)
+
+    assert went_back(company) == []
+    assert [result.steps_redone for result in results] == [0, 0]
+    assert company.weights_digest() == honest_digest(run_with(), 8)
+
+
 def test_losses_one_after_the_other_end_with_the_same_bits(make_company, honest_digest):
     run = tiny_run(guard=SNAPSHOT, pipeline=PipelineConfig(stages=5, spares=1, step_timeout_s=30.0))
     company = make_company(run)

@@ -52,6 +52,8 @@ class Report(StrictModel):
     usage: dict[str, dict[str, float]] = Field(default_factory=dict)
     recovery_s: float | None = None
     """From the loss of a worker to the end of the redone step; None when none was lost."""
+    steps_redone: int = 0
+    """Steps before the one that was interrupted, which a recovery went back over."""
 
 
 class _Runner(Protocol):
@@ -111,6 +113,7 @@ def _pipeline_step(engine: PipelineEngine, step: int, inputs: StepInputs, loss: 
     result, recovery_s = (engine.step(step, inputs), None) if lose is None else loss.step(lose, step, inputs)
     return Report(
         recovery_s=recovery_s,
+        steps_redone=result.steps_redone,
         losses=(result.loss,),
         audits=result.num_audits,
         alarms=result.num_alarms,
@@ -132,6 +135,7 @@ def _add(left: Report, right: Report) -> Report:
         bytes_by_link=summed(left.bytes_by_link, right.bytes_by_link),
         usage=right.usage,
         recovery_s=left.recovery_s if right.recovery_s is None else right.recovery_s,
+        steps_redone=left.steps_redone + right.steps_redone,
     )
 
 

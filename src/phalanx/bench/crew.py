@@ -74,17 +74,18 @@ class ArmProcess:
         ended = wait_until_quiet(self.pids, _QUIET_TIMEOUT_S)
         return Block(steps, ended - started, cpu_seconds(self.pids) - cpu, report)
 
-    def lose(self, worker: str) -> float | None:
+    def lose(self, worker: str) -> Report:
         """Kill one of the arm's workers, and run a step without it.
 
         Returns:
-            Seconds from the loss to the end of the step. Nothing can be measured from outside afterwards.
+            What happened, with the seconds from the loss to the end of the step. Nothing can be measured from outside
+            afterwards.
 
         Raises:
             TrainingError: The arm failed.
         """
         self._order(Order(steps=1, threads=1, lose=worker))
-        return self._answer().recovery_s
+        return self._answer()
 
     def close(self) -> None:
         """Let the arm end by itself, or end it."""

@@ -77,8 +77,8 @@ def _measure_shift(shift: Shift, directory: Path) -> list[Row]:
         memory = {arm: peak_memory_bytes(process.pids) for arm, process in crew.items()}
         # last of all: it ends what is measured from outside
         guarded = [arm for arm, guard in shift.arms.items() if guard.enabled]
-        recovery = {arm: crew[arm].lose(run.pipeline.workers[0]) for arm in guarded}
-    return overhead_rows(shift.arms, measured, memory, _layout(shift, source), recovery)
+        losses = {arm: crew[arm].lose(run.pipeline.workers[0]) for arm in guarded}
+    return overhead_rows(shift.arms, measured, memory, _layout(shift, source), losses)
 
 
 def _take_turns(shift: Shift, crew: dict[str, ArmProcess], name: str) -> dict[str, Measured]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from phalanx.bench.arm import Report
 from phalanx.bench.rows import Measured, Row, guard_cost
 from phalanx.bench.shifts import UNGUARDED
 from phalanx.pipeline import GuardConfig
@@ -87,7 +88,7 @@ def overhead_rows(
     arms: Mapping[str, Measured],
     memory: Mapping[str, int],
     layout: Layout,
-    recovery: Mapping[str, float | None],
+    losses: Mapping[str, Report],
 ) -> list[Row]:
     """One row an arm, the unguarded one among them; its own shares are None.
 
@@ -96,7 +97,7 @@ def overhead_rows(
         arms: What was measured, by arm.
         memory: Peak of all processes, bytes, by arm.
         layout: Of all arms.
-        recovery: Seconds from the loss of a holder to the end of the redone step, by arm; left out where none was lost.
+        losses: What happened when a holder was lost, by arm; left out where none was.
     """
     base = arms[UNGUARDED]
     return [
@@ -105,7 +106,8 @@ def overhead_rows(
         | {
             "extra_memory": None if arm == UNGUARDED else memory[arm] / memory[UNGUARDED] - 1,
             "memory_bytes": memory[arm],
-            "recovery_s": recovery.get(arm),
+            "recovery_s": losses[arm].recovery_s if arm in losses else None,
+            "recovery_steps_redone": losses[arm].steps_redone if arm in losses else None,
         }
         | _absolute(arms[arm])
         for arm, guard in guards.items()

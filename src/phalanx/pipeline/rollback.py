@@ -33,10 +33,14 @@ class Rollback:
         if self._docket.plan.guard.hands_on(step.ledger.step):
             self._snapshot = step.ledger.step
 
-    def last_snapshot(self, step: int) -> int | None:
-        """Where to go back to before roles change: to the last snapshot; None when that is this very step."""
-        back = self._docket.plan.guard.keeps_snapshots and self._snapshot < step
-        return self._snapshot if back else None
+    def last_snapshot(self, step: int, *, convicted: bool) -> int | None:
+        """Where to go back to before roles change: the last snapshot that all have; None when that is this very step.
+
+        One that has just been handed over will do after a loss; it may hold what somebody was convicted for.
+        """
+        docket = self._docket
+        is_whole = docket.plan.guard.hands_on(step) and docket.agreed.keys() >= set(docket.watched)
+        return None if self._snapshot == step or (is_whole and not convicted) else self._snapshot
 
     def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
         """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old."""

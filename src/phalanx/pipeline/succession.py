@@ -180,7 +180,7 @@ class Succession:
             # before the party is shut out: until roles change, the owner's own stages may still send to it
             held = [stage for stage, _ in served]
             if guard.keeps_snapshots:
-                first_bad = self.rollback.last_snapshot(step)
+                first_bad = self.rollback.last_snapshot(step, convicted=verdict is not None)
             else:
                 first_bad = None if verdict is None else self.rollback.first_bad_step(held, new, gone)
         finally:
