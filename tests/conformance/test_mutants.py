@@ -236,8 +236,8 @@ MUTANTS = (
     Mutant(
         "L3 weights that a shadow follows",
         "pipeline/followed.py",
-        "if signed.weights == taken.weights:",
-        "if taken.weights:",
+        "if (signed == taken) if snapshot else (signed.weights == taken.weights):",
+        "if (signed == taken) if snapshot else taken.weights:",
         PIPELINE + "test_upkeeps.py::"
         "test_a_stage_that_sends_other_weights_than_it_signs_is_convicted_by_its_own_signatures",
     ),
@@ -298,20 +298,40 @@ MUTANTS = (
         PIPELINE + "test_rollback.py::test_lies_about_single_messages_that_slipped_through_are_undone_as_well",
     ),
     Mutant(
-        "L3 weights that a shadow follows",
-        "pipeline/followed.py",
-        "if signed.weights == taken.weights:",
-        "if signed.weights or taken.weights:",
-        PIPELINE
-        + "test_upkeeps.py::test_a_stage_that_sends_other_weights_than_it_signs_is_convicted_by_its_own_signatures",
-    ),
-    Mutant(
         "L4 which of two wrong norms",
         "pipeline/referee.py",
         "truth = (transfer_digest(gradients), finite_norm_squared(gradients))",
         "truth = (transfer_digest(gradients), commit.norm_squared)",
         PIPELINE
         + "test_upkeeps.py::test_an_audit_of_the_whole_step_finds_a_wrong_norm_in_the_stage_and_not_in_its_auditor",
+    ),
+    Mutant(
+        "L3 moments of a snapshot",
+        "pipeline/followed.py",
+        "if (signed == taken) if snapshot else (signed.weights == taken.weights):",
+        "if signed.weights == taken.weights:",
+        PIPELINE + "test_snapshots.py::test_moments_alone_make_a_snapshot_false",
+    ),
+    Mutant(
+        "L3 frozen weights of a snapshot",
+        "pipeline/followed.py",
+        "has_same_frozen = frozen_part(taken) == frozen_part(signed)",
+        "has_same_frozen = True",
+        PIPELINE + "test_snapshots.py::test_a_shadow_that_lies_about_the_snapshot_that_it_was_sent_is_named",
+    ),
+    Mutant(
+        "L3 a snapshot is everybody's before the next update",
+        "pipeline/updates.py",
+        "if docket.plan.guard.keeps_snapshots and not docket.plan.guard.hands_on(docket.ledger.step):",
+        "if docket.plan.guard.keeps_snapshots:",
+        PIPELINE + "test_snapshots.py::test_a_false_snapshot_convicts_its_sender_by_its_own_signatures",
+    ),
+    Mutant(
+        "L5 a conviction reaches behind a snapshot that is new",
+        "pipeline/rollback.py",
+        "(is_whole and not convicted)",
+        "is_whole",
+        PIPELINE + "test_snapshots.py::test_a_conviction_right_after_a_snapshot_goes_back_to_the_one_before",
     ),
     Mutant(
         "L5 no heir without moments",

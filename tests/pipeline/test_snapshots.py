@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from phalanx.attacks import actor
 from phalanx.errors import StaleReplicaError
 from phalanx.models import LoraConfig, open_model
-from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, explain_evidence
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, bulk, explain_evidence
 from phalanx.pipeline.messages import Bulk, Commit, FetchBulk, Ready, WeightsHeld
 from phalanx.testing import Actor, only, tampering, tiny_run
 from phalanx.train.layout import make_plan
@@ -215,6 +215,17 @@ def test_a_liar_is_named_when_the_coin_falls_and_what_it_did_since_the_snapshot_
     assert company.weights_digest() == honest_digest(run_with(), 8)
 
 
+def test_a_conviction_right_after_a_snapshot_goes_back_to_the_one_before(make_company, honest_digest):
+    company = audit_at(make_company(run_with(), {1: lying_from(5)}), (1, 6))
+
+    company.run(8)
+
+    # what it did in step 5 is in the snapshot of step 6, which all had confirmed when it was named
+    assert found(company) == [("worker-1", "message", 6)]
+    assert went_back(company) == [(3, 6)]
+    assert company.weights_digest() == honest_digest(run_with(), 8)
+
+
 def test_a_liar_is_named_in_its_first_step_when_every_step_is_audited(make_company, honest_digest):
     run = run_with(audit_rate=1.0)
     company = make_company(run, {1: lying_from(2)})
@@ -312,6 +323,30 @@ def test_moments_alone_make_a_snapshot_false(make_company, honest_digest):
 
     assert found(company) == [("worker-1", "state", 3)]
     assert company.weights_digest() == honest_digest(run_with(), 4)
+
+
+@pytest.mark.parametrize("guard", [SNAPSHOT, GuardConfig(**NO_COIN)], ids=["snapshot", "gradient"])
+def test_a_part_that_does_not_fit_among_others_frames_no_shadow(make_company, honest_digest, monkeypatch, guard):
+    # a state in many parts; with one of them alone the first would begin the transfer anew
+    monkeypatch.setattr(bulk, "PART_BYTES", 4096)
+    purpose = "snapshot" if guard.keeps_snapshots else "gradient"
+
+    def alter(letter, message):
+        if (message.purpose, message.step) != (purpose, 3):
+            return [letter]
+        if message.offset == 0:
+            return [letter, letter.saying({"offset": 5})]
+        # with a gradient it is enough that the shadow shows one part more than was committed to
+        return [type(letter)(letter.receiver, message, doubled(letter.payload))] if guard is SNAPSHOT else [letter]
+
+    run = tiny_run(guard=guard)
+    company = make_company(run, {1: Actor(rewrite=only(Bulk, alter))})
+
+    company.run(5)
+
+    expected = [("worker-1", "state", 3)] if guard is SNAPSHOT else []
+    assert found(company) == expected
+    assert company.weights_digest() == honest_digest(run, 5)
 
 
 @pytest.mark.parametrize("field", ["weights", "moments", "frozen"])

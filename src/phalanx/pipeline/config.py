@@ -147,13 +147,13 @@ class GuardConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_snapshots(self) -> "GuardConfig":
-        if self.keeps_snapshots and self.keep_steps:
+        if self.shadow == "snapshot" and self.keep_steps:
             raise ValueError(
                 f'keep_steps = {self.keep_steps} with shadow = "snapshot": the run goes back to its last snapshot '
                 'and keeps no updates; leave out keep_steps, or set shadow = "gradient"'
             )
         every = type(self).model_fields["snapshot_every"].default
-        if not self.keeps_snapshots and self.snapshot_every != every:
+        if self.shadow != "snapshot" and self.snapshot_every != every:
             raise ValueError(
                 f"snapshot_every = {self.snapshot_every} with shadow = {self.shadow!r}, which takes no snapshots; "
                 'leave it out or set shadow = "snapshot"'
@@ -168,7 +168,7 @@ class GuardConfig(StrictModel):
     @property
     def keeps_snapshots(self) -> bool:
         """Whether a shadow has a state of every so many steps and nothing between, and all go back to it together."""
-        return self.shadow == "snapshot"
+        return self.enabled and self.shadow == "snapshot"
 
     @property
     def one_optimizer(self) -> bool:

@@ -49,16 +49,15 @@ class FollowedWeights:
         if found is not None:
             return found
         snapshot = docket.plan.guard.keeps_snapshots
-        if signed == taken or (signed.weights == taken.weights and not snapshot):
+        if (signed == taken) if snapshot else (signed.weights == taken.weights):
             return None
         docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
         shown = self._shown_tensors(stage, shadow, taken)
         headers = self._signed_parts(stage, holder)
         digests = [] if shown is None else [digest_hex(*part) for _, _, part in parts(shown)]
-        honest = digests == [header.fields.payload_digest for header in headers] and frozen_part(taken) == frozen_part(
-            signed
-        )
-        if shown is None or not headers or not honest:
+        is_as_sent = digests == [header.fields.payload_digest for header in headers]
+        has_same_frozen = frozen_part(taken) == frozen_part(signed)
+        if shown is None or not headers or not is_as_sent or not has_same_frozen:
             reason = f"stage {stage}: {shadow} has other weights than those that it was sent"
             return docket.judgement("state", shadow, stage, reason, accuser=holder)
         reason = f"stage {stage}: {holder} {sent_other_than_signed(snapshot=snapshot)} whose digest it signed"

@@ -38,9 +38,11 @@ class Keeping:
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
                 kept.restart()
+            is_whole = kept.add(message.step, message.offset, message.total, received.payload)
+            # only now: a part that does not fit is none, and would spoil what the others prove
             if received.header is not None:
                 kept.parts.append(received.header)
-            if not kept.add(message.step, message.offset, message.total, received.payload):
+            if not is_whole:
                 return
             state = kept.digest(message.step)
         held = WeightsHeld(

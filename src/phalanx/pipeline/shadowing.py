@@ -62,9 +62,10 @@ class Shadowing:
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
                 shadow.forget_parts()
+            shadow.gradients = shadow.expect_gradient().add(message.offset, message.total, received.payload)
+            # only now: a part that does not fit is none, and would spoil what the others prove
             if received.header is not None:
                 shadow.parts.append(received.header)
-            shadow.gradients = shadow.expect_gradient().add(message.offset, message.total, received.payload)
         if shadow.gradients is not None:
             report_held(desk, shadow)
 
@@ -95,9 +96,9 @@ class Shadowing:
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
                 shadow.forget_parts()
+            weights = shadow.expect_weights().add(message.offset, message.total, received.payload)
             if received.header is not None:
                 shadow.parts.append(received.header)
-            weights = shadow.expect_weights().add(message.offset, message.total, received.payload)
             if weights is None:
                 return
             shadow.copy.follow(weights, message.step)

@@ -116,7 +116,7 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
             activations += 2 * 4 * tokens * source.vocab_size
         second = (4 if run.guard.verify_only else 24) * row.trainable
         # every holder keeps a snapshot as well, the owner too
-        own_snapshot = 12 * row.trainable if run.guard.enabled and run.guard.keeps_snapshots else 0
+        own_snapshot = 12 * row.trainable if run.guard.keeps_snapshots else 0
         if shared:
             second = 32 * row.trainable + in_flight * activations
         rows.append(
