@@ -5,10 +5,18 @@ import torch
 from pydantic import ValidationError
 
 from phalanx.attacks import actor
-from phalanx.errors import StaleReplicaError
+from phalanx.errors import FrameError, StaleReplicaError
 from phalanx.models import LoraConfig, open_model
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, bulk, explain_evidence
+from phalanx.pipeline.bulk import tensors_digest
+from phalanx.pipeline.desk import Desk, Received
+from phalanx.pipeline.keeping import Keeping
+from phalanx.pipeline.kept import KeptStage
 from phalanx.pipeline.messages import Bulk, Commit, FetchBulk, Ready, WeightsHeld
+from phalanx.pipeline.recovery import Assignment
+from phalanx.pipeline.roles import Roles
+from phalanx.pipeline.stage_copy import state_digest
+from phalanx.telemetry import PhaseTimer
 from phalanx.testing import Actor, only, tampering, tiny_run
 from phalanx.train.layout import make_plan
 
@@ -502,6 +510,45 @@ def test_third_parties_audit_beside_shadows_that_keep_snapshots(make_company, ho
 def test_settings_that_make_no_sense_with_snapshots_are_refused(found, message):
     with pytest.raises(ValidationError, match=message):
         GuardConfig(**found)
+
+
+def as_parts(tensors, sender):
+    """A snapshot of step 3 in parts, as one party sends it."""
+    sent = []
+    about = FetchBulk(epoch=0, step=EVERY, stage=1, purpose="snapshot")
+    bulk.send_bulk(lambda receiver, message, parts: sent.append((message, b"".join(parts))), "", about, tensors, EVERY)
+    return [Received(sender, message, memoryview(payload), None) for message, payload in sent]
+
+
+def test_what_the_owner_hands_on_is_not_mixed_with_late_parts_of_the_stage(model_cache, monkeypatch):
+    monkeypatch.setattr(bulk, "PART_BYTES", 4096)
+    run = run_with()
+    plan = make_plan(run, open_model(run.model, model_cache, run.train.seed))
+    said = []
+
+    def post(receiver, message, parts):
+        said.append(message)
+
+    roles = Roles("worker-2", plan, post, lambda copy, held: copy)
+    roles.epoch, roles.assignment = 0, Assignment({1: "worker-1"}, {1: "worker-2"})
+    kept = roles.kept[1] = KeptStage(plan, 1)
+    kept.load({name: torch.zeros(tensor.shape) for name, tensor in kept.state().items()}, 0)
+    kept.verified = EVERY
+    keeping = Keeping(Desk("worker-2", plan, roles, post, lambda name: None, PhaseTimer()))
+    right = {name: torch.ones_like(tensor) for name, tensor in kept.moving(0).items()}
+    false = {name: 2 * tensor for name, tensor in right.items()}
+    owners, late = as_parts(right, "owner"), as_parts(false, "worker-1")
+
+    keeping.take(late[0], late[0].message)
+    keeping.take(owners[0], owners[0].message)
+    for part in late:
+        with pytest.raises(FrameError, match="expected those of"):
+            keeping.take(part, part.message)
+    for part in owners[1:]:
+        keeping.take(part, part.message)
+
+    (held,) = said
+    assert held.state == state_digest(right, tensors_digest({}), EVERY)
 
 
 def test_a_copy_goes_back_to_its_snapshot_and_nowhere_else(model_cache):

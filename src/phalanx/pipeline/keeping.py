@@ -5,6 +5,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
 from phalanx.pipeline.messages import Bulk, WeightsHeld
 from phalanx.pipeline.signed import to_signed
+from phalanx.pipeline.transfer import may_continue
 
 
 class Keeping:
@@ -28,8 +29,14 @@ class Keeping:
         desk, roles = self._desk, self._desk.roles
         kept = self._kept.get(message.stage)
         from_holder = received.sender in (roles.assignment.holders.get(message.stage), OWNER)
-        due = kept is not None and message.step == kept.verified and desk.plan.guard.hands_on(message.step)
-        if kept is None or not due or not from_holder or kept.has(message.step):
+        awaited = (
+            kept is not None
+            and message.step == kept.verified
+            and desk.plan.guard.hands_on(message.step)
+            and not kept.has(message.step)
+            and may_continue(kept.source, received.sender, message.offset)
+        )
+        if kept is None or not awaited or not from_holder:
             raise FrameError(
                 f"{desk.name}: {received.sender!r} sent a snapshot of stage {message.stage} after {message.step} "
                 f"steps; expected those of {sorted(self._kept)} every {desk.plan.guard.snapshot_every} steps, once"
@@ -37,7 +44,7 @@ class Keeping:
         with desk.timer.phase("shadow_receive"):
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
-                kept.restart()
+                kept.restart(received.sender)
             is_whole = kept.add(message.step, message.offset, message.total, received.payload)
             # only now: a part that does not fit is none, and would spoil what the others prove
             if received.header is not None:

@@ -22,12 +22,14 @@ class KeptStage:
         index: The stage's number.
         verified: Optimizer steps that are known here to be verified.
         parts: Headers of the transfer under way, or of the last one.
+        source: Who began it.
     """
 
     def __init__(self, plan: StepPlan, stage: int) -> None:
         self.index = stage
         self.verified = 0
         self.parts: list[SignedHeader] = []
+        self.source = ""
         self._plan = plan
         whole, moving = StageCopy.empty(plan, stage), set[str]()
         moving = set(whole.optimizer.state())
@@ -51,9 +53,9 @@ class KeptStage:
         self._states = {num_steps: {name: tensors[name] for name in self._moving}}
         self.verified = num_steps
 
-    def restart(self) -> None:
-        """Forget what has come of a transfer so far."""
-        self._incoming = None
+    def restart(self, source: str) -> None:
+        """Forget what has come of a transfer so far: `source` begins it."""
+        self._incoming, self.source = None, source
         self.parts.clear()
 
     def add(self, step: int, offset: int, total: int, payload: memoryview) -> bool:
@@ -107,7 +109,7 @@ class KeptStage:
 
     def applied(self, step: int) -> None:
         """Step number `step` (from 0) is verified: a snapshot of it is the company's, and older ones are needless."""
-        self.verified = step + 1
+        self.verified, self.source = step + 1, ""
         if self.has(step):
             self._keep_only(step)
 
@@ -119,7 +121,7 @@ class KeptStage:
         """
         self.moving(step)
         self.verified = step
-        self.restart()
+        self.restart("")
         self._keep_only(step)
 
     def _keep_only(self, step: int) -> None:

@@ -29,6 +29,8 @@ class ShadowStage:
     claims: dict[tuple[Direction, int], Tensor] = field(default_factory=dict)
     """What this auditor recomputed in the present step."""
     parts: list[SignedHeader] = field(default_factory=list)
+    source: str = ""
+    """Who began the transfer under way."""
     last_gradients: dict[str, Tensor] = field(default_factory=dict)
     """The gradients of the last applied step: evidence until the next one."""
     recomputed: int = 0
@@ -41,13 +43,13 @@ class ShadowStage:
     def begin(self) -> None:
         """Forget what belongs to the last step or attempt."""
         self.copy.runner.abandon()
-        self.gradients, self.incoming, self.recomputed = None, None, 0
+        self.gradients, self.incoming, self.recomputed, self.source = None, None, 0, ""
         self.claims.clear()
         self.parts.clear()
 
-    def forget_parts(self) -> None:
-        """Forget what has come of a gradient so far."""
-        self.incoming = None
+    def restart(self, source: str) -> None:
+        """Forget what has come of a transfer so far: `source` begins it."""
+        self.incoming, self.source = None, source
         self.parts.clear()
 
     def expect_gradient(self) -> BulkReceiver:

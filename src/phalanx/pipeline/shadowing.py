@@ -13,6 +13,7 @@ from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.shadow import ShadowStage
 from phalanx.pipeline.signed import open_signed, to_signed
+from phalanx.pipeline.transfer import may_continue
 from phalanx.pipeline.visits import Visits
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
@@ -56,12 +57,12 @@ class Shadowing:
                 f"{message.step}; expected gradients of {sorted(self._shadows)} at step {roles.step}"
             )
         self.apply(shadow)
-        if shadow.gradients is not None:
-            raise FrameError(f"{desk.name}: the gradient of stage {message.stage} came twice")
+        if shadow.gradients is not None or not may_continue(shadow.source, received.sender, message.offset):
+            raise FrameError(f"{desk.name}: the gradient of stage {message.stage} came twice, or from two parties")
         with desk.timer.phase("shadow_receive"):
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
-                shadow.forget_parts()
+                shadow.restart(received.sender)
             shadow.gradients = shadow.expect_gradient().add(message.offset, message.total, received.payload)
             # only now: a part that does not fit is none, and would spoil what the others prove
             if received.header is not None:
@@ -86,7 +87,12 @@ class Shadowing:
         desk, roles = self._desk, self._desk.roles
         shadow = self._shadows.get(message.stage)
         from_holder = received.sender in (roles.assignment.holders.get(message.stage), OWNER)
-        awaited = shadow is not None and shadow.pending_apply is not None and desk.plan.guard.verify_only
+        awaited = (
+            shadow is not None
+            and shadow.pending_apply is not None
+            and desk.plan.guard.verify_only
+            and may_continue(shadow.source, received.sender, message.offset)
+        )
         if shadow is None or not awaited or not from_holder or message.step != shadow.copy.step + 1:
             raise FrameError(
                 f"{desk.name}: {received.sender!r} sent weights of stage {message.stage} after {message.step} steps; "
@@ -95,7 +101,7 @@ class Shadowing:
         with desk.timer.phase("shadow_receive"):
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
-                shadow.forget_parts()
+                shadow.restart(received.sender)
             weights = shadow.expect_weights().add(message.offset, message.total, received.payload)
             if received.header is not None:
                 shadow.parts.append(received.header)

@@ -4,8 +4,25 @@ from collections.abc import Sequence
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.bulk import digest_of_parts
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.messages import Bulk, GradientHeld, parse_message
 from phalanx.transport import SignedHeader
+
+
+def may_continue(begun_by: str, sender: str, offset: int) -> bool:
+    """Whether a part belongs to the transfer under way, or may begin it anew.
+
+    What the owner hands on is not mixed with late parts of who should have sent it: a shadow could not prove by whose
+    hand a mixture came. Once the owner has begun, it is the owner's.
+
+    Args:
+        begun_by: Who sent the first part; empty when there was none.
+        sender: Of this part.
+        offset: Of this part, bytes.
+    """
+    if offset == 0:
+        return sender == OWNER or begun_by != OWNER
+    return sender == begun_by
 
 
 def is_whole_transfer(parts: Sequence[SignedHeader], about: Bulk) -> bool:
