@@ -82,11 +82,18 @@ def test_a_party_that_shadowed_itself_leaves_nobody():
         without(broken, "worker-1", [], guarded=True)
 
 
-def test_too_few_workers_leave_stages_with_the_owner():
-    assignment = first_assignment(5, names(1), guarded=True)
+def test_too_few_workers_hold_several_stages_side_by_side():
+    assignment = first_assignment(5, names(2), guarded=True)
 
-    assert assignment.holders == {0: OWNER, 1: "worker-1", 2: OWNER, 3: OWNER, 4: OWNER}
-    assert assignment.shadows == {1: OWNER}
+    assert assignment.holders == {0: OWNER, 1: "worker-1", 2: "worker-1", 3: "worker-2", 4: OWNER}
+    assert assignment.shadows == {1: "worker-2", 2: "worker-2", 3: "worker-1"}
+
+
+def test_without_a_worker_the_owner_holds_everything():
+    assignment = first_assignment(5, [], guarded=True)
+
+    assert set(assignment.holders.values()) == {OWNER}
+    assert assignment.shadows == {}
 
 
 def test_at_the_start_the_owner_sends_every_state():
@@ -136,6 +143,6 @@ def test_a_second_copy_that_still_waits_for_its_state_serves_no_lane():
     new = without(old, "worker-3", workers[:2], guarded=True)
     assert (old.shadows[1], new.shadows[1]) == ("worker-3", "worker-2")
 
-    found = settled(new, old, ready=["worker-1"])
+    found = settled(new, old, present=[*workers[:2], OWNER])
 
     assert found.shares == ((0, 0), (1, 0), (2, 0), (2, 1), (3, 0))

@@ -21,6 +21,10 @@ class PipelineConfig(StrictModel):
     """Further local workers that hold nothing until a stage or a shadow is lost."""
     remote_workers: tuple[str, ...] = ()
     """Names of workers that join from other machines; left out, local workers are started."""
+    may_join: tuple[str, ...] = ()
+    """Names of further remote workers, who may come at any time and are not waited for."""
+    respawns: int = Field(default=0, ge=0, le=1000)
+    """How many local workers may be started anew in the place of such that are gone."""
     pki: str | None = None
     """Directory of `phalanx pki`; left out, a throw-away authority is made in the run directory."""
     step_timeout_s: float = Field(default=300.0, gt=0)
@@ -34,15 +38,15 @@ class PipelineConfig(StrictModel):
     def _check(self) -> "PipelineConfig":
         if self.layers is not None and len(self.layers) != self.stages:
             raise ValueError(f"layers has {len(self.layers)} entries for stages = {self.stages}; give one per stage")
-        middle = max(self.stages - 2, 0)
-        if self.remote_workers and len(self.remote_workers) < middle:
-            raise ValueError(
-                f"{len(self.remote_workers)} remote_workers for {middle} middle stages; name {middle} or more"
-            )
         if self.remote_workers and self.pki is None:
             raise ValueError("remote_workers need pki = DIR, the directory that `phalanx pki` made")
-        if len(set(self.remote_workers)) != len(self.remote_workers) or OWNER in self.remote_workers:
-            raise ValueError(f"remote_workers must be distinct and none may be called {OWNER!r}")
+        if self.may_join and not self.remote_workers:
+            raise ValueError("may_join is for remote workers; name at least one in remote_workers, or set respawns")
+        if self.respawns and self.remote_workers:
+            raise ValueError("respawns is for local workers; name those who may come later in may_join")
+        remote = (*self.remote_workers, *self.may_join)
+        if len(set(remote)) != len(remote) or OWNER in remote:
+            raise ValueError(f"remote_workers and may_join must be distinct names and none may be {OWNER!r}")
         return self
 
     @property
@@ -50,7 +54,18 @@ class PipelineConfig(StrictModel):
         """Names of all workers, the stages' first ones first."""
         if self.remote_workers:
             return self.remote_workers
-        return tuple(f"worker-{n}" for n in range(1, max(self.stages - 2, 0) + self.spares + 1))
+        return tuple(f"worker-{n}" for n in range(1, self._num_local + 1))
+
+    @property
+    def late_workers(self) -> tuple[str, ...]:
+        """Names of those who may join while the run is under way."""
+        if self.remote_workers:
+            return self.may_join
+        return tuple(f"worker-{n}" for n in range(self._num_local + 1, self._num_local + self.respawns + 1))
+
+    @property
+    def _num_local(self) -> int:
+        return max(self.stages - 2, 0) + self.spares
 
 
 _BASELINES: dict[object, dict[str, object]] = {

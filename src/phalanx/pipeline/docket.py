@@ -43,6 +43,7 @@ class Docket:
         assignment: Who holds and shadows what in the present attempt.
         resting: Who has the stages that are left out of it.
         classes: Numeric class of each party.
+        sources: Who sends the state of each stage to those who are new to it in the present epoch.
         ledger: The present attempt at the present step.
         previous: The last applied step's.
         agreed: Digest of each stage at the present step, once holder and shadow have both signed it.
@@ -56,6 +57,7 @@ class Docket:
     assignment: Assignment = field(default_factory=lambda: Assignment({}, {}))
     resting: Assignment = field(default_factory=lambda: Assignment({}, {}))
     classes: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[int, str] = field(default_factory=dict)
     ledger: StepLedger = field(default_factory=lambda: StepLedger(0, 0))
     previous: StepLedger | None = None
     agreed: dict[int, StateDigest] = field(default_factory=dict)

@@ -16,7 +16,8 @@ from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Files, Members
-from phalanx.pipeline.messages import Apply, Purpose, Shutdown, StateDigest
+from phalanx.pipeline.messages import Apply, Hello, Leave, Prepared, Purpose, Shutdown, StateDigest
+from phalanx.pipeline.newcomers import Newcomers
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.roles import Library
@@ -58,7 +59,8 @@ class PipelineEngine:
         self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._courier = Courier(self._mail.post, self._pump, timeout_s=30.0)
         self._silence = Silence(30.0)
-        self._docket = Docket(plan, self._mail.peer, files.observe, classes=dict(members.classes))
+        self._docket = Docket(plan, self._mail.peer, files.observe, classes=members.classes)
+        self._newcomers = Newcomers(members, plan, self._mail.post, files.observe)
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._endpoint = endpoint
         office = Office(self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump)
@@ -110,6 +112,7 @@ class PipelineEngine:
             NoHolderError: Every holder of a stage is gone.
         """
         first_verdict, redone = len(self.verdicts), self.steps_redone
+        self._regroup(step)
         self._succession.testimony.forget_before(step)
         if self._docket.ledger.step != step:
             self._coordinator.open_step(step, self._succession.epoch)
@@ -143,6 +146,14 @@ class PipelineEngine:
             self._apply(step, inputs, self._loss(inputs), attempts, audits, ())
             del self._succession.rollback.undone[step]
             self.steps_redone += 1
+
+    def _regroup(self, step: int) -> None:
+        """Let workers in and out between two steps; what a newcomer gets must be agreed on before."""
+        if not self._newcomers.prepared and not self._succession.leaving:
+            return
+        self._settle()
+        self._succession.regroup(self._newcomers.admit(), step)
+        self._redo_until(step)
 
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
         """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.
@@ -243,7 +254,11 @@ class PipelineEngine:
                 if self._courier.accepts(item):
                     self._silence.heard()
                     continue
-                if self._coordinator.handle(item):
+                if isinstance(item.message, Hello | Prepared):
+                    self._newcomers.hear(item, self._succession.alive)
+                elif isinstance(item.message, Leave):
+                    self._succession.leaving |= {item.sender} & set(self._succession.alive)
+                elif self._coordinator.handle(item):
                     self._succession.testimony.hear(item)
                 else:
                     self._party.handle(item)

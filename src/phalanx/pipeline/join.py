@@ -12,6 +12,8 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.security.crypto import peer_from_certificate
 from phalanx.transport import Endpoint, LinkFault
 
+NOBODY: Mapping[str, str] = {}
+
 
 def gather(
     endpoint: Endpoint,
@@ -19,6 +21,7 @@ def gather(
     certificates: Mapping[str, str],
     authority_pem: bytes,
     *,
+    late: Mapping[str, str] = NOBODY,
     is_alive: Callable[[str], bool],
     last_words: Callable[[str], str],
     timeout_s: float,
@@ -30,6 +33,7 @@ def gather(
         plan: What every worker gets.
         certificates: PEM by worker name; nobody else is let in.
         authority_pem: Who vouches for the certificates.
+        late: PEM by name of those who may join at any time and are not waited for.
         is_alive: Whether a local worker's process still runs.
         last_words: What a worker said last, for the error.
         timeout_s: Longest time to wait for all.
@@ -38,7 +42,7 @@ def gather(
         PeerLostError: A worker ended or did not come.
         CertificateError: A certificate is not what it should be.
     """
-    for certificate in certificates.values():
+    for certificate in (*certificates.values(), *late.values()):
         endpoint.add_peer(peer_from_certificate(certificate.encode(), authority_pem))
     classes = {OWNER: local_numeric_class(plan.device).label}
     addresses: dict[str, str] = {}
@@ -64,8 +68,9 @@ def gather(
             endpoint.add_peer(endpoint.peers[frame.sender], hello.address)
             setup = Setup(epoch=0, plan=plan.model_dump(mode="json"))
             endpoint.send(frame.sender, setup.kind, setup.model_dump(mode="json"))
-    names = _workers(addresses, certificates)
-    return Members(names, classes, addresses, dict(certificates), authority_pem.decode("ascii"))
+    known = {**certificates, **late}
+    names = _workers(addresses, known)
+    return Members(names, classes, addresses, known, authority_pem.decode("ascii"))
 
 
 def _workers(addresses: Mapping[str, str], certificates: Mapping[str, str]) -> Sequence[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from phalanx.errors import ConfigError
 from phalanx.pipeline.config import OWNER, GuardConfig
 from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.messages import Hello
 from phalanx.pipeline.roles import Library
 
 
@@ -15,14 +16,30 @@ class Members:
     """Who takes part besides the owner."""
 
     names: Sequence[str]
-    classes: Mapping[str, str]
-    addresses: Mapping[str, str]
+    classes: dict[str, str]
+    addresses: dict[str, str]
     certificates: Mapping[str, str]
+    """Of everybody who takes part or may come later, the owner included."""
     authority: str = ""
     """PEM of who vouches for the certificates; goes into evidence."""
     is_alive: Callable[[str], bool] = lambda name: True
     dismiss: Callable[[str], None] = lambda name: None
     """Ends a local worker's process; nothing for a remote one."""
+    replace: Callable[[str], None] = lambda name: None
+    """Starts another local worker in the place of one that is gone, if the run file allows it."""
+
+    def admit(self, name: str, hello: Hello, guard: GuardConfig) -> None:
+        """Let somebody in who came late.
+
+        Raises:
+            ConfigError: As `check_upkeep`; the others stay as they are.
+        """
+        self.classes[name], self.addresses[name] = hello.numeric_class, hello.address
+        try:
+            self.check_upkeep(guard)
+        except ConfigError:
+            del self.classes[name], self.addresses[name]
+            raise
 
     def check_upkeep(self, guard: GuardConfig) -> None:
         """Refuse an upkeep that these parties cannot keep up.

@@ -61,6 +61,20 @@ class Setup(Message):
 
     kind: ClassVar[str] = "setup"
     plan: dict[str, Any]
+    certificates: dict[str, str] | None = None
+    """Of the other workers, for one that comes while the run is under way."""
+
+
+class Prepared(Message):
+    """A worker that came late knows the others now: it can be given a role, and be sent to."""
+
+    kind: ClassVar[str] = "prepared"
+
+
+class Leave(Message):
+    """A worker is about to be switched off and asks to hand over what it holds."""
+
+    kind: ClassVar[str] = "leave"
 
 
 class Role(StrictModel):
@@ -329,6 +343,8 @@ _MESSAGES: dict[str, type[Message]] = {
         *(
             Hello,
             Setup,
+            Prepared,
+            Leave,
             Assign,
             Ready,
             Activation,

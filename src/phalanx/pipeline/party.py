@@ -195,6 +195,7 @@ class Party:
             role.pending_apply = message.clip_coefficient
         self._shadowing.end_visits()
         self._keeping.applied(message.step)
+        self.roles.forget_given_up()
         self._states_due = True
         if self._desk.plan.guard.verify_only and self.shadows and not self.hosted and self.name != OWNER:
             self.roles.step = message.step + 1

@@ -7,7 +7,7 @@ from phalanx.errors import VerificationError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.messages import Ready, StateDigest
-from phalanx.pipeline.recovery import Assignment, roles_of
+from phalanx.pipeline.recovery import Assignment
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Readiness:
         kept = {old.holders[stage], None if self._docket.plan.guard.verify_only else old.shadows.get(stage)}
         if name in kept and name != OWNER:
             return Unready(name, reason, self._docket.judgement("state", name, stage, reason))
-        source = next(role.source for role in roles_of(self._docket.assignment, old) if role.stage == stage)
+        source = self._docket.sources[stage]
         doubtful = name == OWNER or (stage, source) in self._doubted
         self._doubted.add((stage, source))
         if source == OWNER and name == OWNER:

@@ -67,13 +67,18 @@ class Assignment:
 
 
 def first_assignment(num_stages: int, workers: Sequence[str], *, guarded: bool, lanes: int = 1) -> Assignment:
-    """First and last stage to the owner, one middle stage to each worker, spares left over."""
+    """First and last stage to the owner, the middle ones to workers in order; too few workers hold several each.
+
+    Workers beyond one for each middle stage are spares.
+    """
     holders = {stage: OWNER for stage in range(num_stages)}
-    for worker, stage in zip(workers, range(1, num_stages - 1), strict=False):
-        holders[stage] = worker
+    middle = range(1, num_stages - 1)
+    busy = workers[: len(middle)]
+    for n, stage in enumerate(middle if busy else ()):
+        holders[stage] = busy[n * len(busy) // len(middle)]
     if not guarded:
         return Assignment(holders, {}, lanes)
-    return Assignment(holders, _cover(holders, {}, workers), lanes)
+    return Assignment(holders, cover(holders, {}, workers), lanes)
 
 
 def without(
@@ -113,28 +118,39 @@ def without(
         for stage, shadow in assignment.shadows.items()
         if shadow != gone and holders[stage] not in (shadow, OWNER)
     }
-    return Assignment(holders, _cover(holders, kept, workers), assignment.lanes)
+    return Assignment(holders, cover(holders, kept, workers), assignment.lanes)
 
 
-def settled(new: Assignment, old: Assignment, ready: Collection[str]) -> Assignment:
-    """What of an interrupted change of roles can be built upon: shadows that were still waiting for a state are none.
+def settled(new: Assignment, old: Assignment, present: Collection[str]) -> Assignment:
+    """What of an interrupted change of roles can be built upon: only copies that were there before it.
+
+    Nobody counts on a newcomer's copy, even if it is complete: it has not been compared with the agreed state.
 
     Args:
         new: The assignment that was interrupted.
-        old: The one before.
-        ready: Parties that have taken all their new roles.
+        old: The one before; whoever was replaced still has its copy.
+        present: Everybody who is still there.
     """
-    shadows = {
-        stage: name
-        for stage, name in new.shadows.items()
-        if name in ready or name in (old.shadows.get(stage), old.holders.get(stage))
-    }
-    return Assignment(new.holders, shadows, new.lanes)
+    holders, shadows = {}, {}
+    for stage, holder in new.holders.items():
+        had = (old.holders.get(stage), old.shadows.get(stage))
+        holders[stage] = holder if holder in had else old.holders[stage]
+        candidates = (new.shadows.get(stage), old.shadows.get(stage))
+        able = [name for name in candidates if name and name in had and name in present and name != holders[stage]]
+        if able and stage in new.shadows:
+            shadows[stage] = able[0]
+    return Assignment(holders, shadows, new.lanes)
 
 
-def roles_of(new: Assignment, old: Assignment | None) -> tuple[Role, ...]:
-    """Write an assignment as roles: who sends the state of a stage to those who are new to it."""
-    return tuple(_role(stage, new, old) for stage in sorted(new.holders))
+def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str] = ()) -> tuple[Role, ...]:
+    """Write an assignment as roles: who sends the state of a stage to those who are new to it.
+
+    Args:
+        new: Who has what from now on.
+        old: The same until now; None when everybody begins anew.
+        reachable: Who can send what it held until now, even if it holds it no more.
+    """
+    return tuple(_role(stage, new, old, reachable) for stage in sorted(new.holders))
 
 
 def assignment_of(roles: Sequence[Role], lanes: int) -> Assignment:
@@ -143,11 +159,12 @@ def assignment_of(roles: Sequence[Role], lanes: int) -> Assignment:
     return Assignment({role.stage: role.holder for role in roles}, shadows, lanes)
 
 
-def _role(stage: int, new: Assignment, old: Assignment | None) -> Role:
+def _role(stage: int, new: Assignment, old: Assignment | None, reachable: Collection[str]) -> Role:
     present = [name for name in (new.holders[stage], new.shadows.get(stage)) if name is not None]
     had = [] if old is None else [old.holders[stage], old.shadows.get(stage)]
     informed = [name for name in present if name in had]
-    source = informed[0] if informed else OWNER
+    giving = [] if old is None or old.holders[stage] not in reachable else [old.holders[stage]]
+    source = next(iter([*giving, *informed]), OWNER)
     return Role(
         stage=stage,
         holder=new.holders[stage],
@@ -157,7 +174,14 @@ def _role(stage: int, new: Assignment, old: Assignment | None) -> Role:
     )
 
 
-def _cover(holders: Mapping[int, str], kept: Mapping[int, str], workers: Sequence[str]) -> dict[int, str]:
+def cover(holders: Mapping[int, str], kept: Mapping[int, str], workers: Sequence[str]) -> dict[int, str]:
+    """Find a shadow for every stage in other hands that has none.
+
+    Args:
+        holders: Who holds each stage.
+        kept: Shadows that stay.
+        workers: Who can be one.
+    """
     shadows = dict(kept)
     for stage in sorted(holders):
         if holders[stage] != OWNER and stage not in shadows:

@@ -36,6 +36,8 @@ class Roles:
         """Stages that this party audits in one step, with weights that it fetched."""
         self.resting: dict[int, HostedStage | ShadowStage] = {}
         """Copies of stages that are left out of the present step."""
+        self.given_up: tuple[dict[int, HostedStage], dict[int, ShadowStage], dict[int, KeptStage]] = ({}, {}, {})
+        """What was held, shadowed and kept and is in other hands now, until a step has ended well without it."""
         self.frozen: frozenset[int] = frozenset()
         """Stages that take no update in the present step."""
         self.loading: dict[int, tuple[StageCopy | KeptStage, BulkReceiver, str]] = {}
@@ -46,11 +48,13 @@ class Roles:
 
     def take(self, assign: Assign) -> None:
         """Move to a new epoch: promote, drop, build; send state to newcomers and wait for one's own."""
+        self._take_back()
         self.epoch, self.step = assign.epoch, assign.step
         self.assignment = assignment_of(assign.roles, self._plan.lanes)
         self.loading.clear()
         self.visits.clear()
         self._wake()
+        before = (dict(self.hosted), dict(self.shadows), dict(self.kept))
         self._forget_too_young(assign)
         if self._plan.lanes > 1:
             self._drop()
@@ -67,7 +71,8 @@ class Roles:
         for shadow in self.shadows.values():
             shadow.begin()
         for role in assign.roles:
-            self._send_state(role)
+            self._send_state(role, before[0].get(role.stage) or before[1].get(role.stage))
+        self._give_up(*before)
         self._rest(assign)
 
     def add_state(self, sender: str, message: Bulk, payload: memoryview) -> bool:
@@ -154,6 +159,28 @@ class Roles:
             if self.name == OWNER:
                 self.hosted[stage] = HostedStage(self._plan, PassThrough(self._plan, stage, assign.step))
 
+    def _take_back(self) -> None:
+        """Have again what was given up in a change of roles that may not have gone well."""
+        held, shadowed, kept = self.given_up
+        self.hosted.update(held)
+        self.shadows.update(shadowed)
+        self.kept.update(kept)
+        self.forget_given_up()
+
+    def _give_up(
+        self, held: dict[int, HostedStage], shadowed: dict[int, ShadowStage], kept: dict[int, KeptStage]
+    ) -> None:
+        mine = {*self.hosted, *self.shadows, *self.kept}
+        self.given_up = (
+            {stage: holder for stage, holder in held.items() if stage not in mine},
+            {stage: shadow for stage, shadow in shadowed.items() if stage not in mine},
+            {stage: snapshot for stage, snapshot in kept.items() if stage not in mine},
+        )
+
+    def forget_given_up(self) -> None:
+        """The change of roles went well: free what others have."""
+        self.given_up = ({}, {}, {})
+
     def _wake(self) -> None:
         """Take up what was laid aside."""
         for stage in [stage for stage, holder in self.hosted.items() if isinstance(holder.copy, PassThrough)]:
@@ -182,8 +209,11 @@ class Roles:
                 kept.begin(step)
 
     def _drop_and_promote(self) -> None:
+        demoted = {}
         for stage in [stage for stage in self.hosted if self.assignment.holders.get(stage) != self.name]:
-            del self.hosted[stage]
+            copy = self.hosted.pop(stage).copy
+            if self.assignment.shadows.get(stage) == self.name:
+                demoted[stage] = copy
         for stage in [stage for stage in self.shadows if self.assignment.shadows.get(stage) != self.name]:
             shadow = self.shadows.pop(stage)
             if self.assignment.holders.get(stage) == self.name:
@@ -193,6 +223,18 @@ class Roles:
             kept = self.kept.pop(stage)
             if self.assignment.holders.get(stage) == self.name:
                 self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(kept.build(self.step), True))
+        for stage, copy in demoted.items():
+            self._shadow_with(stage, copy)
+
+    def _shadow_with(self, stage: int, copy: StageCopy) -> None:
+        """Go on as the shadow of a stage that this party held until now."""
+        copy.runner.abandon()
+        if self._plan.guard.keeps_snapshots:
+            self.kept[stage] = KeptStage(self._plan, stage)
+            self.kept[stage].load({name: tensor.clone() for name, tensor in copy.state().items()}, copy.step)
+        else:
+            bare = copy.without_moments() if self._plan.guard.verify_only else copy
+            self.shadows[stage] = ShadowStage(self._wrap_copy(bare, False))
 
     def _drop(self) -> None:
         """Two lanes: whoever has a copy goes on serving with it; one that is alone has nobody to audit."""
@@ -229,15 +271,20 @@ class Roles:
         else:
             self.loading[role.stage] = (kept, BulkReceiver(kept.state()), role.source)
 
-    def _send_state(self, role: Role) -> None:
+    def _send_state(self, role: Role, before: HostedStage | ShadowStage | None) -> None:
         targets = [name for name in role.newcomers if name != self.name]
         if role.source != self.name or not targets:
             return
         # a shadow without moments cannot tell a holder its state
         has_copy = role.stage in self.hosted or (role.stage in self.shadows and not self._plan.guard.verify_only)
-        if not has_copy and self.library is None:
+        if has_copy:
+            copy = self.copy_of(role.stage)
+        elif before is not None:
+            copy = before.copy
+        elif self.library is not None:
+            copy = self.library(role.stage)
+        else:
             raise NoHolderError(f"{self.name} is to send stage {role.stage} but has no copy of it")
-        copy = self.copy_of(role.stage) if has_copy or self.library is None else self.library(role.stage)
         about = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
         for target in targets:
             verifies = target != role.holder and self._plan.guard.verify_only

@@ -1,11 +1,12 @@
 """L5: what follows from a verdict or a loss: who is excluded, who has which roles then, and how everybody begins."""
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from phalanx.errors import PeerLostError, VerificationError
+from phalanx.errors import PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
@@ -13,10 +14,11 @@ from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.evidence import record_verdict
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Files, Members
-from phalanx.pipeline.messages import Assign, StateDigest
+from phalanx.pipeline.messages import Assign, Shutdown, StateDigest
 from phalanx.pipeline.paper import Attempt, PaperRecovery
 from phalanx.pipeline.readiness import Readiness
 from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, settled, without
+from phalanx.pipeline.regrouping import regrouped
 from phalanx.pipeline.rollback import Rollback
 from phalanx.pipeline.testimony import Testimony
 from phalanx.pipeline.verdict import Verdict
@@ -50,6 +52,7 @@ class Succession:
     Attributes:
         alive: Workers that take part.
         lost: Those among them that are known to be gone and are still to be replaced.
+        leaving: Those among them that hand over at the end of the step.
         epoch: Of the present roles; -1 before the first.
         verdicts: All so far.
         takeovers: Stages that changed hands.
@@ -62,6 +65,7 @@ class Succession:
     def __init__(self, office: Office, members: Members, files: Files) -> None:
         self.alive = list(members.names)
         self.lost: deque[str] = deque()
+        self.leaving: set[str] = set()
         self.epoch = -1
         self.verdicts: list[Verdict] = []
         self.takeovers = 0
@@ -157,6 +161,28 @@ class Succession:
             self._paper.forget_detour()
             self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
 
+    def regroup(self, newcomers: Collection[str], step: int) -> None:
+        """Between two steps, with every state agreed on: give newcomers roles, and let those go who want to leave.
+
+        Args:
+            newcomers: Members by now, without a role.
+            step: The next one.
+
+        Raises:
+            NoHolderError, PeerLostError: As `recover`, when somebody is lost meanwhile.
+        """
+        self.alive += newcomers
+        for name in newcomers:
+            members = self._members
+            place = {"address": members.addresses[name], "class": members.classes[name]}
+            self._files.observe("party_joined", {"party": name, **place, "step": step})
+        staying = [name for name in self.alive if name not in self.leaving]
+        old = self._standing
+        self.assign(regrouped(old, staying, guarded=self._docket.plan.guard.enabled), old, step)
+        for name in [name for name in self.leaving if name in self.alive and name not in self.lost]:
+            if not self._standing.copies_of(name):
+                self._let_go(name, step)
+
     def finish(self, step: int) -> Attempt:
         """The step was applied: whoever was left out of it takes part again.
 
@@ -194,9 +220,17 @@ class Succession:
             self._files.observe("takeover", {"stage": stage, "step": step, "by": by, "from": gone})
         self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
 
+    def _let_go(self, name: str, step: int) -> None:
+        """Say good-bye to somebody who has handed over everything."""
+        self._strike(name)
+        with contextlib.suppress(TransportError):
+            self._mail.post(name, Shutdown(epoch=self.epoch, reason="it asked to leave"), ())
+        self._files.observe("left", {"party": name, "step": step})
+
     def _strike(self, gone: str) -> None:
         """Count on a worker no more; it may still be sent to."""
         self.alive = [name for name in self.alive if name != gone]
+        self.leaving.discard(gone)
         self.lost = deque(name for name in self.lost if name != gone)
 
     def _shut_out(self, gone: str, *, convicted: bool) -> None:
@@ -208,6 +242,7 @@ class Succession:
         stages = [stage for stage, _ in self._standing.served_by(gone)]
         body = {"party": gone, "stages": stages, "step": self._docket.ledger.step}
         self._files.observe("evicted" if convicted else "lost", body)
+        self._members.replace(gone)
 
     def assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Begin an epoch and wait until everybody has taken its roles; who has not, or not honestly, is replaced.
@@ -228,13 +263,14 @@ class Succession:
         assign = Assign(
             epoch=self.epoch,
             step=step,
-            roles=roles_of(new, self.rollback.old_enough(old, step)),
+            roles=roles_of(new, self.rollback.old_enough(old, step), {*self.alive, OWNER}),
             addresses={name: self._members.addresses[name] for name in self.alive},
             certificates={name: pem for name, pem in self._members.certificates.items() if name in self.alive},
             attempt=attempt.number,
             bypassed=tuple(sorted(attempt.bypassed)),
             frozen=tuple(sorted(attempt.frozen)),
         )
+        self._docket.sources = {role.stage: role.source for role in assign.roles}
         self.rollback.note_copies(new, step)
         for name in (*self.alive, OWNER):
             self._mail.post(name, assign, ())
@@ -242,10 +278,10 @@ class Succession:
         if self.lost and old is None:
             raise PeerLostError(f"{self.lost[0]} was lost before the first step; see its log under workers/")
         if self.lost and old is not None:
-            self._standing = settled(new, old, self._coordinator.ready)
+            self._standing = settled(new, old, {*self.alive, OWNER})
             self.recover(None, step)
         elif self._docket.plan.guard.enabled:
-            self._check_ready(old, step)
+            self._check_ready(new, old, step)
 
     def _await_ready(self, *, is_start: bool) -> None:
         deadline = time.monotonic() + self.timeout_s
@@ -258,7 +294,7 @@ class Succession:
                     raise PeerLostError(f"{', '.join(missing)} did not get ready within {self.timeout_s:.0f} s")
                 self.suspect(missing[0], f"did not take its roles within {self.timeout_s:.0f} s")
 
-    def _check_ready(self, old: Assignment | None, step: int) -> None:
+    def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Compare the states that parties got ready with; whoever has another one does not take part."""
         found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
         if old is None and found is not None:
@@ -270,6 +306,8 @@ class Succession:
             return
         if found.judgement is None:
             self.suspect(found.party, found.reason)
+        if old is not None:
+            self._standing = settled(new, old, {*self.alive, OWNER})
         self.recover(found.judgement, step)
 
     def _record(self, judgement: Judgement) -> Verdict:

@@ -1,11 +1,13 @@
 """One worker process: join an owner, take the roles that it gives, work until it says that the run is over."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from phalanx.errors import ConfigError, PeerLostError, PhalanxError
@@ -13,7 +15,7 @@ from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.inbox import Loopback
-from phalanx.pipeline.messages import Assign, Fault, Hello, Setup, Shutdown
+from phalanx.pipeline.messages import Assign, Fault, Hello, Leave, Prepared, Setup, Shutdown
 from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan, parse_plan
@@ -55,7 +57,9 @@ def run_worker(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped, open_endpo
         met = describe(identity, config.owner_name, config.owner, address, config.transport, config.join_timeout_s)
         with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
-            Worker(config, identity, endpoint, wrap_copy).run(address)
+            worker = Worker(config, identity, endpoint, wrap_copy)
+            with _leaving_on_sigterm(worker.leave):
+                worker.run(address)
     finally:
         wire.close()
 
@@ -71,6 +75,11 @@ class Worker:
         self._mail = Loopback(identity.public, endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
+        self._wants_to_leave = False
+
+    def leave(self) -> None:
+        """Ask the owner to be let go, once this party's step is done; before it is set up, end at once."""
+        self._wants_to_leave = True
 
     def run(self, address: str) -> None:
         """Say hello, then work until the owner says that the run is over.
@@ -91,6 +100,11 @@ class Worker:
                     return
                 else:
                     self._handle(item)
+            if self._wants_to_leave:
+                self._wants_to_leave = False
+                if self._party is None:
+                    return
+                self._mail.post(self._config.owner_name, Leave(epoch=0))
             if self._party is None and time.monotonic() > deadline:
                 raise PeerLostError(
                     f"{self._config.owner}: the owner did not set this worker up in {_SETUP_TIMEOUT_S:.0f} s"
@@ -107,6 +121,9 @@ class Worker:
         try:
             if isinstance(item.message, Setup) and item.sender == self._config.owner_name:
                 self._set_up(parse_plan(item.message.plan))
+                if item.message.certificates is not None:
+                    self._get_to_know(item.message.certificates, {})
+                    self._mail.post(self._config.owner_name, Prepared(epoch=0))
             elif self._party is not None:
                 if isinstance(item.message, Assign) and item.sender == self._config.owner_name:
                     self._meet(item.message)
@@ -132,11 +149,14 @@ class Worker:
         """Get to know the other parties, only who the common authority vouches for; refuse who is no longer one."""
         for name in set(self._endpoint.peers) - assign.addresses.keys() - {self._config.owner_name}:
             self._endpoint.refuse(name)
-        for name, certificate in assign.certificates.items():
+        self._get_to_know(assign.certificates, assign.addresses)
+
+    def _get_to_know(self, certificates: Mapping[str, str], addresses: Mapping[str, str]) -> None:
+        for name, certificate in certificates.items():
             if name in (self._identity.name, self._config.owner_name):
                 continue
             peer = peer_from_certificate(certificate.encode(), self._identity.authority_pem)
-            self._endpoint.add_peer(peer, assign.addresses.get(name, ""))
+            self._endpoint.add_peer(peer, addresses.get(name, ""))
 
     def _look_for_owner(self, address: str) -> None:
         """Nothing has come for long: an owner that is gone, or serves another run by now, ends this worker."""
@@ -160,6 +180,24 @@ class Worker:
         epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
         fault = Fault(epoch=epoch, about=about, error=error, reason=reason[:500], evidence=None)
         self._mail.post(self._config.owner_name, fault)
+
+
+@contextlib.contextmanager
+def _leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
+    """The first SIGTERM hands over what this worker holds; the second one ends it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hand_over(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        leave()
+
+    old = signal.signal(signal.SIGTERM, hand_over)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 def die_with_parent() -> None:

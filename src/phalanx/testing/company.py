@@ -74,11 +74,10 @@ class MemoryCompany:
         *,
         cache: Path | None = None,
     ) -> None:
-        strangers = sorted(set(actors or {}) - set(run.pipeline.workers))
+        choices = (*run.pipeline.workers, *run.pipeline.late_workers)
+        strangers = sorted(set(actors or {}) - set(choices))
         if strangers:
-            raise ConfigError(
-                f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(run.pipeline.workers)}"
-            )
+            raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
         self.run_config = run
         self.events: list[tuple[str, dict[str, object]]] = []
         self.errors: dict[str, PhalanxError] = {}
@@ -89,6 +88,7 @@ class MemoryCompany:
         self._network = MemoryNetwork()
         self._endpoints: dict[str, RewritingEndpoint] = {}
         self._threads: dict[str, threading.Thread] = {}
+        self._workers: dict[str, Worker] = {}
         self._next_step = 0
         self._stack = contextlib.ExitStack()
 
@@ -156,6 +156,16 @@ class MemoryCompany:
         self._next_step = found.step
         return found.step
 
+    def join(self, name: str) -> None:
+        """Start a worker; one of the run's `late_workers` is let in between two steps."""
+        self._endpoints[name] = self._endpoint(name)
+        self._threads[name] = threading.Thread(target=self._work, args=(name,), name=name, daemon=True)
+        self._threads[name].start()
+
+    def leave(self, name: str) -> None:
+        """Let a worker ask to be let go, as SIGTERM does."""
+        self._workers[name].leave()
+
     def kill(self, name: str) -> None:
         """Let a worker die as soon as it next sends or waits."""
         self._endpoints[name].kill()
@@ -204,15 +214,14 @@ class MemoryCompany:
         # parties must know each other before the first of them sends
         for name in names:
             endpoint.add_peer(load_identity(home.pki / name).public)
-            self._endpoints[name] = self._endpoint(name)
         for name in names:
-            self._threads[name] = threading.Thread(target=self._work, args=(name,), name=name, daemon=True)
-            self._threads[name].start()
+            self.join(name)
         members = gather(
             endpoint,
             self.plan,
             {name: home.certificate(name) for name in names},
             home.owner.authority_pem,
+            late={name: home.certificate(name) for name in run.pipeline.late_workers},
             is_alive=self.is_alive,
             last_words=lambda name: str(self.errors.get(name, "it crashed")),
             timeout_s=_JOIN_TIMEOUT_S,
@@ -256,7 +265,8 @@ class MemoryCompany:
         )
         wrap = self._actors.get(name, HONEST).wrap_copy
         try:
-            Worker(config, identity, endpoint, wrap).run(name)
+            self._workers[name] = Worker(config, identity, endpoint, wrap)
+            self._workers[name].run(name)
         except WorkerCrash:
             pass
         except PhalanxError as exc:

@@ -33,9 +33,11 @@ def company(
     plan: StepPlan,
     library: StageLibrary,
     observe: Observe,
+    *,
     names: Sequence[str],
+    late: Sequence[str],
 ) -> Iterator[PipelineEngine]:
-    """Start or await the workers called `names`, and end them whatever happens.
+    """Start or await the workers called `names`, and end them whatever happens; let `late` ones in at any time.
 
     Whoever is not named, such as a party convicted in an earlier session, is not started and not let in.
 
@@ -63,11 +65,22 @@ def company(
             plan,
             {name: home.certificate(name) for name in names},
             home.owner.authority_pem,
+            late={name: home.certificate(name) for name in late},
             is_alive=workers.is_alive,
             last_words=workers.last_words,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
         )
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
+        if not run.pipeline.remote_workers:
+            substitutes = iter(late)
+
+            def replace(gone: str) -> None:
+                name = next(substitutes, None)
+                if name is not None:
+                    workers.start({name: _worker_config(run, home, name, wire.address)})
+                    observe("respawned", {"party": name, "in_place_of": gone})
+
+            members.replace = replace
         for name in members.names:
             observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}

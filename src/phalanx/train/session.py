@@ -139,6 +139,7 @@ class Session:
             self.figures.resumed_from = start
         self.figures.wall_s = self.totals.wall_s
         workers = [name for name in run.pipeline.workers if name not in history.convicted]
+        late = [name for name in run.pipeline.late_workers if name not in history.convicted]
         with contextlib.ExitStack() as stack:
             stack.enter_context(metrics)
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
@@ -148,7 +149,7 @@ class Session:
             recorder.observe("run_started" if history.head is None else "run_resumed", opening)
             library = StageLibrary(source, plan, checkpoint)
             observe = self._observer(recorder, savepoint)
-            engine = stack.enter_context(company(run, home, plan, library, observe, workers))
+            engine = stack.enter_context(company(run, home, plan, library, observe, names=workers, late=late))
             engine.start(
                 start,
                 library.digests() if run.guard.enabled else {},
