@@ -143,9 +143,11 @@ class Place:
             assert time.monotonic() < deadline, process.text
             time.sleep(0.002)
 
-    def has_line(self, name: str, words: str, run_dir: str = "run") -> bool:
+    def has_line(self, name: str, words: str, run_dir: str = "run", after: str = "") -> bool:
+        """Whether a file has these words, after the first occurrence of others."""
         path = self.path / run_dir / name
-        return path.exists() and words in path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return words in text[text.find(after) :] if after in text else False
 
 
 def children_of(pid: int) -> dict[int, str]:

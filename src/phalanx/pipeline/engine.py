@@ -152,8 +152,9 @@ class PipelineEngine:
         if not self._newcomers.prepared and not self._succession.leaving:
             return
         self._settle()
-        self._succession.regroup(self._newcomers.admit(), step)
-        self._redo_until(step)
+        if self._succession.rollback.is_turning_point(step):
+            self._succession.regroup(self._newcomers.admit(), step)
+            self._redo_until(step)
 
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
         """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.

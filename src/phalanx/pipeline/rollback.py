@@ -42,6 +42,10 @@ class Rollback:
         is_whole = docket.plan.guard.hands_on(step) and docket.agreed.keys() >= set(docket.watched)
         return None if self._snapshot == step or (is_whole and not convicted) else self._snapshot
 
+    def is_turning_point(self, step: int) -> bool:
+        """Whether roles can change here without going back; with snapshots only where all have the present one."""
+        return not self._docket.plan.guard.keeps_snapshots or self.last_snapshot(step, convicted=False) is None
+
     def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
         """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old."""
         reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)

@@ -20,12 +20,13 @@ _LOUD = {
     "screen_hit": "warn",
     "fault": "warn",
     "link_broken": "warn",
+    "not_let_in": "warn",
     "takeover": "good",
     "fell_back": "warn",
     "step_redone": "good",
     "run_completed": "good",
 }
-_ONE_BY_ONE = ("verdict", "evicted", "lost", "takeover", "fell_back", "party_joined", "stage_assigned")
+_ONE_BY_ONE = ("verdict", "evicted", "lost", "left", "takeover", "fell_back", "party_joined", "stage_assigned")
 _SENTENCES = {
     "run_started": "from step {step}",
     "run_resumed": "from step {step}, out of the last checkpoint",
@@ -36,6 +37,9 @@ _SENTENCES = {
     "verdict": "step {step}: {party} is guilty: {reason}",
     "evicted": "{party} is excluded from the run",
     "lost": "{party} is gone",
+    "left": "{party} has handed over what it held and has left",
+    "respawned": "{party} was started in the place of {in_place_of}",
+    "not_let_in": "{party}: {reason}",
     "takeover": "stage {stage} is now served by {by}, before by {from}",
     "fell_back": "from step {from_step} to the checkpoint of step {to_step}, {steps_lost} steps are lost: {reason}",
     "step_redone": "step {step} begins again",
