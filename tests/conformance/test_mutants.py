@@ -343,7 +343,7 @@ MUTANTS = (
     Mutant(
         "L5 heirs that wait for a state",
         "pipeline/recovery.py",
-        "if name in ready or name in (old.shadows.get(stage), old.holders.get(stage))",
+        "if name and name in had and name in present",
         "if name",
         PIPELINE
         + "test_upkeeps.py::"
