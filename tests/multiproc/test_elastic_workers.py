@@ -7,7 +7,7 @@ import signal
 import pytest
 from real_runs import exists, worker_pid
 
-ELASTIC = ("train.steps=500", "train.validate_every=500", "pipeline.respawns=2", "checkpoint.every=500")
+ELASTIC = ("train.steps=300", "train.validate_every=500", "pipeline.respawns=2", "checkpoint.every=300")
 
 
 def kinds(place, *wanted):
@@ -18,7 +18,7 @@ def kinds(place, *wanted):
 
 @pytest.mark.slow
 def test_a_killed_worker_is_started_anew_and_one_with_notice_leaves_without_a_lost_step(place):
-    clean = place.finish(*ELASTIC, run_dir="clean")
+    clean = place.finish(*ELASTIC, "guard.mode='off'", run_dir="clean")
 
     owner = place.train(*ELASTIC)
     place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 2,'))
