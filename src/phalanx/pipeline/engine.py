@@ -60,7 +60,7 @@ class PipelineEngine:
         self._courier = Courier(self._mail.post, self._pump, timeout_s=30.0)
         self._silence = Silence(30.0)
         self._docket = Docket(plan, self._mail.peer, files.observe, classes=members.classes)
-        self._newcomers = Newcomers(members, plan, self._mail.post, files.observe)
+        self._newcomers = Newcomers(members, plan, self._mail, endpoint, files.observe)
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._endpoint = endpoint
         office = Office(self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump)

@@ -3,12 +3,13 @@
 from collections.abc import Collection
 
 from phalanx.errors import ConfigError, FrameError
-from phalanx.pipeline.bulk import Post
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Members
 from phalanx.pipeline.messages import Hello, Prepared, Setup
 from phalanx.pipeline.plan import StepPlan
+from phalanx.transport import Endpoint
 
 
 class Newcomers:
@@ -18,11 +19,12 @@ class Newcomers:
         prepared: Who can take a role, in the order in which they got so far.
     """
 
-    def __init__(self, members: Members, plan: StepPlan, post: Post, observe: Observe) -> None:
+    def __init__(self, members: Members, plan: StepPlan, mail: Loopback, endpoint: Endpoint, observe: Observe) -> None:
         self.prepared: list[str] = []
         self._members = members
         self._plan = plan
-        self._post = post
+        self._mail = mail
+        self._endpoint = endpoint
         self._observe = observe
         self._greeted: dict[str, Hello] = {}
 
@@ -43,7 +45,8 @@ class Newcomers:
             self._greeted[name] = message
             certificates = {other: self._members.certificates[other] for other in present}
             setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates)
-            self._post(name, setup, ())
+            self._endpoint.add_peer(self._endpoint.peers[name], message.address)
+            self._mail.post(name, setup, ())
         elif isinstance(message, Prepared):
             self.prepared.append(name)
 
