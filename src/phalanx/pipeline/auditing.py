@@ -24,6 +24,7 @@ class AuditInput:
 class AuditTask:
     """One microbatch of one stage; ready once all its inputs are there."""
 
+    step: int
     stage: int
     microbatch: int
     directions: tuple[Direction, ...]
@@ -68,7 +69,7 @@ class AuditQueue:
         """
         missing: list[InputKey] = []
         for microbatch in audit.microbatches:
-            task = AuditTask(audit.stage, microbatch, audit.directions, audit.urgent, audit.weights)
+            task = AuditTask(audit.step, audit.stage, microbatch, audit.directions, audit.urgent, audit.weights)
             for key in task.needs:
                 found = local(key)
                 if found is not None:
@@ -78,21 +79,29 @@ class AuditQueue:
             self._tasks.append(task)
         return missing
 
-    def deliver(self, key: InputKey, found: AuditInput) -> bool:
+    def deliver(self, step: int, key: InputKey, found: AuditInput) -> bool:
         """Hand a fetched input to the tasks that wait for it; False when none does."""
-        waiting = [task for task in self._tasks if key in task.needs and key not in task.inputs]
+        waiting = [task for task in self._tasks if task.step == step and key in task.needs and key not in task.inputs]
         for task in waiting:
             task.inputs[key] = found
         return bool(waiting)
 
-    def pop(self, can_audit: Callable[[int], bool], *, urgent: bool) -> AuditTask | None:
-        """Take the first task that is ready, of a stage that can be audited, in the order in which they were asked for.
+    def concerns(self, stage: int, step: int) -> bool:
+        """Whether an audit of this stage and step is still to be done."""
+        return any((task.stage, task.step) == (stage, step) for task in self._tasks)
+
+    def pop(self, can_audit: Callable[[int, int], bool], *, urgent: bool) -> AuditTask | None:
+        """Take the first task that is ready and can be done, in the order in which they were asked for.
 
         Microbatches whose weight gradients are added up keep their order: another sum has other bits.
+
+        Args:
+            can_audit: Whether a stage can be audited at a step.
+            urgent: Which kind of task.
         """
         waiting: set[int] = set()
         for n, task in enumerate(self._tasks):
-            able = task.ready and can_audit(task.stage)
+            able = task.ready and can_audit(task.stage, task.step)
             if task.urgent == urgent and able and not (task.weights and task.stage in waiting):
                 return self._tasks.pop(n)
             if task.weights:

@@ -33,16 +33,12 @@ class Audits:
         """Odd messages whose auditor must fetch weights that are not agreed on yet."""
 
     def reset(self) -> None:
-        """Forget what belongs to another attempt."""
+        """Forget what belongs to another attempt, and keep what was said about a step that lags."""
+        lagging = self._docket.lagging
         self.screened.clear()
-        self._unweighed.clear()
+        self._unweighed = [said for said in self._unweighed if lagging is not None and said[1].step == lagging.step]
         self._doubted.clear()
         self._unasked.clear()
-
-    @property
-    def settled(self) -> bool:
-        """Whether every report that was asked for is in and has been weighed."""
-        return not (self._docket.ledger.unreported or self.screened or self._unweighed)
 
     def draw(self) -> None:
         """Draw the step's audits and ask for them."""
@@ -62,8 +58,10 @@ class Audits:
     @property
     def progress(self) -> tuple[int, ...]:
         """Grows with what is said for the first time, and with nothing else."""
-        ledger = self._docket.ledger
-        return (len(self._doubted), len(self._unweighed), len(ledger.reports), len(ledger.step_audits))
+        said = (
+            number for ledger in self._docket.open_ledgers for number in (len(ledger.reports), len(ledger.step_audits))
+        )
+        return (len(self._doubted), len(self._unweighed), *said)
 
     def ask_urgently(self, hit: ScreenHit) -> None:
         """Have the very microbatch recomputed that looked odd to its receiver."""
@@ -81,13 +79,15 @@ class Audits:
         Raises:
             FrameError: Nobody asked this party for it, or it came before.
         """
-        ledger, (stage, microbatch) = self._docket.ledger, (report.stage, report.microbatch)
+        ledger, (stage, microbatch) = self._docket.ledger_of(report.step), (report.stage, report.microbatch)
         if report.urgent:
             asked = (stage, microbatch) in self.screened and sender == self._docket.auditor(stage, microbatch)
+            asked = asked and report.step == self._docket.ledger.step
         else:
             asked = (stage, microbatch, sender) in ledger.awaited_audits - ledger.reports.keys()
         waiting = any(
-            (party, other.stage, other.microbatch, other.urgent) == (sender, stage, microbatch, report.urgent)
+            (party, other.step, other.stage, other.microbatch, other.urgent)
+            == (sender, report.step, stage, microbatch, report.urgent)
             for party, other in self._unweighed
         )
         if waiting or not asked:
@@ -118,13 +118,13 @@ class Audits:
 
     def _is_ripe(self, auditor: str, report: AuditReport) -> bool:
         """A dispute needs weights that both sides have signed; a third party is heard when all others have spoken."""
-        stage = report.stage
-        if stage not in self._docket.agreed:
+        stage, ledger = report.stage, self._docket.ledger_of(report.step)
+        if stage not in ledger.agreed:
             return False
         if report.urgent or self._docket.has_copy(auditor, stage):
             return True
         heard = {(said.stage, said.microbatch, party) for party, said in self._unweighed}
-        return all(key in heard for key in self._docket.ledger.unreported if key[0] == stage)
+        return all(key in heard for key in ledger.unreported if key[0] == stage)
 
     def _tells_less(self, said: tuple[str, AuditReport]) -> bool:
         auditor, report = said
@@ -133,7 +133,7 @@ class Audits:
         return not any(vouched(self._docket, report.stage, report.microbatch, direction) for direction in BOTH)
 
     def _weigh_drawn(self, auditor: str, report: AuditReport) -> Judgement | None:
-        ledger = self._docket.ledger
+        ledger = self._docket.ledger_of(report.step)
         judgement = self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
         if judgement is None:
             ledger.reports[(report.stage, report.microbatch, auditor)] = report

@@ -17,21 +17,24 @@ class PastStep:
     Attributes:
         ledger: What everybody had committed to.
         assignment: Who held what.
-        agreed: Digest of each watched stage before the step.
         inputs: The owner's batch.
     """
 
     ledger: StepLedger
     assignment: Assignment
-    agreed: Mapping[int, StateDigest]
     inputs: StepInputs
+
+    @property
+    def agreed(self) -> Mapping[int, StateDigest]:
+        """Digest of each watched stage before the step."""
+        return self.ledger.agreed
 
 
 class Chronicle:
-    """The last `keep_steps` applied steps, without a gap."""
+    """The last `undoable_steps` applied steps, without a gap."""
 
-    def __init__(self, keep_steps: int) -> None:
-        self._steps: deque[PastStep] = deque(maxlen=keep_steps)
+    def __init__(self, undoable_steps: int) -> None:
+        self._steps: deque[PastStep] = deque(maxlen=undoable_steps)
 
     def add(self, step: PastStep) -> None:
         """Remember the step that is about to be applied."""

@@ -15,7 +15,7 @@ def collect_agreed(docket: Docket, courier: Courier, stage: int, purpose: Purpos
         PeerLostError: No answer came in time.
     """
     party, copy = docket.holder(stage), StageCopy.empty(docket.plan, stage)
-    request = FetchBulk(epoch=docket.ledger.epoch, step=0, stage=stage, purpose=purpose)
+    request = FetchBulk(epoch=docket.ledger.epoch, step=docket.ledger.step, stage=stage, purpose=purpose)
     expected = copy.state() if purpose == "state" else copy.weights()
     found = courier.collect(party, request, expected)
     if found is None and stage in docket.assignment.shadows and not docket.plan.guard.one_optimizer:

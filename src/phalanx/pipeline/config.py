@@ -108,6 +108,9 @@ class GuardConfig(StrictModel):
     keep_steps: int = Field(default=0, ge=0, le=10_000)
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""
+    commit_lag: int = Field(default=0, ge=0, le=1)
+    """How many steps the verdicts may be behind the optimizers. 1: the shadows' audits of a step run in the idle time
+    of the next one, whose decision waits for them; every copy keeps what it takes to undo one step."""
     snapshot_every: int = Field(default=10, ge=1, le=10_000)
     """Steps from one snapshot to the next, with `shadow = "snapshot"`: so many at most are done again after a loss."""
     shadow: Literal["gradient", "lockstep", "adapters", "update", "replica", "snapshot"] = "gradient"
@@ -161,6 +164,20 @@ class GuardConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _check_lag(self) -> "GuardConfig":
+        if self.commit_lag and self.mode != "phalanx":
+            raise ValueError(
+                f'commit_lag = {self.commit_lag} with mode = "{self.mode}": only mode = "phalanx" can undo a step that '
+                "was applied before its audits; set commit_lag = 0"
+            )
+        if self.commit_lag and self.shadow not in ("gradient", "adapters"):
+            raise ValueError(
+                f'commit_lag = {self.commit_lag} with shadow = "{self.shadow}": only a shadow that makes its own '
+                'updates can stay a step behind; set commit_lag = 0 or shadow = "gradient"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_snapshots(self) -> "GuardConfig":
         if self.shadow == "snapshot" and self.keep_steps:
             raise ValueError(
@@ -174,6 +191,11 @@ class GuardConfig(StrictModel):
                 'leave it out or set shadow = "snapshot"'
             )
         return self
+
+    @property
+    def undoable_steps(self) -> int:
+        """How many applied steps every party can undo."""
+        return max(self.keep_steps, self.commit_lag)
 
     @property
     def verify_only(self) -> bool:

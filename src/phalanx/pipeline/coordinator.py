@@ -90,7 +90,9 @@ class Coordinator:
         elif isinstance(message, Fault):
             self._faults.append((sender, message))
         elif isinstance(message, Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit):
-            if (message.epoch, message.step) == (self.ledger.epoch, self.ledger.step):
+            # of a step that lags, only its audits are still awaited
+            ledgers = self.docket.open_ledgers if isinstance(message, AuditReport | StepAudited) else (self.ledger,)
+            if (message.epoch, message.step) in [(ledger.epoch, ledger.step) for ledger in ledgers]:
                 self._add_step_message(received, message)
         else:
             return False
@@ -175,16 +177,16 @@ class Coordinator:
             self.ledger.held[share] = message
 
     def _add_step_audit(self, sender: str, message: StepAudited) -> None:
-        key = (message.stage, sender)
+        key, ledger = (message.stage, sender), self.docket.ledger_of(message.step)
         if message.stage in self.docket.watched and self.docket.audited_share(*key) != (message.stage, message.lane):
             raise FrameError(
                 f"{sender!r} recomputed lane {message.lane} of stage {message.stage}, which it is not to audit"
             )
-        if key not in self.ledger.awaited_step_audits or key in self.ledger.step_audits:
+        if key not in ledger.awaited_step_audits or key in ledger.step_audits:
             raise FrameError(
                 f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not asked, or again"
             )
-        self.ledger.step_audits[key] = message
+        ledger.step_audits[key] = message
 
     # --- a step's life ------------------------------------------------------------------------------
 
@@ -193,17 +195,17 @@ class Coordinator:
         self.docket.assignment, self.docket.resting = attempt.serving(assignment), attempt.resting(assignment)
         self._referee.epoch = epoch
         self.ready.clear()
-        self._reset(step, epoch)
+        self._reset(StepLedger(step, epoch, agreed=self.docket.agreed))
         self.ledger.frozen = attempt.frozen
 
     def open_step(self, step: int, epoch: int) -> None:
         """Start the next step; states after the last update are still to be agreed on."""
         docket = self.docket
-        docket.previous, docket.before, docket.agreed = docket.ledger, docket.agreed, {}
-        self._reset(step, epoch)
+        docket.previous = docket.ledger
+        self._reset(StepLedger(step, epoch))
 
-    def _reset(self, step: int, epoch: int) -> None:
-        self.docket.ledger = StepLedger(step, epoch)
+    def _reset(self, ledger: StepLedger) -> None:
+        self.docket.ledger = ledger
         self._updates.forget()
         self._audits.reset()
         self._convictions.clear()
@@ -222,9 +224,10 @@ class Coordinator:
     def _conclusions(self) -> tuple[int, ...]:
         """Changes with every conclusion that was drawn."""
         ledger = self.ledger
-        agreed = (len(self.docket.agreed), len(ledger.gradients_agreed), len(ledger.steps_agreed))
+        agreed = (len(self.docket.agreed), len(ledger.gradients_agreed))
         asked = (ledger.num_audits, len(ledger.owners_audits), ledger.audits_drawn)
-        return (*agreed, *asked, len(ledger.reports), len(ledger.whole_norms), len(self._audits.screened))
+        late = [number for each in self.docket.open_ledgers for number in (len(each.reports), len(each.steps_agreed))]
+        return (*agreed, *asked, *late, len(ledger.whole_norms), len(self._audits.screened))
 
     def _conclude(self) -> Judgement | None:
         docket = self.docket
@@ -258,9 +261,12 @@ class Coordinator:
         self._owner_audits.forget()
         return [judgement for party, judgement in proved.items() if party in alive]
 
-    @property
-    def decided(self) -> bool:
-        """Whether everything that was asked for is in and nothing is left to doubt."""
+    def decided(self, *, may_lag: bool) -> bool:
+        """Whether the optimizers may take the step: its own audits may lag, those of the step before may not any more.
+
+        Args:
+            may_lag: Whether the step could be undone and nothing speaks against doing so.
+        """
         docket, ledger = self.docket, self.ledger
         if len(ledger.commits) < len(docket.assignment.shares):
             return False
@@ -269,11 +275,11 @@ class Coordinator:
         watched = set(docket.watched)
         return (
             ledger.audits_drawn
-            and self._audits.settled
+            and not self._audits.screened
             and ledger.gradients_agreed >= set(docket.watched_shares)
-            and ledger.awaited_step_audits <= ledger.steps_agreed
-            and not ledger.owners_audits
             and watched <= docket.agreed.keys()
+            and docket.lagging is None
+            and (ledger.is_audited or (may_lag and ledger.may_lag))
         )
 
     @property
@@ -286,7 +292,7 @@ class Coordinator:
 
     def find_silent(self) -> str | None:
         """Nothing has come for long: hand on what is stuck, and name who is to be replaced, if anybody."""
-        docket, ledger = self.docket, self.ledger
+        docket = self.docket
         late = [
             party
             for stage in docket.watched
@@ -294,14 +300,13 @@ class Coordinator:
             if stage not in docket.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
             if party == docket.holder(stage) or not docket.plan.guard.one_optimizer
         ]
-        unfinished = sorted(ledger.awaited_step_audits - ledger.step_audits.keys())
-        screened = list(self._audits.screened.values())
-        return self._inquest.find(Missing(late, screened, ledger.unreported, unfinished, self._updates.unsent))
+        return self._inquest.find(Missing(late, list(self._audits.screened.values()), self._updates.unsent))
 
     def waiting_for(self) -> str:
         """What is still missing, for a message to the user."""
-        ledger, watched = self.ledger, set(self.docket.watched)
+        ledger, watched, lagging = self.ledger, set(self.docket.watched), self.docket.lagging
         missing = {
+            "audits of the last step (stage, auditor)": [] if lagging is None else lagging.owing,
             "commitments of stages": _stages(set(self.docket.assignment.shares) - ledger.commits.keys()),
             "audits (stage, microbatch, auditor)": ledger.unreported,
             "gradients of stages": _stages(set(self.docket.watched_shares) - ledger.gradients_agreed),

@@ -46,8 +46,6 @@ class Docket:
         sources: Who sends the state of each stage to those who are new to it in the present epoch.
         ledger: The present attempt at the present step.
         previous: The last applied step's.
-        agreed: Digest of each stage at the present step, once holder and shadow have both signed it.
-        before: The same at the step before.
         proved: Judgements found together with another one; they outlive the redo of the step.
     """
 
@@ -60,9 +58,34 @@ class Docket:
     sources: Mapping[int, str] = field(default_factory=dict)
     ledger: StepLedger = field(default_factory=lambda: StepLedger(0, 0))
     previous: StepLedger | None = None
-    agreed: dict[int, StateDigest] = field(default_factory=dict)
-    before: dict[int, StateDigest] = field(default_factory=dict)
     proved: list[Judgement] = field(default_factory=list)
+
+    @property
+    def agreed(self) -> dict[int, StateDigest]:
+        """Digest of each stage at the present step, once holder and shadow have both signed it."""
+        return self.ledger.agreed
+
+    @property
+    def before(self) -> Mapping[int, StateDigest]:
+        """The same at the step before."""
+        return {} if self.previous is None else self.previous.agreed
+
+    @property
+    def lagging(self) -> StepLedger | None:
+        """The last applied step's ledger, as long as its audits are not done; None when nothing lags."""
+        previous = self.previous
+        lags = self.plan.guard.commit_lag and previous is not None and not previous.is_audited
+        return previous if lags else None
+
+    @property
+    def open_ledgers(self) -> tuple[StepLedger, ...]:
+        """The ledgers of all steps that somebody may still say something about, in order."""
+        lagging = self.lagging
+        return (self.ledger,) if lagging is None else (lagging, self.ledger)
+
+    def ledger_of(self, step: int) -> StepLedger:
+        """The ledger that a message about an open step belongs to."""
+        return next((ledger for ledger in self.open_ledgers if ledger.step == step), self.ledger)
 
     @property
     def watched(self) -> list[int]:
@@ -121,7 +144,8 @@ class Docket:
 
     def forget_states(self) -> None:
         """Nothing is agreed on any more: everybody begins anew."""
-        self.agreed, self.before, self.previous = {}, {}, None
+        self.ledger.agreed.clear()
+        self.previous = None
 
     def judgement(
         self,
@@ -130,15 +154,28 @@ class Docket:
         stage: int,
         reason: str,
         *,
+        step: int | None = None,
         accuser: str = OWNER,
         lane: int | None = None,
         headers: Mapping[str, Signed] = NO_HEADERS,
         work: RefereeWork | None = None,
     ) -> Judgement:
-        """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it."""
+        """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it.
+
+        Args:
+            offence: What was done.
+            party: Who did it.
+            stage: Which stage it is about.
+            reason: In words.
+            step: Left out, the present one.
+            accuser: Who found it.
+            lane: As in `Judgement`.
+            headers: What proves it.
+            work: What the referee spent on it.
+        """
         verdict = Verdict.model_validate(
             {
-                "step": self.ledger.step,
+                "step": self.ledger.step if step is None else step,
                 "stage": stage,
                 "party": party,
                 "offence": offence,

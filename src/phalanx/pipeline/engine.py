@@ -1,9 +1,12 @@
 """The owner's side of a verified pipeline: one call per optimizer step, whatever happens inside it."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+
+import torch
 
 from phalanx.errors import PeerLostError, PhalanxError, TransportError
 from phalanx.pipeline.chronicle import PastStep
@@ -37,9 +40,11 @@ class PipelineEngine:
 
     Guarantees:
         With the guard on, the optimizer of no stage steps before every audit of the step has passed
-        and every stage's last state has been confirmed by its shadow. A step is redone until it is
-        verified; each redo has one party less. The result has the bits of an honest run, as long
-        as holder and shadow are of one numeric class.
+        and every stage's last state has been confirmed by its shadow. With `guard.commit_lag` = 1 the
+        shadows' audits of one step may be under way while the next one runs, which is not applied
+        before they have passed; nothing that leaves the engine but a `StepResult` is of a step before
+        its audits. A step is redone until it is verified; each redo has one party less. The result
+        has the bits of an honest run, as long as holder and shadow are of one numeric class.
 
     Raises:
         ConfigError: With this upkeep, copies could not stay equal in these parties' hands.
@@ -131,7 +136,7 @@ class PipelineEngine:
             attempts += 1
             self._party.finish_applies()
             self._party.begin(step, inputs)
-            judgement = self._run_attempt()
+            judgement = self._run_attempt(inputs)
             audits += self._docket.ledger.num_audits
             if judgement is None and not self._succession.lost:
                 return attempts, audits
@@ -151,10 +156,33 @@ class PipelineEngine:
         """Let workers in and out between two steps; what a newcomer gets must be agreed on before."""
         if not self._newcomers.prepared and not self._succession.leaving:
             return
-        self._settle()
+        self.settle()
         if self._succession.rollback.is_turning_point(step):
             self._succession.regroup(self._newcomers.admit(), step)
             self._redo_until(step)
+
+    # whoever asks for weights may have switched gradients off, and audits and redone steps need them
+    @torch.enable_grad()
+    def settle(self) -> None:
+        """Wait until the last step is verified and the states after it are agreed on; undo and redo it if need be.
+
+        Raises:
+            PeerLostError: That did not end in time.
+            NoHolderError: Every holder of a stage is gone.
+        """
+        deadline = time.monotonic() + self._succession.timeout_s
+        coordinator, docket = self._coordinator, self._docket
+        while self.plan.guard.enabled and (set(self.shadows) - docket.agreed.keys() or docket.lagging is not None):
+            self._pump()
+            judgement = coordinator.advance()
+            if judgement is None and not self._succession.lost:
+                self._break_silence()
+            if judgement is not None or self._succession.lost:
+                step = docket.ledger.step
+                self._succession.recover(judgement, step)
+                self._redo_until(step)
+            if time.monotonic() > deadline:
+                raise PeerLostError(f"the last step was not verified in time; waiting for {coordinator.waiting_for()}")
 
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
         """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.
@@ -163,7 +191,7 @@ class PipelineEngine:
             VerificationError: The bytes are not those of the agreed state.
             PeerLostError: No answer came in time.
         """
-        self._settle()
+        self.settle()
         if self._docket.holder(stage) == OWNER:
             return self._party.roles.copy_of(stage)
         return collect_agreed(self._docket, self._courier, stage, purpose)
@@ -215,10 +243,10 @@ class PipelineEngine:
 
     # --- one attempt ------------------------------------------------------------------------------------
 
-    def _run_attempt(self) -> Judgement | None:
+    def _run_attempt(self, inputs: StepInputs) -> Judgement | None:
         deadline = time.monotonic() + self._succession.timeout_s
         self._silence.begin()
-        while not self._coordinator.decided:
+        while not self._coordinator.decided(may_lag=self._is_finite(inputs)):
             self._pump()
             judgement = self._coordinator.advance()
             if judgement is None and not self._succession.lost:
@@ -281,8 +309,14 @@ class PipelineEngine:
         return (sum(len(holder.inputs) for holder in self._party.hosted.values()), *self._coordinator.progress)
 
     def _loss(self, inputs: StepInputs) -> float:
-        last = self._party.hosted[len(self.plan.stages) - 1]
-        return finite_loss(self.next_step, sum(last.losses) / inputs.num_targets, self._docket.ledger.total_norm())
+        return finite_loss(self.next_step, self._mean_loss(inputs), self._docket.ledger.total_norm())
+
+    def _mean_loss(self, inputs: StepInputs) -> float:
+        return sum(self._party.hosted[len(self.plan.stages) - 1].losses) / inputs.num_targets
+
+    def _is_finite(self, inputs: StepInputs) -> bool:
+        """Whether the loss and the gradient's norm are numbers: otherwise the audits tell first whose doing it is."""
+        return math.isfinite(self._mean_loss(inputs)) and math.isfinite(self._docket.ledger.total_norm())
 
     def _apply(
         self,
@@ -295,7 +329,7 @@ class PipelineEngine:
     ) -> StepResult:
         coordinator, docket = self._coordinator, self._docket
         norm, clip = docket.ledger.total_norm(), coordinator.clip()
-        self._succession.rollback.remember(PastStep(docket.ledger, docket.assignment, dict(docket.agreed), inputs))
+        self._succession.rollback.remember(PastStep(docket.ledger, docket.assignment, inputs))
         for name in (*self._succession.alive, OWNER):
             self._mail.post(name, Apply(epoch=self._succession.epoch, step=step, clip_coefficient=clip), ())
         coordinator.open_step(step + 1, self._succession.epoch)
@@ -318,19 +352,3 @@ class PipelineEngine:
             restarts=attempt.number,
             skipped=tuple(sorted(attempt.bypassed)),
         )
-
-    def _settle(self) -> None:
-        """Wait until the states after the last step are agreed on."""
-        deadline = time.monotonic() + self._succession.timeout_s
-        coordinator = self._coordinator
-        while self.plan.guard.enabled and set(self.shadows) - self._docket.agreed.keys():
-            self._pump()
-            judgement = coordinator.advance()
-            if judgement is None and not self._succession.lost:
-                self._break_silence()
-            if judgement is not None or self._succession.lost:
-                step = self._docket.ledger.step
-                self._succession.recover(judgement, step)
-                self._redo_until(step)
-            if time.monotonic() > deadline:
-                raise PeerLostError(f"states were not confirmed in time; waiting for {coordinator.waiting_for()}")

@@ -29,26 +29,27 @@ class _Segment:
 
 
 class History:
-    """Reaches at least `keep_steps` steps back, as far as this copy is so old.
+    """Reaches at least `undoable_steps` steps back, as far as this copy is so old.
 
     Costs 24 bytes per trained number for two kept states, and up to 8 per kept step for gradients, which are
-    kept and not copied. Going back makes the same updates again, so it ends with the same bits.
+    kept and not copied. To undo one step, one state and one gradient are enough: 16 bytes. Going back makes the same
+    updates again, so it ends with the same bits.
 
     Args:
-        keep_steps: 0 keeps nothing.
+        undoable_steps: 0 keeps nothing.
     """
 
-    def __init__(self, keep_steps: int) -> None:
-        self._keep_steps = keep_steps
-        self._segments: deque[_Segment] = deque(maxlen=2)
+    def __init__(self, undoable_steps: int) -> None:
+        self._undoable_steps = undoable_steps
+        self._segments: deque[_Segment] = deque(maxlen=min(undoable_steps, 2))
 
     def record(self, optimizer: StageOptimizer, update: Update) -> None:
         """Keep an update that the optimizer is about to make."""
-        if not self._keep_steps:
+        if not self._undoable_steps:
             return
         last = self._segments[-1] if self._segments else None
         follows = last is not None and last.step + len(last.updates) == optimizer.num_steps
-        if last is None or not follows or len(last.updates) >= self._keep_steps:
+        if last is None or not follows or len(last.updates) >= self._undoable_steps:
             state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
             last = _Segment(optimizer.num_steps, state)
             self._segments.append(last)

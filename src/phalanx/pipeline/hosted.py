@@ -45,7 +45,7 @@ class HostedStage:
     """Received, but not to be used before an audit has cleared it."""
     sent: dict[tuple[Direction, int], Outgoing] = field(default_factory=dict)
     past: dict[int, dict[tuple[Direction, int], Outgoing]] = field(default_factory=dict)
-    """What was sent in earlier steps, as long as they can be replayed."""
+    """What was sent in earlier steps, as long as they can be replayed or audited."""
     losses: list[float] = field(default_factory=list)
     step: int = -1
     batch: StepInputs | None = None
@@ -70,15 +70,15 @@ class HostedStage:
         return self.copy.spec.index
 
     def begin(self, step: int, batch: StepInputs | None = None) -> None:
-        """Start a step, or start it again; inputs of later steps that came early are kept."""
+        """Start a step, or start it again; inputs of later steps that came early, and of one that lags, are kept."""
         self.runner.abandon()
-        if self.plan.guard.keep_steps:
+        if self.plan.guard.undoable_steps:
             self._keep_sent(step)
         self.step, self.batch, self.gradients = step, batch, None
         self.sent.clear()
         self.losses.clear()
         for kept in (self.inputs, self.headers):
-            for slot in [slot for slot in kept if slot[0] < step]:
+            for slot in [slot for slot in kept if slot[0] < step - self.plan.guard.commit_lag]:
                 del kept[slot]
         order = SCHEDULES[self.plan.schedule](self.index, len(self.plan.stages), self.plan.microbatches)
         served = order if self.serves is None else [action for action in order if action.microbatch in self.serves]
@@ -87,13 +87,17 @@ class HostedStage:
     def _keep_sent(self, step: int) -> None:
         if self.step >= 0 and step > self.step:
             self.past[self.step] = dict(self.sent)
-        kept = range(step - self.plan.guard.keep_steps, step)
+        kept = range(step - self.plan.guard.undoable_steps, step)
         self.past = {number: sent for number, sent in self.past.items() if number in kept}
+
+    def sent_in(self, step: int) -> dict[tuple[Direction, int], Outgoing]:
+        """What was sent in a step, as far as it is kept."""
+        return self.sent if step == self.step else self.past.get(step, {})
 
     def discard_inputs(self) -> None:
         """Forget every message and what is left of the step: the epoch has changed, nothing runs before `begin`."""
         self.runner.abandon()
-        if self.plan.guard.keep_steps and 0 <= self.step < self.copy.step:
+        if self.plan.guard.undoable_steps and 0 <= self.step < self.copy.step:
             self._keep_sent(self.step + 1)
         self.step, self.batch, self.weights_due = -1, None, False
         self._todo.clear()

@@ -1,13 +1,13 @@
 """Who holds a step up: what was withheld is handed on by the owner, and who is silent is replaced, not blamed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.pipeline.bulk import Post, send_bulk, transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket
-from phalanx.pipeline.ledger import AuditKey, MessageKey
+from phalanx.pipeline.ledger import AuditKey, MessageKey, StepLedger
 from phalanx.pipeline.messages import (
     Ask,
     Fetch,
@@ -33,20 +33,16 @@ from phalanx.security.crypto import digest_hex
 
 @dataclass(frozen=True)
 class Missing:
-    """What the coordinator still waits for, beside commitments and gradients.
+    """What the coordinator still waits for, beside commitments, gradients and audits: those are in the ledgers.
 
     Attributes:
         states: Parties that have not reported a state after an update.
         screened: Messages that their receivers do not use before an audit has cleared them.
-        audits: Audits without a report.
-        step_audits: Stages whose whole step was to be recomputed, and by whom.
         weights: Stages whose shadow waits for what it is sent after an update, with the state that the holder signed.
     """
 
     states: Sequence[str]
     screened: Sequence[ScreenHit]
-    audits: Sequence[AuditKey]
-    step_audits: Sequence[tuple[int, str]]
     weights: Mapping[int, StateDigest]
 
 
@@ -72,25 +68,25 @@ class Inquest:
 
     def find(self, missing: Missing) -> str | None:
         """Look for who is silent; None when it is nobody, or not yet clear."""
-        ledger = self.docket.ledger
+        ledger, lagging = self.docket.ledger, self.docket.lagging
         if self._attempt != (ledger.step, ledger.epoch):
             self._attempt = (ledger.step, ledger.epoch)
             self._handed.clear()
         parties = sorted(self.docket.present)
         standings = self.courier.ask(parties, Ask(epoch=ledger.epoch, step=ledger.step))
-        silent = [party for party in (*parties, *missing.states) if party not in standings or party in missing.states]
+        silent = [party for party in parties if party not in standings]
         if silent:
             return silent[0]
+        if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
+            # who still audits the step before has made no update, so nothing else can be asked of it
+            return self._without_audit(lagging)
+        if missing.states:
+            return missing.states[0]
         if missing.weights:
             return self._without_weights(*next(iter(missing.weights.items())))
         if missing.screened:
             return self._without_urgent_report(missing.screened[0])
-        return (
-            self._behind(standings)
-            or self._without_gradient(standings)
-            or self._without_report(missing.audits)
-            or next((auditor for _, auditor in missing.step_audits if not missing.audits), None)
-        )
+        return self._behind(standings) or self._without_gradient(standings) or self._without_audit(ledger)
 
     # --- commitments ------------------------------------------------------------------------------
 
@@ -138,7 +134,7 @@ class Inquest:
         mark = ("tensor", receiver, *key)
         if mark in self._handed:
             return sender if receiver == OWNER else receiver
-        found = self._fetch(sender, key)
+        found = self._fetch(sender, key, self.docket.ledger)
         if found is None:
             # what the owner says to itself has no header, and is never lost
             return None if sender == OWNER else sender
@@ -207,24 +203,26 @@ class Inquest:
     def _without_urgent_report(self, hit: ScreenHit) -> str | None:
         """The receiver must be able to show what it screened, and somebody what that was computed from."""
         receiver = self.docket.server(hit.source + (1 if hit.direction == "forward" else -1), hit.microbatch)
-        if self._fetch(receiver, (hit.source, hit.direction, hit.microbatch)) is None:
+        if self._fetch(receiver, (hit.source, hit.direction, hit.microbatch), self.docket.ledger) is None:
             return receiver
         both: tuple[Direction, ...] = ("forward", "backward")
         audit = (hit.source, hit.microbatch, self.docket.auditor(hit.source, hit.microbatch))
-        return self._audit_inputs(audit, both[:1] if hit.direction == "forward" else both)
+        return self._audit_inputs(self.docket.ledger, audit, both[:1] if hit.direction == "forward" else both)
 
-    def _without_report(self, audits: Iterable[AuditKey]) -> str | None:
-        for audit in audits:
-            silent = self._audit_inputs(audit, ("forward", "backward"))
+    def _without_audit(self, ledger: StepLedger) -> str | None:
+        """Who owes an audit of this step although it has all that it takes."""
+        for audit in ledger.unreported:
+            silent = self._audit_inputs(ledger, audit, ("forward", "backward"))
             if silent is not None:
                 return silent
-        return None
+        late = [] if ledger.unreported else [auditor for _, auditor in ledger.unfinished if auditor != OWNER]
+        return next(iter(late), None)
 
-    def _audit_inputs(self, audit: AuditKey, directions: Sequence[Direction]) -> str | None:
+    def _audit_inputs(self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction]) -> str | None:
         """Give an auditor what it is to recompute from; one that has it and does not report is named."""
         docket, (stage, microbatch, auditor) = self.docket, audit
         holder = docket.server(stage, microbatch)
-        mark = ("audit", auditor, stage, microbatch)
+        mark = ("audit", auditor, ledger.step, stage, microbatch)
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
@@ -233,7 +231,7 @@ class Inquest:
         for direction in directions:
             source = stage + (-1 if direction == "forward" else 1)
             key: MessageKey = (source, direction, microbatch)
-            found = self._fetch(docket.server(source, microbatch), key) or self._fetch(holder, key)
+            found = self._fetch(docket.server(source, microbatch), key, ledger) or self._fetch(holder, key, ledger)
             if found is None:
                 return holder
             self._note(auditor, found[0])
@@ -261,9 +259,8 @@ class Inquest:
                 send_bulk(self.post, auditor, request, copy.weights(), ledger.step)
         return mark in self._handed
 
-    def _fetch(self, party: str, key: MessageKey) -> tuple[Fetched, Signed, memoryview] | None:
+    def _fetch(self, party: str, key: MessageKey, ledger: StepLedger) -> tuple[Fetched, Signed, memoryview] | None:
         """A tensor under its sender's own header; whatever else is shown is nothing, and is not handed on."""
-        ledger = self.docket.ledger
         found = self.courier.fetch(party, Fetch.of(ledger.epoch, ledger.step, key))
         message = None if found is None else found.message
         if found is None or not isinstance(message, Fetched) or message.evidence is None:

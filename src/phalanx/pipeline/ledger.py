@@ -5,7 +5,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.messages import AuditReport, Commit, GradientHeld, Signed, StepAudited
+from phalanx.pipeline.messages import AuditReport, Commit, GradientHeld, Signed, StateDigest, StepAudited
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.signed import passed_on
@@ -46,7 +46,11 @@ class StepLedger:
     """Those of them that were found right."""
     owners_audits: set[int] = field(default_factory=set)
     """Stages that the owner itself has still to redo."""
+    agreed: dict[int, StateDigest] = field(default_factory=dict)
+    """Digest of each stage at the beginning of the step, once holder and shadow have both signed it."""
     audits_drawn: bool = False
+    may_lag: bool = False
+    """Whether it may be applied before its audits are in: nobody but shadows was asked for any."""
     num_audits: int = 0
     whole_norms: dict[int, float | None] = field(default_factory=dict)
     """Squared norms of the weight gradients of shared stages, which both copies agree on."""
@@ -78,6 +82,26 @@ class StepLedger:
     def unreported(self) -> list[AuditKey]:
         """Audits that were asked for and not yet reported on."""
         return sorted(self.awaited_audits - self.reports.keys())
+
+    @property
+    def unfinished(self) -> list[tuple[int, str]]:
+        """Stages whose weight gradient was to be recomputed, and by whom, where nobody has said what came out."""
+        return sorted(self.awaited_step_audits - self.step_audits.keys())
+
+    @property
+    def owing(self) -> list[tuple[int, str]]:
+        """Stages with audits that are not done, and who is to do them."""
+        return sorted({(stage, auditor) for stage, _, auditor in self.unreported} | {*self.unfinished})
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether audits were drawn and every one of them has found the step right."""
+        return (
+            self.audits_drawn
+            and not self.unreported
+            and self.awaited_step_audits <= self.steps_agreed
+            and not self.owners_audits
+        )
 
     def said_digest(self, key: MessageKey, lane: int = 0) -> str | None:
         """The digest that the server of this lane committed to have sent, None when it named none."""

@@ -55,7 +55,11 @@ def answer_ask(desk: Desk, message: Ask) -> None:
         for index, holder in roles.hosted.items()
         if holder.step == message.step
     }
-    gradients = tuple(index for index, shadow in sorted(roles.shadows.items()) if shadow.gradients is not None)
+    gradients = tuple(
+        index
+        for index, shadow in sorted(roles.shadows.items())
+        if shadow.gradients is not None and shadow.copy.step == message.step
+    )
     desk.post(OWNER, Standing(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
 
 
@@ -77,7 +81,8 @@ def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
     copy = desk.roles.copy_of(message.stage)
     shadow = desk.roles.shadows.get(message.stage)
     gradient = gradient_of(desk.roles, message.stage, message.lane, message.step)
-    if message.purpose == "past":
+    lags = desk.plan.guard.commit_lag > 0 and message.step == copy.step - 1
+    if message.purpose == "past" or (message.purpose == "weights" and lags):
         copy = copy.past(message.step)
     if message.purpose in ("state", "past"):
         tensors = copy.state()
@@ -122,21 +127,19 @@ def _as_input(sent: Outgoing) -> AuditInput:
 
 def _message(roles: Roles, message: Fetch) -> AuditInput | None:
     """A message of this step or a kept one, from its sender or else from its receiver."""
-    if message.step != roles.step:
-        holder = roles.hosted.get(message.source)
-        past = {} if holder is None else holder.past.get(message.step, {})
-        kept = past.get((message.direction, message.microbatch))
-        return None if kept is None else _as_input(kept)
-    found = sent_here(roles, (message.source, message.direction, message.microbatch))
+    source = roles.hosted.get(message.source)
+    sent = None if source is None else source.sent_in(message.step).get((message.direction, message.microbatch))
+    if sent is not None:
+        return _as_input(sent)
     target = roles.hosted.get(message.source + (1 if message.direction == "forward" else -1))
     slot = (message.step, message.direction, message.microbatch)
-    if found is None and target is not None and slot in target.inputs and slot in target.headers:
-        return AuditInput(target.inputs[slot], to_signed(target.headers[slot]))
-    return found
+    if target is None or slot not in target.inputs or slot not in target.headers:
+        return None
+    return AuditInput(target.inputs[slot], to_signed(target.headers[slot]))
 
 
 def _claim(roles: Roles, message: Fetch) -> AuditInput | None:
     shadow = roles.auditing(message.source)
-    claims = {} if shadow is None or message.step != roles.step else shadow.claims
-    tensor = claims.get((message.direction, message.microbatch))
+    claims = {} if shadow is None else shadow.claims
+    tensor = claims.get((message.step, message.direction, message.microbatch))
     return None if tensor is None else AuditInput(tensor, None)

@@ -59,4 +59,4 @@ Past = History | OwnSnapshot
 
 def past_of(guard: GuardConfig) -> Past:
     """What a copy keeps in order to go back."""
-    return OwnSnapshot(guard.snapshot_every) if guard.keeps_snapshots else History(guard.keep_steps)
+    return OwnSnapshot(guard.snapshot_every) if guard.keeps_snapshots else History(guard.undoable_steps)

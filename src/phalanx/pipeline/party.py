@@ -116,10 +116,13 @@ class Party:
                 answer_ask(self._desk, message)
             case Audit() as message:
                 self._catch_up(message.step)
+                if message.step == self.roles.step + 1:
+                    self._keep_for_later(received)
+                    return
                 self._shadowing.ask(received, message)
             case Fetch() as message:
                 answer_fetch(self._desk, received.sender, message)
-            case Fetched(claim=False) as message if message.step == self.roles.step:
+            case Fetched(claim=False) as message if self._shadowing.is_due(message.step):
                 self._shadowing.take_input(received, message)
             case FetchBulk() as message:
                 self.finish_applies()
@@ -132,9 +135,9 @@ class Party:
     def _take_roles(self, message: Assign) -> None:
         if message.epoch <= self.roles.epoch:
             return
-        # what was verified is applied before the roles change, so that every copy is at the same step
-        self.finish_applies()
+        # what was decided is applied before the roles change, so that every copy is at the same step
         self._shadowing.clear()
+        self.finish_applies()
         self._states_due = False
         self.roles.take(message)
         self._announce_if_ready()
@@ -152,7 +155,7 @@ class Party:
             self._take_upkeep(received, message)
             return
         self._catch_up(message.step)
-        if message.step == self.roles.step + 1:
+        if message.step == self.roles.step + 1 or self._shadowing.is_behind(message):
             self._keep_for_later(received)
             return
         if message.stage in self.hosted:
@@ -249,12 +252,17 @@ class Party:
                 return True
         if self._serving.send_weights():
             return True
-        if self._shadowing.audit_next(urgent=True) or self._serving.act() or self._shadowing.audit_next(urgent=False):
-            return True
-        if self._shadowing.apply_next():
+        shadowing = self._shadowing
+        worked = (
+            shadowing.audit_next(urgent=True)
+            or self._serving.act()
+            or shadowing.audit_next(urgent=False)
+            or shadowing.apply_next()
+            or self._report_states()
+        )
+        if shadowing.has_moved():
             self._replay_early()
-            return True
-        return self._report_states()
+        return worked
 
     def finish_applies(self) -> None:
         """Let every optimizer take the step that was verified; what came early for the next one is then in time."""
@@ -264,11 +272,12 @@ class Party:
         for shadow in self.shadows.values():
             self._shadowing.apply(shadow)
         self.roles.skip_resting()
-        if self.roles.step != before:
+        if self._shadowing.has_moved() or self.roles.step != before:
             self._replay_early()
 
     def _report_states(self) -> bool:
-        if not self._states_due:
+        late = any(shadow.pending_apply is not None for shadow in self.shadows.values())
+        if not self._states_due or (late and self._desk.plan.guard.commit_lag):
             return False
         self._states_due = False
         usage, bytes_sent = self._usage()

@@ -90,7 +90,7 @@ class Reports:
             f"asked for {sorted(directions)}"
         )
         lane = self._docket.assignment.share(report.stage, report.microbatch)[1]
-        return self._docket.judgement("forgery", auditor, report.stage, reason, lane=lane)
+        return self._docket.judgement("forgery", auditor, report.stage, reason, step=report.step, lane=lane)
 
     def _compare_inputs(
         self, auditor: str, report: AuditReport, inputs: dict[Direction, Committed]
@@ -109,13 +109,16 @@ class Reports:
             if header is None:
                 reason = f"{where}: {auditor} reported an input that no neighbour sent"
                 lane = docket.assignment.share(stage, report.microbatch)[1]
-                return docket.judgement("forgery", auditor, stage, reason, lane=lane, headers={"input": signed})
+                said = {"input": signed}
+                return docket.judgement("forgery", auditor, stage, reason, step=report.step, lane=lane, headers=said)
             committed = inputs.setdefault(direction, Committed(header.fields.payload_digest, signed))
             if committed.digest != header.fields.payload_digest:
                 reason = f"{where}: {sender} signed two different {direction} messages"
-                headers = {"told_stage": committed.header, "told_auditor": signed}
+                said = {"told_stage": committed.header, "told_auditor": signed}
                 source = stage + (-1 if direction == "forward" else 1)
-                return docket.judgement("equivocation", sender, source, reason, accuser=auditor, headers=headers)
+                return docket.judgement(
+                    "equivocation", sender, source, reason, step=report.step, accuser=auditor, headers=said
+                )
         return None
 
     def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: Committed) -> bool:
@@ -171,7 +174,7 @@ class Reports:
             inputs=inputs,
             output=output,
             report=report,
-            state=docket.agreed[stage],
+            state=docket.ledger_of(report.step).agreed[stage],
         )
         verdict, exhibit = self._referee.judge_message(dispute)
         work = self._referee.spent()

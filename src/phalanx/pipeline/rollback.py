@@ -21,7 +21,7 @@ class Rollback:
         self.undone: dict[int, StepInputs] = {}
         self._docket = docket
         guard = docket.plan.guard
-        self._chronicle = Chronicle(guard.snapshot_every if guard.keeps_snapshots else guard.keep_steps)
+        self._chronicle = Chronicle(guard.snapshot_every if guard.keeps_snapshots else guard.undoable_steps)
         self._replay = Replay(docket, courier, self._chronicle)
         self._since: dict[tuple[str, int], int] = {}
         self._snapshot = 0
@@ -47,23 +47,34 @@ class Rollback:
         return not self._docket.plan.guard.keeps_snapshots or self.last_snapshot(step, convicted=False) is None
 
     def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
-        """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old."""
+        """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old.
+
+        A step that lags counts as bad without a replay.
+        """
+        if not self._docket.plan.guard.keep_steps:
+            return self.unverified
         reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
         heirs = {stage: new.holders[stage] for stage in stages}
         replayed = [
             self._replay.first_bad_step(stage, heir, max(reach, self._since.get((heir, stage), 0)), gone)
             for stage, heir in heirs.items()
         ]
-        found = [bad for bad in replayed if bad is not None]
+        found = [bad for bad in (*replayed, self.unverified) if bad is not None]
         return min(found) if found else None
+
+    @property
+    def unverified(self) -> int | None:
+        """The step that was applied before its audits were done; None when every applied step is verified."""
+        lagging = self._docket.lagging
+        return None if lagging is None else lagging.step
 
     def undo(self, first_bad: int, step: int) -> None:
         """Forget every step from the first bad one on; the batches are kept to do them again."""
         chronicle, docket = self._chronicle, self._docket
         self.undone |= {past.ledger.step: past.inputs for past in chronicle.since(first_bad)}
         back, before = chronicle.get(first_bad), chronicle.get(first_bad - 1)
-        docket.agreed = {} if back is None else dict(back.agreed)
-        docket.previous, docket.before = (None, {}) if before is None else (before.ledger, dict(before.agreed))
+        docket.ledger.agreed = {} if back is None else dict(back.agreed)
+        docket.previous = None if before is None else before.ledger
         chronicle.forget_from(first_bad)
         docket.observe("rolled_back", {"step": step, "to": first_bad})
 

@@ -13,7 +13,7 @@ from phalanx.transport import SignedHeader
 
 @dataclass
 class ShadowStage:
-    """A shadow is as fresh as the last committed step.
+    """A shadow is as fresh as the last committed step; as long as it has audits of that step to do, it stays before it.
 
     `gradient` upkeep: the stage's weight gradient is received and put through the shadow's own
     optimizer. `lockstep`: the gradient is recomputed here, microbatch by microbatch. `update`: the
@@ -26,8 +26,8 @@ class ShadowStage:
     gradients: dict[str, Tensor] | None = None
     incoming: BulkReceiver | None = None
     pending_apply: float | None = None
-    claims: dict[tuple[Direction, int], Tensor] = field(default_factory=dict)
-    """What this auditor recomputed in the present step."""
+    claims: dict[tuple[int, Direction, int], Tensor] = field(default_factory=dict)
+    """What this auditor recomputed, by step, direction and microbatch, until nobody can ask for it any more."""
     parts: list[SignedHeader] = field(default_factory=list)
     source: str = ""
     """Who began the transfer under way."""
@@ -44,7 +44,8 @@ class ShadowStage:
         """Forget what belongs to the last step or attempt."""
         self.copy.runner.abandon()
         self.gradients, self.incoming, self.recomputed, self.source = None, None, 0, ""
-        self.claims.clear()
+        kept = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)
+        self.claims = {place: claim for place, claim in self.claims.items() if place[0] in kept}
         self.parts.clear()
 
     def restart(self, source: str) -> None:
@@ -57,11 +58,6 @@ class ShadowStage:
         if self.incoming is None:
             self.incoming = BulkReceiver(self.copy.module.trainable())
         return self.incoming
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether the copy has, or can make by itself, the last verified step."""
-        return self.pending_apply is None or self.gradients is not None
 
     def expect_weights(self) -> BulkReceiver:
         """Make room for the stage's new weights: where the old ones are."""
@@ -81,15 +77,15 @@ class ShadowStage:
                 "no verdict is possible before it is resynchronised"
             )
         y, x_gradient = self.copy.runner.recompute(step, microbatch, x, gradient)
-        self.claims[("forward", microbatch)] = y
+        self.claims[(step, "forward", microbatch)] = y
         if x_gradient is not None:
-            self.claims[("backward", microbatch)] = x_gradient
+            self.claims[(step, "backward", microbatch)] = x_gradient
 
     def follow(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
         """Lockstep: do all of the stage's work on one microbatch, weight gradients included."""
         runner = self.copy.runner
-        self.claims[("forward", microbatch)] = runner.forward(step, microbatch, x)
+        self.claims[(step, "forward", microbatch)] = runner.forward(step, microbatch, x)
         x_gradient = runner.backward(step, microbatch, gradient)
         if x_gradient is not None:
-            self.claims[("backward", microbatch)] = x_gradient
+            self.claims[(step, "backward", microbatch)] = x_gradient
         self.recomputed += 1

@@ -26,6 +26,7 @@ class Shadowing:
         self._desk = desk
         self._shadows = desk.roles.shadows
         self._audits = AuditQueue()
+        self._moved = False
         self._visits = Visits(desk)
 
     def clear(self) -> None:
@@ -119,28 +120,43 @@ class Shadowing:
         shadow.begin()
         desk.post(OWNER, held, ())
 
-    def apply(self, shadow: ShadowStage) -> None:
-        """Let a shadow's own optimizer take the step that was verified; the state before it is kept."""
-        if shadow.pending_apply is None or shadow.gradients is None:
-            return
+    def apply(self, shadow: ShadowStage) -> bool:
+        """Let a shadow's own optimizer take the step that was decided; the state before it is kept.
+
+        Returns:
+            Whether it did: without the decision or the gradient, or with audits of that step still to do, it stays.
+        """
+        gradients, clip = shadow.gradients, shadow.pending_apply
+        if gradients is None or clip is None or self._audits.concerns(shadow.index, shadow.copy.step):
+            return False
         with self._desk.timer.phase("shadow_apply"):
             if shadow.index in self._desk.roles.frozen:
                 shadow.copy.skip(shadow.copy.step)
             else:
                 shadow.copy.optimizer.snapshot()
-                shadow.copy.apply(shadow.copy.step, shadow.gradients, shadow.pending_apply)
-        shadow.last_gradients, shadow.pending_apply = shadow.gradients, None
+                shadow.copy.apply(shadow.copy.step, gradients, clip)
+        shadow.last_gradients, shadow.pending_apply = gradients, None
         shadow.begin()
+        self._moved = True
         if not self._desk.roles.hosted and self._desk.name != OWNER:
             self._desk.roles.step = shadow.copy.step
+        return True
 
     def apply_next(self) -> bool:
-        """Bring one shadow up to date; False when all are."""
-        for shadow in self._shadows.values():
-            if shadow.pending_apply is not None and shadow.is_fresh:
-                self.apply(shadow)
-                return True
-        return False
+        """Bring one shadow up to date; False when none can be."""
+        return any(self.apply(shadow) for shadow in self._shadows.values())
+
+    def is_behind(self, message: Bulk) -> bool:
+        """Whether a gradient is of a step that the shadow has not reached: audits of the one before hold it up."""
+        shadow = self._shadows.get(message.stage)
+        if shadow is not None:
+            self.apply(shadow)
+        return shadow is not None and shadow.pending_apply is not None and message.step == shadow.copy.step + 1
+
+    def has_moved(self) -> bool:
+        """Whether a shadow has taken a step since this was last asked: what came early may be in time now."""
+        moved, self._moved = self._moved, False
+        return moved
 
     # --- audits ---------------------------------------------------------------------------------
 
@@ -160,7 +176,11 @@ class Shadowing:
         if from_outside and message.state is not None:
             self._visits.begin(received, message, message.state)
         for key in self._audits.add(message, lambda key: sent_here(roles, key)):
-            self._fetch(roles.assignment.server(key[0], key[2]), key)
+            self._fetch(roles.assignment.server(key[0], key[2]), message.step, key)
+
+    def is_due(self, step: int) -> bool:
+        """Whether an audit of this step can still be under way here."""
+        return 0 <= self._desk.roles.step - step <= self._desk.plan.guard.commit_lag
 
     def take_weights(self, received: Received, message: Bulk) -> None:
         """Take weights of a stage that this party audits from outside."""
@@ -186,28 +206,32 @@ class Shadowing:
         signed = tuple(body.get(name) for name in ("epoch", "step", "microbatch", "direction", "source"))
         if signed != expected or header.fields.payload_digest != _payload_digest(received):
             # a wrong copy from the sender blames nobody; the receiver has the bytes under the same header
-            self._fetch(roles.assignment.server(stage, message.microbatch), key)
+            self._fetch(roles.assignment.server(stage, message.microbatch), message.step, key)
             return
         tensor = tensor_from(received.payload, BOUNDARY_DTYPE, desk.plan.hidden_shape)
-        self._audits.deliver(key, AuditInput(tensor, message.evidence))
+        self._audits.deliver(message.step, key, AuditInput(tensor, message.evidence))
 
     def audit_next(self, *, urgent: bool) -> bool:
         """Do one audit and report what came out; False when none is ready."""
         desk = self._desk
+        for behind in self._shadows.values():
+            if self._audits.concerns(behind.index, behind.copy.step + 1):
+                self.apply(behind)
         task = self._audits.pop(self._can_audit, urgent=urgent)
         shadow = None if task is None else desk.roles.auditing(task.stage)
         if task is None or shadow is None:
             return False
-        self.apply(shadow)
         with desk.timer.phase("audit"):
             self._recompute(shadow, task)
         report = AuditReport(
             epoch=desk.roles.epoch,
-            step=desk.roles.step,
+            step=task.step,
             stage=task.stage,
             microbatch=task.microbatch,
             inputs=task.headers(),
-            digests={d: digest_hex(tensor_buffers(shadow.claims[(d, task.microbatch)])) for d in task.directions},
+            digests={
+                d: digest_hex(tensor_buffers(shadow.claims[(task.step, d, task.microbatch)])) for d in task.directions
+            },
             urgent=task.urgent,
         )
         desk.post(OWNER, report, ())
@@ -215,9 +239,10 @@ class Shadowing:
             self._report_recomputed(shadow)
         return True
 
-    def _can_audit(self, stage: int) -> bool:
-        copy = self._desk.roles.auditing(stage)
-        return copy is not None and copy.is_fresh
+    def _can_audit(self, stage: int, step: int) -> bool:
+        shadow = self._desk.roles.auditing(stage)
+        # a copy that is past the step is a fault, and says so when it is asked to audit
+        return shadow is not None and shadow.copy.step >= step
 
     def _report_recomputed(self, shadow: ShadowStage) -> None:
         """Every microbatch was followed: say what weight gradient that gives; in lockstep it is the shadow's own."""
@@ -225,7 +250,7 @@ class Shadowing:
         with self._desk.timer.phase("audit"):
             gradients = shadow.copy.runner.gradients()
             digest = transfer_digest(gradients)
-        place = {"epoch": self._desk.roles.epoch, "step": self._desk.roles.step, "stage": shadow.index}
+        place = {"epoch": self._desk.roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
         found = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
         if self._desk.plan.guard.shadow == "lockstep" and shadow.index in self._shadows:
             shadow.gradients = gradients
@@ -240,17 +265,17 @@ class Shadowing:
         x, gradient = task.tensor("forward"), task.tensor("backward")
         if x is None:
             return
-        step = self._desk.roles.step
+        step = task.step
         follows = task.weights or (self._desk.plan.guard.shadow == "lockstep" and not task.urgent)
         if follows and gradient is not None:
             shadow.follow(step, task.microbatch, x, gradient)
         else:
             shadow.audit(step, task.microbatch, x, gradient)
 
-    def _fetch(self, target: str, key: InputKey) -> None:
+    def _fetch(self, target: str, step: int, key: InputKey) -> None:
         roles = self._desk.roles
         permit = self._visits.permit(key[0] + (1 if key[1] == "forward" else -1))
-        self._desk.post(target, Fetch.of(roles.epoch, roles.step, key, permit=permit), ())
+        self._desk.post(target, Fetch.of(roles.epoch, step, key, permit=permit), ())
 
 
 def _payload_digest(received: Received) -> str:

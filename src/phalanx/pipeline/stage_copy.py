@@ -153,11 +153,13 @@ class StageCopy:
         self.history.forget_from(step)
 
     def past(self, step: int) -> "StageCopy":
-        """Another copy of this stage as it was before `step`.
+        """This stage as it was before `step`: the copy itself if it is there now, else another one.
 
         Raises:
             StaleReplicaError: It is not kept.
         """
+        if self.step == step:
+            return self
         copy = StageCopy.empty(self.plan, self.spec.index)
         copy.load_weights(self.weights())
         self.history.restore(copy.optimizer, step)

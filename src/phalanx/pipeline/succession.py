@@ -205,10 +205,11 @@ class Succession:
             new = without(old, gone, self.alive, guarded=guard.enabled, has_heirs=not guard.verify_only)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
             held = [stage for stage, _ in served]
+            rollback = self.rollback
             if guard.keeps_snapshots:
-                first_bad = self.rollback.last_snapshot(step, convicted=verdict is not None)
+                first_bad = rollback.last_snapshot(step, convicted=verdict is not None)
             else:
-                first_bad = None if verdict is None else self.rollback.first_bad_step(held, new, gone)
+                first_bad = rollback.unverified if verdict is None else rollback.first_bad_step(held, new, gone)
         finally:
             self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:

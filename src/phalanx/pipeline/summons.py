@@ -49,6 +49,8 @@ class Summons:
             ledger.awaited_audits |= {(stage, m, auditor) for m in drawn}
             if drawn:
                 self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
+        only_shadows = all(docket.has_copy(auditor, stage) for stage, _, auditor in ledger.awaited_audits)
+        ledger.may_lag = docket.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits
 
     def _drawn(self, where: Mapping[str, int], everything: tuple[int, ...]) -> tuple[int, ...]:
         """Microbatches of a share that are drawn; all of a step or none where the auditor must fetch weights."""

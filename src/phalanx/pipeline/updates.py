@@ -5,6 +5,7 @@ from phalanx.pipeline.collusion import vouched_for_gradient
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.followed import FollowedWeights
+from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.messages import GradientHeld, StateDigest, WeightsHeld
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.referee import Referee
@@ -126,7 +127,11 @@ class Updates:
 
     def weigh_step_audits(self) -> Judgement | None:
         """Compare each recomputed weight gradient with the one that the stage committed to."""
-        docket, ledger = self._docket, self._docket.ledger
+        found = (self._weigh_recomputed(ledger) for ledger in self._docket.open_ledgers)
+        return next((judgement for judgement in found if judgement is not None), None)
+
+    def _weigh_recomputed(self, ledger: StepLedger) -> Judgement | None:
+        docket = self._docket
         for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
             share, shadow = docket.audited_share(stage, auditor), (stage, docket.shadow(stage))
             audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[share]
@@ -139,15 +144,17 @@ class Updates:
             holder = docket.assignment.server_of(share)
             alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
             docket.observe("alarm", alarm)
-            guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor, docket.agreed[stage])
+            guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor, ledger.agreed[stage])
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
             accuser = auditor if guilty == holder else holder
             if guilty == holder and is_second:
                 second = vouched_for_gradient(docket, share)
                 docket.proved += [] if second is None else [second]
-            work = self._referee.spent()
-            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, lane=share[1], work=work)
+            work, step = self._referee.spent(), ledger.step
+            return docket.judgement(
+                "gradient", guilty, stage, reason, step=step, accuser=accuser, lane=share[1], work=work
+            )
         return None
 
     def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:

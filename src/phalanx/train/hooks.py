@@ -56,6 +56,8 @@ class RunHooks:
         """Save a checkpoint, when it is time for it."""
         every = self._run.checkpoint.every
         if self._went_back or num_steps == self._run.train.steps or (every and num_steps % every == 0):
+            # what the log says before it is what the checkpoint's figures have counted
+            self._engine.settle()
             # the log must not be behind a checkpoint that survives the machine's crash
             self._recorder.log.append("checkpoint", {"step": num_steps})
             self._recorder.log.sync()

@@ -1,0 +1,32 @@
+"""Honest auditors whose word comes late, so that what a step is applied before is certain and no matter of speed."""
+
+from dataclasses import replace
+
+from phalanx.pipeline.messages import Applied, AuditReport, Ready, StepAudited
+from phalanx.testing import Actor
+
+
+def late(actor=None, *, until=Applied, holds=lambda message: True):
+    """What an auditor has recomputed leaves only behind the next message of a kind, by default the update's digest.
+
+    Before the decision of the step nobody sends that: with audits that must not lag the step would never end.
+    """
+    actor, kept = actor or Actor(), []
+
+    def rewrite(letter):
+        message = letter.message
+        if isinstance(message, Ready):
+            kept.clear()
+        if isinstance(message, AuditReport | StepAudited) and holds(message):
+            kept.extend(actor.rewrite(letter))
+            return ()
+        behind = list(kept) if isinstance(message, until) else []
+        del kept[: len(behind)]
+        return (*actor.rewrite(letter), *behind)
+
+    return replace(actor, rewrite=rewrite)
+
+
+def all_late(actors, stages=4):
+    """Every worker of a company is late with its audits; some are given."""
+    return {stage: late(actors.get(stage)) for stage in range(1, stages - 1)}
