@@ -57,6 +57,7 @@ TO_A_WORKER = {
     "audit": Audit(**NOW, stage=1, microbatches=(0,), directions=("forward",), urgent=True),
     "release": Release(**FETCH, source=1),
     "fetch weights": FetchBulk(**NOW, stage=2, purpose="weights"),
+    "fetch a duplicate": FetchBulk(**NOW, stage=2, purpose="duplicate"),
     "fetch a claim": Fetch(**FETCH, source=1, claim=True),
     "fetch of a foreign link": Fetch(**FETCH, source=2, claim=False),
     "setup": Setup(epoch=0, plan={}),
@@ -91,6 +92,7 @@ BAD_TENSORS = {
     "twice": tensor_message(1, 2),
     "gradient of another's stage": Bulk(**NOW, purpose="gradient", stage=2, offset=0, total=4),
     "state that is not awaited": Bulk(**NOW, purpose="state", stage=2, offset=0, total=4),
+    "duplicate that nobody asked for": Bulk(**NOW, purpose="duplicate", stage=2, offset=0, total=4),
     "answer that nobody asked for": Fetched(**FETCH, source=3, claim=False, evidence=None),
 }
 
@@ -117,6 +119,7 @@ TO_THE_OWNER = {
     "state of a stage that it does not have": Applied(**NOW, states={"0": STATE}, usage={}, bytes_sent={}),
     "state of nonsense": Applied(**NOW, states={"-": STATE}, usage={}, bytes_sent={}),
     "alarm about a message to another": ScreenHit(**FETCH, source=2, reason="odd"),
+    "duplicate that nobody asked for": Bulk(**NOW, purpose="duplicate", stage=1, offset=0, total=4),
     "alarm about no stage": ScreenHit(**FETCH, source=77, reason="odd"),
     "order": Apply(**NOW, clip_coefficient=1.0),
     "roles": assign_all_to("worker-1"),

@@ -6,6 +6,7 @@ from phalanx.pipeline.cusum import Drift, DriftWatch
 from phalanx.pipeline.distance import Band, band, token_distance, token_distances, token_residual
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.duplicate import Duplicate
 from phalanx.pipeline.engine import PipelineEngine
 from phalanx.pipeline.explain import explain_evidence
 from phalanx.pipeline.hosted import StepInputs
@@ -33,6 +34,7 @@ __all__ = [
     "Band",
     "Drift",
     "DriftWatch",
+    "Duplicate",
     "Files",
     "GuardConfig",
     "LocalWorkers",

@@ -12,9 +12,16 @@ from phalanx.pipeline.desk import Received
 from phalanx.pipeline.messages import Ask, Bulk, Fetch, FetchBulk, Fetched, Standing
 
 
-@dataclass
-class _Waiting:
-    """One request under way."""
+@dataclass(eq=False)
+class Order:
+    """One request under way.
+
+    Attributes:
+        party: Who was asked.
+        tensors: What came of a request for tensors, once it is whole.
+        num_steps: The optimizer steps that they had taken.
+        heard: When anything of the answer came last, seconds of the monotonic clock.
+    """
 
     party: str
     answer: Received | None = None
@@ -22,7 +29,6 @@ class _Waiting:
     tensors: dict[str, Tensor] | None = None
     num_steps: int = -1
     heard: float = field(default_factory=time.monotonic)
-    """When anything of the answer came last, seconds of the monotonic clock."""
 
 
 class Courier:
@@ -41,8 +47,8 @@ class Courier:
         self.timeout_s = timeout_s
         self.is_gone: Callable[[str], bool] = lambda party: False
         """Whether a party is known to be gone, so that nobody need wait for it."""
-        self._fetches: dict[tuple[int, int, int, str, bool], _Waiting] = {}
-        self._bulks: dict[tuple[int, int, str], _Waiting] = {}
+        self._fetches: dict[tuple[int, int, int, str, bool], Order] = {}
+        self._bulks: dict[tuple[int, int, str], Order] = {}
         self._standings: dict[str, Standing | None] = {}
         self._asked = (-1, -1)
 
@@ -74,7 +80,7 @@ class Courier:
         try:
             for party in parties:
                 self._post(party, request, ())
-            self._wait(lambda: None not in self._standings.values(), _Waiting(""))
+            self._wait(lambda: None not in self._standings.values(), Order(""))
             return {party: answer for party, answer in self._standings.items() if answer is not None}
         finally:
             self._standings = {}
@@ -82,7 +88,7 @@ class Courier:
     def fetch(self, party: str, request: Fetch) -> Received | None:
         """Ask for one message or one claim; None when no answer came in time."""
         key = _fetch_key(request)
-        waiting = self._fetches[key] = _Waiting(party)
+        waiting = self._fetches[key] = Order(party)
         try:
             self._post(party, request, ())
             self._wait(lambda: waiting.answer is not None, waiting)
@@ -104,7 +110,7 @@ class Courier:
             The tensors and the optimizer steps they had taken; None when no answer came in time.
         """
         key = (request.stage, request.lane, request.purpose)
-        waiting = self._bulks[key] = _Waiting(party, bulk=BulkReceiver(expected))
+        waiting = self._bulks[key] = Order(party, bulk=BulkReceiver(expected))
         try:
             self._post(party, request, ())
             self._wait(lambda: waiting.tensors is not None, waiting)
@@ -114,7 +120,17 @@ class Courier:
             del self._bulks[key]
         return None if waiting.tensors is None else (waiting.tensors, waiting.num_steps)
 
-    def _wait(self, done: Callable[[], bool], waiting: _Waiting) -> None:
+    def order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Order:
+        """As `collect`, without waiting: the answer comes in while everything else goes on."""
+        order = self._bulks[(request.stage, request.lane, request.purpose)] = Order(party, bulk=BulkReceiver(expected))
+        self._post(party, request, ())
+        return order
+
+    def forget_orders(self) -> None:
+        """Take no more of what `order` has asked for."""
+        self._bulks = {key: waiting for key, waiting in self._bulks.items() if key[2] != "duplicate"}
+
+    def _wait(self, done: Callable[[], bool], waiting: Order) -> None:
         while not (done() or self.is_gone(waiting.party)) and time.monotonic() - waiting.heard < self.timeout_s:
             self._pump()
 

@@ -16,6 +16,7 @@ from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.duplicate import Duplicate, Duplicates
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Files, Members
@@ -72,6 +73,7 @@ class PipelineEngine:
         self._succession = Succession(office, members, files)
         self._courier.is_gone = lambda party: party in self._succession.lost
         self._bytes = BytesByLink(endpoint)
+        self._duplicates = Duplicates(self._docket, self._courier, self._party.roles)
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -106,6 +108,7 @@ class PipelineEngine:
             VerificationError: The owner itself has another state than the checkpoint.
         """
         self._party.roles.library = library
+        self._duplicates.abandon("the run went back to a checkpoint")
         self._succession.fall_back(step, known)
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
@@ -140,8 +143,13 @@ class PipelineEngine:
             audits += self._docket.ledger.num_audits
             if judgement is None and not self._succession.lost:
                 return attempts, audits
-            self._succession.recover(judgement, step)
-            self._redo_until(step)
+            self._recover(judgement, step)
+
+    def _recover(self, judgement: Judgement | None, step: int) -> None:
+        # copies that are on their way may be of steps that are undone, or from who is excluded
+        self._duplicates.abandon("roles changed")
+        self._succession.recover(judgement, step)
+        self._redo_until(step)
 
     def _redo_until(self, until: int) -> None:
         """Do again what was undone, from the batches that were kept."""
@@ -158,6 +166,7 @@ class PipelineEngine:
             return
         self.settle()
         if self._succession.rollback.is_turning_point(step):
+            self._duplicates.abandon("workers came or left")
             self._succession.regroup(self._newcomers.admit(), step)
             self._redo_until(step)
 
@@ -200,6 +209,30 @@ class PipelineEngine:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""
         for stage in range(len(self.plan.stages)):
             yield self.collect(stage, purpose)
+
+    def begin_duplicate(self) -> Duplicate:
+        """Take the state after the last step for a checkpoint; it comes in while further steps run.
+
+        `look_for_duplicate` says whether it is whole by now.
+        """
+        self._party.finish_applies()
+        return self._duplicates.begin(self.next_step)
+
+    def look_for_duplicate(self) -> None:
+        """Bring the duplicate under way up to date: whole, or given up because somebody is gone or silent."""
+        self._duplicates.look()
+
+    def finish_duplicate(self, duplicate: Duplicate) -> None:
+        """Wait until a duplicate is whole, or given up.
+
+        Raises:
+            PeerLostError: States were not confirmed in time.
+        """
+        self._settle()
+        self._duplicates.note_agreed(self.next_step)
+        while not (duplicate.is_whole or duplicate.failure):
+            self._pump()
+            self._duplicates.look()
 
     @property
     def holders(self) -> Mapping[int, str]:
@@ -329,6 +362,7 @@ class PipelineEngine:
     ) -> StepResult:
         coordinator, docket = self._coordinator, self._docket
         norm, clip = docket.ledger.total_norm(), coordinator.clip()
+        self._duplicates.note_agreed(step)
         self._succession.rollback.remember(PastStep(docket.ledger, docket.assignment, inputs))
         for name in (*self._succession.alive, OWNER):
             self._mail.post(name, Apply(epoch=self._succession.epoch, step=step, clip_coefficient=clip), ())

@@ -8,6 +8,7 @@ from phalanx.pipeline.desk import Desk
 from phalanx.pipeline.exchange import gradient_of
 from phalanx.pipeline.hosted import Outgoing
 from phalanx.pipeline.messages import Ask, Audit, Fetch, FetchBulk, Fetched, Place, Progress, Signed, Standing
+from phalanx.pipeline.parcels import Parcels
 from phalanx.pipeline.roles import Roles
 from phalanx.pipeline.signed import open_signed, to_signed
 from phalanx.transport.tensors import tensor_buffers
@@ -63,8 +64,10 @@ def answer_ask(desk: Desk, message: Ask) -> None:
     desk.post(OWNER, Standing(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
 
 
-def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
+def answer_fetch_bulk(desk: Desk, parcels: Parcels, sender: str, message: FetchBulk) -> None:
     """Send a stage's state, weights, undo copy or gradient to the owner, or weights to a third party that may see them.
+
+    A duplicate is copied now and sent later.
 
     Raises:
         FrameError: This party has no such thing, or the sender has no business with it.
@@ -81,6 +84,9 @@ def answer_fetch_bulk(desk: Desk, sender: str, message: FetchBulk) -> None:
     copy = desk.roles.copy_of(message.stage)
     shadow = desk.roles.shadows.get(message.stage)
     gradient = gradient_of(desk.roles, message.stage, message.lane, message.step)
+    if message.purpose == "duplicate":
+        parcels.put(sender, message, copy.optimizer.state, copy.step)
+        return
     lags = desk.plan.guard.commit_lag > 0 and message.step == copy.step - 1
     if message.purpose == "past" or (message.purpose == "weights" and lags):
         copy = copy.past(message.step)

@@ -30,6 +30,7 @@ from phalanx.pipeline.messages import (
     Release,
     StateDigest,
 )
+from phalanx.pipeline.parcels import Parcels
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.roles import Roles
 from phalanx.pipeline.serving import Serving
@@ -75,6 +76,7 @@ class Party:
         self._desk = Desk(name, plan, self.roles, post, peer, timer)
         self._serving = Serving(self._desk)
         self._shadowing = Shadowing(self._desk)
+        self._parcels = Parcels(post)
         self._keeping = Keeping(self._desk)
         self._early: list[Received] = []
         self._states_due = False
@@ -126,7 +128,7 @@ class Party:
                 self._shadowing.take_input(received, message)
             case FetchBulk() as message:
                 self.finish_applies()
-                answer_fetch_bulk(self._desk, received.sender, message)
+                answer_fetch_bulk(self._desk, self._parcels, received.sender, message)
             case Apply() as message:
                 self._mark_applies(message)
             case message:
@@ -138,6 +140,7 @@ class Party:
         # what was decided is applied before the roles change, so that every copy is at the same step
         self._shadowing.clear()
         self.finish_applies()
+        self._parcels.clear()
         self._states_due = False
         self.roles.take(message)
         self._announce_if_ready()
@@ -148,6 +151,9 @@ class Party:
             if self.roles.add_state(received.sender, message, received.payload):
                 self._announce_if_ready()
             return
+        if message.purpose == "duplicate":
+            # the owner's courier takes those that somebody waits for
+            raise FrameError(f"{self.name}: {received.sender!r} sent a duplicate that nobody waits for")
         if message.purpose == "weights":
             self._shadowing.take_weights(received, message)
             return
@@ -262,7 +268,7 @@ class Party:
         )
         if shadowing.has_moved():
             self._replay_early()
-        return worked
+        return worked or self._parcels.send_next()
 
     def finish_applies(self) -> None:
         """Let every optimizer take the step that was verified; what came early for the next one is then in time."""
