@@ -241,11 +241,20 @@ def test_impossible_numbers_are_refused(save, step, keep):
         save(step, keep=keep)
 
 
-@pytest.mark.parametrize("key", ["encrypt", "asynchronous"])
-def test_what_is_not_there_yet_is_refused_rather_than_ignored(key):
-    assert CheckpointConfig.model_validate({key: False}) == CheckpointConfig(every=50, keep=2)
-    with pytest.raises(ValidationError, match="not yet available"):
-        CheckpointConfig.model_validate({key: True})
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"encrypt": True}, "belong together"),
+        ({"key": "file:a.key"}, "belong together"),
+        ({"encrypt": True, "key": "ab" * 32}, "never the key itself"),
+        ({"remote": "bucket/folder"}, "expected an address"),
+        ({"remote": "s3://key:secret@bucket/folder"}, "without credentials"),
+        ({"remote": "s3://bucket/folder?token=1"}, "without credentials"),
+    ],
+)
+def test_a_section_that_would_not_protect_or_would_tell_a_secret_is_refused(values, said):
+    with pytest.raises(ValidationError, match=said):
+        CheckpointConfig.model_validate(values)
 
 
 @pytest.mark.parametrize("values", [{"every": -1}, {"keep": 0}, {"compress": True}])

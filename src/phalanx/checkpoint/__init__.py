@@ -2,28 +2,47 @@
 
 from typing import TYPE_CHECKING, Any
 
+from phalanx.checkpoint.certified import Certified
 from phalanx.checkpoint.config import CheckpointConfig
-from phalanx.checkpoint.manifest import latest_checkpoint
+from phalanx.checkpoint.keys import KeyHolder, open_key, write_new_key
+from phalanx.checkpoint.manifest import (
+    latest_checkpoint,
+    list_checkpoints,
+    manifest_digest,
+    step_directory,
+    step_of,
+)
+from phalanx.checkpoint.retention import drop_checkpoints_after
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.load import Checkpoint, open_checkpoint
-    from phalanx.checkpoint.save import drop_checkpoints_after, save_checkpoint
+    from phalanx.checkpoint.remote import RemoteStore
+    from phalanx.checkpoint.save import save_checkpoint
     from phalanx.checkpoint.shard import Shard
 
 __all__ = [
+    "Certified",
     "Checkpoint",
     "CheckpointConfig",
+    "KeyHolder",
+    "RemoteStore",
     "Shard",
     "drop_checkpoints_after",
     "latest_checkpoint",
+    "list_checkpoints",
+    "manifest_digest",
     "open_checkpoint",
+    "open_key",
     "save_checkpoint",
+    "step_directory",
+    "step_of",
+    "write_new_key",
 ]
 
 _MODULES = {
     "Checkpoint": "load",
+    "RemoteStore": "remote",
     "Shard": "shard",
-    "drop_checkpoints_after": "save",
     "open_checkpoint": "load",
     "save_checkpoint": "save",
 }

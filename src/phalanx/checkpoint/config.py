@@ -1,8 +1,14 @@
-"""How often a run is saved, and how many checkpoints are kept."""
+"""How often a run is saved, how, where to, and how many checkpoints are kept."""
 
-from pydantic import Field, field_validator
+import re
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
 
 from phalanx.config import StrictModel
+
+_KEY = re.compile(r"(file|env|command):\S.*")
 
 
 class CheckpointConfig(StrictModel):
@@ -11,19 +17,48 @@ class CheckpointConfig(StrictModel):
     Attributes:
         every: Steps between two checkpoints; 0 saves only at the end of the run.
         keep: Checkpoints that are kept, newest first; at least 1.
-        encrypt: Encryption at rest; not yet available.
-        asynchronous: Writing beside the training; not yet available.
+        keep_every: Checkpoints of steps that are multiples of this stay for good; 0 keeps none for good.
+        encrypt: Everything but the manifest is written under AES-256-GCM.
+        key: Where the key is, never the key: ``file:PATH``, ``env:NAME`` or ``command:PROGRAM ARGUMENT ...``.
+        asynchronous: Collecting and writing go on beside the training.
+        remote: An fsspec address that every checkpoint is copied to as well, such as ``s3://bucket/folder``.
     """
 
     every: int = Field(default=50, ge=0)
     keep: int = Field(default=2, ge=1)
+    keep_every: int = Field(default=0, ge=0)
     encrypt: bool = False
+    key: str | None = None
     asynchronous: bool = False
+    remote: str | None = None
 
-    @field_validator("encrypt", "asynchronous")
+    @field_validator("key")
     @classmethod
-    def _refuse_what_is_missing(cls, value: bool) -> bool:
-        # a run that asks for encryption must not silently write plain tensors
-        if value:
-            raise ValueError("not yet available; set it to false or leave it out")
+    def _check_key(cls, value: str | None) -> str | None:
+        # the value is not repeated: somebody may have put the key itself here
+        if value is not None and _KEY.fullmatch(value) is None:
+            raise ValueError(
+                'says where the key is, "file:PATH", "env:NAME" or "command:PROGRAM"; never the key itself'
+            )
         return value
+
+    @field_validator("remote")
+    @classmethod
+    def _check_remote(cls, value: str | None) -> str | None:
+        if value is None:
+            return value
+        parts = urlsplit(value)
+        if not parts.scheme or "@" in parts.netloc or parts.query:
+            raise ValueError(
+                "expected an address such as s3://bucket/folder, without credentials: those belong into the environment"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.encrypt != (self.key is not None):
+            raise ValueError(
+                "encrypt = true and key belong together: the one needs the other; "
+                "`phalanx checkpoint new-key FILE` makes a key file"
+            )
+        return self

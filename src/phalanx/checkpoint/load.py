@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from phalanx.checkpoint.keys import KEY_FILE, KeyHolder, unwrap_for
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -21,15 +22,23 @@ from phalanx.checkpoint.manifest import (
     step_of,
     verify_manifest,
 )
+from phalanx.checkpoint.sealed import FileSealer, Place
 from phalanx.checkpoint.shard import Shard
 from phalanx.errors import CheckpointError
 from phalanx.security.crypto import Peer
 
 _MAX_MANIFEST_BYTES = 64 * 1024 * 1024
+_MAX_KEY_BYTES = 256 * 1024
 
 
 def open_checkpoint(
-    path: Path, peer: Peer, *, run: str | None, config_digest: str | None, at_least_step: int = 0
+    path: Path,
+    peer: Peer,
+    *,
+    run: str | None,
+    config_digest: str | None,
+    at_least_step: int = 0,
+    key: KeyHolder | None = None,
 ) -> "Checkpoint":
     """Verify a checkpoint as a whole.
 
@@ -39,10 +48,12 @@ def open_checkpoint(
         run: The run that it must belong to; None accepts any.
         config_digest: The config that it must have been made with; None accepts any.
         at_least_step: The oldest step to accept: a signature does not tell old from new.
+        key: Who unwraps the data key of an encrypted one.
 
     Raises:
         CheckpointError: Names the file and what is wrong: missing, extra, truncated, altered, swapped
-            with another step's, signed by another key, from another run or config, or too old.
+            with another step's, signed by another key, from another run or config, too old, or encrypted with
+            another key than `key`.
 
     Guarantees:
         What `Checkpoint.tensors` returns later was part of what `peer` signed: files are verified again on
@@ -53,12 +64,13 @@ def open_checkpoint(
     _check_belonging(path, manifest, run, config_digest)
     if manifest.step < at_least_step:
         raise CheckpointError(
-            f"{where}: rolled back: it is of step {manifest.step}, expected step {at_least_step} or later"
+            f"{where}: rolled back: it is of step {manifest.step}, expected step {at_least_step} or later; put the "
+            "newer one back, or name the step to go back to"
         )
     _check_listing(path, manifest)
     for name, entry in sorted(manifest.files.items()):
         _check_file(path / name, entry)
-    return Checkpoint(path, manifest)
+    return Checkpoint(path, manifest, _sealer(path, manifest, key))
 
 
 class Checkpoint:
@@ -71,8 +83,10 @@ class Checkpoint:
         stages: Indices of the stages, ascending.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: Manifest, sealer: FileSealer | None = None) -> None:
         self.path = path
+        self._sealer = sealer
+        self._ending = manifest.ending
         self.step = manifest.step
         self.run = manifest.run
         self.config_digest = manifest.config_digest
@@ -89,8 +103,7 @@ class Checkpoint:
             CheckpointError: There is no such stage, or its file changed since it was opened.
         """
         entry = self._entry(stage)
-        path = self.path / shard_file(stage)
-        data = _read_verified(path, self._files[path.name])
+        path, data = self._read(shard_file(stage))
         try:
             tensors = load(data)
         except SafetensorError as exc:
@@ -138,15 +151,36 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: has no stage {stage}; stages: {list(self.stages)}")
         return self._shards[stage]
 
+    def _read(self, name: str) -> tuple[Path, bytes]:
+        """Read a file, verified and in the clear."""
+        path = self.path / f"{name}{self._ending}"
+        data = _read_verified(path, self._files[path.name])
+        if self._sealer is None:
+            return path, data
+        return path, self._sealer.open(Place(self.run, self.step, path.name), data, str(path))
+
     def _read_state(self) -> dict[str, Any]:
-        path = self.path / STATE_FILE
+        path, data = self._read(STATE_FILE)
         try:
-            state = json.loads(_read_verified(path, self._files[STATE_FILE]))
+            state = json.loads(data)
         except ValueError as exc:
             raise CheckpointError(f"{path}: is not JSON: {exc}") from exc
         if not isinstance(state, dict):
             raise CheckpointError(f"{path}: expected an object")
         return state
+
+
+def _sealer(path: Path, manifest: Manifest, key: KeyHolder | None) -> FileSealer | None:
+    if manifest.encryption is None:
+        return None
+    where = path / KEY_FILE
+    if key is None:
+        raise CheckpointError(f"{path}: is encrypted; say where its key is, as checkpoint.key in the run file does")
+    data_key = unwrap_for(key, _read_bytes(where, _MAX_KEY_BYTES), manifest.run, manifest.step, where)
+    sealer = FileSealer(data_key)
+    if sealer.commitment(manifest.run, manifest.step) != manifest.encryption.commitment:
+        raise CheckpointError(f"{where}: swapped: it holds another data key than the signed manifest commits to")
+    return sealer
 
 
 def _check_belonging(path: Path, manifest: Manifest, run: str | None, config_digest: str | None) -> None:
@@ -168,7 +202,7 @@ def _check_listing(path: Path, manifest: Manifest) -> None:
         present = {entry.name for entry in path.iterdir()}
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read ({exc.strerror})") from exc
-    expected = {MANIFEST_FILE, *manifest.files}
+    expected = {MANIFEST_FILE, *manifest.files, *(() if manifest.encryption is None else (KEY_FILE,))}
     for name in sorted(expected - present):
         raise CheckpointError(f"{path / name}: missing; use an older checkpoint")
     for name in sorted(present - expected):

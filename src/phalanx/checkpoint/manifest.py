@@ -1,11 +1,13 @@
 """What is in a checkpoint directory, signed; and where the checkpoints of a run are."""
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from phalanx.checkpoint.sealed import SEALED
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import CheckpointError, SignatureError
 from phalanx.security.crypto import Identity, Peer, in_domain, parse_canonical
@@ -17,7 +19,7 @@ _STEP_DIRECTORY = re.compile(r"step-(\d{8,12})")
 _SET_ASIDE = re.compile(r"(step-\d{8,12})\.replaced")
 
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-FileName = Annotated[str, Field(pattern=r"^(state\.json|stage-(0|[1-9]\d{0,5})\.safetensors)\z")]
+FileName = Annotated[str, Field(pattern=r"^(state\.json|stage-(0|[1-9]\d{0,5})\.safetensors)(\.sealed)?\z")]
 
 
 class FileEntry(StrictModel):
@@ -35,8 +37,20 @@ class ShardEntry(StrictModel):
     tensors: tuple[str, ...]
 
 
+class Encryption(StrictModel):
+    """How all other files are encrypted; the wrapped data key lies in ``key.json`` and may be wrapped anew.
+
+    Attributes:
+        scheme: See `phalanx.checkpoint.sealed`.
+        commitment: Of the data key, so that no other one can be put in its place.
+    """
+
+    scheme: Literal["aes-256-gcm-chunks/1"] = "aes-256-gcm-chunks/1"
+    commitment: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+
+
 class Manifest(StrictModel):
-    """Everything that a checkpoint is; what is not named here is not part of it."""
+    """Everything that a checkpoint is; what is not named here is not part of it, but for the wrapped key."""
 
     format: Literal["phalanx-checkpoint"] = "phalanx-checkpoint"
     version: Literal[1] = 1
@@ -45,10 +59,16 @@ class Manifest(StrictModel):
     config_digest: str
     files: dict[FileName, FileEntry]
     shards: tuple[ShardEntry, ...]
+    encryption: Encryption | None = None
+
+    @property
+    def ending(self) -> str:
+        """What the names of all files but the manifest and the key end with."""
+        return "" if self.encryption is None else SEALED
 
 
 def shard_file(stage: int) -> str:
-    """Return the file name of a stage's tensors."""
+    """Return the file name of a stage's tensors, where they are not encrypted."""
     return f"stage-{stage}.safetensors"
 
 
@@ -65,7 +85,7 @@ def step_of(name: str) -> int | None:
 
 def sign_manifest(manifest: Manifest, identity: Identity) -> bytes:
     """Return the bytes of ``manifest.json``: canonical JSON with an Ed25519 signature over its body."""
-    body = manifest.model_dump(mode="json")
+    body = manifest.model_dump(mode="json", exclude_none=True)
     signature = identity.sign(in_domain(_DOMAIN, canonical_json(body)))
     signer = identity.public.public_key.hex()
     return canonical_json({"body": body, "signature": signature.hex(), "signer": signer})
@@ -100,6 +120,29 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> Manifest:
     return _read_body(envelope["body"], where)
 
 
+def manifest_digest(checkpoint: Path) -> str:
+    """Return the SHA-256, in hex, of a checkpoint's signed manifest: it names this very checkpoint and no other.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    try:
+        return hashlib.sha256((checkpoint / MANIFEST_FILE).read_bytes()).hexdigest()
+    except OSError as exc:
+        raise CheckpointError(f"{checkpoint / MANIFEST_FILE}: cannot be read ({exc.strerror})") from exc
+
+
+def list_checkpoints(directory: Path) -> dict[int, Path]:
+    """Return the whole checkpoints of a directory by step; none where there is no directory.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    if not directory.is_dir():
+        return {}
+    return {step: path for path in directory.iterdir() if (step := step_of(path.name)) is not None}
+
+
 def latest_checkpoint(directory: Path) -> Path | None:
     """Return the newest checkpoint by step, or None when there is none.
 
@@ -112,7 +155,7 @@ def latest_checkpoint(directory: Path) -> Path | None:
     """
     try:
         restore_set_aside(directory)
-        found = {step: path for path in directory.iterdir() if (step := step_of(path.name)) is not None}
+        found = list_checkpoints(directory)
     except FileNotFoundError:
         return None
     except OSError as exc:
@@ -136,7 +179,7 @@ def _read_body(body: Any, where: Path) -> Manifest:
         place = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"{where}: {place}: found {first['input']!r:.80}: {first['msg']}") from exc
     stages = [shard.stage for shard in manifest.shards]
-    expected = {STATE_FILE, *(shard_file(stage) for stage in stages)}
+    expected = {name + manifest.ending for name in (STATE_FILE, *(shard_file(stage) for stage in stages))}
     if len(set(stages)) < len(stages) or set(manifest.files) != expected:
         raise CheckpointError(
             f"{where}: stages {stages} do not belong to files {sorted(manifest.files)}; use an older checkpoint"

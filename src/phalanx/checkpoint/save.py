@@ -1,7 +1,6 @@
 """Write a checkpoint so that a crash at any moment leaves the last good one as it was."""
 
 import hashlib
-import logging
 import os
 import shutil
 import tempfile
@@ -9,13 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
-
+from phalanx.checkpoint.keys import KEY_FILE, KeyHolder, new_data_key, wrap_for
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
     STATE_FILE,
+    Encryption,
     FileEntry,
     Manifest,
     ShardEntry,
@@ -23,15 +20,18 @@ from phalanx.checkpoint.manifest import (
     shard_file,
     sign_manifest,
     step_directory,
-    step_of,
 )
+from phalanx.checkpoint.retention import REMOVING, Retention, prune
+from phalanx.checkpoint.sealed import SEALED, FileSealer, Place
 from phalanx.checkpoint.shard import Shard
+from phalanx.checkpoint.stream import safetensors_pieces
 from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError
 from phalanx.security.crypto import Identity
 
-logger = logging.getLogger(__name__)
-_WRITING, _REMOVING = ".writing-", ".removing-"
+_WRITING = ".writing-"
+
+Pieces = Iterable[bytes | memoryview]
 
 
 def save_checkpoint(
@@ -42,6 +42,8 @@ def save_checkpoint(
     *,
     sign: Identity,
     keep: int,
+    keep_every: int = 0,
+    key: KeyHolder | None = None,
 ) -> Path:
     """Write the checkpoint of one step and remove what is no longer kept.
 
@@ -56,13 +58,15 @@ def save_checkpoint(
         state: JSON data with the texts ``run`` and ``config_digest``, and whatever else a resumed run needs.
         sign: Who vouches for the checkpoint.
         keep: Checkpoints to keep, at least 1.
+        keep_every: Checkpoints of steps that are multiples of this stay for good; 0 keeps none for good.
+        key: Encrypts everything but the manifest; None writes in the clear.
 
     Returns:
         The directory of the new checkpoint.
 
     Raises:
-        CheckpointError: Disk full, no permission, two shards of a stage, or `state` is not JSON data. The
-            last good checkpoint stays.
+        CheckpointError: Disk full, no permission, two shards of a stage, `state` is not JSON data, or `key` cannot
+            wrap. The last good checkpoint stays.
     """
     if step < 0 or keep < 1:
         raise CheckpointError(f"{directory}: step is {step} and keep {keep}; expected step >= 0 and keep >= 1")
@@ -73,107 +77,90 @@ def save_checkpoint(
         _remove_left_overs(directory)
         temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=directory))
         try:
-            _write_bytes(temporary / STATE_FILE, encoded_state)
-            manifest = _write_shards(temporary, step, shards, state)
-            _write_bytes(temporary / MANIFEST_FILE, sign_manifest(manifest, sign))
-            _force_to_disk(temporary / MANIFEST_FILE)
-            _sync_directory(temporary)
+            files = _Files(temporary, state["run"], step, key)
+            files.write(STATE_FILE, [encoded_state])
+            shard_entries = _write_shards(files, shards)
+            manifest = Manifest(
+                step=step,
+                run=state["run"],
+                config_digest=state["config_digest"],
+                files=files.entries,
+                shards=shard_entries,
+                encryption=files.encryption,
+            )
+            _write_file(temporary / MANIFEST_FILE, [sign_manifest(manifest, sign)])
+            sync_directory(temporary)
             final = directory / step_directory(step)
-            _publish(temporary, final)
+            publish(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    except (OSError, SafetensorError) as exc:
-        reason = getattr(exc, "strerror", None) or str(exc)
+    except OSError as exc:
         raise CheckpointError(
-            f"{directory}: step {step} cannot be saved ({reason}); earlier checkpoints are untouched"
+            f"{directory}: step {step} cannot be saved ({exc.strerror or exc}); earlier checkpoints are untouched"
         ) from exc
-    _prune(directory, step, keep)
+    prune(directory, step, Retention(keep, keep_every))
     return final
 
 
-def _write_shards(target: Path, step: int, shards: Iterable[Shard], state: Mapping[str, Any]) -> Manifest:
-    files = {STATE_FILE: _force_to_disk(target / STATE_FILE)}
-    entries: list[ShardEntry] = []
+class _Files:
+    """Writes the files of one checkpoint, encrypted or not, and remembers what the manifest says about them."""
+
+    def __init__(self, target: Path, run: str, step: int, key: KeyHolder | None) -> None:
+        self.entries: dict[str, FileEntry] = {}
+        self.encryption: Encryption | None = None
+        self._target, self._run, self._step = target, run, step
+        self._sealer: FileSealer | None = None
+        if key is not None:
+            data_key = new_data_key()
+            self._sealer = FileSealer(data_key)
+            self.encryption = Encryption(commitment=self._sealer.commitment(run, step))
+            _write_file(target / KEY_FILE, [wrap_for(key, data_key, run, step)])
+
+    def write(self, name: str, pieces: Pieces) -> None:
+        """Write one file; the name is that of the plain one."""
+        if self._sealer is not None:
+            name += SEALED
+            pieces = self._sealer.seal(Place(self._run, self._step, name), pieces)
+        self.entries[name] = _write_file(self._target / name, pieces)
+
+
+def _write_shards(files: _Files, shards: Iterable[Shard]) -> tuple[ShardEntry, ...]:
+    entries: dict[int, ShardEntry] = {}
     for shard in shards:
         name = shard_file(shard.stage)
-        if shard.stage < 0 or shard.num_steps < 0 or name in files:
+        if shard.stage < 0 or shard.num_steps < 0 or shard.stage in entries:
             raise CheckpointError(f"{name}: stage {shard.stage} is negative or was given twice")
-        save_file(_apart(shard.tensors), target / name)
-        files[name] = _force_to_disk(target / name)
+        files.write(name, safetensors_pieces(shard.tensors))
         names = tuple(sorted(shard.tensors))
-        entries.append(ShardEntry(stage=shard.stage, num_steps=shard.num_steps, tensors=names))
+        entries[shard.stage] = ShardEntry(stage=shard.stage, num_steps=shard.num_steps, tensors=names)
         # the loop variable would keep this stage in memory while the next one is fetched
         del shard
-    return Manifest(
-        step=step,
-        run=state["run"],
-        config_digest=state["config_digest"],
-        files=files,
-        shards=tuple(sorted(entries, key=lambda entry: entry.stage)),
-    )
+    return tuple(entries[stage] for stage in sorted(entries))
 
 
-def _publish(temporary: Path, final: Path) -> None:
+def publish(temporary: Path, final: Path) -> None:
+    """Rename a whole checkpoint into its place, where an older one of the same step may be.
+
+    Raises:
+        OSError: The file system refuses.
+    """
     aside = final.with_name(final.name + ".replaced")
     if final.exists():
         # a directory cannot be renamed over another; a crash before the second rename is undone later
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
     temporary.rename(final)
-    _sync_directory(final.parent)
+    sync_directory(final.parent)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _prune(directory: Path, step: int, keep: int) -> None:
-    try:
-        found = {other: path for path in directory.iterdir() if (other := step_of(path.name)) is not None}
-        kept = sorted((other for other in found if other <= step), reverse=True)[:keep]
-        for other in found.keys() - set(kept):
-            # renamed first, so that a crash in the middle leaves nothing that looks whole
-            doomed = directory / f"{_REMOVING}{found[other].name}"
-            found[other].rename(doomed)
-            shutil.rmtree(doomed)
-        _sync_directory(directory)
-    except OSError as exc:
-        logger.warning("%s: an old checkpoint cannot be removed (%s)", directory, exc.strerror)
-
-
-def drop_checkpoints_after(directory: Path, step: int) -> None:
-    """Remove every checkpoint of a later step.
-
-    Raises:
-        CheckpointError: One cannot be removed.
-    """
-    for path in list(directory.iterdir()) if directory.is_dir() else ():
-        found = step_of(path.name)
-        if found is not None and found > step:
-            doomed = directory / f"{_REMOVING}{path.name}"
-            try:
-                # renamed first, so that a crash in the middle leaves nothing that looks whole
-                path.rename(doomed)
-                shutil.rmtree(doomed)
-            except OSError as exc:
-                raise CheckpointError(f"{path}: cannot be removed ({exc.strerror}); remove it, then --resume") from exc
 
 
 def _remove_left_overs(directory: Path) -> None:
     for path in directory.iterdir():
-        if path.name.startswith((_WRITING, _REMOVING)) or path.name.endswith(".replaced"):
-            shutil.rmtree(path)
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return dense CPU tensors of which no two share memory, which safetensors refuses to write."""
-    result: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        dense = tensor.detach().cpu().contiguous()
-        is_part = dense.untyped_storage().nbytes() != dense.numel() * dense.element_size()
-        if is_part or dense.data_ptr() in seen:
-            dense = dense.clone()
-        seen.add(dense.data_ptr())
-        result[name] = dense
-    return result
+        if path.name.startswith((_WRITING, REMOVING)) or path.name.endswith(".replaced"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _encode_state(state: Mapping[str, Any]) -> bytes:
@@ -186,19 +173,27 @@ def _encode_state(state: Mapping[str, Any]) -> bytes:
         raise CheckpointError(f"{STATE_FILE}: is not JSON data: {exc}; write bytes as hex") from exc
 
 
-def _write_bytes(path: Path, data: bytes) -> None:
-    with path.open("wb") as stream:
-        stream.write(data)
-
-
-def _force_to_disk(path: Path) -> FileEntry:
-    with path.open("rb") as stream:
+def _write_file(path: Path, pieces: Pieces) -> FileEntry:
+    """Write and force to disk; every piece is hashed on its way, so nothing is read again."""
+    digest, size_bytes = hashlib.sha256(), 0
+    with path.open("wb", buffering=0) as stream:
+        for piece in pieces:
+            view = memoryview(piece).cast("B")
+            digest.update(view)
+            size_bytes += len(view)
+            while view:
+                # an unbuffered write may take less than it was given
+                view = view[stream.write(view) :]
         os.fsync(stream.fileno())
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        return FileEntry(size_bytes=stream.tell(), sha256=sha256)
+    return FileEntry(size_bytes=size_bytes, sha256=digest.hexdigest())
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Force a directory's entries to disk.
+
+    Raises:
+        OSError: The disk refuses.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

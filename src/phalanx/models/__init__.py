@@ -7,7 +7,14 @@ from phalanx.models.config import PACKAGED_MODELS, Attention, LoraConfig, ModelC
 from phalanx.models.layout import StageSpec, partition
 
 if TYPE_CHECKING:
-    from phalanx.models.build import StageRow, build_empty_stage, build_stage, estimate_costs, stage_table
+    from phalanx.models.build import (
+        StageRow,
+        build_empty_stage,
+        build_stage,
+        estimate_costs,
+        parameter_names,
+        stage_table,
+    )
     from phalanx.models.digest import weights_digest
     from phalanx.models.families import FAMILIES, parse_hub_config
     from phalanx.models.family import Family
@@ -29,6 +36,7 @@ __all__ = [
     "build_stage",
     "estimate_costs",
     "open_model",
+    "parameter_names",
     "parse_hub_config",
     "partition",
     "stage_table",
@@ -46,6 +54,7 @@ _HOMES = {
     "build_stage": "build",
     "estimate_costs": "build",
     "open_model": "source",
+    "parameter_names": "build",
     "parse_hub_config": "families",
     "stage_table": "build",
     "tie": "stage",

@@ -121,6 +121,16 @@ def meta_stage(
     return stage
 
 
+def parameter_names(hub_config: Any) -> list[str]:
+    """Return the names of a whole model's parameters, a tied head left out.
+
+    Raises:
+        ModelError: As ``build_stage``.
+    """
+    whole = meta_stage(hub_config, StageSpec(0, 1, 0, int(hub_config.num_hidden_layers)), None)
+    return [name for name in whole.all_parameters() if not (whole.ties_head and name == HEAD_WEIGHT)]
+
+
 def _skeleton(
     hub_config: Any, family: Family, spec: StageSpec, attention: Attention, activation_checkpointing: bool
 ) -> StageModule:

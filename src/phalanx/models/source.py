@@ -1,5 +1,6 @@
 """A model on disk: its config, its tokenizer, and its tensors read by name."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,6 +58,14 @@ class ModelSource:
     def vocab_size(self) -> int:
         """Rows of the embedding."""
         return int(self.hub_config.vocab_size)
+
+    def files_digest(self) -> str:
+        """Return the SHA-256, in hex, over names and contents of its config and its safetensors files."""
+        total = hashlib.sha256()
+        for path in sorted([self.directory / "config.json", *self.directory.glob("*.safetensors")]):
+            with path.open("rb") as file:
+                total.update(f"{path.name}\n{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        return total.hexdigest()
 
     def read(self, name: str) -> Tensor:
         """Return one tensor as float32 in memory of its own.

@@ -45,13 +45,13 @@ def write_private(path: Path, data: bytes) -> None:
         raise CertificateError(f"{path}: cannot be written ({exc.strerror})") from exc
 
 
-def read_private(path: Path) -> bytes:
-    """Read a key file.
+def read_private(path: Path, made_by: str = "phalanx pki issues it") -> bytes:
+    """Read a key file; `made_by` tells where a missing one comes from.
 
     Raises:
         CertificateError: It is missing, over-long, no plain file, or others have access to it.
     """
-    return _read(path, private=True)
+    return _read(path, made_by, private=True)
 
 
 def read_public(path: Path) -> bytes:
@@ -60,17 +60,17 @@ def read_public(path: Path) -> bytes:
     Raises:
         CertificateError: It is missing, over-long or no plain file.
     """
-    return _read(path, private=False)
+    return _read(path, "phalanx pki issues it", private=False)
 
 
-def _read(path: Path, *, private: bool) -> bytes:
+def _read(path: Path, made_by: str, *, private: bool) -> bytes:
     try:
         # opened first and asked afterwards: what is checked is what is read
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             data = file.read(MAX_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
     except OSError as exc:
-        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); phalanx pki issues it") from exc
+        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); {made_by}") from exc
     if not stat.S_ISREG(status.st_mode) or len(data) > MAX_FILE_BYTES:
         raise CertificateError(f"{path}: expected a file of at most {MAX_FILE_BYTES} bytes")
     mode = stat.S_IMODE(status.st_mode)

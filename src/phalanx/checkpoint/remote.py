@@ -1,0 +1,173 @@
+"""Copies of checkpoints in an object store, through fsspec; what comes back is judged like a stranger's disk."""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from phalanx.checkpoint.keys import KEY_FILE
+from phalanx.checkpoint.manifest import MANIFEST_FILE, Manifest, step_directory, step_of, verify_manifest
+from phalanx.checkpoint.save import publish, sync_directory
+from phalanx.errors import CheckpointError
+from phalanx.security.crypto import Peer
+
+_MAX_MANIFEST_BYTES = 64 * 1024 * 1024
+_MAX_KEY_BYTES = 256 * 1024
+_PIECE_BYTES = 2**20
+_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
+"""Stores without folders: there, making one would make a bucket."""
+
+
+class RemoteStore:
+    """One run's folder in an object store.
+
+    Credentials and endpoints come from where the store's own client looks for them (environment, profiles), never
+    from a config.
+
+    Args:
+        address: Such as ``s3://bucket/folder``.
+        run: Name of the run; its folder inside.
+
+    Raises:
+        CheckpointError: fsspec or the store's client is not installed, or the address is unusable.
+    """
+
+    def __init__(self, address: str, run: str) -> None:
+        self._address = f"{address.rstrip('/')}/{run}"
+        try:
+            import fsspec  # noqa: PLC0415 - an extra
+
+            self._files, self._root = fsspec.core.url_to_fs(self._address)
+        except (ImportError, ValueError) as exc:
+            # an unknown protocol is a ValueError
+            raise CheckpointError(
+                f"checkpoint.remote: {address}: {exc}; install phalanx-train[s3], or the client that fsspec names"
+            ) from exc
+        protocols = self._files.protocol
+        self._has_folders = _BUCKETS.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
+
+    def steps(self) -> set[int]:
+        """Return the steps of the whole checkpoints that are there.
+
+        Raises:
+            CheckpointError: The store does not answer.
+        """
+        with self._explained("be listed"):
+            # another process may have written since the last look
+            self._files.invalidate_cache()
+            found = self._files.find(self._root) if self._files.exists(self._root) else []
+        paths = [str(path).rsplit("/", 2) for path in found]
+        steps = [step_of(parts[1]) for parts in paths if len(parts) == 3 and parts[2] == MANIFEST_FILE]
+        return {step for step in steps if step is not None}
+
+    def upload(self, checkpoint: Path) -> None:
+        """Copy a whole checkpoint; its manifest goes last, so that half a copy is none.
+
+        Raises:
+            CheckpointError: The store does not take it.
+        """
+        folder = f"{self._root}/{checkpoint.name}"
+        names = sorted(path.name for path in checkpoint.iterdir() if path.name != MANIFEST_FILE)
+        with self._explained(f"take {checkpoint.name}"):
+            if self._has_folders:
+                self._files.makedirs(folder, exist_ok=True)
+            if self._files.exists(f"{folder}/{MANIFEST_FILE}"):
+                self._files.rm_file(f"{folder}/{MANIFEST_FILE}")
+            for name in (*names, MANIFEST_FILE):
+                self._files.put_file(str(checkpoint / name), f"{folder}/{name}")
+
+    def prune(self, kept: Collection[int]) -> None:
+        """Remove the checkpoints of all other steps; each one's manifest goes first.
+
+        Raises:
+            CheckpointError: The store does not allow it.
+        """
+        for step in sorted(self.steps() - set(kept)):
+            folder = f"{self._root}/{step_directory(step)}"
+            with self._explained(f"remove {step_directory(step)}"):
+                self._files.rm_file(f"{folder}/{MANIFEST_FILE}")
+                self._files.rm(folder, recursive=True)
+
+    def fetch(self, step: int, directory: Path, peer: Peer) -> Path:
+        """Bring a checkpoint to this disk; only files that a manifest of `peer` names, and no more bytes than it says.
+
+        `open_checkpoint` is still to judge it.
+
+        Raises:
+            CheckpointError: The manifest is not signed by `peer`, a file is missing or longer, or the disk is full.
+        """
+        name = step_directory(step)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=directory))
+        except OSError as exc:
+            raise CheckpointError(f"{directory}: cannot be written ({exc.strerror})") from exc
+        try:
+            self._copy(f"{name}/{MANIFEST_FILE}", temporary / MANIFEST_FILE, _MAX_MANIFEST_BYTES)
+            manifest = verify_manifest(
+                (temporary / MANIFEST_FILE).read_bytes(), peer, Path(f"{self._address}/{name}/{MANIFEST_FILE}")
+            )
+            if manifest.step != step:
+                raise CheckpointError(f"{self._address}/{name}: swapped: it is of step {manifest.step}; not used")
+            for file, limit in _files_of(manifest).items():
+                self._copy(f"{name}/{file}", temporary / file, limit)
+            with self._explained(f"bring {name}"):
+                sync_directory(temporary)
+                publish(temporary, directory / name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return directory / name
+
+    def _copy(self, remote: str, local: Path, limit: int) -> None:
+        with (
+            self._explained(f"bring {remote}"),
+            self._files.open(f"{self._root}/{remote}", "rb") as source,
+            local.open("wb") as target,
+        ):
+            _copy_at_most(source, target, limit, f"{self._address}/{remote}")
+            target.flush()
+            os.fsync(target.fileno())
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise CheckpointError(f"checkpoint.remote: {self._address} cannot {what}: it is not there") from exc
+        except _client_errors() as exc:
+            # the type and the system's word for it: a client's own text may repeat a request with its credentials
+            reason = getattr(exc, "strerror", None) or type(exc).__name__
+            raise CheckpointError(
+                f"checkpoint.remote: {self._address} cannot {what} ({reason}); look at network, credentials and space"
+            ) from exc
+
+
+def _files_of(manifest: Manifest) -> dict[str, int]:
+    files = {name: entry.size_bytes for name, entry in manifest.files.items()}
+    return files if manifest.encryption is None else {**files, KEY_FILE: _MAX_KEY_BYTES}
+
+
+def _copy_at_most(source: IO[bytes], target: IO[bytes], limit: int, where: str) -> None:
+    copied = 0
+    while piece := source.read(_PIECE_BYTES):
+        copied += len(piece)
+        if copied > limit:
+            raise CheckpointError(f"{where}: altered: more than the {limit} bytes that it may have; not used")
+        target.write(piece)
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """What stores raise: the system's errors, and their clients' own where those are installed."""
+    found: list[type[Exception]] = [OSError, ValueError]
+    for module, name in (("botocore.exceptions", "BotoCoreError"), ("botocore.exceptions", "ClientError")):
+        found.append(_error_class(module, name) or OSError)
+    found.append(_error_class("aiohttp", "ClientError") or OSError)
+    return tuple(dict.fromkeys(found))
+
+
+def _error_class(module: str, name: str) -> Any:
+    return getattr(sys.modules.get(module), name, None)
