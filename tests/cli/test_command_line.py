@@ -54,7 +54,14 @@ class Recorder:
         self.calls.append(("load_run", path, tuple(overrides)))
         return RunFile("the run")
 
-    def train(self, run: str, run_dir: Path | None = None, resume: bool = False) -> dict[str, Any]:
+    def train(
+        self,
+        run: str,
+        run_dir: Path | None = None,
+        resume: bool = False,
+        from_step: int | None = None,
+        from_run: Path | None = None,
+    ) -> dict[str, Any]:
         self.calls.append(("train", run, run_dir, resume))
         if self.fault is not None:
             raise self.fault

@@ -135,6 +135,42 @@ def test_a_crash_between_eviction_and_checkpoint_lets_nobody_back_in(place, clea
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
 
 
+ASYNCHRONOUS = "checkpoint.asynchronous=true"
+
+
+def test_an_owner_that_is_killed_while_a_checkpoint_is_under_way_goes_on_from_the_last_good_one(place, clean):
+    process = place.train(ASYNCHRONOUS)
+    place.wait_for(process, lambda: place.has_line("events.jsonl", '"kind":"checkpoint"'))
+    kill_owner(place, process)
+
+    summary = place.finish(ASYNCHRONOUS, resume=True)
+
+    assert summary["resumed_from"] in (0, 3)
+    assert_like_after_end(place, summary, clean)
+
+
+def test_a_worker_that_dies_while_its_state_travels_costs_no_bit_and_no_checkpoint(place, clean):
+    process = place.train(ASYNCHRONOUS)
+    place.wait_for(process, lambda: place.has_line("events.jsonl", '"kind":"checkpoint"'))
+    os.kill(worker_pid(process, "worker-1"), signal.SIGKILL)
+    assert process.wait() == 0, process.text
+
+    summary = place.summary()
+    assert (summary["lost"], summary["evicted"]) == (["worker-1"], [])
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert (place.path / "run" / "checkpoints" / "step-00000008").exists()
+
+
+@pytest.mark.slow
+def test_a_liar_that_is_convicted_while_checkpoints_are_under_way_leaves_no_trace_in_any(place, clean):
+    summary = place.finish(*FORWARD_LIAR, ASYNCHRONOUS, "checkpoint.every=1", "guard.keep_steps=2")
+
+    assert [verdict["party"] for verdict in summary["verdicts"]] == ["worker-1"]
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    names = sorted(path.name for path in (place.path / "run" / "checkpoints").iterdir())
+    assert names == ["step-00000007", "step-00000008"]
+
+
 def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
     process = place.train()
     place.wait_for(process, lambda: place.has_line("events.jsonl", "worker-2"))
@@ -149,9 +185,11 @@ def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
 
     process = place.train(resume=True, restriction="no_large_files")
     assert process.wait() == 3, process.text
-    assert "step 6 cannot be saved" in process.text
+    # one checkpoint less is no reason to stop; without the last one there is no result
+    assert "no checkpoint of step 6, training goes on" in process.text
+    assert "step 8 cannot be saved" in process.text
     assert "Traceback" not in process.text
-    assert (place.summary()["status"], place.summary()["steps"]) == ("failed", 6)
+    assert (place.summary()["status"], place.summary()["steps"]) == ("failed", 8)
     assert [path.name for path in (place.path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
 
     assert_like(place, place.finish(resume=True), clean)

@@ -124,27 +124,6 @@ def test_sigterm_ends_a_run_like_ctrl_c(make_run, quietly, tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_full_disk_stops_the_run_and_spares_the_last_good_checkpoint(make_run, quietly, clean, tmp_path, monkeypatch):
-    written = []
-
-    def full(path, data):
-        written.append(path)
-        if len(written) > 2:
-            raise OSError(28, "No space left on device", str(path))
-        path.write_bytes(data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("phalanx.checkpoint.save._write_bytes", full)
-        with pytest.raises(CheckpointError, match="No space left on device"):
-            quietly(make_run(), tmp_path / "run")
-
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["steps"]) == ("failed", 4)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
-    resumed = quietly(make_run(), tmp_path / "run", resume=True)
-    assert resumed["final_weights_digest"] == clean["final_weights_digest"]
-
-
 def test_a_disk_that_takes_not_even_the_summary_still_gives_the_first_error(make_run, quietly, tmp_path, monkeypatch):
     def full(self, summary):
         raise CheckpointError("summary.json: cannot be written")
@@ -207,13 +186,20 @@ def test_an_altered_checkpoint_is_refused_by_name(make_run, quietly, stopped):
     assert json.loads((stopped / "summary.json").read_text())["status"] == "failed"
 
 
-def test_a_run_goes_on_from_an_older_checkpoint_when_the_newest_is_taken_away(make_run, quietly, stopped, clean):
+def test_an_older_checkpoint_in_the_place_of_the_newest_is_refused_unless_it_is_asked_for(
+    make_run, quietly, stopped, clean
+):
     newest = stopped / "checkpoints" / "step-00000004"
     newest.rename(stopped / "broken")
 
-    resumed = quietly(make_run(), stopped, resume=True)
+    with pytest.raises(CheckpointError, match=r"rolled back: the newest is of step 2, the audit log has one of step 4"):
+        quietly(make_run(), stopped, resume=True)
+    with pytest.raises(CheckpointError, match=r"step-00000003: missing; there are checkpoints of steps \[2\]"):
+        quietly(make_run(), stopped, resume=True, from_step=3)
+    resumed = quietly(make_run(), stopped, resume=True, from_step=2)
 
     assert (resumed["resumed_from"], resumed["steps"]) == (2, 6)
+    assert verified(stopped, resumed)["older_accepted"] == 1
     assert resumed["final_weights_digest"] == clean["final_weights_digest"]
 
 

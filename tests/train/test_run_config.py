@@ -30,7 +30,7 @@ from phalanx.errors import ConfigError
         (["guard.mode='maybe'"], ["guard.mode", "phalanx"]),
         (["model.adapter={rank=4,targets=['']}"], ["model.adapter", "targets"]),
         (["guard.shadow='adapters'"], ["guard.shadow", "adapters", "model.adapter"]),
-        (["checkpoint.encrypt=true"], ["checkpoint.encrypt", "not yet available"]),
+        (["checkpoint.encrypt=true"], ["checkpoint", "encrypt = true and key belong together"]),
         (["nothing.here=1"], ["nothing"]),
     ],
 )

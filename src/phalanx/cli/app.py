@@ -11,6 +11,7 @@ from phalanx.cli.attack import attack
 from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
+from phalanx.cli.checkpoint import checkpoint_app
 from phalanx.cli.console import say_error
 from phalanx.cli.pki import pki_app
 from phalanx.cli.report import report
@@ -60,6 +61,7 @@ app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds dri
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 app.add_typer(audit_app, name="audit")
+app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(pki_app, name="pki")
 
 

@@ -29,6 +29,7 @@ EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
 
 def train(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    *,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
@@ -39,6 +40,16 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last good checkpoint of the run directory.")
     ] = False,
+    from_step: Annotated[
+        int | None,
+        typer.Option(
+            "--from-step", metavar="STEP", help="With --resume: give up later checkpoints, go on from this one."
+        ),
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN_DIR", help="Begin where another run is; stages and guard may be others."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> None:
     """Train a model across stages that check each other, then write the report."""
@@ -56,7 +67,7 @@ def train(
 
         Console().print(describe(run))
         return
-    summary = train_run(run, run_dir=run_dir, resume=resume)
+    summary = train_run(run, run_dir=run_dir, resume=resume, from_step=from_step, from_run=from_run)
     say_figures({key: summary[key] for key in SHOWN if key in summary})
     typer.echo(f"report: {write_report(Path(summary['run_dir']))}")
     raise typer.Exit(EXIT_CODE_OF[summary["status"]])

@@ -187,9 +187,7 @@ class PipelineEngine:
             if judgement is None and not self._succession.lost:
                 self._break_silence()
             if judgement is not None or self._succession.lost:
-                step = docket.ledger.step
-                self._succession.recover(judgement, step)
-                self._redo_until(step)
+                self._recover(judgement, docket.ledger.step)
             if time.monotonic() > deadline:
                 raise PeerLostError(f"the last step was not verified in time; waiting for {coordinator.waiting_for()}")
 
@@ -228,7 +226,7 @@ class PipelineEngine:
         Raises:
             PeerLostError: States were not confirmed in time.
         """
-        self._settle()
+        self.settle()
         self._duplicates.note_agreed(self.next_step)
         while not (duplicate.is_whole or duplicate.failure):
             self._pump()

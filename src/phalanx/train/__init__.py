@@ -1,21 +1,31 @@
 """From a run file to a trained model: the loop and everything that it joins."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from phalanx.train.config import RunConfig, TrainConfig, load_run
 from phalanx.train.loop import Engine, run_loop, step_inputs
+from phalanx.train.past_run import PastRun
 from phalanx.train.session import describe, train
 
-__all__ = ["Engine", "RunConfig", "TrainConfig", "describe", "load_run", "run_loop", "step_inputs", "train"]
+__all__ = ["Engine", "PastRun", "RunConfig", "TrainConfig", "describe", "load_run", "run_loop", "step_inputs", "train"]
 
 
 class _Callable(ModuleType):
     """Lets ``phalanx.train(run)`` work although ``phalanx.train`` is this package as well."""
 
-    def __call__(self, run: RunConfig, *arguments: Any, resume: bool = False) -> dict[str, Any]:
-        return train(run, *arguments, resume=resume)
+    def __call__(
+        self,
+        run: RunConfig,
+        run_dir: str | Path | None = None,
+        *,
+        resume: bool = False,
+        from_step: int | None = None,
+        from_run: str | Path | None = None,
+    ) -> dict[str, Any]:
+        return train(run, run_dir, resume=resume, from_step=from_step, from_run=from_run)
 
 
 sys.modules[__name__].__class__ = _Callable

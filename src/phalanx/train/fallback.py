@@ -8,6 +8,7 @@ from phalanx.pipeline import Observe, PipelineEngine, StepPlan
 from phalanx.telemetry import MetricsFile
 from phalanx.train.library import StageLibrary
 from phalanx.train.savepoint import Savepoint
+from phalanx.train.saver import Saver
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Fallback:
         source: The model.
         plan: The run, as every party sees it.
         savepoint: Reads checkpoints.
+        saver: Ends what is still being written.
         metrics: Whose lines of lost steps are dropped.
         observe: Writes to the audit log, and counts.
     """
@@ -29,6 +31,7 @@ class Fallback:
     source: ModelSource
     plan: StepPlan
     savepoint: Savepoint
+    saver: Saver
     metrics: MetricsFile
     observe: Observe
 
@@ -44,6 +47,7 @@ class Fallback:
             CheckpointError: The checkpoint is damaged.
             PeerLostError: Nobody who is left got ready in time.
         """
+        self.saver.drop()
         checkpoint = self.savepoint.open() if self.plan.guard.enabled else None
         if checkpoint is None:
             raise reason

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.checkpoint import Certified
 from phalanx.errors import AuditLogError
 from phalanx.security.audit import LogHead
 from phalanx.security.audit.line import walk
@@ -19,12 +20,16 @@ class History:
         convicted: Parties that were found guilty; they never come back, unless the recovery excludes nobody.
         final_weights_digest: Of the run's end; None while it has not ended.
         head: Where the log ends; None when it is empty.
+        adopted: Whether the run began where another one was.
+        certified: What it says about checkpoints.
     """
 
     decisions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     convicted: set[str] = field(default_factory=set)
     final_weights_digest: str | None = None
     head: LogHead | None = None
+    adopted: bool = False
+    certified: Certified = field(default_factory=Certified)
 
     def is_told_by(self, summary: dict[str, Any]) -> bool:
         """Whether a summary speaks of a run that has ended, with the end and the log that are known here."""
@@ -69,6 +74,8 @@ def read_history(path: Path, peer: Peer, run: str) -> History:
 
 
 def _take(history: History, kind: str, body: dict[str, Any]) -> None:
+    history.certified.take(kind, body)
+    history.adopted = history.adopted or kind == "adopted"
     if kind in _DECISIONS:
         history.decisions.append((kind, body))
     if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):

@@ -6,7 +6,7 @@ from phalanx.data import Corpus, validation_batches
 from phalanx.pipeline import PipelineEngine, StepResult
 from phalanx.train.config import RunConfig
 from phalanx.train.record import RunRecorder
-from phalanx.train.savepoint import Savepoint
+from phalanx.train.saver import Saver
 from phalanx.train.summary import Figures
 from phalanx.train.validation import perplexity
 
@@ -22,14 +22,14 @@ class RunHooks:
         engine: PipelineEngine,
         corpus: Corpus,
         recorder: RunRecorder,
-        savepoint: Savepoint,
+        saver: Saver,
         figures: Figures,
     ) -> None:
         self._run = run
         self._engine = engine
         self._corpus = corpus
         self._recorder = recorder
-        self._savepoint = savepoint
+        self._saver = saver
         self._figures = figures
         self._went_back = False
 
@@ -53,16 +53,23 @@ class RunHooks:
         self._recorder.stepped(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
 
     def save(self, num_steps: int) -> None:
-        """Save a checkpoint, when it is time for it."""
-        every = self._run.checkpoint.every
-        if self._went_back or num_steps == self._run.train.steps or (every and num_steps % every == 0):
+        """Save a checkpoint, or begin to, when it is time for it."""
+        saver, every = self._saver, self._run.checkpoint.every
+        saver.poll()
+        last = num_steps == self._run.train.steps
+        if not (self._went_back or last or saver.is_overdue or (every and num_steps % every == 0)):
+            return
+        beside = self._run.checkpoint.asynchronous and not (last or self._went_back or saver.is_overdue)
+        if not beside or self._run.guard.commit_lag:
             # what the log says before it is what the checkpoint's figures have counted
             self._engine.settle()
-            # the log must not be behind a checkpoint that survives the machine's crash
-            self._recorder.log.append("checkpoint", {"step": num_steps})
-            self._recorder.log.sync()
+        # the log must not be behind a checkpoint that survives the machine's crash
+        self._recorder.observe("checkpoint", {"step": num_steps})
+        self._recorder.log.sync()
+        if beside:
+            saver.begin(num_steps)
+        elif saver.save_now(num_steps, alone=self._went_back, last=last):
             # after a rollback no older one stays: it may hold what was undone
-            self._savepoint.save(self._engine, num_steps, alone=self._went_back)
             self._went_back = False
 
     def _measure(self, num_steps: int) -> float:

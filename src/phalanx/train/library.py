@@ -14,6 +14,11 @@ class StageLibrary:
         self._checkpoint = checkpoint
         self._first: StageCopy | None = None
 
+    @property
+    def num_stages(self) -> int:
+        """How many stages it can build."""
+        return len(self._plan.stages)
+
     def __call__(self, stage: int) -> StageCopy:
         """Build one stage with its weights, and its optimizer's state when there is a checkpoint.
 

@@ -19,6 +19,8 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "evicted": ("eviction", "{party} is evicted"),
     "lost": ("eviction", "{party} is gone"),
     "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
+    "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),
+    "checkpoint_not_copied": ("alarm", "the checkpoint of step {step} is on this disk only: {reason}"),
     "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from phalanx.checkpoint import Certified, Checkpoint
 from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
 from phalanx.errors import AuditLogError, CheckpointError, ConfigError, NoHolderError
 from phalanx.models import ModelSource, open_model, weights_digest
@@ -14,6 +15,7 @@ from phalanx.optimizers import learning_rate
 from phalanx.pipeline import OWNER, AuditDraw, Observe, PipelineEngine, StepPlan
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
+from phalanx.train.adopt import adopted_state, cut_anew, open_origin
 from phalanx.train.company import company
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
@@ -27,11 +29,18 @@ from phalanx.train.process import deterministic, interruptible
 from phalanx.train.record import RunRecorder, Totals
 from phalanx.train.run_directory import RunDirectory, cache_beside
 from phalanx.train.savepoint import Savepoint
+from phalanx.train.saver import Saver
 from phalanx.train.summary import Figures, summarise
 
 
 def train(
-    run: RunConfig, run_dir: str | Path | None = None, *, resume: bool = False, console: Console | None = None
+    run: RunConfig,
+    run_dir: str | Path | None = None,
+    *,
+    resume: bool = False,
+    from_step: int | None = None,
+    from_run: str | Path | None = None,
+    console: Console | None = None,
 ) -> dict[str, Any]:
     """Train what a run file says.
 
@@ -39,6 +48,8 @@ def train(
         run: From `load_run`.
         run_dir: Where everything goes; ``runs/NAME`` when left out.
         resume: Go on from the last good checkpoint in `run_dir`; a run that is complete is left as it is.
+        from_step: With `resume`: give up the checkpoints of later steps and go on from that of this one.
+        from_run: Begin a new run where the one in this directory is; stages, copies and guard may be others.
         console: Where progress is shown; standard output when left out.
 
     Returns:
@@ -48,9 +59,15 @@ def train(
         PhalanxError: As the tree in `phalanx.errors` says; once the run has begun, a summary with the status
             "failed" is left behind.
     """
+    if from_step is not None and not resume:
+        raise ConfigError("--from-step names a checkpoint of a run that is there already; add --resume")
+    if from_run is not None and resume:
+        raise ConfigError("--from begins a new run and --resume goes on with an old one; leave one of them out")
     with deterministic(run.train.threads), interruptible():
+        # before the directory of the new run is made: a refusal leaves nothing behind
+        origin = None if from_run is None else open_origin(run, Path(from_run))
         home = RunDirectory(_directory(run, run_dir), run, resume=resume)
-        return Session(run, home, console or Console()).run(resume=resume)
+        return Session(run, home, console or Console(), from_step, origin).run(resume=resume)
 
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
@@ -62,8 +79,18 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
 class Session:
     """What `train` does, in the order in which it does it."""
 
-    def __init__(self, run: RunConfig, home: RunDirectory, console: Console) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        home: RunDirectory,
+        console: Console,
+        from_step: int | None = None,
+        origin: Checkpoint | None = None,
+    ) -> None:
         self.config = run
+        self.from_step = from_step
+        self.origin = origin
+        self.saver: Saver | None = None
         self.home = home
         self.console = console
         self.figures = Figures()
@@ -80,7 +107,7 @@ class Session:
         path = home.path / "events.jsonl"
         with AuditLog(path, home.owner, home.run_id) as log:
             history = read_history(path, home.owner.public, home.run_id)
-            finished = home.read_summary() if resume else None
+            finished = home.read_summary() if resume and self.from_step is None else None
             if finished is not None and history.is_told_by(finished):
                 self.console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
                 return finished
@@ -131,11 +158,14 @@ class Session:
         corpus = self._corpus(source)
         plan = make_plan(run, source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-        savepoint = Savepoint(run, home, loader, self.figures, self.totals)
-        checkpoint = None if history.head is None else savepoint.open()
+        savepoint = Savepoint(run, home, loader, self.figures, self.totals, source=source, certified=history.certified)
+        self._adopt(log, history, savepoint, StageLibrary(source, plan, None))
+        self._accept_older(log, history, savepoint)
+        goes_on = history.head is not None or self.origin is not None
+        checkpoint = savepoint.open() if goes_on else None
         metrics = MetricsFile(home.path / "metrics.jsonl")
         start = savepoint.rewind(checkpoint, metrics)
-        if history.head is not None:
+        if goes_on:
             self.figures.resumed_from = start
         self.figures.wall_s = self.totals.wall_s
         workers = [name for name in run.pipeline.workers if name not in history.convicted]
@@ -148,7 +178,7 @@ class Session:
             opening = self._opening(source, plan, start, workers)
             recorder.observe("run_started" if history.head is None else "run_resumed", opening)
             library = StageLibrary(source, plan, checkpoint)
-            observe = self._observer(recorder, savepoint)
+            observe = self._observer(recorder, savepoint, history.certified)
             engine = stack.enter_context(company(run, home, plan, library, observe, names=workers, late=late))
             engine.start(
                 start,
@@ -156,8 +186,10 @@ class Session:
                 timeout_s=run.pipeline.step_timeout_s,
                 patience_s=run.pipeline.patience_s,
             )
-            hooks = RunHooks(run, engine, corpus, recorder, savepoint, self.figures)
-            fallback = Fallback(source, plan, savepoint, metrics, observe)
+            saver = self.saver = Saver(engine, savepoint, observe)
+            stack.callback(saver.close)
+            hooks = RunHooks(run, engine, corpus, recorder, saver, self.figures)
+            fallback = Fallback(source, plan, savepoint, saver, metrics, observe)
             ended = False
             while not ended:
                 try:
@@ -186,12 +218,38 @@ class Session:
         self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
 
-    def _observer(self, recorder: RunRecorder, savepoint: Savepoint) -> Observe:
+    def _adopt(self, log: AuditLog, history: History, savepoint: Savepoint, library: StageLibrary) -> None:
+        """Write the first checkpoint of a run that goes on where another one is."""
+        if self.origin is None:
+            if history.adopted and history.certified.newest is None:
+                raise CheckpointError(f"{self.home.path}: --from was interrupted; begin again in another directory")
+            return
+        state = adopted_state(self.origin, self.config, self.home.run_id)
+        # first the log: a crash from here on must not pass for a run that begins from nothing
+        log.append("adopted", state["origin"])
+        log.sync()
+        saved = savepoint.write(self.origin.step, cut_anew(self.origin, library), state)
+        log.append("checkpoint_saved", saved.body())
+        history.certified.take("checkpoint_saved", saved.body())
+
+    def _accept_older(self, log: AuditLog, history: History, savepoint: Savepoint) -> None:
+        """Go back to an older checkpoint, because the user said so."""
+        if self.from_step is None:
+            return
+        savepoint.accept_older(self.from_step)
+        body = {"step": self.from_step}
+        log.append("older_accepted", body)
+        history.certified.take("older_accepted", body)
+
+    def _observer(self, recorder: RunRecorder, savepoint: Savepoint, certified: Certified) -> Observe:
         def observe(kind: str, body: dict[str, Any]) -> None:
             self.figures.observe(kind, body)
             if kind == "rolled_back":
-                # what came after holds what is being undone
+                # what came after holds what is being undone, and may be on its way to the disk right now
+                if self.saver is not None:
+                    self.saver.wait()
                 savepoint.forget_after(body["to"])
+            certified.take(kind, body)
             recorder.observe(kind, body)
 
         return observe

@@ -1,0 +1,144 @@
+"""When a checkpoint is taken and written: at once, or beside the training; what fails is said, and training goes on."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from phalanx.checkpoint import Shard
+from phalanx.errors import CheckpointError, VerificationError
+from phalanx.pipeline import Duplicate, Observe, PipelineEngine
+from phalanx.train.savepoint import Saved, Savepoint
+
+
+class Saver:
+    """Saves, now or in the background; one checkpoint is under way at a time.
+
+    Guarantees:
+        A checkpoint that cannot be written is an event and a message, and never ends the run, unless it is the last
+        one, without which the result would be lost. What is in the background is of one step, bit for bit, and
+        checked against what holder and shadow have signed before it is published.
+    """
+
+    def __init__(self, engine: PipelineEngine, savepoint: Savepoint, observe: Observe) -> None:
+        self._engine = engine
+        self._savepoint = savepoint
+        self._observe = observe
+        self._duplicate: Duplicate | None = None
+        self._state: dict[str, Any] = {}
+        self._writing: Future[Saved] | None = None
+        self._written_step = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.is_overdue = False
+        """Whether one that was begun had to be given up, so that the next step should be saved."""
+
+    def save_now(self, num_steps: int, *, alone: bool = False, last: bool = False) -> bool:
+        """Save and wait for it.
+
+        Args:
+            num_steps: Finished steps.
+            alone: Remove all older checkpoints.
+            last: The run ends here: a failure is an error.
+
+        Returns:
+            Whether it was saved.
+
+        Raises:
+            CheckpointError: It is the last one and cannot be written; earlier ones are untouched.
+            VerificationError: A party sent a state that is not the one it signed.
+        """
+        self.finish()
+        self.is_overdue = False
+        shards = (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in self._engine.copies("state"))
+        try:
+            saved = self._savepoint.write(num_steps, shards, self._savepoint.state(num_steps), alone=alone)
+        except CheckpointError as exc:
+            self._say_failed(num_steps, str(exc))
+            if last:
+                raise
+            return False
+        self._say_saved(saved)
+        return True
+
+    def begin(self, num_steps: int) -> None:
+        """Take a duplicate and go on; it is collected and written while further steps run.
+
+        When the one before is still under way, it is waited for: memory for a third copy is never taken.
+        """
+        self.finish()
+        self.is_overdue = False
+        self._state = self._savepoint.state(num_steps)
+        self._duplicate = self._engine.begin_duplicate()
+
+    def poll(self) -> None:
+        """Bring what is under way further; called once a step."""
+        if self._duplicate is not None:
+            self._engine.look_for_duplicate()
+            self._hand_over()
+        if self._writing is not None and self._writing.done():
+            self._report()
+
+    def finish(self) -> None:
+        """Wait until nothing is under way."""
+        if self._duplicate is not None:
+            self._engine.finish_duplicate(self._duplicate)
+            self._hand_over()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; what is still being collected stays so."""
+        if self._writing is not None:
+            self._report()
+
+    def drop(self) -> None:
+        """Give up what is still being collected, and wait for what is being written."""
+        self._duplicate = None
+        self.wait()
+
+    def close(self) -> None:
+        """The session ends: what is whole is still written."""
+        try:
+            self.wait()
+            self._hand_over()
+            self.drop()
+        finally:
+            self._worker.shutdown()
+
+    def _hand_over(self) -> None:
+        """Give a whole duplicate to the writer."""
+        duplicate = self._duplicate
+        if duplicate is None or not (duplicate.is_whole or duplicate.failure):
+            return
+        self._duplicate = None
+        if duplicate.failure is not None:
+            self.is_overdue = True
+            self._say_failed(duplicate.num_steps, f"given up: {duplicate.failure}")
+            return
+        self._written_step = duplicate.num_steps
+        self._writing = self._worker.submit(
+            self._savepoint.write, duplicate.num_steps, _checked(duplicate), self._state
+        )
+
+    def _report(self) -> None:
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            self._say_saved(writing.result())
+        except (CheckpointError, VerificationError) as exc:
+            self._say_failed(self._written_step, str(exc))
+
+    def _say_saved(self, saved: Saved) -> None:
+        self._observe("checkpoint_saved", saved.body())
+        if saved.remote_failure is not None:
+            self._observe("checkpoint_not_copied", {"step": saved.step, "reason": saved.remote_failure[:500]})
+
+    def _say_failed(self, step: int, reason: str) -> None:
+        self._observe("checkpoint_failed", {"step": step, "reason": reason[:500]})
+
+
+def _checked(duplicate: Duplicate) -> Iterator[Shard]:
+    for part in duplicate.take():
+        part.check()
+        yield Shard(part.stage, part.tensors, part.num_steps)
+        # the loop variable would keep this stage in memory while the next one is written
+        del part

@@ -1,0 +1,209 @@
+"""A run that goes on where another one is, cut into other stages; and its weights un-sliced, in the hub's layout."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from phalanx.cli.app import run as command_line
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.models import weights_digest
+from phalanx.telemetry import read_metrics
+from phalanx.train import PastRun, hooks
+
+
+@pytest.fixture
+def stopped(make_run, quietly, tmp_path, monkeypatch):
+    """A run in two stages that was stopped after its checkpoint of step 4."""
+    save = hooks.RunHooks.save
+
+    def stop(self, at):
+        if at == 5:
+            raise KeyboardInterrupt
+        save(self, at)
+
+    def start(*overrides):
+        with monkeypatch.context() as patch:
+            patch.setattr(hooks.RunHooks, "save", stop)
+            quietly(make_run(*overrides), tmp_path / "old")
+        return tmp_path / "old"
+
+    return start
+
+
+def tensors(checkpoint):
+    return {name: checkpoint.tensor(name) for name in sorted(checkpoint.names())}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(["pipeline.stages=1"], id="un-sliced"),
+        pytest.param(["pipeline.stages=4"], id="four"),
+        pytest.param(["pipeline.stages=4", "guard.shadow='replica'"], id="two-copies-share", marks=pytest.mark.slow),
+        pytest.param(
+            ["pipeline.stages=3", "guard.mode='off'", "train.microbatches=2"], id="unguarded", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_run_goes_on_in_other_stages_with_every_bit_that_it_had(
+    make_run, quietly, trained_once, stopped, tmp_path, overrides
+):
+    before = tensors(PastRun(stopped()).open())
+
+    summary = quietly(make_run(*overrides, "checkpoint.keep=9"), tmp_path / "new", from_run=tmp_path / "old")
+
+    past = PastRun(tmp_path / "new")
+    first = past.open(4)
+    assert len(first.stages) == int(overrides[0][-1])
+    after = tensors(first)
+    assert before.keys() == after.keys()
+    assert all(before[name].equal(after[name]) for name in before)
+    assert (summary["status"], summary["resumed_from"], summary["steps"]) == ("completed", 4, 6)
+    assert [line["step"] for line in read_metrics(tmp_path / "new" / "metrics.jsonl")] == [4, 5]
+    # norms are summed by stage, and gradients by microbatch: the order of sums is all that differs
+    assert summary["loss_last"] == pytest.approx(trained_once[0]["loss_last"], rel=1e-5)
+    assert summary["false_accusations"] == 0
+
+
+def test_adapters_go_on_in_other_stages_and_hold_no_frozen_weight(make_run, quietly, stopped, tmp_path):
+    adapter = "model.adapter={rank=2}"
+    old = PastRun(stopped(adapter)).open()
+
+    quietly(make_run(adapter, "pipeline.stages=1", "checkpoint.keep=9"), tmp_path / "new", from_run=tmp_path / "old")
+
+    new = PastRun(tmp_path / "new").open(4)
+    assert all(".lora_" in name for name in new.names())
+    assert all(old.tensor(name).equal(new.tensor(name)) for name in old.names())
+    assert old.state["base"] == new.state["base"]
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [("train.seed=9", "train.seed"), ("optimizer.lr=1e-3", "optimizer"), ("train.steps=7", "train.steps")],
+)
+def test_what_would_be_no_continuation_is_refused_and_leaves_nothing(
+    make_run, quietly, stopped, tmp_path, override, named
+):
+    stopped()
+
+    with pytest.raises(ConfigError, match=f"{named}: is not that of"):
+        quietly(make_run(override), tmp_path / "new", from_run=tmp_path / "old")
+
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_rolled_back_run_is_not_gone_on_from(make_run, quietly, stopped, tmp_path):
+    shutil.rmtree(stopped() / "checkpoints" / "step-00000004")
+
+    with pytest.raises(CheckpointError, match="rolled back"):
+        quietly(make_run(), tmp_path / "new", from_run=tmp_path / "old")
+
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_adoption_that_was_interrupted_does_not_begin_from_nothing(
+    make_run, quietly, stopped, tmp_path, monkeypatch
+):
+    from phalanx.train import savepoint
+
+    stopped()
+
+    def crash(self, *arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(savepoint.Savepoint, "write", crash)
+        quietly(make_run(), tmp_path / "new", from_run=tmp_path / "old")
+
+    with pytest.raises(CheckpointError, match="--from was interrupted"):
+        quietly(make_run(), tmp_path / "new", resume=True)
+
+
+def test_from_another_run_and_resume_exclude_each_other(make_run, quietly, tmp_path):
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        quietly(make_run(), tmp_path / "new", from_run=tmp_path / "old", resume=True)
+
+
+def test_an_adapter_of_another_base_is_refused(make_run, quietly, stopped, cache, tmp_path):
+    home = stopped("model.adapter={rank=2}")
+    source_files = [path for path in (cache / "models").rglob("*.safetensors")]
+    kept = {path: path.read_bytes() for path in source_files}
+    try:
+        for path, data in kept.items():
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(CheckpointError, match="foreign: its adapter belongs to a model whose files have digest"):
+            quietly(make_run("model.adapter={rank=2}"), home, resume=True)
+    finally:
+        for path, data in kept.items():
+            path.write_bytes(data)
+
+
+# --- out of the run ------------------------------------------------------------------------------------
+
+
+def test_transformers_loads_the_exported_weights_bit_for_bit(trained_once, tmp_path, capsys):
+    summary, run_dir = trained_once
+
+    assert command_line(["checkpoint", "export", str(run_dir), str(tmp_path / "model")]) == 0
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+    assert model.dtype == torch.float32
+    assert weights_digest(model.named_parameters()) == summary["final_weights_digest"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True)
+    assert tokenizer("def")["input_ids"]
+    assert "weights of step 6" in capsys.readouterr().out
+    assert command_line(["checkpoint", "export", str(run_dir), str(tmp_path / "model")]) == 3
+
+
+# peft asks transformers in a way that transformers will drop
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_is_exported_for_peft_or_merged(make_run, quietly, stopped, tmp_path):
+    peft = pytest.importorskip("peft")
+    # alpha unlike the rank, so that a forgotten scale shows
+    home = stopped("model.adapter={rank=2, alpha=6}")
+
+    assert command_line(["checkpoint", "export", str(home), str(tmp_path / "adapter")]) == 0
+    assert command_line(["checkpoint", "export", str(home), str(tmp_path / "merged"), "--merge"]) == 0
+
+    base = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    ids = torch.arange(12).reshape(1, 12)
+    plain = AutoModelForCausalLM.from_pretrained(base, local_files_only=True, dtype=torch.float32).eval()
+    untouched = plain(ids).logits
+    adapted = peft.PeftModel.from_pretrained(plain, str(tmp_path / "adapter")).eval()(ids).logits
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", local_files_only=True).eval()(ids).logits
+    assert not torch.allclose(adapted, untouched, atol=1e-4)
+    torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_is_verified_from_outside_and_what_is_wrong_is_named(stopped, capsys):
+    home = stopped()
+
+    assert command_line(["checkpoint", "verify", str(home)]) == 0
+    assert "signed, whole, unchanged, and the one that the audit log knows" in capsys.readouterr().out
+    shard = home / "checkpoints" / "step-00000004" / "stage-1.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert command_line(["checkpoint", "verify", str(home)]) == 3
+    assert "stage-1.safetensors: truncated" in capsys.readouterr().err
+    assert command_line(["checkpoint", "verify", str(home), "--step", "2"]) == 0
+    assert command_line(["checkpoint", "verify", str(home / "nowhere")]) == 3
+
+
+def test_keys_are_made_and_changed_on_the_command_line(make_run, quietly, stopped, tmp_path, capsys):
+    old, new = tmp_path / "old.key", tmp_path / "new.key"
+    assert command_line(["checkpoint", "new-key", str(old)]) == 0
+    assert command_line(["checkpoint", "new-key", str(new)]) == 0
+    home = stopped("checkpoint.encrypt=true", f"checkpoint.key='file:{old}'")
+
+    assert command_line(["checkpoint", "rotate", str(home), "--to", f"file:{new}"]) == 0
+
+    assert old.read_text().strip() not in capsys.readouterr().out
+    assert command_line(["checkpoint", "verify", str(home)]) == 3
+    new.replace(old)
+    assert command_line(["checkpoint", "verify", str(home)]) == 0
+
+
+def test_there_is_no_key_to_change_where_nothing_is_encrypted(trained_once):
+    assert command_line(["checkpoint", "rotate", str(trained_once[1]), "--to", "env:KEY"]) == 2
