@@ -1,0 +1,65 @@
+"""The checkpoint bench: three arms take turns in one run, and each interval pays for its own checkpoint."""
+
+import json
+
+import pytest
+
+from phalanx.bench import BENCHES
+from phalanx.bench.checkpoint import CheckpointWorkload, measure
+from phalanx.checkpoint import CheckpointConfig
+from phalanx.errors import TrainingError
+from phalanx.train import savepoint
+
+KEYS = {
+    "model",
+    "arm",
+    "stages",
+    "every",
+    "rounds",
+    "checkpoint_bytes",
+    "step_s",
+    "extra_step_time",
+    "extra_step_time_worst",
+    "stall_s",
+    "stall_share",
+    "write_s",
+}
+
+
+@pytest.fixture
+def workload(tiny):
+    run = tiny.model_copy(update={"checkpoint": CheckpointConfig(every=2, keep=1)})
+    return CheckpointWorkload("tiny", run, rounds=2)
+
+
+def test_every_arm_is_measured_in_the_same_run_and_what_was_not_is_null(workload):
+    result = measure(workload, quick=True)
+
+    json.dumps(result, allow_nan=False)
+    rows = {row["arm"]: row for row in result["rows"]}
+    assert list(rows) == ["none", "synchronous", "asynchronous"]
+    assert all(set(row) == KEYS for row in rows.values())
+    assert all(row["rounds"] == 2 and row["step_s"] > 0 for row in rows.values())
+    for key in ("extra_step_time", "stall_s", "write_s", "checkpoint_bytes"):
+        assert rows["none"][key] is None
+        assert rows["synchronous"][key] is not None
+        assert rows["asynchronous"][key] is not None
+    # writing at once, everything of it stands in the way
+    assert rows["synchronous"]["stall_s"] >= rows["synchronous"]["write_s"]
+    assert rows["synchronous"]["checkpoint_bytes"] > 0
+
+
+def test_a_checkpoint_that_fails_makes_no_figure(workload, monkeypatch):
+    from phalanx.errors import CheckpointError
+
+    def refuse(self, *arguments, **options):
+        raise CheckpointError("disk full")
+
+    monkeypatch.setattr(savepoint.Savepoint, "write", refuse)
+
+    with pytest.raises(TrainingError, match="synchronous: expected one checkpoint"):
+        measure(workload, quick=True)
+
+
+def test_it_is_on_the_command_line():
+    assert "checkpoint" in BENCHES
