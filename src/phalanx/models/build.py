@@ -58,7 +58,9 @@ def build_stage(
     wanted: dict[str, Tensor] = {}
     for name, parameter in stage.all_parameters().items():
         if is_adapter(name):
-            draw_adapter(name, parameter.detach(), seed)
+            # while another thread builds, transformers makes torch's initialisers do nothing
+            with _BUILDING:
+                draw_adapter(name, parameter.detach(), seed)
         else:
             wanted[name] = parameter.detach()
     if stage.ties_head and spec.is_last:
