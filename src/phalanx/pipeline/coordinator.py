@@ -12,6 +12,7 @@ from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.faults import Faults
 from phalanx.pipeline.inquest import Inquest, Missing
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.links import compare_links
@@ -29,7 +30,6 @@ from phalanx.pipeline.messages import (
 )
 from phalanx.pipeline.owner_audit import OwnerAudits
 from phalanx.pipeline.paper import PLAIN, Attempt
-from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.screen import NOT_FINITE
@@ -63,7 +63,7 @@ class Coordinator:
         self._audits = Audits(docket, post, courier, self._referee, draw)
         self._updates = Updates(docket, self._referee)
         self._strikes: Counter[str] = Counter()
-        self._faults: list[tuple[str, Fault]] = []
+        self._faults = Faults(docket)
         self._convictions: list[Judgement] = []
         self._owner_audits = OwnerAudits(docket, self._referee)
         self._inquest = Inquest(docket, courier, post)
@@ -88,7 +88,7 @@ class Coordinator:
         elif isinstance(message, Ready):
             self._add_ready(sender, message)
         elif isinstance(message, Fault):
-            self._faults.append((sender, message))
+            self._faults.add(sender, message)
         elif isinstance(message, Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit):
             # of a step that lags, only its audits are still awaited
             ledgers = self.docket.open_ledgers if isinstance(message, AuditReport | StepAudited) else (self.ledger,)
@@ -235,7 +235,7 @@ class Coordinator:
             proved = docket.proved.pop(0)
             if proved.verdict.party in docket.present:
                 return proved
-        judgement = self._convictions.pop(0) if self._convictions else self._weigh_faults()
+        judgement = self._convictions.pop(0) if self._convictions else self._faults.weigh()
         if judgement is not None or not docket.plan.guard.enabled:
             return judgement
         judgement = (
@@ -321,35 +321,6 @@ class Coordinator:
         clip_norm = self.docket.plan.optimizer.clip_norm
         self.ledger.clip_coefficient = clip_coefficient(self.ledger.total_norm(), clip_norm)
         return self.ledger.clip_coefficient
-
-    # --- conclusions ------------------------------------------------------------------------------------
-
-    def _weigh_faults(self) -> Judgement | None:
-        """Faults are only written down, but for a signed header that is wrong whatever its payload is."""
-        docket = self.docket
-        while self._faults:
-            sender, fault = self._faults.pop(0)
-            docket.observe(
-                "fault", {"party": sender, "about": fault.about, "error": fault.error, "reason": fault.reason}
-            )
-            if fault.evidence is None or fault.about == OWNER:
-                continue
-            header = docket.signed_by(fault.evidence, fault.about)
-            if header is None or header.fields.body.get("epoch") != self.ledger.epoch:
-                continue
-            body = header.fields.body
-            right = (
-                list(docket.plan.hidden_shape),
-                str(BOUNDARY_DTYPE).removeprefix("torch."),
-                docket.plan.hidden_bytes,
-            )
-            found = (body.get("shape"), body.get("dtype"), header.fields.payload_size)
-            source = body.get("source")
-            if header.fields.kind == "tensor" and found != right:
-                stage = source if isinstance(source, int) else -1
-                headers = {"message": fault.evidence}
-                return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
-        return None
 
     # --- audits -------------------------------------------------------------------------------------------
 

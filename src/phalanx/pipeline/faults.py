@@ -1,0 +1,45 @@
+"""What parties find wrong with each other's messages: written down, and only a wrong signed header convicts."""
+
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.messages import Fault
+from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
+from phalanx.transport import SignedHeader
+
+
+class Faults:
+    """Reports that were not looked at yet."""
+
+    def __init__(self, docket: Docket) -> None:
+        self._docket = docket
+        self._waiting: list[tuple[str, Fault]] = []
+
+    def add(self, sender: str, fault: Fault) -> None:
+        """Take a report."""
+        self._waiting.append((sender, fault))
+
+    def weigh(self) -> Judgement | None:
+        """Write reports down; the first signed header that is wrong whatever its payload is ends it."""
+        docket = self._docket
+        while self._waiting:
+            sender, fault = self._waiting.pop(0)
+            docket.observe(
+                "fault", {"party": sender, "about": fault.about, "error": fault.error, "reason": fault.reason}
+            )
+            if fault.evidence is None or fault.about == OWNER:
+                continue
+            header = docket.signed_by(fault.evidence, fault.about)
+            if header is None or header.fields.body.get("epoch") != docket.ledger.epoch:
+                continue
+            if header.fields.kind == "tensor" and not _announces_a_boundary(header, docket.plan):
+                source = header.fields.body.get("source")
+                stage = source if isinstance(source, int) else -1
+                headers = {"message": fault.evidence}
+                return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
+        return None
+
+
+def _announces_a_boundary(header: SignedHeader, plan: StepPlan) -> bool:
+    body = header.fields.body
+    right = (list(plan.hidden_shape), str(BOUNDARY_DTYPE).removeprefix("torch."), plan.hidden_bytes)
+    return (body.get("shape"), body.get("dtype"), header.fields.payload_size) == right
