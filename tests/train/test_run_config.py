@@ -20,7 +20,7 @@ from phalanx.errors import ConfigError
         (["pipeline.layers=[1,1,1]"], ["layers", "stages = 2"]),
         (["pipeline.schedule='zigzag'"], ["pipeline.schedule", "1f1b"]),
         (["pipeline.stages=3", "pipeline.remote_workers=['a']"], ["remote_workers", "pki"]),
-        (["pipeline.stages=4", "pipeline.remote_workers=['a']", "pipeline.pki='x'"], ["remote_workers", "2"]),
+        (["pipeline.stages=4", "pipeline.may_join=['a']", "pipeline.pki='x'"], ["may_join", "remote_workers"]),
         (["pipeline.stages=3", "pipeline.remote_workers=['owner']", "pipeline.pki='x'"], ["owner"]),
         (["guard.audit_rate=0"], ["guard.audit_rate"]),
         (

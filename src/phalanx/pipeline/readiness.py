@@ -71,6 +71,16 @@ class Readiness:
             return self._blame(stage, wrong[0], old, reason)
         return None
 
+    def confirmed(self, ready: Mapping[str, Ready]) -> set[tuple[int, str]]:
+        """Who got ready with which stage in exactly the agreed state."""
+        agreed = self._docket.agreed
+        return {
+            (stage, name)
+            for stage, state in agreed.items()
+            for name in ready
+            if ready[name].states.get(str(stage)) == state
+        }
+
     def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
         """Whoever altered a kept copy is guilty; of two newcomers the second speaks against their source."""
         kept = {old.holders[stage], None if self._docket.plan.guard.verify_only else old.shadows.get(stage)}

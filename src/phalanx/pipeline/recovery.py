@@ -121,19 +121,20 @@ def without(
     return Assignment(holders, cover(holders, kept, workers), assignment.lanes)
 
 
-def settled(new: Assignment, old: Assignment, present: Collection[str]) -> Assignment:
-    """What of an interrupted change of roles can be built upon: only copies that were there before it.
-
-    Nobody counts on a newcomer's copy, even if it is complete: it has not been compared with the agreed state.
+def settled(
+    new: Assignment, old: Assignment, present: Collection[str], confirmed: Collection[tuple[int, str]] = ()
+) -> Assignment:
+    """What of an interrupted change of roles can be built upon: copies that were there before, or are the agreed ones.
 
     Args:
         new: The assignment that was interrupted.
         old: The one before; whoever was replaced still has its copy.
         present: Everybody who is still there.
+        confirmed: Newcomers that have signed for the agreed state, with its stage.
     """
     holders, shadows = {}, {}
     for stage, holder in new.holders.items():
-        had = (old.holders.get(stage), old.shadows.get(stage))
+        had = [old.holders.get(stage), old.shadows.get(stage), *(name for at, name in confirmed if at == stage)]
         holders[stage] = holder if holder in had else old.holders[stage]
         candidates = (new.shadows.get(stage), old.shadows.get(stage))
         able = [name for name in candidates if name and name in had and name in present and name != holders[stage]]

@@ -279,10 +279,14 @@ class Succession:
         if self.lost and old is None:
             raise PeerLostError(f"{self.lost[0]} was lost before the first step; see its log under workers/")
         if self.lost and old is not None:
-            self._standing = settled(new, old, {*self.alive, OWNER})
+            self._standing = self._settled(new, old)
             self.recover(None, step)
         elif self._docket.plan.guard.enabled:
             self._check_ready(new, old, step)
+
+    def _settled(self, new: Assignment, old: Assignment) -> Assignment:
+        confirmed = self._readiness.confirmed(self._coordinator.ready)
+        return settled(new, old, {*self.alive, OWNER}, confirmed)
 
     def _await_ready(self, *, is_start: bool) -> None:
         deadline = time.monotonic() + self.timeout_s
@@ -308,7 +312,7 @@ class Succession:
         if found.judgement is None:
             self.suspect(found.party, found.reason)
         if old is not None:
-            self._standing = settled(new, old, {*self.alive, OWNER})
+            self._standing = self._settled(new, old)
         self.recover(found.judgement, step)
 
     def _record(self, judgement: Judgement) -> Verdict:
