@@ -138,6 +138,7 @@ def test_a_crash_between_eviction_and_checkpoint_lets_nobody_back_in(place, clea
 ASYNCHRONOUS = "checkpoint.asynchronous=true"
 
 
+@pytest.mark.slow
 def test_an_owner_that_is_killed_while_a_checkpoint_is_under_way_goes_on_from_the_last_good_one(place, clean):
     process = place.train(ASYNCHRONOUS)
     place.wait_for(process, lambda: place.has_line("events.jsonl", '"kind":"checkpoint"'))
@@ -149,6 +150,7 @@ def test_an_owner_that_is_killed_while_a_checkpoint_is_under_way_goes_on_from_th
     assert_like_after_end(place, summary, clean)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_its_state_travels_costs_no_bit_and_no_checkpoint(place, clean):
     process = place.train(ASYNCHRONOUS)
     place.wait_for(process, lambda: place.has_line("events.jsonl", '"kind":"checkpoint"'))

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 from real_runs import FORWARD_LIAR, worker_pid
 
 LAG = ("guard.commit_lag=1", "guard.screen=false")
@@ -19,6 +20,7 @@ def test_a_liar_whose_step_may_have_been_applied_leaves_no_trace_in_the_weights(
     assert summary["validation_perplexity"] == clean["validation_perplexity"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_while_verdicts_lag_is_replaced_and_not_blamed(place, clean):
     process = place.train(*LAG)
     place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 2,'))

@@ -65,6 +65,7 @@ def test_another_schedule_kernel_and_upkeep_change_no_bit_under_attack(place, cl
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
 
 
+@pytest.mark.slow
 def test_the_memory_that_a_dry_run_promises_is_of_the_right_order(place):
     process = place.train("train.steps=400", "train.validate_every=0", "checkpoint.every=0")
     place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 20,'))
