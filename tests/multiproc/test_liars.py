@@ -52,6 +52,7 @@ def test_without_a_guard_the_lie_goes_into_the_weights(place, clean):
     assert summary["attacks_injected"] == 4
 
 
+@pytest.mark.slow
 def test_another_schedule_kernel_and_upkeep_change_no_bit_under_attack(place, clean):
     summary = place.finish(
         *FORWARD_LIAR,
