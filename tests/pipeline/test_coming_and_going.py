@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import Bulk, Hello, Ready
+from phalanx.pipeline.messages import Bulk, Hello, Prepared, Ready
 from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
 
 MANY = 40
@@ -151,7 +151,13 @@ def test_a_newcomer_of_another_numeric_class_is_not_let_into_a_run_in_lockstep(m
 
     steps = run_until(company, lambda: company.bodies("not_let_in"))
 
-    assert company.bodies("not_let_in")[0]["party"] == "worker-2"
+    epoch = company.engine._succession.epoch
+    company.endpoint("worker-2").send("owner", Prepared.kind, Prepared(epoch=0).model_dump(mode="json"))
+    company.run(2)
+    steps += 2
+
+    assert [body["party"] for body in company.bodies("not_let_in")] == ["worker-2"]
+    assert company.engine._succession.epoch == epoch == 0
     assert joined(company) == []
     assert company.weights_digest() == honest_digest(tiny_run(3), steps)
 

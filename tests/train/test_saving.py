@@ -271,7 +271,10 @@ def test_an_encrypted_run_is_resumed_with_its_key_only_and_nothing_tells_the_key
     assert resumed["final_weights_digest"] == clean["final_weights_digest"]
 
 
-def test_a_run_whose_disk_is_gone_goes_on_from_the_remote_store(make_run, quietly, clean, tmp_path, monkeypatch):
+@pytest.fixture
+def interrupted_without_its_disk(make_run, quietly, tmp_path, monkeypatch):
+    """A run that copied its checkpoints to ``far``, was stopped after step 5, and lost its own."""
+
     def stop():
         raise KeyboardInterrupt
 
@@ -280,6 +283,11 @@ def test_a_run_whose_disk_is_gone_goes_on_from_the_remote_store(make_run, quietl
         after_step(patch, 5, stop)
         quietly(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
+    return run
+
+
+def test_a_run_whose_disk_is_gone_goes_on_from_the_remote_store(interrupted_without_its_disk, quietly, clean, tmp_path):
+    run = interrupted_without_its_disk
 
     resumed = quietly(run, tmp_path / "run", resume=True)
 
@@ -289,15 +297,8 @@ def test_a_run_whose_disk_is_gone_goes_on_from_the_remote_store(make_run, quietl
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000004", "step-00000006"]
 
 
-def test_a_remote_store_that_went_back_in_time_is_found_out(make_run, quietly, tmp_path, monkeypatch):
-    def stop():
-        raise KeyboardInterrupt
-
-    run = make_run(f"checkpoint.remote='file://{tmp_path}/far'")
-    with monkeypatch.context() as patch:
-        after_step(patch, 5, stop)
-        quietly(run, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
+def test_a_remote_store_that_went_back_in_time_is_found_out(interrupted_without_its_disk, quietly, tmp_path):
+    run = interrupted_without_its_disk
     (folder,) = (tmp_path / "far").iterdir()
     shutil.rmtree(folder / "step-00000004")
     shutil.copytree(folder / "step-00000002", folder / "step-00000004")

@@ -35,8 +35,15 @@ def test_a_tensor_is_spoken_for_by_the_receipt_of_the_next_word(parties):
 def test_tensors_alone_are_signed_for_every_so_often(parties):
     owner, _, headers = send_all(parties, 2 * RECEIPT_EVERY + 1)
 
-    for header in headers:
-        owner.receipts.get(header.digest).verify(parties.peers["worker"])
+    proofs = [owner.receipts.get(header.digest) for header in headers]
+    for proof in proofs:
+        proof.verify(parties.peers["worker"])
+    signed = [headers[n * RECEIPT_EVERY].digest for n in range(3)]
+    assert [proof.receipt.header_digest for proof in proofs] == [
+        signed[0],
+        *[signed[1]] * RECEIPT_EVERY,
+        *[signed[2]] * RECEIPT_EVERY,
+    ]
 
 
 def test_a_proof_of_another_frame_or_receiver_is_none(parties):

@@ -166,9 +166,11 @@ class PipelineEngine:
             return
         self.settle()
         if self._succession.rollback.is_turning_point(step):
-            self._duplicates.abandon("workers came or left")
-            self._succession.regroup(self._newcomers.admit(), step)
-            self._redo_until(step)
+            newcomers = self._newcomers.admit()
+            if newcomers or self._succession.leaving:
+                self._duplicates.abandon("workers came or left")
+                self._succession.regroup(newcomers, step)
+                self._redo_until(step)
 
     # whoever asks for weights may have switched gradients off, and audits and redone steps need them
     @torch.enable_grad()

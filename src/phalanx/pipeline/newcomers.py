@@ -42,10 +42,10 @@ class Newcomers:
         if name in present or name in self.prepared or (name in self._greeted) == isinstance(message, Hello):
             raise FrameError(f"{name!r} sent {message.kind!r} and is no newcomer who has yet to say it")
         if isinstance(message, Hello):
+            self._endpoint.add_peer(self._endpoint.peers[name], message.address)
             self._greeted[name] = message
             certificates = {other: self._members.certificates[other] for other in present}
             setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates)
-            self._endpoint.add_peer(self._endpoint.peers[name], message.address)
             self._mail.post(name, setup, ())
         elif isinstance(message, Prepared):
             self.prepared.append(name)
@@ -64,5 +64,7 @@ class Newcomers:
             self._members.admit(name, self._greeted[name], self._plan.guard)
         except ConfigError as exc:
             self._observe("not_let_in", {"party": name, "reason": str(exc)})
+            # it could ask before every step, and each answer costs the whole company a stop
+            self._endpoint.refuse(name)
             return False
         return True
