@@ -1,14 +1,18 @@
 """LoRA: what is trained, its names and its first values."""
 
+import hashlib
 import math
 import sys
 
 import pytest
 import torch
 from tiny_models import build_all, chain, lm_loss, named, some_ids, tiny_source
+from torch import nn
+from transformers.initialization import no_init_weights
 
 from phalanx.errors import ModelError
 from phalanx.models import LoraConfig
+from phalanx.models.lora import draw_adapter
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,29 @@ def test_a_is_drawn_within_the_bounds_of_kaiming_and_b_is_zero(cache):
     assert float(a.abs().max()) <= 1 / math.sqrt(32)
     assert float(a.std()) == pytest.approx(1 / math.sqrt(3 * 32), rel=0.05)
     assert all(not v.any() for name, v in values.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("width", [7, 16, 576, 1536])
+def test_a_has_the_bits_of_torchs_kaiming_uniform(width):
+    drawn, expected = torch.empty(4, width), torch.empty(4, width)
+    draw_adapter("layer.lora_A.weight", drawn, 7)
+    first_bytes = hashlib.sha256(b"7|layer.lora_A.weight").digest()[:8]
+    generator = torch.Generator().manual_seed(int.from_bytes(first_bytes, "big"))
+
+    nn.init.kaiming_uniform_(expected, a=math.sqrt(5), generator=generator)
+
+    assert torch.equal(drawn, expected)
+
+
+@pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
+def test_values_are_drawn_while_another_thread_has_switched_torchs_initialisers_off(matrix):
+    drawn, expected = torch.full((4, 16), torch.nan), torch.full((4, 16), torch.nan)
+    draw_adapter(f"layer.{matrix}.weight", expected, 7)
+
+    with no_init_weights():
+        draw_adapter(f"layer.{matrix}.weight", drawn, 7)
+
+    assert torch.equal(drawn, expected)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "llama"])

@@ -198,8 +198,8 @@ def test_a_party_that_does_not_take_its_new_roles_is_replaced_as_well(make_compa
     assert company.weights_digest() == honest_digest(run, 3)
 
 
-def test_a_slow_but_honest_step_replaces_nobody(make_company, honest_digest):
-    run = impatient()
+def test_in_an_honest_step_nobody_is_asked_and_nobody_replaced(make_company, honest_digest):
+    run = tiny_run(pipeline=IMPATIENT.model_copy(update={"patience_s": 10.0}), guard=GuardConfig())
     company = make_company(run)
 
     company.run(3)

@@ -1,7 +1,6 @@
 """Stages made from a model directory, or empty ones made from the config alone."""
 
 import copy
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,6 @@ from phalanx.models.lora import draw_adapter, inject_lora, is_adapter
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.source import ModelSource
 from phalanx.models.stage import StageModule
-
-# transformers and peft patch torch itself while they build: one thread at a time
-_BUILDING = threading.RLock()
 
 
 def build_stage(
@@ -58,9 +54,7 @@ def build_stage(
     wanted: dict[str, Tensor] = {}
     for name, parameter in stage.all_parameters().items():
         if is_adapter(name):
-            # while another thread builds, transformers makes torch's initialisers do nothing
-            with _BUILDING:
-                draw_adapter(name, parameter.detach(), seed)
+            draw_adapter(name, parameter.detach(), seed)
         else:
             wanted[name] = parameter.detach()
     if stage.ties_head and spec.is_last:
@@ -92,7 +86,7 @@ def build_empty_stage(
     stage = meta_stage(hub_config, spec, adapter, attention, activation_checkpointing)
     _materialise(stage, device)
     for parameter in stage.parameters():
-        nn.init.constant_(parameter, float("nan"))
+        parameter.detach().fill_(float("nan"))
     return stage
 
 
@@ -116,7 +110,7 @@ def meta_stage(
             f"stage {spec.index} of {spec.num_stages} ends at layer {spec.end_layer}; the model has "
             f"{hub_config.num_hidden_layers} layers, which the last stage alone must reach"
         )
-    with _BUILDING:
+    with quiet_transformers():
         stage = _skeleton(hub_config, family, spec, attention, activation_checkpointing)
         if adapter is not None:
             inject_lora(stage, adapter)
@@ -137,7 +131,7 @@ def _skeleton(
     hub_config: Any, family: Family, spec: StageSpec, attention: Attention, activation_checkpointing: bool
 ) -> StageModule:
     try:
-        with quiet_transformers(), torch.device("meta"):
+        with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(
                 copy.deepcopy(hub_config),
                 attn_implementation=family.attention(attention),
@@ -151,7 +145,7 @@ def _skeleton(
 
 def _materialise(stage: StageModule, device: str) -> None:
     """Give every parameter memory on `device`; a parameter that occurs twice stays one."""
-    with _BUILDING:
+    with quiet_transformers():
         _give_memory(stage, device)
 
 

@@ -45,17 +45,19 @@ def draw_adapter(name: str, weight: Tensor, seed: int) -> None:
     """Fill one adapter matrix: A as peft does (Kaiming uniform), B with zeros.
 
     The values depend on the seed and the canonical name only: the generator is seeded with the first 8
-    bytes of SHA-256 of ``seed|name``, and draws on the CPU.
+    bytes of SHA-256 of ``seed|name``, and draws on the CPU. Nothing of ``torch.nn.init`` is used: while
+    transformers loads a model in another thread, its functions do nothing.
     """
     if name.endswith(".lora_B.weight"):
-        nn.init.zeros_(weight)
+        weight.detach().zero_()
         return
     first_bytes = hashlib.sha256(f"{seed}|{name}".encode()).digest()[:8]
     generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(first_bytes, "big"))
-    values = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
-    nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
-    with torch.no_grad():
-        weight.copy_(values)
+    # the bound of kaiming_uniform_(a=sqrt(5)), rounding included
+    gain = math.sqrt(2.0 / (1 + math.sqrt(5) ** 2))
+    bound = math.sqrt(3.0) * (gain / math.sqrt(weight.shape[1]))
+    values = torch.empty(weight.shape, dtype=torch.float32, device="cpu").uniform_(-bound, bound, generator=generator)
+    weight.detach().copy_(values)
 
 
 def _load_peft() -> Any:

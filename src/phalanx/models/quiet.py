@@ -1,14 +1,24 @@
-"""Transformers' notes and progress bars switched off for the length of one call."""
+"""Calls into transformers and peft: one thread at a time, without notes and progress bars."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers.utils import logging as hub_logging
 
+# both patch torch itself while they build and load: two threads that overlap can leave the patch of one in place
+_ONE_AT_A_TIME = threading.RLock()
+
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Let only errors through, hide progress bars; both are as before afterwards, whatever happens."""
+    """Keep other threads out, let only errors through, hide progress bars; all is as before afterwards."""
+    with _ONE_AT_A_TIME, _quiet():
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
     verbosity = hub_logging.get_verbosity()
     bars = hub_logging.is_progress_bar_enabled()
     hub_logging.set_verbosity_error()
