@@ -58,17 +58,17 @@ def shifts(quick: bool) -> list[Shift]:
             Shift(_run(4, 32, 16), (SIXTEENTH, REPLICA), steps=2, rounds=4, warm_ups=1, budget_s=80.0),
             Shift(_run(4, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=4, warm_ups=2, budget_s=60.0),
         ]
-    return [shift for stages in (4, 6) for shift in _all(stages)]
-
-
-def _all(stages: int) -> list[Shift]:
-    many = (EIGHTH, WITH_OWNER, UPDATE, SNAPSHOT, LOCKSTEP, PAPER, STATISTICS)
+    upkeeps = (EIGHTH, WITH_OWNER, UPDATE, SNAPSHOT, LOCKSTEP, PAPER, STATISTICS)
     return [
-        Shift(_run(stages, 32, 8), many, steps=4, rounds=16, warm_ups=1, budget_s=1500.0),
-        Shift(_adapted(_run(stages, 32, 8)), (ADAPTERS,), steps=4, rounds=16, warm_ups=1, budget_s=450.0),
-        # a lane then has 8 microbatches, of which q = 1/8 draws one
-        Shift(_run(stages, 32, 16), (SIXTEENTH, REPLICA), steps=4, rounds=16, warm_ups=1, budget_s=650.0),
-        Shift(_run(stages, 64, 64), (SIXTY_FOURTH,), steps=2, rounds=16, warm_ups=1, budget_s=600.0),
+        Shift(_run(4, 32, 8), upkeeps, steps=2, rounds=12, warm_ups=1, budget_s=700.0),
+        # a lane of a replica then has 8 microbatches, of which q = 1/8 draws one
+        Shift(_run(4, 32, 16), (SIXTEENTH, REPLICA), steps=2, rounds=16, warm_ups=1, budget_s=330.0),
+        Shift(_run(4, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=16, warm_ups=2, budget_s=240.0),
+        Shift(_adapted(_run(4, 32, 8)), (ADAPTERS,), steps=2, rounds=12, warm_ups=1, budget_s=180.0),
+        # more stages change what a guard costs, not how a shadow is kept
+        Shift(_run(6, 32, 8), (EIGHTH, PAPER), steps=2, rounds=12, warm_ups=1, budget_s=300.0),
+        Shift(_run(6, 32, 16), (SIXTEENTH,), steps=2, rounds=16, warm_ups=1, budget_s=240.0),
+        Shift(_run(6, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=16, warm_ups=2, budget_s=240.0),
     ]
 
 
