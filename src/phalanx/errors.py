@@ -19,6 +19,7 @@
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
+        │   └── FailedBatchError                            with this batch; the next one can be tried
         └── NoHolderError                           nobody is left who holds a stage
 
 Other exit codes: 0 success, 1 a bug in Phalanx (traceback), 130 interrupted by the user.
@@ -111,6 +112,10 @@ class TrainingError(PhalanxError):
 
 class NonFiniteLossError(TrainingError):
     """The loss or a gradient is NaN or infinite although every stage was honest."""
+
+
+class FailedBatchError(NonFiniteLossError):
+    """One batch gives a loss or a gradient that is NaN or infinite; nothing was updated with it."""
 
 
 class NoHolderError(TrainingError):

@@ -29,6 +29,13 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "L3 the owner's audit before a batch is given up",
+        "pipeline/coordinator.py",
+        "ledger.owners_audits |= alike - ledger.owner_audited",
+        "ledger.owners_audits |= alike - alike",
+        PIPELINE + "test_failed_batches.py::test_a_stage_that_would_have_batches_given_up_is_convicted",
+    ),
+    Mutant(
         "L0 signatures of frames",
         "transport/endpoint.py",
         "frame.header.verify(link.peer)",

@@ -58,7 +58,10 @@ owner_audit_rate = 0.0
 
 [checkpoint]
 every = 3
+# a killed owner goes on from its checkpoint, unless a test says otherwise
+journal = false
 """
+JOURNAL = "checkpoint.journal=true"
 FORWARD_LIAR = ("attack.kind='forward_sign_flip'", "attack.stages=[1]", "attack.rate=1.0", "attack.from_step=4")
 PATIENCE_S = 120.0
 _RESTRICTED = str(Path(__file__).with_name("restricted.py"))

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from real_runs import FORWARD_LIAR, children_of, exists, worker_pid
+from real_runs import FORWARD_LIAR, JOURNAL, children_of, exists, worker_pid
 
 from phalanx.security.audit import LogHead, verify_log
 from phalanx.security.crypto import load_identity
@@ -49,6 +49,32 @@ def test_an_owner_that_is_killed_in_the_middle_of_a_run_goes_on(place, clean):
     assert_like(place, summary, clean)
 
 
+def test_an_owner_that_is_killed_goes_on_at_the_step_where_it_died_with_what_all_processes_kept(place, clean):
+    process = place.train(JOURNAL, "checkpoint.every=0")
+    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 5,'))
+    kill_owner(place, process)
+
+    summary = place.finish(JOURNAL, "checkpoint.every=0", resume=True)
+
+    assert summary["resumed_from"] >= 5
+    assert_like(place, summary, clean)
+    assert not (place.path / "run" / "journal").exists()
+
+
+@pytest.mark.slow
+def test_a_liar_that_was_evicted_before_the_owner_died_is_in_no_bit_of_what_goes_on(place, clean):
+    settings = (*FORWARD_LIAR, JOURNAL, "checkpoint.every=0", "guard.audit_rate=1.0")
+    process = place.train(*settings)
+    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 5,'))
+    kill_owner(place, process)
+
+    summary = place.finish(*settings, resume=True)
+
+    assert summary["resumed_from"] >= 5
+    assert summary["evicted"] == ["worker-1"]
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
@@ -75,10 +101,10 @@ def test_an_owner_can_be_killed_at_each_stage_of_its_life(place, clean, name, wo
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_an_owner_can_be_killed_at_random_moments_again_and_again(place, clean, seed):
-    moments = random.Random(seed)
+    moments, settings = random.Random(seed), (JOURNAL,) if seed % 2 else ()
     begun = place.path / "run" / ".begun"
     for _ in range(3):
-        process = place.train(resume=begun.exists() or (place.path / "run" / "run.json").exists())
+        process = place.train(*settings, resume=begun.exists() or (place.path / "run" / "run.json").exists())
         deadline = time.monotonic() + moments.uniform(2.0, 16.0)
         while time.monotonic() < deadline and process.popen.poll() is None:
             time.sleep(0.01)
@@ -86,7 +112,7 @@ def test_an_owner_can_be_killed_at_random_moments_again_and_again(place, clean, 
             kill_owner(place, process)
     resume = begun.exists() or (place.path / "run" / "run.json").exists()
 
-    assert_like_after_end(place, place.finish(resume=resume), clean)
+    assert_like_after_end(place, place.finish(*settings, resume=resume), clean)
 
 
 def assert_like_after_end(place, summary, clean):

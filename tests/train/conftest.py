@@ -49,6 +49,8 @@ stages = 2
 
 [checkpoint]
 every = 2
+# a stopped run goes on from its checkpoint; see test_journal.py
+journal = false
 """
 
 MakeRun = Callable[..., RunConfig]

@@ -21,6 +21,8 @@ class CheckpointConfig(StrictModel):
         encrypt: Everything but the manifest is written under AES-256-GCM.
         key: Where the key is, never the key: ``file:PATH``, ``env:NAME`` or ``command:PROGRAM ARGUMENT ...``.
         asynchronous: Collecting and writing go on beside the training.
+        journal: Every process keeps its last two states in the run directory, so that a killed owner goes on at the
+            step where it died. Left out, it does where all processes use this machine's CPUs and nothing is encrypted.
         remote: An fsspec address that every checkpoint is copied to as well, such as ``s3://bucket/folder``.
     """
 
@@ -30,6 +32,7 @@ class CheckpointConfig(StrictModel):
     encrypt: bool = False
     key: str | None = None
     asynchronous: bool = False
+    journal: bool | None = None
     remote: str | None = None
 
     @field_validator("key")

@@ -25,6 +25,9 @@ class PipelineConfig(StrictModel):
     """Names of further remote workers, who may come at any time and are not waited for."""
     respawns: int = Field(default=0, ge=0, le=1000)
     """How many local workers may be started anew in the place of such that are gone."""
+    rebalance_every: int = Field(default=20, ge=0)
+    """Steps over which the pace of every worker is measured; stages move away from one that is so slow that the step
+    would be done in two thirds of the time or less. 0: they stay where they are."""
     pki: str | None = None
     """Directory of `phalanx pki`; left out, a throw-away authority is made in the run directory."""
     step_timeout_s: float = Field(default=300.0, gt=0)
@@ -263,6 +266,8 @@ class WorkerConfig(StrictModel):
     """How long to look for an owner that does not listen yet, seconds."""
     threads: int = Field(default=1, ge=1)
     device: str = "cpu"
+    journal: str | None = None
+    """Directory in which the last states of stages are kept; only for a worker on the owner's machine."""
     transport: TransportConfig = TransportConfig()
     attack: AttackConfig | None = None
     attack_log: str | None = None

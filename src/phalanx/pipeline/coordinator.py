@@ -32,6 +32,7 @@ from phalanx.pipeline.owner_audit import OwnerAudits
 from phalanx.pipeline.paper import PLAIN, Attempt
 from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.referee import Referee
+from phalanx.pipeline.running_costs import BUSY
 from phalanx.pipeline.screen import NOT_FINITE
 from phalanx.pipeline.signed import to_signed
 from phalanx.pipeline.summons import target_of
@@ -51,6 +52,7 @@ class Coordinator:
         docket: Assignment, commitments and agreed states.
         ready: Parties that have taken their roles of this epoch.
         usage: Running costs by party, as each reported them last.
+        busy: Seconds in which each party has worked since it was started, as each reported them last.
         bytes_sent: Bytes by party and receiver, as each reported them last.
     """
 
@@ -58,6 +60,7 @@ class Coordinator:
         self.docket = docket
         self.ready: dict[str, Ready] = {}
         self.usage: dict[str, dict[str, float]] = {}
+        self.busy: dict[str, float] = {}
         self.bytes_sent: dict[str, Mapping[str, int]] = {}
         self._referee = Referee(docket.plan, courier, docket.same_class)
         self._audits = Audits(docket, post, courier, self._referee, draw)
@@ -105,6 +108,7 @@ class Coordinator:
 
     def _add_applied(self, sender: str, message: Applied) -> None:
         self.usage[sender], self.bytes_sent[sender] = dict(message.usage), dict(message.bytes_sent)
+        self.busy[sender] = self.usage[sender].pop(BUSY, 0.0)
         assignment = self.docket.assignment
         for name, state in message.states.items():
             stage = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else -1
@@ -261,6 +265,10 @@ class Coordinator:
         self._owner_audits.forget()
         return [judgement for party, judgement in proved.items() if party in alive]
 
+    def forget_audits(self) -> None:
+        """What the owner has redone leads to no update: its batch is given up."""
+        self._owner_audits.forget()
+
     def decided(self, *, may_lag: bool) -> bool:
         """Whether the optimizers may take the step: its own audits may lag, those of the step before may not any more.
 
@@ -281,6 +289,22 @@ class Coordinator:
             and docket.lagging is None
             and (ledger.is_audited or (may_lag and ledger.may_lag))
         )
+
+    def doubt_step(self) -> bool:
+        """The outcome is not a number: the owner is to redo every stage once, where its bits can be compared.
+
+        Returns:
+            Whether there is anything that it has not redone yet.
+        """
+        docket, ledger = self.docket, self.ledger
+        if docket.plan.guard.mode != "phalanx":
+            return False
+        alike = {
+            s for s in docket.watched if docket.same_class(docket.holder(s)) and docket.same_class(docket.shadow(s))
+        }
+        ledger.owners_audits |= alike - ledger.owner_audited
+        self._has_news = True
+        return bool(ledger.owners_audits)
 
     @property
     def progress(self) -> tuple[int, ...]:
@@ -335,6 +359,7 @@ class Coordinator:
         for stage in sorted(ledger.owners_audits):
             ledger.num_audits += docket.plan.microbatches
             ledger.owners_audits.remove(stage)
+            ledger.owner_audited.add(stage)
             docket.proved += self._owner_audits.run(stage)
             if docket.proved:
                 return docket.proved.pop(0)

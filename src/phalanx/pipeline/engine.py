@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from phalanx.errors import PeerLostError, PhalanxError, TransportError
+from phalanx.errors import FailedBatchError, NonFiniteLossError, PeerLostError, PhalanxError, TransportError
+from phalanx.pipeline.attempt import Attempts
+from phalanx.pipeline.balance import Balance
 from phalanx.pipeline.chronicle import PastStep
 from phalanx.pipeline.collecting import collect_agreed
 from phalanx.pipeline.config import OWNER
@@ -22,13 +24,14 @@ from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import Apply, Hello, Leave, Prepared, Purpose, Shutdown, StateDigest
 from phalanx.pipeline.newcomers import Newcomers
+from phalanx.pipeline.noting import Noting
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.roles import Library
 from phalanx.pipeline.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.silence import Silence
 from phalanx.pipeline.stage_copy import StageCopy
-from phalanx.pipeline.step_result import StepResult, finite_loss
+from phalanx.pipeline.step_result import StepResult, describe_failure
 from phalanx.pipeline.succession import Office, Succession
 from phalanx.pipeline.verdict import Verdict
 from phalanx.security.crypto import Peer
@@ -61,18 +64,20 @@ class PipelineEngine:
         self._mail = Loopback(owner, endpoint)
         self._files = files
         self._party = Party(OWNER, plan, self._mail.post, self._mail.peer, self.timer)
-        self._party.roles.library = files.library
+        self._party.roles.library, self._party.roles.state_files = files.library, files.states
         self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._courier = Courier(self._mail.post, self._pump, timeout_s=30.0)
-        self._silence = Silence(30.0)
         self._docket = Docket(plan, self._mail.peer, files.observe, classes=members.classes)
         self._newcomers = Newcomers(members, plan, self._mail, endpoint, files.observe)
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._endpoint = endpoint
         office = Office(self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump)
         self._succession = Succession(office, members, files)
+        self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
+        self._attempts = Attempts(self._docket, self._coordinator, self._succession, self._pump)
         self._courier.is_gone = lambda party: party in self._succession.lost
         self._bytes = BytesByLink(endpoint)
+        self._noting = Noting(self._docket, self._party, files.note_verified)
         self._duplicates = Duplicates(self._docket, self._courier, self._party.roles)
 
     # --- life ---------------------------------------------------------------------------------------
@@ -91,7 +96,7 @@ class PipelineEngine:
         """
         succession = self._succession
         succession.timeout_s, succession.known = timeout_s, dict(known)
-        self._silence = Silence(patience_s)
+        self._attempts.silence = Silence(patience_s)
         self._courier.timeout_s = patience_s
         succession.begin(step)
 
@@ -109,13 +114,16 @@ class PipelineEngine:
         """
         self._party.roles.library = library
         self._duplicates.abandon("the run went back to a checkpoint")
+        self._noting.forget()
         self._succession.fall_back(step, known)
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
         """Run, verify and apply one optimizer step.
 
         Raises:
-            NonFiniteLossError: The loss or a gradient is NaN or infinite although every audit agreed.
+            FailedBatchError: With this batch the loss or a gradient is NaN or infinite although every audit agrees,
+                the owner's own ones included. Nothing was updated; another batch can be tried at the same step.
+            NonFiniteLossError: So is that of a batch whose step was undone before.
             PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
@@ -125,21 +133,44 @@ class PipelineEngine:
         if self._docket.ledger.step != step:
             self._coordinator.open_step(step, self._succession.epoch)
         attempts, audits = self._train(step, inputs)
-        result = self._apply(step, inputs, self._loss(inputs), attempts, audits, self.verdicts[first_verdict:])
+        if not self._is_finite(inputs):
+            error = FailedBatchError(self._failure(step, inputs))
+            self._begin_again(step)
+            raise error
+        result = self._apply(step, inputs, attempts, audits, self.verdicts[first_verdict:])
         return replace(result, steps_redone=self.steps_redone - redone)
 
     def _train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
-        """Attempt a step until it is verified; where a recovery went back, the steps before it come first.
+        """Attempt a step until it is verified, and once more where its outcome is not a number.
+
+        The audits then say that no stage in other hands has made it; the owner's own ones are audited by nobody, so
+        all is done again before the batch is blamed.
 
         Returns:
             Attempts and audits.
         """
+        attempts, audits = self._attempt(step, inputs)
+        if not self._is_finite(inputs):
+            self._files.observe("step_repeated", {"step": step, "reason": self._failure(step, inputs)})
+            self._begin_again(step)
+            more = self._attempt(step, inputs)
+            attempts, audits = attempts + more[0], audits + more[1]
+        return attempts, audits
+
+    def _begin_again(self, step: int) -> None:
+        """Everybody forgets what was done of the step."""
+        self._duplicates.abandon("a step begins again")
+        self._succession.begin_again(step)
+        self._redo_until(step)
+
+    def _attempt(self, step: int, inputs: StepInputs) -> tuple[int, int]:
+        """Attempt a step until it is verified; where a recovery went back, the steps before it come first."""
         attempts, audits = 0, 0
         while True:
             attempts += 1
             self._party.finish_applies()
             self._party.begin(step, inputs)
-            judgement = self._run_attempt(inputs)
+            judgement = self._attempts.run(lambda: self._is_finite(inputs))
             audits += self._docket.ledger.num_audits
             if judgement is None and not self._succession.lost:
                 return attempts, audits
@@ -148,6 +179,7 @@ class PipelineEngine:
     def _recover(self, judgement: Judgement | None, step: int) -> None:
         # copies that are on their way may be of steps that are undone, or from who is excluded
         self._duplicates.abandon("roles changed")
+        self._noting.forget()
         self._succession.recover(judgement, step)
         self._redo_until(step)
 
@@ -156,20 +188,24 @@ class PipelineEngine:
         for step in range(self._docket.ledger.step, until):
             inputs = self._succession.rollback.undone[step]
             attempts, audits = self._train(step, inputs)
-            self._apply(step, inputs, self._loss(inputs), attempts, audits, ())
+            if not self._is_finite(inputs):
+                raise NonFiniteLossError(self._failure(step, inputs))
+            self._apply(step, inputs, attempts, audits, ())
             del self._succession.rollback.undone[step]
             self.steps_redone += 1
 
     def _regroup(self, step: int) -> None:
-        """Let workers in and out between two steps; what a newcomer gets must be agreed on before."""
-        if not self._newcomers.prepared and not self._succession.leaving:
+        """Let workers in and out between two steps, and relieve slow ones; what moves must be agreed on before."""
+        succession, busy = self._succession, self._coordinator.busy
+        lopsided = self._balance.is_lopsided(step, self._docket.assignment, succession.alive, busy)
+        if not (self._newcomers.prepared or succession.leaving or lopsided):
             return
         self.settle()
         if self._succession.rollback.is_turning_point(step):
             newcomers = self._newcomers.admit()
-            if newcomers or self._succession.leaving:
-                self._duplicates.abandon("workers came or left")
-                self._succession.regroup(newcomers, step)
+            if newcomers or succession.leaving or lopsided:
+                self._duplicates.abandon("stages move")
+                succession.regroup(newcomers, step, self._balance)
                 self._redo_until(step)
 
     # whoever asks for weights may have switched gradients off, and audits and redone steps need them
@@ -184,10 +220,7 @@ class PipelineEngine:
         deadline = time.monotonic() + self._succession.timeout_s
         coordinator, docket = self._coordinator, self._docket
         while self.plan.guard.enabled and (set(self.shadows) - docket.agreed.keys() or docket.lagging is not None):
-            self._pump()
-            judgement = coordinator.advance()
-            if judgement is None and not self._succession.lost:
-                self._break_silence()
+            judgement = self._attempts.go_on()
             if judgement is not None or self._succession.lost:
                 self._recover(judgement, docket.ledger.step)
             if time.monotonic() > deadline:
@@ -276,34 +309,6 @@ class PipelineEngine:
 
     # --- one attempt ------------------------------------------------------------------------------------
 
-    def _run_attempt(self, inputs: StepInputs) -> Judgement | None:
-        deadline = time.monotonic() + self._succession.timeout_s
-        self._silence.begin()
-        while not self._coordinator.decided(may_lag=self._is_finite(inputs)):
-            self._pump()
-            judgement = self._coordinator.advance()
-            if judgement is None and not self._succession.lost:
-                self._break_silence()
-            if judgement is not None or self._succession.lost:
-                return judgement
-            if time.monotonic() > deadline:
-                raise PeerLostError(
-                    f"step {self._docket.ledger.step} did not end within {self._succession.timeout_s:.0f} s; still "
-                    f"waiting for {self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the "
-                    "workers' logs"
-                )
-        self._silence.end()
-        return None
-
-    def _break_silence(self) -> None:
-        """Nothing has come for longer than is honest: look for the reason, and replace who is silent."""
-        if not self.plan.guard.enabled or not self._silence.too_long:
-            return
-        name = self._coordinator.find_silent()
-        self._silence.broken()
-        if name is not None:
-            self._succession.suspect(name, f"silent while the step waited for {self._coordinator.waiting_for()}")
-
     def _pump(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
         handled, before = False, self._progress()
@@ -314,7 +319,7 @@ class PipelineEngine:
                 continue
             try:
                 if self._courier.accepts(item):
-                    self._silence.heard()
+                    self._attempts.silence.heard()
                     continue
                 if isinstance(item.message, Hello | Prepared):
                     self._newcomers.hear(item, self._succession.alive)
@@ -328,9 +333,10 @@ class PipelineEngine:
                 self._files.observe("refused", {"party": item.sender, "error": type(exc).__name__, "reason": str(exc)})
         worked = self._party.work()
         if worked or self._progress() != before:
-            self._silence.heard()
+            self._attempts.silence.heard()
         if worked or handled or self._mail.pending:
             return
+        self._noting.look()
         with self.timer.phase("wait"):
             arrived = self._mail.wait(0.05)
         if not arrived:
@@ -341,21 +347,22 @@ class PipelineEngine:
         """What must change for the step to go on: whoever only talks is as silent as whoever says nothing."""
         return (sum(len(holder.inputs) for holder in self._party.hosted.values()), *self._coordinator.progress)
 
-    def _loss(self, inputs: StepInputs) -> float:
-        return finite_loss(self.next_step, self._mean_loss(inputs), self._docket.ledger.total_norm())
+    def _failure(self, step: int, inputs: StepInputs) -> str:
+        ledger = self._docket.ledger
+        return describe_failure(step, self._mean_loss(inputs), ledger.total_norm(), ledger.norms())
 
     def _mean_loss(self, inputs: StepInputs) -> float:
-        return sum(self._party.hosted[len(self.plan.stages) - 1].losses) / inputs.num_targets
+        losses = self._party.hosted[len(self.plan.stages) - 1].losses
+        return sum(losses) / inputs.num_targets if inputs.num_targets else math.nan
 
     def _is_finite(self, inputs: StepInputs) -> bool:
-        """Whether the loss and the gradient's norm are numbers: otherwise the audits tell first whose doing it is."""
+        """Whether the loss and the gradient's norm are numbers."""
         return math.isfinite(self._mean_loss(inputs)) and math.isfinite(self._docket.ledger.total_norm())
 
     def _apply(
         self,
         step: int,
         inputs: StepInputs,
-        loss: float,
         attempts: int,
         audits: int,
         verdicts: Sequence[Verdict],
@@ -363,6 +370,7 @@ class PipelineEngine:
         coordinator, docket = self._coordinator, self._docket
         norm, clip = docket.ledger.total_norm(), coordinator.clip()
         self._duplicates.note_agreed(step)
+        self._noting.look()
         self._succession.rollback.remember(PastStep(docket.ledger, docket.assignment, inputs))
         for name in (*self._succession.alive, OWNER):
             self._mail.post(name, Apply(epoch=self._succession.epoch, step=step, clip_coefficient=clip), ())
@@ -374,7 +382,7 @@ class PipelineEngine:
         attempt = self._succession.finish(step)
         return StepResult(
             step=step,
-            loss=loss,
+            loss=self._mean_loss(inputs),
             num_targets=inputs.num_targets,
             gradient_norm=norm,
             attempts=attempts,

@@ -46,6 +46,8 @@ class StepLedger:
     """Those of them that were found right."""
     owners_audits: set[int] = field(default_factory=set)
     """Stages that the owner itself has still to redo."""
+    owner_audited: set[int] = field(default_factory=set)
+    """Stages that it has redone."""
     agreed: dict[int, StateDigest] = field(default_factory=dict)
     """Digest of each stage at the beginning of the step, once holder and shadow have both signed it."""
     audits_drawn: bool = False
@@ -110,11 +112,16 @@ class StepLedger:
         sent = () if commit is None else commit.sent
         return next((s.digest for s in sent if (s.direction, s.microbatch) == (direction, microbatch)), None)
 
+    def norms(self) -> dict[int, float | None]:
+        """Squared norm of the gradient of each stage that takes an update; None where it is not finite."""
+        known = {stage: commit.norm_squared for (stage, _), commit in self.commits.items()} | self.whole_norms
+        return {stage: norm for stage, norm in known.items() if stage not in self.frozen}
+
     def total_norm(self) -> float:
         """Norm of the gradient of all stages that take an update; NaN when one's is not finite."""
-        known = {stage: commit.norm_squared for (stage, _), commit in self.commits.items()} | self.whole_norms
+        known = self.norms()
         # ascending stages, so that every run adds in the same order
-        squares = [known[stage] for stage in sorted(known.keys() - self.frozen)]
+        squares = [known[stage] for stage in sorted(known)]
         finite = [square for square in squares if square is not None]
         return math.sqrt(math.fsum(finite)) if len(finite) == len(squares) else math.nan
 

@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import ConfigError
 from phalanx.pipeline.config import OWNER, GuardConfig
 from phalanx.pipeline.docket import Observe
-from phalanx.pipeline.messages import Hello
+from phalanx.pipeline.messages import Hello, StateDigest
 from phalanx.pipeline.roles import Library
+
+NoteVerified = Callable[[int, Mapping[int, str], Mapping[int, StateDigest]], None]
 
 
 @dataclass
@@ -27,6 +30,8 @@ class Members:
     """Ends a local worker's process; nothing for a remote one."""
     replace: Callable[[str], None] = lambda name: None
     """Starts another local worker in the place of one that is gone, if the run file allows it."""
+    rebalance_every: int = 0
+    """Steps over which everybody's pace is measured, for stages to move away from who is slow; 0: they stay."""
 
     def admit(self, name: str, hello: Hello, guard: GuardConfig) -> None:
         """Let somebody in who came late.
@@ -65,4 +70,8 @@ class Files:
     run_dir: Path
     library: Library
     observe: Observe
+    note_verified: NoteVerified | None = None
+    """Told, right before anybody updates, which step's states are verified, who holds them, and their digests."""
+    states: StateFiles | None = None
+    """Where the owner keeps the states of its own stages."""
     gone: list[str] = field(default_factory=list)

@@ -214,6 +214,8 @@ class Party:
     def _announce_if_ready(self) -> None:
         if self.roles.loading:
             return
+        for stage in self.hosted:
+            self.roles.keep_state(stage)
         states = self._digests() | self._digests_of_resting() | self._digests_of_kept() if self._desk.guarded else {}
         self._desk.post(OWNER, Ready(epoch=self.roles.epoch, states=states), ())
         if self.name != OWNER:

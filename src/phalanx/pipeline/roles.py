@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.bulk import BulkReceiver, Post, send_bulk
 from phalanx.pipeline.config import OWNER
@@ -42,6 +43,7 @@ class Roles:
         """Stages that take no update in the present step."""
         self.loading: dict[int, tuple[StageCopy | KeptStage, BulkReceiver, str]] = {}
         self.library: Library | None = None
+        self.state_files: StateFiles | None = None
         self._plan = plan
         self._post = post
         self._wrap_copy = wrap_copy
@@ -94,6 +96,12 @@ class Roles:
         copy.load(tensors, message.step)
         del self.loading[message.stage]
         return True
+
+    def keep_state(self, stage: int) -> None:
+        """Keep the state of a stage on disk, where this party is the one who holds it."""
+        if self.state_files is not None and self.assignment.holders.get(stage) == self.name and stage in self.hosted:
+            copy = self.hosted[stage].copy
+            self.state_files.keep(stage, copy.step, copy.optimizer.state())
 
     def server(self, stage: int, microbatch: int) -> str | None:
         """Who serves one microbatch of a stage; None when nobody holds such a stage."""

@@ -7,6 +7,8 @@ from phalanx.pipeline.config import OWNER
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
 
+BUSY = "busy_wall"
+
 
 class BytesByLink:
     """Bytes of frames by link, since they were last taken; ``a>b`` is what a sent to b."""
@@ -30,7 +32,7 @@ class RunningCosts:
     """CPU seconds by purpose and bytes by receiver, both since the process started.
 
     The phases of the compute thread, plus ``process`` (every thread, the transport's included) and, cutting
-    across both, ``hashing`` and ``signing`` of frames.
+    across both, ``hashing`` and ``signing`` of frames. `BUSY` is wall time: that in which it did not wait.
     """
 
     def __init__(self, timer: PhaseTimer, endpoint: Endpoint) -> None:
@@ -47,5 +49,6 @@ class RunningCosts:
             "process": time.process_time(),
             "hashing": self._endpoint.seconds_hashing,
             "signing": self._endpoint.seconds_signing,
+            BUSY: self._timer.wall_s(without="wait"),
         }
         return totals, dict(self._endpoint.bytes_sent)

@@ -124,6 +124,8 @@ class Serving:
                 keep_evidence(self._desk.roles, holder.index)
                 holder.copy.apply(holder.step, gradients, holder.pending_apply)
         holder.pending_apply = None
+        with self._desk.timer.phase("journal"):
+            self._desk.roles.keep_state(holder.index)
         followed = self._desk.guarded and self._desk.plan.guard.hands_on(holder.copy.step)
         holder.weights_due = followed and holder.index in self._desk.roles.assignment.shadows
         if self._desk.name == OWNER:

@@ -1,8 +1,8 @@
 """What the engine says about one finished step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phalanx.errors import NonFiniteLossError
 from phalanx.pipeline.verdict import Verdict
 
 
@@ -28,15 +28,11 @@ class StepResult:
     """Earlier steps that were undone and done again before this one."""
 
 
-def finite_loss(step: int, loss: float, norm: float) -> float:
-    """The loss, if it and the gradient's norm are numbers.
-
-    Raises:
-        NonFiniteLossError: One of them is not.
-    """
-    if abs(loss) < float("inf") and norm < float("inf"):
-        return loss
-    raise NonFiniteLossError(
-        f"step {step}: loss {loss}, gradient norm {norm}, and every audit agrees; "
+def describe_failure(step: int, loss: float, norm: float, norms: Mapping[int, float | None]) -> str:
+    """What to say about a step whose loss or gradient is not a number; `norms`: squared, by stage."""
+    stages = [str(stage) for stage, square in sorted(norms.items()) if square is None]
+    where = f" (of stages {', '.join(stages)})" if stages else ""
+    return (
+        f"step {step}: loss {loss}, gradient norm {norm}{where}, and every audit agrees; "
         "lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
     )

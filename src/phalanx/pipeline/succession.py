@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from phalanx.errors import PeerLostError, TransportError, VerificationError
+from phalanx.pipeline.balance import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
@@ -161,12 +162,22 @@ class Succession:
             self._paper.forget_detour()
             self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
 
-    def regroup(self, newcomers: Collection[str], step: int) -> None:
+    def begin_again(self, step: int) -> None:
+        """Everybody keeps its roles and forgets what was done of the step.
+
+        Raises:
+            NoHolderError, PeerLostError: As `recover`, when somebody is lost meanwhile.
+        """
+        self._coordinator.forget_audits()
+        self.assign(self._standing, self._standing, step)
+
+    def regroup(self, newcomers: Collection[str], step: int, balance: Balance) -> None:
         """Between two steps, with every state agreed on: give newcomers roles, and let those go who want to leave.
 
         Args:
             newcomers: Members by now, without a role.
             step: The next one.
+            balance: How much work each stage is, and who is slow.
 
         Raises:
             NoHolderError, PeerLostError: As `recover`, when somebody is lost meanwhile.
@@ -178,7 +189,12 @@ class Succession:
             self._files.observe("party_joined", {"party": name, **place, "step": step})
         staying = [name for name in self.alive if name not in self.leaving]
         old = self._standing
-        self.assign(regrouped(old, staying, guarded=self._docket.plan.guard.enabled), old, step)
+        guarded = self._docket.plan.guard.enabled
+        new = regrouped(old, staying, guarded=guarded, costs=balance.costs, pace=balance.pace)
+        moved = {str(stage): new.holders[stage] for stage in old.holders if new.holders[stage] != old.holders[stage]}
+        if moved:
+            self._files.observe("stages_moved", {"step": step, "to": moved, "pace_s": dict(balance.pace)})
+        self.assign(new, old, step)
         for name in [name for name in self.leaving if name in self.alive and name not in self.lost]:
             if not self._standing.copies_of(name):
                 self._let_go(name, step)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import ConfigError, PeerLostError, PhalanxError
 from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.config import WorkerConfig
@@ -144,6 +145,8 @@ class Worker:
             name = self._identity.name
             self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_copy)
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
+            if self._config.journal is not None:
+                self._party.roles.state_files = StateFiles(Path(self._config.journal), name, _say)
 
     def _meet(self, assign: Assign) -> None:
         """Get to know the other parties, only who the common authority vouches for; refuse who is no longer one."""
@@ -180,6 +183,10 @@ class Worker:
         epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
         fault = Fault(epoch=epoch, about=about, error=error, reason=reason[:500], evidence=None)
         self._mail.post(self._config.owner_name, fault)
+
+
+def _say(reason: str) -> None:
+    sys.stderr.write(f"no state is kept on disk any more: {reason}\n")
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ class PhaseTimer:
         self._lock = threading.Lock()
         self._open = threading.local()
         self._wall: dict[str, float] = {}
+        self._wall_before: dict[str, float] = {}
         self._cpu: dict[str, float] = {}
 
     def phase(self, name: str) -> "_Phase":
@@ -45,7 +46,15 @@ class PhaseTimer:
         """Return wall seconds by phase since the last `take`, in order of first use, and start anew."""
         with self._lock:
             taken, self._wall = self._wall, {}
+            for name, seconds in taken.items():
+                self._wall_before[name] = self._wall_before.get(name, 0.0) + seconds
         return taken
+
+    def wall_s(self, *, without: str) -> float:
+        """Wall seconds of all phases but one, since the beginning, whatever was taken."""
+        with self._lock:
+            found = [*self._wall_before.items(), *self._wall.items()]
+        return sum(seconds for name, seconds in found if name != without)
 
     def take_cpu(self) -> dict[str, float]:
         """Return CPU seconds by phase since the last `take_cpu`, and start anew."""

@@ -4,6 +4,7 @@ import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
 
+from phalanx.checkpoint.state_files import StateFiles
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
@@ -17,6 +18,7 @@ from phalanx.pipeline import (
     keep_freed_memory,
 )
 from phalanx.train.config import RunConfig
+from phalanx.train.journal import Journal
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
 from phalanx.transport import Endpoint, GrpcWire
@@ -36,6 +38,7 @@ def company(
     *,
     names: Sequence[str],
     late: Sequence[str],
+    journal: Journal | None = None,
 ) -> Iterator[PipelineEngine]:
     """Start or await the workers called `names`, and end them whatever happens; let `late` ones in at any time.
 
@@ -70,6 +73,7 @@ def company(
             last_words=workers.last_words,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
         )
+        members.rebalance_every = run.pipeline.rebalance_every
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
         if not run.pipeline.remote_workers:
             substitutes = iter(late)
@@ -85,7 +89,12 @@ def company(
             observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         draw = AuditDraw.of(home.audit_key(), run.guard)
-        engine = PipelineEngine(plan, home.owner.public, endpoint, members, Files(home.path, library, observe), draw)
+        files = Files(home.path, library, observe)
+        if journal is not None:
+            files.note_verified = journal.verified
+            files.states = StateFiles(home.journal, OWNER, journal.give_up)
+            stack.callback(files.states.close)
+        engine = PipelineEngine(plan, home.owner.public, endpoint, members, files, draw)
         yield engine
         engine.close("the run is complete")
         workers.close()
@@ -98,6 +107,7 @@ def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) ->
         owner=owner,
         threads=run.train.threads,
         device=run.train.device,
+        journal=str(home.journal.resolve()) if run.journals else None,
         # the port of the run file is the owner's
         transport=run.pipeline.transport.model_copy(update={"port": 0}),
         attack=run.attack if attacked else None,

@@ -26,6 +26,9 @@ class TrainConfig(StrictModel):
     """Sequences a step."""
     microbatches: int = Field(default=8, ge=1)
     """Equal parts of a batch, run one behind the other: pipelining and gradient accumulation at once."""
+    max_failed_batches: int = Field(default=3, ge=0)
+    """How many batches in a row may be given up because their loss or gradient is NaN or infinite; one more ends the
+    run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
     precision: Literal["fp32", "bf16"] = "fp32"
     objective: Literal["causal_lm"] = "causal_lm"
     validate_every: int = Field(default=0, ge=0)
@@ -86,12 +89,28 @@ class RunConfig(StrictModel):
                 f'guard.shadow = "replica" shares microbatches between two copies, but train.microbatches = '
                 f'{self.train.microbatches}; make it 2 or more, or set guard.shadow = "gradient"'
             )
+        if self.checkpoint.journal and not self._can_journal:
+            raise ValueError(
+                "checkpoint.journal = true needs every process on this machine's CPUs (no remote_workers, "
+                'device = "cpu"), nothing encrypted, and no recovery = "skip_layer"; leave it out'
+            )
         if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
                 f"train.steps = {self.train.steps}; lower it"
             )
         return self
+
+    @property
+    def journals(self) -> bool:
+        """Whether every process keeps its last states in the run directory."""
+        wanted = self.checkpoint.journal
+        return self._can_journal if wanted is None else wanted
+
+    @property
+    def _can_journal(self) -> bool:
+        elsewhere = self.pipeline.remote_workers or self.train.device != "cpu"
+        return not (elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ class History:
         head: Where the log ends; None when it is empty.
         adopted: Whether the run began where another one was.
         certified: What it says about checkpoints.
+        undone_at: How many events there were when steps were undone for the last time; 0 when none were.
     """
 
     decisions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -30,6 +31,7 @@ class History:
     head: LogHead | None = None
     adopted: bool = False
     certified: Certified = field(default_factory=Certified)
+    undone_at: int = 0
 
     def is_told_by(self, summary: dict[str, Any]) -> bool:
         """Whether a summary speaks of a run that has ended, with the end and the log that are known here."""
@@ -42,7 +44,8 @@ class History:
         )
 
 
-_DECISIONS = ("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped")
+UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
+_DECISIONS = ("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped")
 
 
 def read_history(path: Path, peer: Peer, run: str) -> History:
@@ -68,6 +71,8 @@ def read_history(path: Path, peer: Peer, run: str) -> History:
             for line in walk(file, path, peer, run):
                 _take(history, line.kind, line.body)
                 history.head = line.head
+                if line.kind in UNDOINGS:
+                    history.undone_at = line.head.num_events
     except (OSError, KeyError) as exc:
         raise AuditLogError(f"{path}: cannot be read ({exc})") from exc
     return history

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from phalanx.data import Corpus, validation_batches
+from phalanx.errors import FailedBatchError
 from phalanx.pipeline import PipelineEngine, StepResult
 from phalanx.train.config import RunConfig
 from phalanx.train.record import RunRecorder
@@ -33,10 +34,20 @@ class RunHooks:
         self._figures = figures
         self._went_back = False
 
+    def opened(self, step: int) -> None:
+        """A step is about to begin."""
+        self._saver.opened(step)
+
     def begin(self, say: Callable[[str], None]) -> None:
         """Measure the untouched model."""
         self._figures.validation_first = self._measure(0)
         say(f"untouched model: validation perplexity {self._figures.validation_first:.1f}")
+
+    def skipped(self, step: int, number: int, reason: FailedBatchError) -> None:
+        """A batch was given up."""
+        body: dict[str, object] = {"step": step, "number": number, "reason": str(reason)}
+        self._figures.observe("batch_skipped", body)
+        self._recorder.observe("batch_skipped", body)
 
     def validate(self, num_steps: int) -> float | None:
         """Perplexity after so many finished steps, when it is time for it."""

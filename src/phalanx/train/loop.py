@@ -1,23 +1,38 @@
 """The one training loop: batch, step, validate, observe, checkpoint. Engines hide behind one Protocol."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from phalanx.data import Batch, BatchLoader
+from phalanx.errors import FailedBatchError
 from phalanx.pipeline import StepInputs, StepResult
+from phalanx.train.config import TrainConfig
 
 
 class Engine(Protocol):
     """What the loop needs of whatever runs a step."""
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
-        """Run one optimizer step to its end: verified and applied, or an error."""
+        """Run one optimizer step to its end: verified and applied, or an error.
+
+        Raises:
+            FailedBatchError: Nothing was applied; the step can be run again with another batch.
+        """
         ...
 
 
 class Hooks(Protocol):
     """What happens after a step, in this order; `num_steps` counts finished steps."""
+
+    def opened(self, step: int) -> None:
+        """Note where the run is, before the step's batch is drawn."""
+        ...
+
+    def skipped(self, step: int, number: int, reason: FailedBatchError) -> None:
+        """Record that a batch was given up, the so-manyth of its step, from 1; the next one takes its place."""
+        ...
 
     def validate(self, num_steps: int) -> float | None:
         """Perplexity on held-out text, or None when it is not time for it."""
@@ -36,7 +51,7 @@ def run_loop(
     engine: Engine,
     loader: BatchLoader,
     steps: Iterable[int],
-    num_microbatches: int,
+    config: TrainConfig,
     learning_rate: Callable[[int], float],
     hooks: Hooks,
 ) -> None:
@@ -46,17 +61,25 @@ def run_loop(
         engine: Runs the steps.
         loader: Gives the batches, and is where `steps` begins.
         steps: Step numbers, ascending.
-        num_microbatches: Equal parts of a batch.
+        config: Into how many parts a batch is cut, and how many in a row may be given up.
         learning_rate: Of a step, for the record.
         hooks: Validates, records and saves.
 
     Raises:
-        TrainingError: As the engine does.
+        TrainingError: As the engine does; a `FailedBatchError` when too many batches failed in a row.
     """
     for step in steps:
         started = time.perf_counter()
-        batch = loader.next()
-        result = engine.step(step, step_inputs(batch, num_microbatches))
+        hooks.opened(step)
+        for number in itertools.count(1):
+            batch = loader.next()
+            try:
+                result = engine.step(step, step_inputs(batch, config.microbatches))
+                break
+            except FailedBatchError as exc:
+                if number > config.max_failed_batches:
+                    raise
+                hooks.skipped(step, number, exc)
         wall_s = time.perf_counter() - started
         # before the record is written: a step's line is whole or not there at all
         validation = hooks.validate(step + 1)

@@ -18,8 +18,10 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "evicted": ("eviction", "{party} is evicted"),
     "lost": ("eviction", "{party} is gone"),
+    "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
     "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),
+    "journal_failed": ("alarm", "no journal any more, training goes on: {reason}"),
     "checkpoint_not_copied": ("alarm", "the checkpoint of step {step} is on this disk only: {reason}"),
     "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),
 }

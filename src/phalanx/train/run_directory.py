@@ -74,6 +74,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def journal(self) -> Path:
+        """Directory of the journal and of the states that processes keep beside it."""
+        return self.path / "journal"
+
+    @property
     def attack_log(self) -> Path:
         """Where attackers of a drill write what they did."""
         return self.path / "attack.jsonl"

@@ -78,6 +78,7 @@ class Savepoint:
         certified: Certified,
     ) -> None:
         self._run = run
+        self._config_digest = digest(run)
         self._home = home
         self._loader = loader
         self._figures = figures
@@ -93,7 +94,7 @@ class Savepoint:
         """Everything beside the tensors, as it is now."""
         state = {
             "run": self._home.run_id,
-            "config_digest": digest(self._run),
+            "config_digest": self._config_digest,
             "step": num_steps,
             "loader": self._loader.state(),
             "figures": self._figures.to_json(),
@@ -186,7 +187,7 @@ class Savepoint:
             path,
             self._home.owner.public,
             run=self._home.run_id,
-            config_digest=digest(self._run),
+            config_digest=self._config_digest,
             key=self._key,
         )
         # checkpoints of before this version name no base

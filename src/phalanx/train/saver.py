@@ -7,6 +7,7 @@ from typing import Any
 from phalanx.checkpoint import Shard
 from phalanx.errors import CheckpointError, VerificationError
 from phalanx.pipeline import Duplicate, Observe, PipelineEngine
+from phalanx.train.journal import Journal
 from phalanx.train.savepoint import Saved, Savepoint
 
 
@@ -19,9 +20,12 @@ class Saver:
         checked against what holder and shadow have signed before it is published.
     """
 
-    def __init__(self, engine: PipelineEngine, savepoint: Savepoint, observe: Observe) -> None:
+    def __init__(
+        self, engine: PipelineEngine, savepoint: Savepoint, observe: Observe, journal: Journal | None = None
+    ) -> None:
         self._engine = engine
         self._savepoint = savepoint
+        self._journal = journal
         self._observe = observe
         self._duplicate: Duplicate | None = None
         self._state: dict[str, Any] = {}
@@ -30,6 +34,11 @@ class Saver:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.is_overdue = False
         """Whether one that was begun had to be given up, so that the next step should be saved."""
+
+    def opened(self, step: int) -> None:
+        """Note in the journal where the run is, before the step's batch is drawn."""
+        if self._journal is not None:
+            self._journal.open_step(self._savepoint.state(step))
 
     def save_now(self, num_steps: int, *, alone: bool = False, last: bool = False) -> bool:
         """Save and wait for it.

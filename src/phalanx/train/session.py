@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from phalanx.checkpoint import Certified, Checkpoint
+from phalanx.config import digest
 from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
 from phalanx.errors import AuditLogError, CheckpointError, ConfigError, NoHolderError
 from phalanx.models import ModelSource, open_model, weights_digest
@@ -20,8 +21,9 @@ from phalanx.train.company import company
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
 from phalanx.train.ground_truth import GroundTruth
-from phalanx.train.history import History, read_history
+from phalanx.train.history import UNDOINGS, History, read_history
 from phalanx.train.hooks import RunHooks
+from phalanx.train.journal import Journal, collect, discard, newer_entry
 from phalanx.train.layout import describe_stages, estimate_stages, make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.loop import run_loop
@@ -161,6 +163,7 @@ class Session:
         savepoint = Savepoint(run, home, loader, self.figures, self.totals, source=source, certified=history.certified)
         self._adopt(log, history, savepoint, StageLibrary(source, plan, None))
         self._accept_older(log, history, savepoint)
+        self._recover(log, history, savepoint, StageLibrary(source, plan, None))
         goes_on = history.head is not None or self.origin is not None
         checkpoint = savepoint.open() if goes_on else None
         metrics = MetricsFile(home.path / "metrics.jsonl")
@@ -178,15 +181,18 @@ class Session:
             opening = self._opening(source, plan, start, workers)
             recorder.observe("run_started" if history.head is None else "run_resumed", opening)
             library = StageLibrary(source, plan, checkpoint)
-            observe = self._observer(recorder, savepoint, history.certified)
-            engine = stack.enter_context(company(run, home, plan, library, observe, names=workers, late=late))
+            journal = self._journal(log, recorder)
+            observe = self._observer(recorder, savepoint, history.certified, journal)
+            engine = stack.enter_context(
+                company(run, home, plan, library, observe, names=workers, late=late, journal=journal)
+            )
             engine.start(
                 start,
                 library.digests() if run.guard.enabled else {},
                 timeout_s=run.pipeline.step_timeout_s,
                 patience_s=run.pipeline.patience_s,
             )
-            saver = self.saver = Saver(engine, savepoint, observe)
+            saver = self.saver = Saver(engine, savepoint, observe, journal)
             stack.callback(saver.close)
             hooks = RunHooks(run, engine, corpus, recorder, saver, self.figures)
             fallback = Fallback(source, plan, savepoint, saver, metrics, observe)
@@ -196,6 +202,8 @@ class Session:
                     self._train(engine, loader, hooks, start)
                     self._finish(engine, recorder)
                     ended = True
+                    if journal is not None:
+                        journal.remove()
                 except NoHolderError as exc:
                     start = fallback.go_back(engine, exc)
 
@@ -229,21 +237,51 @@ class Session:
         log.append("adopted", state["origin"])
         log.sync()
         saved = savepoint.write(self.origin.step, cut_anew(self.origin, library), state)
-        log.append("checkpoint_saved", saved.body())
-        history.certified.take("checkpoint_saved", saved.body())
+        self._tell(log, history, "checkpoint_saved", saved.body())
 
     def _accept_older(self, log: AuditLog, history: History, savepoint: Savepoint) -> None:
         """Go back to an older checkpoint, because the user said so."""
         if self.from_step is None:
             return
         savepoint.accept_older(self.from_step)
-        body = {"step": self.from_step}
-        log.append("older_accepted", body)
-        history.certified.take("older_accepted", body)
+        self._tell(log, history, "older_accepted", {"step": self.from_step})
 
-    def _observer(self, recorder: RunRecorder, savepoint: Savepoint, certified: Certified) -> Observe:
+    def _recover(self, log: AuditLog, history: History, savepoint: Savepoint, library: StageLibrary) -> None:
+        """Where the last session died in the middle of a run: make its last verified step the newest checkpoint."""
+        home = self.home
+        try:
+            entry = newer_entry(home, digest(self.config), history) if self.from_step is None else None
+            if entry is not None:
+                # as with any checkpoint: the log must not be behind it
+                self._tell(log, history, "checkpoint", {"step": entry.step})
+                log.sync()
+                saved = savepoint.write(entry.step, collect(home.journal, entry, library), entry.state)
+                self._tell(log, history, "checkpoint_saved", saved.body())
+                self.console.print(f"journal: the run goes on where it died, at step {entry.step}")
+        except CheckpointError as exc:
+            self.console.print(f"journal: {exc}; the run goes on from its last checkpoint")
+        discard(home.journal)
+
+    def _tell(self, log: AuditLog, history: History, kind: str, body: dict[str, Any]) -> None:
+        log.append(kind, body)
+        history.certified.take(kind, body)
+
+    def _journal(self, log: AuditLog, recorder: RunRecorder) -> Journal | None:
+        if not self.config.journals:
+            return None
+
+        def give_up(reason: str) -> None:
+            recorder.observe("journal_failed", {"reason": reason})
+
+        return Journal(self.home.journal, self.home.owner, lambda: log.head.num_events, give_up)
+
+    def _observer(
+        self, recorder: RunRecorder, savepoint: Savepoint, certified: Certified, journal: Journal | None
+    ) -> Observe:
         def observe(kind: str, body: dict[str, Any]) -> None:
             self.figures.observe(kind, body)
+            if kind in UNDOINGS and journal is not None:
+                journal.forget()
             if kind == "rolled_back":
                 # what came after holds what is being undone, and may be on its way to the disk right now
                 if self.saver is not None:
@@ -262,7 +300,7 @@ class Session:
             engine,
             loader,
             range(start, run.train.steps),
-            run.train.microbatches,
+            run.train,
             lambda step: learning_rate(run.optimizer, step, run.train.steps),
             hooks,
         )

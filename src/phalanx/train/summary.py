@@ -27,6 +27,8 @@ class Figures:
     steps_skipped: int = 0
     steps_lost: int = 0
     """Applied steps that were given up because nobody could serve a stage, and done again from a checkpoint."""
+    skipped_batches: set[tuple[int, int]] = field(default_factory=set)
+    """Step and number of every batch that was given up; one that is met again after a resume is the same one."""
     verdicts: list[dict[str, Any]] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -51,6 +53,8 @@ class Figures:
             self.steps_restarted += body["attempt"] == 1
         elif kind == "step_skipped":
             self.steps_skipped += 1
+        elif kind == "batch_skipped":
+            self.skipped_batches.add((body["step"], body["number"]))
         elif kind == "fell_back":
             self.steps_lost += body["steps_lost"]
 
@@ -105,6 +109,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "steps_redone": figures.steps_redone,
         "steps_restarted": figures.steps_restarted,
         "steps_skipped": figures.steps_skipped,
+        "batches_skipped": len(figures.skipped_batches),
         "steps_lost": figures.steps_lost + totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,

@@ -1,0 +1,43 @@
+"""Telling who keeps a journal which states are verified."""
+
+from phalanx.pipeline.docket import Docket
+from phalanx.pipeline.members import NoteVerified
+from phalanx.pipeline.party import Party
+
+
+class Noting:
+    """Tells it once a step, as soon as it is known.
+
+    Args:
+        docket: What was agreed on.
+        owner: Has the owner's own stages.
+        note: Whom to tell, if anybody.
+    """
+
+    def __init__(self, docket: Docket, owner: Party, note: NoteVerified | None) -> None:
+        self._docket = docket
+        self._hosted = owner.hosted
+        self._note = note
+        self._noted: int | None = None
+
+    def forget(self) -> None:
+        """What was told may be undone: tell it again."""
+        self._noted = None
+
+    def look(self) -> None:
+        """Tell that the states before the present step are what they should be, if that is news."""
+        docket, step = self._docket, self._docket.ledger.step
+        if self._note is None or self._noted == step:
+            return
+        if any(holder.copy.step != step for holder in self._hosted.values()) or not self._is_known():
+            return
+        self._noted = step
+        mine = {s: holder.copy.digest() for s, holder in self._hosted.items()} if docket.plan.guard.enabled else {}
+        self._note(step, docket.assignment.holders, {**mine, **docket.agreed})
+
+    def _is_known(self) -> bool:
+        docket = self._docket
+        if docket.plan.guard.enabled:
+            return docket.agreed.keys() >= set(docket.watched) and docket.lagging is None
+        # who commits has the state that it began with
+        return len(docket.ledger.commits) == len(docket.assignment.shares)

@@ -1,0 +1,172 @@
+"""Where a run is, step by step: a killed owner goes on at the step where it died, not at its last checkpoint."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from phalanx.checkpoint import Shard
+from phalanx.checkpoint.state_files import read_state, state_path
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import CheckpointError, PhalanxError, SignatureError
+from phalanx.pipeline import StateDigest
+from phalanx.security.crypto import Identity, Peer, in_domain, parse_canonical
+from phalanx.train.history import History
+from phalanx.train.library import StageLibrary
+from phalanx.train.run_directory import RunDirectory
+
+_DOMAIN = "phalanx journal"
+_FILE = "journal.json"
+
+
+class Place(StrictModel):
+    """Where the state of one stage is.
+
+    Attributes:
+        party: Who held it: its process has kept the state.
+        digest: What it must be; None where nobody takes digests.
+    """
+
+    party: str
+    digest: StateDigest | None
+
+
+class Entry(StrictModel):
+    """One verified state of a whole run.
+
+    Attributes:
+        run: The run.
+        config_digest: Of its config.
+        step: Steps that are applied, and verified where there is a guard.
+        num_events: Length of the audit log when it was written.
+        state: What a checkpoint of that step holds beside the tensors.
+        stages: By index.
+    """
+
+    run: str
+    config_digest: str
+    step: int = Field(ge=0)
+    num_events: int = Field(ge=0)
+    state: dict[str, Any]
+    stages: dict[str, Place]
+
+
+@dataclass
+class Journal:
+    """Written by the owner when a step is decided, right before anybody updates.
+
+    Attributes:
+        directory: Holds the journal and, beside it, what each process keeps.
+        owner: Signs it.
+        num_events: Tells how long the audit log is.
+        give_up: Told why, when the disk refuses.
+    """
+
+    directory: Path
+    owner: Identity
+    num_events: Callable[[], int]
+    give_up: Callable[[str], None]
+    _state: dict[str, Any] | None = None
+    _refused: bool = False
+
+    def open_step(self, state: dict[str, Any]) -> None:
+        """Take what a checkpoint would hold beside the tensors, before the step's batch is drawn."""
+        self._state = state
+
+    def verified(self, step: int, holders: Mapping[int, str], digests: Mapping[int, StateDigest]) -> None:
+        """Note that the states before this step are what they should be, and who has them."""
+        if self._refused or self._state is None or self._state["step"] != step:
+            return
+        entry = Entry(
+            run=self._state["run"],
+            config_digest=self._state["config_digest"],
+            step=step,
+            num_events=self.num_events(),
+            state=self._state,
+            stages={str(s): Place(party=party, digest=digests.get(s)) for s, party in holders.items()},
+        )
+        body = entry.model_dump(mode="json")
+        signature = self.owner.sign(in_domain(_DOMAIN, canonical_json(body)))
+        path = self.directory / _FILE
+        try:
+            path.with_suffix(".writing").write_bytes(canonical_json({"body": body, "signature": signature.hex()}))
+            path.with_suffix(".writing").replace(path)
+        except OSError as exc:
+            self._refused = True
+            self.give_up(f"{path}: {exc.strerror or exc}")
+
+    def forget(self) -> None:
+        """The state that was noted is undone."""
+        discard(self.directory)
+
+    def remove(self) -> None:
+        """The run is complete: nothing is to be gone on from."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def discard(directory: Path) -> None:
+    """Let the journal say nothing any more; what processes keep stays, to be written over."""
+    (directory / _FILE).unlink(missing_ok=True)
+
+
+def read_entry(directory: Path, peer: Peer) -> Entry | None:
+    """Read what the owner noted last; None when there is nothing.
+
+    Raises:
+        CheckpointError: Malformed, or not signed by the owner.
+    """
+    path = directory / _FILE
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
+    try:
+        envelope = parse_canonical(data)
+        peer.verify(bytes.fromhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
+        return Entry.model_validate(envelope["body"])
+    except (SignatureError, ValidationError, ValueError, KeyError, TypeError) as exc:
+        raise CheckpointError(f"{path}: altered, or not signed by {peer.name!r}: {type(exc).__name__}") from exc
+
+
+def newer_entry(home: RunDirectory, config_digest: str, history: History) -> Entry | None:
+    """What the owner noted after its newest checkpoint; None when there is nothing newer.
+
+    Raises:
+        CheckpointError: It is malformed, altered, foreign, or of steps that were undone since.
+    """
+    entry = read_entry(home.journal, home.owner.public)
+    if entry is None or entry.step <= (history.certified.newest or 0):
+        return None
+    if (entry.run, entry.config_digest) != (home.run_id, config_digest):
+        raise CheckpointError(f"{home.journal / _FILE}: foreign: of another run or another config")
+    if entry.num_events < history.undone_at:
+        raise CheckpointError(f"{home.journal / _FILE}: of steps that were undone since")
+    return entry
+
+
+def collect(directory: Path, entry: Entry, library: StageLibrary) -> Iterator[Shard]:
+    """Read every stage's kept state, one after the other, and check it against what was noted.
+
+    Raises:
+        CheckpointError: A stage's state is missing, torn, of another step or another one than was verified.
+    """
+    for stage in range(library.num_stages):
+        place = entry.stages.get(str(stage))
+        if place is None:
+            raise CheckpointError(f"{directory / _FILE}: says nothing of stage {stage}")
+        path = state_path(directory, stage, place.party, entry.step)
+        copy = library(stage)
+        try:
+            copy.optimizer.load_state(read_state(path, entry.step), entry.step)
+        except CheckpointError:
+            raise
+        except PhalanxError as exc:
+            raise CheckpointError(f"{path}: {exc}") from exc
+        if place.digest is not None and copy.digest() != place.digest:
+            raise CheckpointError(f"{path}: is not the state that was verified; its digest differs")
+        yield Shard(stage, copy.optimizer.state(), entry.step)

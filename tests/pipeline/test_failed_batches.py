@@ -1,0 +1,137 @@
+"""A batch whose loss or gradient is not a number: given up when everybody was honest, a conviction when not."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from phalanx.errors import FailedBatchError
+from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.testing import Actor, WorkerCrash, random_batch, tampering, tiny_run
+from phalanx.train import step_inputs
+
+NO_COIN = {"audit_rate": 0.01, "step_audit_rate": 0.0, "owner_audit_rate": 0.0}
+UPKEEPS = [
+    GuardConfig(**NO_COIN),
+    GuardConfig(**NO_COIN, shadow="lockstep"),
+    GuardConfig(**NO_COIN, shadow="update"),
+    GuardConfig(**NO_COIN, shadow="replica"),
+    GuardConfig(**NO_COIN, shadow="snapshot", snapshot_every=2),
+    GuardConfig(**NO_COIN, commit_lag=1),
+    GuardConfig(**NO_COIN, keep_steps=3),
+]
+# mode "statistics" convicts whoever sends a number that is not finite, honest or not
+BASELINES = [GuardConfig(mode="off"), GuardConfig(mode="paper")]
+
+
+def overflowing(company, step):
+    """A batch that is said to have no target: the mean of nothing is not a number."""
+    run = company.run_config
+    inputs = step_inputs(random_batch(run, company.source.vocab_size, 1000 + step), run.train.microbatches)
+    return replace(inputs, num_targets=0)
+
+
+@pytest.mark.parametrize("guard", UPKEEPS, ids=lambda guard: f"{guard.shadow}-{guard.commit_lag}-{guard.keep_steps}")
+def test_a_failed_batch_changes_no_bit_and_blames_nobody(make_company, honest_digest, guard):
+    run = tiny_run(guard=guard)
+    company = make_company(run)
+    company.run(2)
+
+    for _ in range(2):
+        with pytest.raises(FailedBatchError, match=r"step 2: loss nan, .* every audit agrees"):
+            company.engine.step(2, overflowing(company, 2))
+    company.run(2)
+
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
+    assert company.weights_digest() == honest_digest(run, 4)
+
+
+@pytest.mark.parametrize("guard", BASELINES, ids=lambda guard: guard.mode)
+def test_without_audits_of_the_owner_a_batch_can_be_given_up_as_well(make_company, honest_digest, guard):
+    run = tiny_run(guard=guard.model_copy(update={"screen": False}))
+    company = make_company(run)
+    company.run(1)
+
+    with pytest.raises(FailedBatchError, match="step 1: loss nan"):
+        company.engine.step(1, overflowing(company, 1))
+    company.run(2)
+
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_a_fault_of_the_owner_itself_that_does_not_come_back_costs_one_attempt(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(**NO_COIN))
+    company = make_company(run)
+    company.run(1)
+    runner = company.engine._party.hosted[3].copy.runner
+    honest, faults = runner.loss, [0]
+
+    def flip(microbatch, labels, num_targets):
+        loss = honest(microbatch, labels, num_targets)
+        faults[0] += 1
+        return math.inf if faults[0] == 2 else loss
+
+    runner.loss = flip
+
+    (result, _) = company.run(2)
+
+    assert (result.attempts, len(company.bodies("step_repeated"))) == (2, 1)
+    assert (company.verdicts, company.lost) == ([], [])
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def infinite_gradient(from_step):
+    """A stage whose weight gradient is not finite from one step on: nobody but who redoes the step can contradict."""
+    calls = []
+
+    def twist(gradients):
+        calls.append(1)
+        return {name: g + math.inf for name, g in gradients.items()} if len(calls) > from_step else gradients
+
+    return Actor(tampering(twist=twist))
+
+
+@pytest.mark.parametrize("upkeep", ["gradient", "update"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_stage_that_would_have_batches_given_up_is_convicted(make_company, honest_digest, upkeep, stage):
+    run = tiny_run(guard=GuardConfig(**NO_COIN, shadow=upkeep))
+    company = make_company(run, {stage: infinite_gradient(1)})
+
+    if upkeep == "gradient":
+        company.run(3)
+        assert company.weights_digest() == honest_digest(run, 3)
+    else:
+        company.run(1)
+        with pytest.raises(Exception, match="no optimizer state to take over with"):
+            company.run(1)
+
+    assert [(v.party, v.offence, v.step) for v in company.verdicts] == [(f"worker-{stage}", "gradient", 1)]
+
+
+def test_where_nobody_redoes_the_step_such_a_stage_has_its_way(make_company):
+    company = make_company(tiny_run(guard=GuardConfig(mode="off")), {1: infinite_gradient(1)})
+    company.run(1)
+
+    with pytest.raises(FailedBatchError, match=r"gradient norm nan \(of stages 1\)"):
+        company.run(1)
+
+
+def test_who_dies_while_a_batch_is_given_up_is_replaced(make_company, honest_digest):
+    run = tiny_run(pipeline=PipelineConfig(stages=4, step_timeout_s=30.0), guard=GuardConfig(**NO_COIN))
+    dying = []
+
+    def die(direction, step, microbatch, tensor):
+        if direction == "backward" and step == 1 and not dying and not math.isfinite(float(tensor.sum())):
+            dying.append(1)
+            raise WorkerCrash("in the failed batch")
+        return tensor
+
+    company = make_company(run, {2: Actor(tampering(die))})
+    company.run(1)
+
+    with pytest.raises(FailedBatchError):
+        company.engine.step(1, overflowing(company, 1))
+    company.run(2)
+
+    assert (company.lost, company.verdicts) == (["worker-2"], [])
+    assert company.weights_digest() == honest_digest(run, 3)

@@ -1,0 +1,168 @@
+"""A run that is stopped in the middle goes on at its last verified step, whatever its last checkpoint is."""
+
+import json
+import shutil
+
+import pytest
+
+from phalanx.checkpoint.state_files import state_path
+from phalanx.errors import ConfigError
+from phalanx.pipeline import OWNER, PipelineEngine
+from phalanx.telemetry import read_metrics
+from phalanx.train import hooks
+
+
+@pytest.fixture
+def journaled(make_run):
+    return lambda *more: make_run("checkpoint.journal=true", "checkpoint.every=0", *more)
+
+
+@pytest.fixture
+def died(journaled, quietly, tmp_path, monkeypatch):
+    """A run without a checkpoint that was stopped inside step 4, after its states were noted and before its update."""
+    honest = PipelineEngine._apply
+
+    def stop(self, step, *rest):
+        if step == 4:
+            self._noting.look()
+            raise KeyboardInterrupt
+        return honest(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PipelineEngine, "_apply", stop)
+        assert quietly(journaled(), tmp_path / "run")["status"] == "interrupted"
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trained_once):
+    return trained_once[0]["final_weights_digest"]
+
+
+def test_it_goes_on_at_the_step_where_it_died(journaled, quietly, died, undisturbed):
+    summary = quietly(journaled(), died, resume=True)
+
+    assert (summary["status"], summary["resumed_from"], summary["steps"]) == ("completed", 4, 6)
+    assert summary["final_weights_digest"] == undisturbed
+    assert [line["step"] for line in read_metrics(died / "metrics.jsonl")] == [0, 1, 2, 3, 4, 5]
+    assert "goes on where it died, at step 4" in summary["shown"]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
+def test_between_two_steps_one_step_is_done_again(journaled, quietly, tmp_path, monkeypatch, undisturbed, num_steps):
+    save = hooks.RunHooks.save
+
+    def stop(self, at):
+        if at == num_steps:
+            raise KeyboardInterrupt
+        save(self, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks.RunHooks, "save", stop)
+        quietly(journaled(), tmp_path / "run")
+
+    summary = quietly(journaled(), tmp_path / "run", resume=True)
+
+    assert summary["resumed_from"] in (num_steps - 1, None if num_steps == 1 else num_steps - 1)
+    assert summary["final_weights_digest"] == undisturbed
+
+
+def test_it_can_die_again_right_after(journaled, quietly, died, undisturbed, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks.RunHooks, "opened", lambda self, step: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert quietly(journaled(), died, resume=True)["status"] == "interrupted"
+
+    summary = quietly(journaled(), died, resume=True)
+
+    assert (summary["resumed_from"], summary["final_weights_digest"]) == (4, undisturbed)
+
+
+def test_a_complete_run_keeps_no_journal(journaled, quietly, tmp_path):
+    quietly(journaled(), tmp_path / "run")
+
+    assert not (tmp_path / "run" / "journal").exists()
+
+
+def alter_body(journal):
+    text = (journal / "journal.json").read_text()
+    (journal / "journal.json").write_text(text.replace('"step":4', '"step":5'))
+
+
+def alter_signature(journal):
+    found = json.loads((journal / "journal.json").read_text())
+    found["signature"] = "00" * 64
+    (journal / "journal.json").write_text(json.dumps(found, sort_keys=True, separators=(",", ":")))
+
+
+def flip_a_bit(journal):
+    path = state_path(journal, 0, OWNER, 4)
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def swap_steps(journal):
+    shutil.copyfile(state_path(journal, 0, OWNER, 3), state_path(journal, 0, OWNER, 4))
+
+
+def lose_a_stage(journal):
+    state_path(journal, 1, OWNER, 4).unlink()
+
+
+@pytest.mark.parametrize("spoil", [alter_body, alter_signature, flip_a_bit, swap_steps, lose_a_stage])
+def test_what_is_not_as_it_was_noted_is_not_gone_on_from(journaled, quietly, died, undisturbed, spoil):
+    spoil(died / "journal")
+
+    summary = quietly(journaled(), died, resume=True)
+
+    assert "journal: " in summary["shown"]
+    assert "goes on from its last checkpoint" in " ".join(summary["shown"].split())
+    assert summary["resumed_from"] == 0
+    assert summary["final_weights_digest"] == undisturbed
+
+
+def test_the_journal_of_another_run_is_not_gone_on_from(journaled, quietly, died, tmp_path, monkeypatch):
+    shutil.copytree(died, tmp_path / "other")
+    shutil.copyfile(died / "journal" / "journal.json", tmp_path / "stolen.json")
+    quietly(journaled("train.seed=9"), tmp_path / "third", resume=False)
+    (tmp_path / "third" / "summary.json").unlink()
+    shutil.copytree(died / "journal", tmp_path / "third" / "journal")
+
+    summary = quietly(journaled("train.seed=9"), tmp_path / "third", resume=True)
+
+    assert "not signed by" in summary["shown"]
+
+
+def test_an_older_journal_in_the_place_of_the_newest_checkpoint_changes_nothing(journaled, quietly, died, tmp_path):
+    shutil.copytree(died / "journal", tmp_path / "old")
+    first = quietly(journaled(), died, resume=True)
+    (died / "summary.json").unlink()
+    shutil.copytree(tmp_path / "old", died / "journal")
+
+    again = quietly(journaled(), died, resume=True)
+
+    assert (again["resumed_from"], again["final_weights_digest"]) == (6, first["final_weights_digest"])
+
+
+CANNOT = [
+    ("train.device=cuda",),
+    ("checkpoint.encrypt=true", "checkpoint.key=env:KEY"),
+    ("pipeline.stages=3", "pipeline.pki=somewhere", "pipeline.remote_workers=['a']"),
+    ("guard.mode=paper", "guard.recovery=skip_layer"),
+]
+
+
+@pytest.mark.parametrize("overrides", CANNOT, ids=lambda overrides: overrides[0])
+def test_a_journal_that_cannot_be_kept_is_refused_where_it_is_asked_for_and_left_out_where_not(make_run, overrides):
+    run = make_run(*overrides)
+    silent = run.model_copy(update={"checkpoint": run.checkpoint.model_copy(update={"journal": None})})
+
+    assert not silent.journals
+    with pytest.raises(ConfigError, match=r"checkpoint\.journal = true"):
+        make_run("checkpoint.journal=true", *overrides)
+
+
+def test_a_journal_is_kept_where_nothing_is_said_about_it(make_run):
+    run = make_run()
+
+    assert run.model_copy(update={"checkpoint": run.checkpoint.model_copy(update={"journal": None})}).journals
