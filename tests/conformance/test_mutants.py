@@ -104,7 +104,7 @@ MUTANTS = (
         "pipeline/draw.py",
         "count = math.ceil(self.rate * num_microbatches)",
         "count = 1",
-        PIPELINE + "test_lying_stages.py::test_a_lie_about_one_microbatch_is_found_when_all_are_audited",
+        PIPELINE + "test_audit_draw.py::test_at_rate_one_everything_is_drawn",
     ),
     Mutant(
         "L2 tolerance between numeric classes",
@@ -242,8 +242,8 @@ MUTANTS = (
     ),
     Mutant(
         "L2 a loss that is no number before its audits",
-        "pipeline/engine.py",
-        "decided(may_lag=self._is_finite(inputs))",
+        "pipeline/attempt.py",
+        "decided(may_lag=is_finite())",
         "decided(may_lag=True)",
         PIPELINE + "test_commit_lag.py::test_a_loss_that_is_no_number_waits_for_the_audits",
     ),

@@ -256,7 +256,9 @@ def test_a_step_that_others_than_shadows_audit_does_not_lag(make_company, honest
 
 def test_a_loss_that_is_no_number_waits_for_the_audits(make_company, honest_digest):
     run = tiny_run(pipeline=IMPATIENT, guard=lagging(audit_rate=1.0))
-    company = make_company(run, {2: lying(factor=float("nan")), 1: stalled_at(LIE)})
+    # of a numeric class that the owner cannot redo the step in
+    liar = Actor(lying(factor=float("nan")).wrap_copy, numeric_class="another build")
+    company = make_company(run, {2: liar, 1: stalled_at(LIE)})
 
     results = company.run(STEPS)
 
