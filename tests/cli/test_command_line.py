@@ -104,7 +104,7 @@ def test_import_and_help_load_nothing_heavy(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["train", "worker", "report", "attack", "bench", "reproduce", "audit verify", "audit explain"]
+    "verb", ["train", "launch", "worker", "report", "attack", "bench", "reproduce", "audit verify", "audit explain"]
 )
 def test_the_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = run([*verb.split(), "--help"])
@@ -113,7 +113,9 @@ def test_the_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.Captur
     assert f"Example: phalanx {verb} " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", ["train", "worker", "report", "attack", "bench", "reproduce", "audit", "pki"])
+@pytest.mark.parametrize(
+    "verb", ["train", "launch", "worker", "report", "attack", "bench", "reproduce", "audit", "pki"]
+)
 def test_the_help_lists_each_verb_with_a_sentence(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -167,6 +168,40 @@ def children_of(pid: int) -> dict[int, str]:
         if parent == pid:
             found[int(entry.name)] = command
     return found
+
+
+def descendant(process: Process, *words: str) -> int:
+    """Process id of whoever below a process has all of these words in its command line."""
+    waiting = [process.popen.pid]
+    while waiting:
+        for pid, command in children_of(waiting.pop()).items():
+            if all(word in command for word in words):
+                return pid
+            waiting.append(pid)
+    raise AssertionError(f"nobody below {process.popen.pid} runs {words}")
+
+
+def free_port() -> int:
+    """A port that nobody uses at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def make_keys(place: Place, *names: str) -> Path:
+    """Certificates made with the command that users have."""
+    for arguments in (["init"], *(["issue", name] for name in names)):
+        process = place.start("pki", arguments[0], str(place.path / "keys"), *arguments[1:])
+        assert process.wait() == 0, process.text
+    return place.path / "keys"
+
+
+def events(place: Place, *kinds: str) -> list[tuple[str, dict[str, Any]]]:
+    """Kinds and bodies of the events of these kinds, in order."""
+    lines = (place.path / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    return [(event["kind"], event["body"]) for event in found if event["kind"] in kinds]
 
 
 def worker_pid(owner: Process, name: str) -> int:

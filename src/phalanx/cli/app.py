@@ -13,6 +13,7 @@ from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
 from phalanx.cli.checkpoint import checkpoint_app
 from phalanx.cli.console import say_error
+from phalanx.cli.launch import launch
 from phalanx.cli.pki import pki_app
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
@@ -55,6 +56,11 @@ def phalanx(
 
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
+app.command(
+    epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"
+    "Example: phalanx launch run.toml --engine ray --address auto --resume\n\n"
+    "Example: phalanx launch run.toml --party alice --owner owner.example.org:7070"
+)(launch)
 app.command(epilog="Example: phalanx report runs/first")(report)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)

@@ -1,5 +1,6 @@
 """``phalanx train``: one run file to one run directory."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,11 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> None:
     """Train a model across stages that check each other, then write the report."""
+    if "PHALANX_PARENT" in os.environ:
+        # started by `phalanx launch`: a second owner must never meet this one in the same directory
+        from phalanx.pipeline import die_with_parent
+
+        die_with_parent()
     from phalanx.report import write_report
     from phalanx.train import describe, load_run
     from phalanx.train import train as train_run

@@ -8,9 +8,23 @@ from typing import Any
 from phalanx.train.config import RunConfig, TrainConfig, load_run
 from phalanx.train.loop import Engine, run_loop, step_inputs
 from phalanx.train.past_run import PastRun
+from phalanx.train.run_directory import ADDRESS_FILE, default_directory, holds_run
 from phalanx.train.session import describe, train
 
-__all__ = ["Engine", "PastRun", "RunConfig", "TrainConfig", "describe", "load_run", "run_loop", "step_inputs", "train"]
+__all__ = [
+    "ADDRESS_FILE",
+    "Engine",
+    "PastRun",
+    "RunConfig",
+    "TrainConfig",
+    "default_directory",
+    "describe",
+    "holds_run",
+    "load_run",
+    "run_loop",
+    "step_inputs",
+    "train",
+]
 
 
 class _Callable(ModuleType):

@@ -60,6 +60,7 @@ def company(
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
         workers = stack.enter_context(LocalWorkers(home.path / "workers"))
         if run.pipeline.remote_workers:
+            home.announce(wire.address)
             observe("awaiting", {"address": wire.address, "parties": list(names)})
         else:
             workers.start({name: _worker_config(run, home, name, wire.address) for name in names})

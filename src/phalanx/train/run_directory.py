@@ -14,12 +14,23 @@ from phalanx.security.crypto import Identity, create_authority, issue, load_iden
 from phalanx.train.config import RunConfig
 
 _RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
+ADDRESS_FILE = "address"
 _OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "metrics.jsonl", "checkpoints", _SUMMARY)
 
 
 def cache_beside(run_dir: Path) -> Path:
     """Where prepared text and converted models are kept: ``PHALANX_CACHE``, or ``.cache`` beside the run."""
     return Path(os.environ.get("PHALANX_CACHE", run_dir.parent / ".cache"))
+
+
+def default_directory(run: RunConfig) -> Path:
+    """Where a run goes when nobody says where."""
+    return Path("runs") / run.name
+
+
+def holds_run(run_dir: Path) -> bool:
+    """Whether there is a run to go on with, be it one whose making a crash interrupted."""
+    return any((run_dir / name).exists() for name in (_RECORD, _BEGUN))
 
 
 class RunDirectory:
@@ -106,6 +117,12 @@ class RunDirectory:
                 file.write(secrets.token_bytes(32))
             temporary.rename(path)
         return path.read_bytes()
+
+    def announce(self, address: str) -> None:
+        """Leave word of where the owner listens, for whoever brings workers to it."""
+        temporary = self.path / f".{ADDRESS_FILE}.tmp"
+        temporary.write_text(f"{address}\n", encoding="ascii")
+        temporary.rename(self.path / ADDRESS_FILE)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write ``summary.json`` in one go.

@@ -29,7 +29,7 @@ from phalanx.train.library import StageLibrary
 from phalanx.train.loop import run_loop
 from phalanx.train.process import deterministic, interruptible
 from phalanx.train.record import RunRecorder, Totals
-from phalanx.train.run_directory import RunDirectory, cache_beside
+from phalanx.train.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.savepoint import Savepoint
 from phalanx.train.saver import Saver
 from phalanx.train.summary import Figures, summarise
@@ -337,4 +337,4 @@ class Session:
 
 
 def _directory(run: RunConfig, run_dir: str | Path | None) -> Path:
-    return Path(run_dir) if run_dir is not None else Path("runs") / run.name
+    return Path(run_dir) if run_dir is not None else default_directory(run)

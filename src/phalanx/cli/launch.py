@@ -1,0 +1,81 @@
+"""``phalanx launch``: one run file on torchrun or on Ray."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def launch(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file, the same as for train.")],
+    *,
+    engine: Annotated[
+        Literal["torchrun", "ray"], typer.Option(help="What starts and restarts the processes.")
+    ] = "torchrun",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the owner writes; default runs/NAME.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the run directory, if there is one.")
+    ] = False,
+    parties: Annotated[
+        list[str] | None,
+        typer.Option("--party", metavar="NAME", help="Who runs here; default: all whose keys are in pipeline.pki."),
+    ] = None,
+    owner: Annotated[
+        str | None,
+        typer.Option("--owner", metavar="HOST:PORT", help="Where an owner listens that is started elsewhere."),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option("--advertise", metavar="HOST", help="How other machines reach this one.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="How often the owner, and with torchrun all, may start again.")
+    ] = 3,
+    nnodes: Annotated[
+        str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="torchrun: machines of one operator.")
+    ] = "1",
+    rendezvous: Annotated[
+        str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="torchrun: where they meet.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="ADDRESS", help="Ray: a running cluster; default a new one here.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; start nothing.")] = False,
+) -> None:
+    """Start a run's owner and workers on torchrun or Ray, and again when they die."""
+    from phalanx.launch import (
+        Launch,
+        Nodes,
+        describe_ray,
+        describe_torchrun,
+        is_rank,
+        run_on_ray,
+        run_rank,
+        run_torchrun,
+    )
+
+    request = Launch(
+        run_file,
+        tuple(overrides or ()),
+        run_dir,
+        tuple(parties or ()),
+        owner,
+        advertise,
+        resume=resume,
+        max_restarts=max_restarts,
+    )
+    if engine == "torchrun" and is_rank():
+        raise typer.Exit(run_rank(request))
+    nodes = Nodes(nnodes, rendezvous)
+    request.check()
+    nodes.check(request)
+    if dry_run:
+        lines = describe_torchrun(request, nodes) if engine == "torchrun" else describe_ray(request, address)
+        typer.echo("\n".join(lines))
+        return
+    raise typer.Exit(run_torchrun(request, nodes) if engine == "torchrun" else run_on_ray(request, address))

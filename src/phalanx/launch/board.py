@@ -1,0 +1,134 @@
+"""Where the processes of one launch read where the owner listens, and that the run is over.
+
+What is written here is no secret and is trusted by nobody: a worker that is sent to a wrong address finds another
+certificate there than its owner's.
+"""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+_DIRECTORY = "PHALANX_BOARD"
+_ADDRESS, _ENDED = "address", "ended"
+_PATIENCE = timedelta(seconds=60)
+
+
+class Board(Protocol):
+    """Read by everybody, written by whoever keeps the owner."""
+
+    def address(self) -> str | None:
+        """Where the owner listens; None while it does not."""
+        ...
+
+    def ended(self) -> bool:
+        """Whether the run is complete."""
+        ...
+
+    def publish(self, address: str | None) -> None:
+        """Say where the owner listens; None when it is gone."""
+        ...
+
+    def end(self) -> None:
+        """Say that the run is complete."""
+        ...
+
+
+class FileBoard:
+    """Two files in a directory, for processes on one machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self._address, self._ended = directory / _ADDRESS, directory / _ENDED
+
+    def address(self) -> str | None:
+        """Where the owner listens; None while it does not."""
+        try:
+            return self._address.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def ended(self) -> bool:
+        """Whether the run is complete."""
+        return self._ended.exists()
+
+    def publish(self, address: str | None) -> None:
+        """Say where the owner listens; None when it is gone."""
+        if address is None:
+            self._address.unlink(missing_ok=True)
+            return
+        temporary = self._address.with_suffix(".tmp")
+        temporary.write_text(address, encoding="utf-8")
+        temporary.rename(self._address)
+
+    def end(self) -> None:
+        """Say that the run is complete."""
+        self._ended.touch()
+
+
+class StoreBoard:
+    """Two keys in the store of a torchrun over several machines."""
+
+    def __init__(self, host: str, port: int) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415 - rarely needed
+
+        self._store = TCPStore(host, port, is_master=False, timeout=_PATIENCE)
+
+    def address(self) -> str | None:
+        """Where the owner listens; None while it does not."""
+        return self._read(_ADDRESS) or None
+
+    def ended(self) -> bool:
+        """Whether the run is complete."""
+        return self._read(_ENDED) is not None
+
+    def publish(self, address: str | None) -> None:
+        """Say where the owner listens; None when it is gone."""
+        self._store.set(_key(_ADDRESS), address or "")
+
+    def end(self) -> None:
+        """Say that the run is complete."""
+        self._store.set(_key(_ENDED), "1")
+
+    def _read(self, name: str) -> str | None:
+        # get() of a key that is not there waits for it
+        return str(self._store.get(_key(name)), "utf-8") if self._store.check([_key(name)]) else None
+
+
+class FixedBoard:
+    """For workers whose owner is started by somebody else: its address is given and nothing else is known."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+
+    def address(self) -> str | None:
+        """Where the owner listens."""
+        return self._owner
+
+    def ended(self) -> bool:
+        """Nobody says."""
+        return False
+
+    def publish(self, address: str | None) -> None:
+        """Nobody reads."""
+
+    def end(self) -> None:
+        """Nobody reads."""
+
+
+def board_environment(directory: Path) -> dict[str, str]:
+    """What tells processes on this machine to use a directory as their board."""
+    return {_DIRECTORY: str(directory)}
+
+
+def open_board(owner: str | None) -> Board:
+    """The board of the launch that this process belongs to."""
+    if owner is not None:
+        return FixedBoard(owner)
+    directory = os.environ.get(_DIRECTORY)
+    if directory is not None:
+        return FileBoard(Path(directory))
+    return StoreBoard(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+
+
+def _key(name: str) -> str:
+    return f"phalanx/{name}"

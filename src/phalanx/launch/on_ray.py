@@ -1,0 +1,208 @@
+"""A run on a Ray cluster: the owner here, each worker in an actor that Ray places, and restarts on another machine.
+
+Whoever can reach a Ray cluster can run code on all of its machines: one cluster is one trust domain. Keys stay on the
+disks of the machines and never enter Ray's object store.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import typer
+
+from phalanx.errors import ConfigError
+from phalanx.launch.keeper import Configure, Keeper, Substitutes
+from phalanx.launch.owner import OwnerProcess
+from phalanx.launch.post import WorkerPost
+from phalanx.launch.rank import Notice, exit_code
+from phalanx.launch.request import Launch
+from phalanx.pipeline import WorkerConfig
+
+_LOOK_EVERY_S = 0.1
+_PLACEMENT_TIMEOUT_S = 120.0
+# a bug, a lost peer, a signal: another attempt may end otherwise; a wrong run file or a broken log will not
+_WORTH_ANOTHER = (1, 4)
+
+
+class ActorPost(WorkerPost):
+    """A worker's place inside an actor."""
+
+    def machine(self) -> str | None:
+        """The address by which the cluster knows this machine."""
+        import ray  # noqa: PLC0415 - an extra
+
+        return str(ray.util.get_node_ip_address())
+
+
+class RemotePost:
+    """The driver's end of an `ActorPost`: asks, and goes on without waiting for the answer."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
+        self._question: Any = None
+
+    def start(self, name: str, config: WorkerConfig) -> None:
+        """Start a worker; an actor that is being restarted starts it when it is back."""
+        self._question = None
+        self._actor.start.remote(name, config)
+
+    def poll(self, name: str) -> int | None:
+        """Exit code of the worker of this name, None while it runs or its actor is being restarted."""
+        if self._question is None:
+            self._question = self._actor.poll.remote(name)
+        ready, _ = self._ray.wait([self._question], timeout=0)
+        if not ready:
+            return None
+        question, self._question = self._question, None
+        code: int | None = self._ray.get(question)
+        return code
+
+
+def bundles(launch: Launch) -> list[dict[str, float]]:
+    """What each worker asks of the machine that it is placed on."""
+    train = launch.run.train
+    bundle = {"CPU": float(train.threads)}
+    if train.device.startswith("cuda"):
+        bundle["GPU"] = 1.0
+    return [bundle for _ in launch.run.pipeline.remote_workers]
+
+
+def describe_ray(launch: Launch, address: str | None) -> list[str]:
+    """Lines that say what would be run."""
+    where = f"the cluster at {address}" if address else "a cluster of its own on this machine"
+    lines = [f"ray: {where}; placement group SPREAD of {bundles(launch)}"]
+    pipeline = launch.run.pipeline
+    lines += [f"actor: {name}: keys in {launch.keys / name}, wherever it is placed" for name in pipeline.remote_workers]
+    lines += [f"in the place of the dead: {', '.join(pipeline.may_join) or 'nobody'}"]
+    return [*lines, f"here: phalanx train {' '.join(OwnerProcess(launch).arguments())}"]
+
+
+def run_on_ray(launch: Launch, address: str | None) -> int:
+    """Run the owner as a process of this machine and the workers as actors.
+
+    Args:
+        launch: What is launched; the owner's keys must be here, the workers' where Ray may place them.
+        address: Of a running cluster, as `ray.init` takes it; None starts one on this machine for this run.
+
+    Returns:
+        The owner's exit code.
+
+    Raises:
+        ConfigError: Ray is not installed, cannot place the workers, or they could not hear each other.
+    """
+    if not launch.has_owner:
+        raise ConfigError(f"--engine ray: the owner runs here, and {launch.keys} has no keys of it")
+    with cluster(launch, address) as ray, ExitStack() as stack:
+        posts = [RemotePost(ray, actor) for actor in _place(ray, launch, stack)]
+        pipeline, configure = launch.run.pipeline, _configure_in_actor(launch)
+        substitutes = Substitutes(pipeline.may_join)
+        keepers = [
+            Keeper(name, substitutes, post, configure)
+            for name, post in zip(pipeline.remote_workers, posts, strict=True)
+        ]
+        owner = OwnerProcess(launch, str(ray.util.get_node_ip_address()))
+        stack.callback(owner.kill)
+        with Notice() as notice:
+            return _watch(owner, keepers, substitutes, notice, launch.max_restarts)
+
+
+def _watch(
+    owner: OwnerProcess, keepers: Sequence[Keeper], substitutes: Substitutes, notice: Notice, restarts: int
+) -> int:
+    owner.begin()
+    told = False
+    while True:
+        code = owner.poll()
+        if code is not None and (notice.given or restarts == 0 or not _is_worth_another(code)):
+            return exit_code(code)
+        if code is not None:
+            restarts -= 1
+            typer.echo(f"launch: the owner ended with exit code {exit_code(code)} and goes on", err=True)
+            owner.begin()
+            substitutes.refill()
+        for keeper in keepers:
+            keeper.tend(owner.address)
+        if notice.given and not told:
+            owner.ask_to_end()
+            told = True
+        if notice.given > 1:
+            owner.kill()
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _is_worth_another(code: int) -> bool:
+    return code < 0 or code in _WORTH_ANOTHER
+
+
+def _configure_in_actor(launch: Launch) -> Configure:
+    def configure(name: str, owner: str) -> WorkerConfig:
+        config = launch.worker_config(name, owner)
+        # Ray shows an actor the GPU that it was given as the only one; and the machine is another than this one
+        return config.model_copy(update={"device": config.device.partition(":")[0], "advertise": None})
+
+    return configure
+
+
+@contextmanager
+def cluster(launch: Launch, address: str | None) -> Iterator[Any]:
+    """Ray, connected to a running cluster, or to one of its own that ends with the block.
+
+    Raises:
+        ConfigError: Ray is not installed, or the run's parties could not hear each other on this cluster.
+    """
+    # read when Ray is imported: nothing about this run is reported to anybody
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if address is None:
+        # Ray listens on every interface: only processes that inherit this token may tell it what to run
+        os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    try:
+        import ray  # noqa: PLC0415 - an extra
+        import ray.util  # noqa: PLC0415
+    except ImportError as exc:
+        raise ConfigError("--engine ray needs Ray; install the extra: pip install 'phalanx-train[ray]'") from exc
+    if address is None:
+        # a machine of its own has as many processors as are asked for, as `phalanx train` has
+        wanted = sum(bundle["CPU"] for bundle in bundles(launch))
+        ray.init(address="local", num_cpus=int(wanted), include_dashboard=False)
+    else:
+        ray.init(address=address)
+    try:
+        machines = sum(1 for node in ray.nodes() if node["Alive"])
+        if machines > 1 and launch.is_on_loopback:
+            raise ConfigError(
+                f"the Ray cluster has {machines} machines, but pipeline.transport.bind = "
+                f'{launch.run.pipeline.transport.bind!r} is heard on its own machine only; set it to "0.0.0.0"'
+            )
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _place(ray: Any, launch: Launch, stack: ExitStack) -> list[Any]:
+    from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415 - an extra
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
+
+    asked = bundles(launch)
+    group = placement_group(asked, strategy="SPREAD")
+    stack.callback(remove_placement_group, group)
+    if not group.wait(_PLACEMENT_TIMEOUT_S):
+        raise ConfigError(
+            f"the Ray cluster has no room for {asked} within {_PLACEMENT_TIMEOUT_S:.0f} s, it has "
+            f"{ray.available_resources()}; add machines, or lower train.threads or pipeline.stages"
+        )
+    actors = []
+    for index, bundle in enumerate(asked):
+        options = {
+            "num_cpus": bundle["CPU"],
+            "num_gpus": bundle.get("GPU", 0.0),
+            "max_restarts": -1,
+            # a question to an actor that is being restarted is answered when it is back
+            "max_task_retries": -1,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+        }
+        actors.append(ray.remote(**options)(ActorPost).remote())
+    return actors

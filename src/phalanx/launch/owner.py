@@ -1,0 +1,43 @@
+"""The owner's process: begins the run or goes on with it, and says where it listens."""
+
+from pathlib import Path
+
+from phalanx.launch.child import Child
+from phalanx.launch.request import Launch, reachable_host
+from phalanx.train import ADDRESS_FILE, holds_run
+
+
+class OwnerProcess(Child):
+    """Runs ``phalanx train``; started again, it goes on from the last checkpoint."""
+
+    def __init__(self, launch: Launch, machine: str | None = None) -> None:
+        """`machine` is what an engine calls this machine; None for what it calls itself."""
+        super().__init__()
+        self._launch = launch
+        self._machine = machine
+
+    def begin(self) -> None:
+        """Start it; an address that an earlier one left behind is forgotten first."""
+        self._address_file.unlink(missing_ok=True)
+        self.start(("train", *self.arguments()), {})
+
+    def arguments(self) -> tuple[str, ...]:
+        """The command line of ``phalanx train``, after the verb."""
+        launch = self._launch
+        overrides = (word for override in launch.settled for word in ("--set", override))
+        resume = ("--resume",) if holds_run(launch.run_dir) else ()
+        return (str(launch.run_file), *overrides, "--run-dir", str(launch.run_dir), *resume)
+
+    @property
+    def address(self) -> str | None:
+        """``host:port`` where it listens, once it does."""
+        try:
+            address = self._address_file.read_text(encoding="ascii").strip()
+        except OSError:
+            return None
+        bind, _, port = address.rpartition(":")
+        return f"{self._launch.advertise or reachable_host(bind, self._machine) or bind}:{port}"
+
+    @property
+    def _address_file(self) -> Path:
+        return self._launch.run_dir / ADDRESS_FILE

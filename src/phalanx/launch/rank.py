@@ -1,0 +1,131 @@
+"""What a process does that torchrun started: keep the owner, or keep one worker.
+
+torchrun starts the whole group again when one of its processes fails. The owner's keeper fails with its owner, so the
+run goes on from its last checkpoint. A worker's keeper does not fail with its worker: the run survives that by itself.
+"""
+
+import os
+import signal
+import time
+from types import FrameType
+
+import typer
+
+from phalanx.errors import ConfigError
+from phalanx.launch.board import Board, open_board
+from phalanx.launch.keeper import Keeper, Substitutes
+from phalanx.launch.owner import OwnerProcess
+from phalanx.launch.post import WorkerPost
+from phalanx.launch.request import Launch, Part
+from phalanx.pipeline import OWNER, die_with_parent
+
+_LOOK_EVERY_S = 0.1
+_KILLED = 128
+
+
+def is_rank() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ
+
+
+def run_rank(launch: Launch) -> int:
+    """Play the part of this process until the run is over.
+
+    Returns:
+        Exit code; 0 from a worker's keeper even if its worker is gone.
+
+    Raises:
+        ConfigError: torchrun started another number of processes here than there are parties.
+    """
+    parts, started = launch.parts, int(os.environ["LOCAL_WORLD_SIZE"])
+    if len(parts) != started:
+        raise ConfigError(
+            f"torchrun started {started} processes here, but {len(parts)} parties run here "
+            f"({', '.join(part.name for part in parts)}); set --nproc-per-node to {len(parts)}"
+        )
+    # torchrun leaves its processes behind when it is killed
+    die_with_parent()
+    part = parts[int(os.environ["LOCAL_RANK"])]
+    board = open_board(launch.owner)
+    with Notice() as notice:
+        if part.name == OWNER:
+            return _keep_owner(OwnerProcess(launch), board, notice)
+        return _keep_worker(launch, part, board, notice)
+
+
+def exit_code(code: int) -> int:
+    """What a shell makes of a process's end: 137 for one that SIGKILL ended."""
+    return code if code >= 0 else _KILLED - code
+
+
+class Notice:
+    """Remembers that this process was told to end.
+
+    Attributes:
+        given: How often.
+    """
+
+    def __init__(self) -> None:
+        self.given = 0
+        self._old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def __enter__(self) -> "Notice":
+        for number in self._old:
+            signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        self.given += 1
+
+
+def _keep_owner(owner: OwnerProcess, board: Board, notice: Notice) -> int:
+    owner.begin()
+    told = False
+    published: str | None = None
+    try:
+        while (code := owner.poll()) is None:
+            address = owner.address
+            if address != published:
+                board.publish(address)
+                published = address
+            if notice.given and not told:
+                owner.ask_to_end()
+                told = True
+            if notice.given > 1:
+                owner.kill()
+            time.sleep(_LOOK_EVERY_S)
+        if code == 0:
+            board.end()
+        else:
+            typer.echo(f"launch: the owner ended with exit code {exit_code(code)}", err=True)
+        return exit_code(code)
+    finally:
+        owner.kill()
+        # workers that are told to end now have nobody to hand over to
+        board.publish(None)
+
+
+def _keep_worker(launch: Launch, part: Part, board: Board, notice: Notice) -> int:
+    post = WorkerPost()
+    keeper = Keeper(part.name, Substitutes(part.substitutes), post, launch.worker_config)
+    try:
+        while not notice.given:
+            if board.ended():
+                post.end()
+                return 0
+            keeper.tend(board.address())
+            if launch.owner is not None and keeper.name is None:
+                return exit_code(keeper.code or 0)
+            time.sleep(_LOOK_EVERY_S)
+        post.ask_to_leave()
+        while keeper.name is not None and post.poll(keeper.name) is None:
+            if notice.given > 1 or board.address() is None:
+                break
+            time.sleep(_LOOK_EVERY_S)
+        return 0
+    finally:
+        post.kill()

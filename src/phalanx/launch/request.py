@@ -1,0 +1,183 @@
+"""What a user asks to be launched: a run file, and who of its parties runs on this machine."""
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from phalanx.config import digest
+from phalanx.errors import ConfigError
+from phalanx.pipeline import OWNER, WorkerConfig
+from phalanx.train import RunConfig, default_directory, holds_run, load_run
+
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process that an engine keeps: whom it plays, and under which names it may come back.
+
+    Attributes:
+        name: The party it is at first.
+        substitutes: Names of `pipeline.may_join` for a process that takes the place of one that died.
+    """
+
+    name: str
+    substitutes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A run file and how its processes are to be started.
+
+    Attributes:
+        run_file: The file that ``phalanx train`` takes.
+        overrides: ``section.key=value`` strings.
+        directory: The run directory; None for ``runs/NAME``.
+        chosen: Parties that run here; empty for all whose keys are here.
+        owner: ``host:port`` of an owner that somebody else started; None when it is part of this launch.
+        advertise: Name or address of this machine for others; None for what it calls itself.
+        resume: Go on with the run in the directory, if there is one.
+        max_restarts: How often the engine may start everything, or the owner, again.
+    """
+
+    run_file: Path
+    overrides: tuple[str, ...] = ()
+    directory: Path | None = None
+    chosen: tuple[str, ...] = ()
+    owner: str | None = None
+    advertise: str | None = None
+    resume: bool = False
+    max_restarts: int = 3
+
+    @cached_property
+    def run(self) -> RunConfig:
+        """The run with its parties named: local workers become parties with certificates of their own.
+
+        Raises:
+            ConfigError: The run file is wrong, or says nowhere whose keys are to be used.
+        """
+        run = load_run(self.run_file, self.overrides)
+        if run.pipeline.pki is None:
+            names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
+            raise ConfigError(
+                f"{self.run_file}: pipeline.pki is missing, and every party needs keys before it is launched; run "
+                f"`phalanx pki init keys`, `phalanx pki issue keys NAME` for each of {names}, and add "
+                "--set pipeline.pki=keys"
+            )
+        return load_run(self.run_file, self.settled)
+
+    @cached_property
+    def settled(self) -> tuple[str, ...]:
+        """Overrides under which ``phalanx train`` waits for these parties instead of starting its own."""
+        pipeline = load_run(self.run_file, self.overrides).pipeline
+        if pipeline.remote_workers:
+            return self.overrides
+        return (
+            *self.overrides,
+            f"pipeline.remote_workers={json.dumps(pipeline.workers)}",
+            f"pipeline.may_join={json.dumps(pipeline.late_workers)}",
+            "pipeline.respawns=0",
+            "pipeline.spares=0",
+        )
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the owner writes."""
+        return default_directory(self.run) if self.directory is None else self.directory
+
+    @property
+    def keys(self) -> Path:
+        """Directory of the parties' keys on this machine."""
+        return Path(self.run.pipeline.pki or "")
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether the run's parties are heard on their own machine only."""
+        return self.run.pipeline.transport.bind in _LOOPBACK
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Who runs here: those chosen, or those whose keys are here; the owner first.
+
+        Raises:
+            ConfigError: Nobody, somebody the run does not know, or somebody without keys.
+        """
+        pipeline = self.run.pipeline
+        known = (OWNER, *pipeline.remote_workers, *pipeline.may_join)
+        strangers = sorted(set(self.chosen) - set(known))
+        if strangers:
+            raise ConfigError(f"--party {strangers[0]}: {self.run_file} knows {', '.join(known)}")
+        with_keys = [name for name in known if (self.keys / name / "signing.key").exists()]
+        here = [name for name in known if name in self.chosen] or with_keys
+        missing = [name for name in here if name not in with_keys]
+        if missing or not here:
+            wanted = missing or list(known)
+            raise ConfigError(
+                f"{self.keys}: has no keys of {', '.join(wanted)}; make them with `phalanx pki issue` and carry each "
+                "party's directory to its machine"
+            )
+        return _parts(here, pipeline.may_join)
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether the owner is one of those who run here."""
+        return self.parts[0].name == OWNER
+
+    def check(self) -> None:
+        """Refuse before anything is started.
+
+        Raises:
+            ConfigError: The directory holds a run already, or nobody here would know where the owner is.
+        """
+        if self.has_owner and not self.resume and holds_run(self.run_dir):
+            raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir")
+        if self.has_owner and self.owner is not None:
+            raise ConfigError(f"--owner {self.owner}: the owner runs here; leave it out, or choose others with --party")
+
+    def worker_config(self, name: str, owner: str) -> WorkerConfig:
+        """The file of one worker, which will serve this run and no other."""
+        run = self.run
+        return WorkerConfig(
+            identity=str((self.keys / name).resolve()),
+            owner=owner,
+            advertise=self.advertise,
+            run_digest=digest(run),
+            threads=run.train.threads,
+            device=run.train.device,
+            # the port of the run file is the owner's
+            transport=run.pipeline.transport.model_copy(update={"port": 0}),
+        )
+
+    def arguments(self) -> tuple[str, ...]:
+        """The command line that says the same as this, after the verb."""
+        words = [str(self.run_file)]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        words += [word for name in self.chosen for word in ("--party", name)]
+        words += ["--run-dir", str(self.run_dir)]
+        words += [] if self.owner is None else ["--owner", self.owner]
+        words += [] if self.advertise is None else ["--advertise", self.advertise]
+        return (*words, "--resume") if self.resume else tuple(words)
+
+
+def reachable_host(bind: str, machine: str | None) -> str | None:
+    """What to call a machine that listens on all interfaces; None where the address that it listens on will do.
+
+    Args:
+        bind: Where it listens.
+        machine: What an engine calls it; None for what it calls itself.
+    """
+    return (machine or socket.getfqdn()) if bind.strip("[]") in _EVERYWHERE else None
+
+
+def _parts(here: Sequence[str], late: Sequence[str]) -> tuple[Part, ...]:
+    """Whoever may come later stands in for the workers here; without any it is a worker itself."""
+    workers = [name for name in here if name != OWNER and name not in late]
+    if not workers:
+        return tuple(Part(name) for name in here)
+    waiting = [name for name in here if name in late]
+    owner = (Part(OWNER),) if OWNER in here else ()
+    return (*owner, *(Part(name, tuple(waiting[n :: len(workers)])) for n, name in enumerate(workers)))

@@ -1,0 +1,146 @@
+"""One command line for torchrun, and what is done before and after it.
+
+torchrun's own rendezvous unpickles what it reads, so whoever can write to it can run code in every process of the
+launch. On one machine it therefore goes through a file in a private directory and nothing listens; over several
+machines they must all be in the hands of one operator, on a network of their own.
+"""
+
+import contextlib
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.config import digest
+from phalanx.errors import ConfigError
+from phalanx.launch.board import board_environment
+from phalanx.launch.rank import exit_code
+from phalanx.launch.request import Launch
+from phalanx.pipeline import OWNER
+
+_ONE = "1"
+_INTERRUPTED = 130
+_SOMEWHERE = "PRIVATE_DIRECTORY"
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of one torchrun.
+
+    Attributes:
+        count: As torchrun's ``--nnodes``: a number, or ``MIN:MAX``.
+        endpoint: As torchrun's ``--rdzv-endpoint``: ``host:port`` on a machine that stays, best the owner's.
+    """
+
+    count: str = _ONE
+    endpoint: str | None = None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether everything runs on this machine."""
+        return self.count in (_ONE, "1:1")
+
+    def check(self, launch: Launch) -> None:
+        """Refuse what could not come about.
+
+        Raises:
+            ConfigError: Machines could not find or hear each other, or would all play the same parties.
+        """
+        if self.is_one:
+            return
+        if self.endpoint is None:
+            raise ConfigError(f"--nnodes {self.count}: add --rdzv-endpoint HOST:PORT, where the machines meet")
+        if launch.is_on_loopback:
+            raise ConfigError(
+                f"--nnodes {self.count}: pipeline.transport.bind = {launch.run.pipeline.transport.bind!r} is heard on "
+                'its own machine only; set it to the address to listen on, or to "0.0.0.0"'
+            )
+        here = {part.name for part in launch.parts}
+        if not launch.chosen and here == {OWNER, *launch.run.pipeline.remote_workers}:
+            raise ConfigError(
+                f"--nnodes {self.count}: the keys of all parties are here, as on a disk that all machines share; say "
+                "with --party who runs on this machine"
+            )
+
+
+def torchrun_command(launch: Launch, nodes: Nodes, directory: Path | None = None) -> tuple[list[str], dict[str, str]]:
+    """What torchrun is called with, and its environment beyond this process's own.
+
+    Args:
+        launch: What is launched.
+        nodes: Over which machines.
+        directory: A private one, for a launch on one machine; None shows where its name would stand.
+    """
+    words = ["--nnodes", nodes.count, "--nproc-per-node", str(len(launch.parts))]
+    words += ["--max-restarts", str(launch.max_restarts), "--rdzv-backend", "c10d"]
+    words += ["--rdzv-id", digest(launch.run)[:16]]
+    environment: dict[str, str] = {}
+    if nodes.is_one:
+        home = Path(_SOMEWHERE) if directory is None else directory
+        words += ["--rdzv-endpoint", str(home / "rendezvous"), "--rdzv-conf", "store_type=file"]
+        words += ["--local-addr", "127.0.0.1"]
+        # the store that torchrun would open for its processes listens on every interface
+        environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **board_environment(home)}
+    else:
+        words += ["--rdzv-endpoint", nodes.endpoint or ""]
+    # a group that is started again must go on, and a run that was there before was refused already
+    arguments = launch.arguments() if launch.resume else (*launch.arguments(), "--resume")
+    return [*words, "-m", "phalanx", "launch", *arguments], environment
+
+
+def describe_torchrun(launch: Launch, nodes: Nodes) -> list[str]:
+    """Lines that say what would be run here."""
+    words, environment = torchrun_command(launch, nodes)
+    settings = [f"{key}={shlex.quote(value)}" for key, value in environment.items()]
+    command = shlex.join([sys.executable, "-m", "torch.distributed.run", *words])
+    return [*describe_parts(launch), " ".join([*settings, command])]
+
+
+def describe_parts(launch: Launch) -> list[str]:
+    """One line for each process that an engine keeps here."""
+    lines = []
+    for part in launch.parts:
+        then = f", then {', '.join(part.substitutes)}" if part.substitutes else ""
+        lines.append(f"{part.name}{then}: keys in {launch.keys / part.name}")
+    return lines
+
+
+@contextlib.contextmanager
+def _settings(environment: Mapping[str, str]) -> Iterator[None]:
+    """Environment that torchrun and its processes inherit, taken back afterwards."""
+    old = {key: os.environ.get(key) for key in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for key, value in old.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+def run_torchrun(launch: Launch, nodes: Nodes) -> int:
+    """Run torchrun in this process until it ends.
+
+    Returns:
+        0, or the exit code of the process that failed first.
+    """
+    # its processes, which import this module too, have no use for it
+    from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
+    from torch.distributed.run import main  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="phalanx-launch-") as directory:
+        words, environment = torchrun_command(launch, nodes, Path(directory))
+        with _settings(environment):
+            try:
+                main(words)
+            except ChildFailedError as exc:
+                return exit_code(exc.get_first_failure()[1].exitcode)
+            except SignalException:
+                return _INTERRUPTED
+    return 0

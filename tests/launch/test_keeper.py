@@ -1,0 +1,125 @@
+"""A worker's place is manned again only as the rules of membership allow."""
+
+import signal
+
+import pytest
+
+from phalanx.launch.board import FileBoard, FixedBoard
+from phalanx.launch.keeper import Keeper, Substitutes
+from phalanx.pipeline import WorkerConfig
+
+
+class Place:
+    """Remembers who was started, and says what it is told to say."""
+
+    def __init__(self):
+        self.started = []
+        self.code = None
+
+    def start(self, name, config):
+        self.started.append((name, config.owner))
+        self.code = None
+
+    def poll(self, name):
+        assert name == self.started[-1][0]
+        return self.code
+
+
+def configure(name, owner):
+    return WorkerConfig(identity=f"keys/{name}", owner=owner)
+
+
+@pytest.fixture
+def place():
+    return Place()
+
+
+def keeper_of(place, *substitutes):
+    return Keeper("alice", Substitutes(substitutes), place, configure)
+
+
+def test_a_worker_starts_when_the_owner_listens(place):
+    keeper = keeper_of(place)
+
+    keeper.tend(None)
+    assert place.started == []
+    for _ in range(3):
+        keeper.tend("here:1")
+
+    assert place.started == [("alice", "here:1")]
+
+
+@pytest.mark.parametrize("code", [-signal.SIGKILL, -signal.SIGSEGV, 1])
+def test_in_the_place_of_a_dead_worker_comes_another_name(place, code):
+    keeper = keeper_of(place, "alice-2")
+    keeper.tend("here:1")
+
+    for _ in range(2):
+        place.code = code
+        keeper.tend("here:1")
+        keeper.tend("here:1")
+
+    assert [name for name, _ in place.started] == ["alice", "alice-2"]
+    assert keeper.name is None
+
+
+@pytest.mark.parametrize("code", [0, 2, 4, 5])
+def test_who_ended_by_itself_may_have_been_convicted_and_is_not_replaced(place, code):
+    keeper = keeper_of(place, "alice-2")
+    keeper.tend("here:1")
+
+    place.code = code
+    keeper.tend("here:1")
+    keeper.tend("here:1")
+
+    assert place.started == [("alice", "here:1")]
+    assert (keeper.name, keeper.code) == (None, code)
+
+
+def test_a_new_session_of_the_owner_begins_with_the_first_name_even_at_the_same_address(place):
+    keeper = keeper_of(place, "alice-2")
+    keeper.tend("here:1")
+    place.code = -signal.SIGKILL
+    keeper.tend("here:1")
+
+    keeper.tend(None)
+    keeper.tend("here:1")
+
+    assert [name for name, _ in place.started] == ["alice", "alice-2", "alice"]
+
+
+def test_a_worker_is_brought_to_an_owner_that_moved(place):
+    keeper = keeper_of(place)
+
+    keeper.tend("here:1")
+    keeper.tend("there:2")
+
+    assert place.started == [("alice", "here:1"), ("alice", "there:2")]
+
+
+def test_nobody_gets_a_name_that_another_one_uses():
+    names = Substitutes(["carol", "dave"])
+
+    assert [names.take() for _ in range(3)] == ["carol", "dave", None]
+
+    names.refill()
+    assert names.take() == "carol"
+
+
+def test_what_is_published_is_read_until_the_owner_is_gone(tmp_path):
+    writer, reader = FileBoard(tmp_path), FileBoard(tmp_path)
+    assert (reader.address(), reader.ended()) == (None, False)
+
+    writer.publish("127.0.0.1:7")
+    assert reader.address() == "127.0.0.1:7"
+
+    writer.publish(None)
+    writer.publish(None)
+    writer.end()
+    assert (reader.address(), reader.ended()) == (None, True)
+
+
+def test_an_owner_that_somebody_else_started_never_ends_for_us():
+    board = FixedBoard("head:7070")
+
+    assert (board.address(), board.ended()) == ("head:7070", False)
