@@ -11,6 +11,7 @@
     │   ├── OrderError                              replayed, skipped or out of order
     │   ├── PeerRefusedError                        unknown, expired, evicted or foreign identity
     │   └── PeerLostError                           gone, or silent beyond the deadline
+    │       └── PeerGoneError                       nobody listens at its address
     ├── VerificationError                       5   a claim, a log or a proof does not hold
     │   ├── CertificateError                        wrong, expired or foreign certificate
     │   ├── SignatureError                          a signature does not match
@@ -76,6 +77,10 @@ class PeerRefusedError(TransportError):
 
 class PeerLostError(TransportError):
     """A peer is gone, or was silent beyond its deadline."""
+
+
+class PeerGoneError(PeerLostError):
+    """Nobody listens at a peer's address: its process has ended, or has not begun."""
 
 
 class VerificationError(PhalanxError):

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,9 @@ class Place:
     run_file: Path
     processes: list[Process] = field(default_factory=list)
 
-    def start(self, *arguments: str, restriction: str | None = None) -> Process:
-        """Start ``phalanx`` with arguments; with a restriction of `restricted.py`, under it."""
-        command = [sys.executable, "-m", "phalanx", *arguments]
+    def start(self, *arguments: str, restriction: str | None = None, inside: Sequence[str] = ()) -> Process:
+        """Start ``phalanx`` with arguments, behind `inside`; with a restriction of `restricted.py`, under it."""
+        command = [*inside, sys.executable, "-m", "phalanx", *arguments]
         if restriction is not None:
             command = [sys.executable, _RESTRICTED, restriction, *command]
         output = self.path / f"output-{len(self.processes)}.txt"
@@ -116,14 +116,19 @@ class Place:
         return self.processes[-1]
 
     def train(
-        self, *overrides: str, resume: bool = False, run_dir: str = "run", restriction: str | None = None
+        self,
+        *overrides: str,
+        resume: bool = False,
+        run_dir: str = "run",
+        restriction: str | None = None,
+        inside: Sequence[str] = (),
     ) -> Process:
         """Start ``phalanx train`` on the run file."""
         options = [word for override in overrides for word in ("--set", override)]
         if resume:
             options.append("--resume")
         where = ("--run-dir", str(self.path / run_dir))
-        return self.start("train", str(self.run_file), *where, *options, restriction=restriction)
+        return self.start("train", str(self.run_file), *where, *options, restriction=restriction, inside=inside)
 
     def can_have(self, restriction: str) -> bool:
         """Whether this system lets us restrict a process so."""

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline import silence
-from phalanx.pipeline.silence import Silence
+from phalanx.pipeline.silence import Awake, Silence
 
 
 class Clock:
@@ -23,15 +23,26 @@ def clock(monkeypatch):
     return clock
 
 
-def after_a_step_with_a_gap_of(seconds, clock, *, broken=False):
-    found = Silence(patience_s=2.0)
+def listen(found, clock, seconds):
+    """Let time pass for an owner that looks at its mail all the while."""
+    for _ in range(round(seconds * 10)):
+        clock.now += 0.1
+        _ = found.too_long
+
+
+def a_step(found, clock, gap, *, broken=False):
     found.begin()
-    clock.now += seconds
-    found.heard()
+    listen(found, clock, gap)
     if broken:
         found.broken()
+    found.heard()
     found.end()
     found.begin()
+
+
+def after_a_step_with_a_gap_of(seconds, clock, *, broken=False):
+    found = Silence(2.0, Awake())
+    a_step(found, clock, seconds, broken=broken)
     return found
 
 
@@ -39,16 +50,16 @@ def after_a_step_with_a_gap_of(seconds, clock, *, broken=False):
 def test_a_gap_is_too_long_when_patience_is_at_its_end(clock, gap, is_too_long):
     found = after_a_step_with_a_gap_of(0.1, clock)
 
-    clock.now += gap
+    listen(found, clock, gap)
 
     assert found.too_long == is_too_long
 
 
-@pytest.mark.parametrize(("gap", "is_too_long"), [(11.9, False), (12.1, True)])
+@pytest.mark.parametrize(("gap", "is_too_long"), [(4.7, False), (5.0, True)])
 def test_where_honest_steps_had_long_gaps_four_times_as_long_is_waited(clock, gap, is_too_long):
-    found = after_a_step_with_a_gap_of(3.0, clock)
+    found = after_a_step_with_a_gap_of(1.2, clock)
 
-    clock.now += gap
+    listen(found, clock, gap)
 
     assert found.too_long == is_too_long
 
@@ -56,16 +67,66 @@ def test_where_honest_steps_had_long_gaps_four_times_as_long_is_waited(clock, ga
 def test_the_gap_of_a_step_in_which_somebody_had_to_be_asked_is_no_honest_one(clock):
     found = after_a_step_with_a_gap_of(3.0, clock, broken=True)
 
-    clock.now += 2.1
+    listen(found, clock, 2.1)
 
     assert found.too_long
 
 
 def test_a_sign_of_life_begins_a_new_gap(clock):
     found = after_a_step_with_a_gap_of(0.1, clock)
-    clock.now += 1.9
+    listen(found, clock, 1.9)
     found.heard()
 
-    clock.now += 1.9
+    listen(found, clock, 1.9)
 
     assert not found.too_long
+
+
+def test_who_slows_every_step_down_a_little_more_does_not_make_patience_endless(clock):
+    found = Silence(2.0, Awake())
+
+    for _ in range(10):
+        a_step(found, clock, 0.9 * found.limit_s)
+
+    assert found.limit_s == 8.0
+
+
+@pytest.mark.parametrize(("gap", "is_too_long"), [(7.9, False), (8.1, True)])
+def test_where_no_honest_gaps_are_known_the_upper_end_counts(clock, gap, is_too_long):
+    found = Silence(2.0, Awake())
+
+    listen(found, clock, gap)
+
+    assert found.too_long_for_anything == is_too_long
+
+
+def test_a_slow_step_is_forgotten_when_a_hundred_others_were_quick(clock):
+    found = after_a_step_with_a_gap_of(1.9, clock)
+    assert found.limit_s > 7.0
+
+    for _ in range(100):
+        a_step(found, clock, 0.1)
+
+    assert found.limit_s == 2.0
+
+
+def test_an_owner_that_was_stopped_itself_holds_that_against_nobody(clock):
+    found = after_a_step_with_a_gap_of(0.1, clock)
+
+    clock.now += 3600.0
+
+    assert not found.too_long
+    listen(found, clock, 1.5)
+    assert found.too_long
+
+
+def test_there_is_one_knock_in_a_gap_well_before_it_is_too_long(clock):
+    found = after_a_step_with_a_gap_of(0.1, clock)
+    listen(found, clock, 0.5)
+    assert not found.is_time_to_knock()
+    listen(found, clock, 0.5)
+
+    assert [found.is_time_to_knock() for _ in range(3)] == [True, False, False]
+    found.heard()
+    listen(found, clock, 1.0)
+    assert found.is_time_to_knock()

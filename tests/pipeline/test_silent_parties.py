@@ -198,6 +198,26 @@ def test_a_party_that_does_not_take_its_new_roles_is_replaced_as_well(make_compa
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+def test_a_party_that_hangs_while_roles_change_is_missed_long_before_the_steps_time_is_up(make_company, honest_digest):
+    run = tiny_run(pipeline=PipelineConfig(stages=5, step_timeout_s=600.0, patience_s=0.4))
+    lies = Actor(tampering(lambda direction, step, microbatch, tensor: -tensor if step == 1 else tensor))
+    awake = threading.Event()
+
+    def hang(assign):
+        if assign.epoch > 0:
+            awake.wait(60.0)
+
+    company = make_company(run, {1: lies, 3: Actor(hear=hang)})
+    try:
+        company.run(3)
+    finally:
+        awake.set()
+
+    assert (company.evicted, company.lost) == (["worker-1"], ["worker-3"])
+    assert [body["reason"] for body in company.bodies("link_broken")] == ["silent while roles were given out"]
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
 def test_in_an_honest_step_nobody_is_asked_and_nobody_replaced(make_company, honest_digest):
     run = tiny_run(pipeline=IMPATIENT.model_copy(update={"patience_s": 10.0}), guard=GuardConfig())
     company = make_company(run)

@@ -5,8 +5,8 @@ import threading
 import pytest
 from made_frames import frame_bytes, header_values, refusal
 
-from phalanx.errors import FrameError, OrderError, PeerLostError, PeerRefusedError, SignatureError
-from phalanx.transport import LinkFault, TransportConfig
+from phalanx.errors import FrameError, OrderError, PeerGoneError, PeerLostError, PeerRefusedError, SignatureError
+from phalanx.transport import LinkFault, TransportConfig, outbox
 from phalanx.transport.answer import encode_receipt, encode_refusal
 from phalanx.transport.frame import sign_receipt
 
@@ -274,3 +274,56 @@ def test_a_retry_that_overtakes_its_first_try_is_delivered_once(parties):
     assert answers[0] == answers[1]
     assert owner.receive(5.0).header.fields.sequence == 1
     assert owner.receive(0.0) is None
+
+
+class RefusingWire(HeldWire):
+    """Nobody listens at the other end."""
+
+    def deliver(self, receiver, raw, timeout_s):
+        raise PeerGoneError("connection refused")
+
+
+def test_where_nobody_listens_any_more_a_party_is_lost_long_before_the_deadline(parties, monkeypatch):
+    monkeypatch.setattr(outbox, "_GONE_S", 0.1)
+    worker = parties.make("worker", patient(600.0), wire=RefusingWire())
+
+    worker.send("owner", "activation", {})
+    fault = worker.receive(5.0)
+
+    assert isinstance(fault.error, PeerLostError)
+    assert "0.1 s" in str(fault.error)
+
+
+def test_what_a_failed_link_had_not_delivered_can_be_had_once(parties):
+    worker = parties.make("worker", SHORT)
+    sent = [worker.send("owner", "activation", {"n": n}, (b"ab" * n,)) for n in range(3)]
+    worker.receive(5.0)
+
+    later = worker.put_aside("owner", "activation", {"n": 3})
+    undelivered = worker.take_undelivered("owner")
+
+    assert [(header, bytes(payload)) for header, payload in undelivered] == [
+        (header, b"ab" * n) for n, header in enumerate(sent)
+    ]
+    assert later.fields.sequence == 3
+    assert worker.take_undelivered("owner") == []
+
+
+def test_nothing_is_put_aside_while_a_link_is_open(parties):
+    worker = parties.make("worker")
+    parties.make("owner")
+    worker.send("owner", "activation", {})
+
+    with pytest.raises(PeerRefusedError, match="is open"):
+        worker.put_aside("owner", "activation", {})
+
+
+def test_what_was_for_an_evicted_party_is_gone(parties):
+    worker = parties.make("worker", wire=HeldWire())
+    worker.send("owner", "activation", {})
+
+    worker.refuse("owner")
+
+    assert worker.take_undelivered("owner") == []
+    with pytest.raises(PeerRefusedError):
+        worker.put_aside("owner", "activation", {})

@@ -13,9 +13,18 @@ from functools import partial
 import pytest
 from made_frames import frame_bytes, header_values, refusal
 
-from phalanx.errors import CertificateError, PeerLostError, PeerRefusedError, TransportError
-from phalanx.security.crypto import Identity, create_authority, issue, load_authority, load_identity
-from phalanx.transport import Endpoint, GrpcWire, TransportConfig, describe
+from phalanx.errors import CertificateError, PeerGoneError, PeerLostError, PeerRefusedError, TransportError
+from phalanx.security.crypto import (
+    Identity,
+    certificate,
+    clock,
+    create_authority,
+    issue,
+    load_authority,
+    load_identity,
+    peer_from_certificate,
+)
+from phalanx.transport import Endpoint, GrpcWire, TransportConfig, describe, grpc_wire
 from phalanx.transport.grpc_tls import grpc
 
 LIMITS = TransportConfig(timeout_s=10.0, max_frame_bytes=16 * 2**20, max_queued_bytes=32 * 2**20)
@@ -352,6 +361,38 @@ def test_a_restarted_connection_is_found_again(join, owner, identities):
 
     assert late.receive(10.0).kind == "activation"
     assert worker.receive(0.0) is None
+
+
+def test_where_a_process_has_ended_the_error_says_that_nobody_listens(join, owner, identities):
+    address = owner.wire.address
+    owner.close()
+    wire = GrpcWire(identities["worker"], QUICK)
+    try:
+        wire.add_route("owner", address)
+        with pytest.raises(PeerGoneError):
+            wire.deliver("owner", b"", 8.0)
+    finally:
+        wire.close()
+
+
+def test_a_wall_clock_that_jumps_shuts_nobody_out_who_is_in(join, owner, identities, monkeypatch):
+    worker = join("worker")
+    worker.wire.add_route("owner", owner.wire.address)
+    worker.send("owner", "activation", {})
+    assert owner.receive(8.0).kind == "activation"
+
+    class Jumped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return NOW + timedelta(days=10_000)
+
+    for module in (grpc_wire, certificate, clock):
+        monkeypatch.setattr(module, "datetime", Jumped)
+    worker.send("owner", "activation", {})
+
+    assert owner.receive(8.0).kind == "activation"
+    assert worker.receive(0.0) is None
+    assert peer_from_certificate(identities["worker"].certificate_pem, identities["worker"].authority_pem)
 
 
 def test_a_party_without_address_is_lost_after_the_deadline(join, identities):

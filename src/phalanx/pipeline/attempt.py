@@ -18,9 +18,14 @@ class Attempts:
     """
 
     def __init__(
-        self, docket: Docket, coordinator: Coordinator, succession: Succession, pump: Callable[[], None]
+        self,
+        docket: Docket,
+        coordinator: Coordinator,
+        succession: Succession,
+        pump: Callable[[], None],
+        silence: Silence,
     ) -> None:
-        self.silence = Silence(30.0)
+        self.silence = silence
         self._docket = docket
         self._coordinator = coordinator
         self._succession = succession
@@ -66,6 +71,8 @@ class Attempts:
 
     def _break_silence(self) -> None:
         """Nothing has come for longer than is honest: look for the reason, and replace who is silent."""
+        if self.silence.is_time_to_knock():
+            self._succession.knock()
         if not self._docket.plan.guard.enabled or not self.silence.too_long:
             return
         name = self._coordinator.find_silent()

@@ -34,7 +34,8 @@ class PipelineConfig(StrictModel):
     """Longest time that one step may take, recoveries included."""
     patience_s: float = Field(default=30.0, gt=0)
     """How long nothing may arrive in a guarded step before the owner asks who is silent, hands on what was withheld,
-    and at last replaces who does not answer; the longest honest silence so far counts four times."""
+    and at last replaces who does not answer; the longest silence of the last hundred honest steps counts four times, up
+    to four times this."""
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")

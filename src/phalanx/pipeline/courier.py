@@ -1,8 +1,7 @@
 """Ask a party for tensors and wait for the answer, while everything else goes on."""
 
-import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -10,6 +9,7 @@ from phalanx.errors import FrameError
 from phalanx.pipeline.bulk import BulkReceiver, Post
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.messages import Ask, Bulk, Fetch, FetchBulk, Fetched, Standing
+from phalanx.pipeline.silence import Awake
 
 
 @dataclass(eq=False)
@@ -20,30 +20,32 @@ class Order:
         party: Who was asked.
         tensors: What came of a request for tensors, once it is whole.
         num_steps: The optimizer steps that they had taken.
-        heard: When anything of the answer came last, seconds of the monotonic clock.
+        heard: When anything of the answer came last, seconds of the courier's clock.
     """
 
     party: str
+    heard: float
     answer: Received | None = None
     bulk: BulkReceiver | None = None
     tensors: dict[str, Tensor] | None = None
     num_steps: int = -1
-    heard: float = field(default_factory=time.monotonic)
 
 
 class Courier:
     """Requests of the owner; an answer is judged by its digest, by whoever asked for it."""
 
-    def __init__(self, post: Post, pump: Callable[[], None], timeout_s: float) -> None:
+    def __init__(self, post: Post, pump: Callable[[], None], clock: Awake, timeout_s: float) -> None:
         """Make one.
 
         Args:
             post: Sends a message.
             pump: Handles what has arrived and does a piece of work, or waits a little.
+            clock: Where time is read.
             timeout_s: After so long without an answer, or a further part of a long one, there is none.
         """
         self._post = post
         self._pump = pump
+        self._clock = clock
         self.timeout_s = timeout_s
         self.is_gone: Callable[[str], bool] = lambda party: False
         """Whether a party is known to be gone, so that nobody need wait for it."""
@@ -63,7 +65,7 @@ class Courier:
         if isinstance(message, Bulk):
             waiting = self._bulks.get((message.stage, message.lane, message.purpose))
             if waiting is not None and waiting.party == received.sender and waiting.bulk is not None:
-                waiting.heard = time.monotonic()
+                waiting.heard = self._clock.now()
                 waiting.tensors = waiting.bulk.add(message.offset, message.total, received.payload)
                 waiting.num_steps = message.step
                 return True
@@ -74,13 +76,17 @@ class Courier:
             return True
         return False
 
+    def has_lapsed(self, order: Order) -> bool:
+        """Whether an answer, or the next part of it, has not come in time."""
+        return self._clock.now() - order.heard >= self.timeout_s
+
     def ask(self, parties: Collection[str], request: Ask) -> dict[str, Standing]:
         """Ask parties how far they are; who does not answer in time is left out."""
         self._standings, self._asked = dict.fromkeys(parties), (request.epoch, request.step)
         try:
             for party in parties:
                 self._post(party, request, ())
-            self._wait(lambda: None not in self._standings.values(), Order(""))
+            self._wait(lambda: None not in self._standings.values(), self._order(""))
             return {party: answer for party, answer in self._standings.items() if answer is not None}
         finally:
             self._standings = {}
@@ -88,7 +94,7 @@ class Courier:
     def fetch(self, party: str, request: Fetch) -> Received | None:
         """Ask for one message or one claim; None when no answer came in time."""
         key = _fetch_key(request)
-        waiting = self._fetches[key] = Order(party)
+        waiting = self._fetches[key] = self._order(party)
         try:
             self._post(party, request, ())
             self._wait(lambda: waiting.answer is not None, waiting)
@@ -110,7 +116,7 @@ class Courier:
             The tensors and the optimizer steps they had taken; None when no answer came in time.
         """
         key = (request.stage, request.lane, request.purpose)
-        waiting = self._bulks[key] = Order(party, bulk=BulkReceiver(expected))
+        waiting = self._bulks[key] = self._order(party, expected)
         try:
             self._post(party, request, ())
             self._wait(lambda: waiting.tensors is not None, waiting)
@@ -122,7 +128,7 @@ class Courier:
 
     def order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Order:
         """As `collect`, without waiting: the answer comes in while everything else goes on."""
-        order = self._bulks[(request.stage, request.lane, request.purpose)] = Order(party, bulk=BulkReceiver(expected))
+        order = self._bulks[(request.stage, request.lane, request.purpose)] = self._order(party, expected)
         self._post(party, request, ())
         return order
 
@@ -131,8 +137,11 @@ class Courier:
         self._bulks = {key: waiting for key, waiting in self._bulks.items() if key[2] != "duplicate"}
 
     def _wait(self, done: Callable[[], bool], waiting: Order) -> None:
-        while not (done() or self.is_gone(waiting.party)) and time.monotonic() - waiting.heard < self.timeout_s:
+        while not (done() or self.is_gone(waiting.party) or self.has_lapsed(waiting)):
             self._pump()
+
+    def _order(self, party: str, expected: Mapping[str, Tensor] | None = None) -> Order:
+        return Order(party, self._clock.now(), bulk=None if expected is None else BulkReceiver(expected))
 
 
 def _fetch_key(message: Fetch | Fetched) -> tuple[int, int, int, str, bool]:

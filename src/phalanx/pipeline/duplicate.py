@@ -1,6 +1,5 @@
 """The state of all stages after one step, brought together for a checkpoint while the training goes on."""
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -133,7 +132,7 @@ class Duplicates:
             elif self._courier.is_gone(order.party):
                 self.abandon(f"stage {stage}: {order.party} is gone")
                 return
-            elif time.monotonic() - order.heard > self._courier.timeout_s:
+            elif self._courier.has_lapsed(order):
                 self.abandon(f"stage {stage}: {order.party} did not send its state in time")
                 return
         if duplicate.is_whole:

@@ -29,7 +29,7 @@ from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.roles import Library
 from phalanx.pipeline.running_costs import BytesByLink, RunningCosts
-from phalanx.pipeline.silence import Silence
+from phalanx.pipeline.silence import Awake, Silence
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.pipeline.step_result import StepResult, describe_failure
 from phalanx.pipeline.succession import Office, Succession
@@ -66,15 +66,17 @@ class PipelineEngine:
         self._party = Party(OWNER, plan, self._mail.post, self._mail.peer, self.timer)
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
         self._party.report_usage(RunningCosts(self.timer, endpoint))
-        self._courier = Courier(self._mail.post, self._pump, timeout_s=30.0)
+        clock = Awake()
+        silence = Silence(30.0, clock)
+        self._courier = Courier(self._mail.post, self._pump, clock, timeout_s=30.0)
         self._docket = Docket(plan, self._mail.peer, files.observe, classes=members.classes)
         self._newcomers = Newcomers(members, plan, self._mail, endpoint, files.observe)
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._endpoint = endpoint
-        office = Office(self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump)
+        office = Office(self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump, silence)
         self._succession = Succession(office, members, files)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
-        self._attempts = Attempts(self._docket, self._coordinator, self._succession, self._pump)
+        self._attempts = Attempts(self._docket, self._coordinator, self._succession, self._pump, silence)
         self._courier.is_gone = lambda party: party in self._succession.lost
         self._bytes = BytesByLink(endpoint)
         self._noting = Noting(self._docket, self._party, files.note_verified)
@@ -96,8 +98,7 @@ class PipelineEngine:
         """
         succession = self._succession
         succession.timeout_s, succession.known = timeout_s, dict(known)
-        self._attempts.silence = Silence(patience_s)
-        self._courier.timeout_s = patience_s
+        self._attempts.silence.patience_s = self._courier.timeout_s = patience_s
         succession.begin(step)
 
     def fall_back(self, library: Library, step: int, known: Mapping[int, StateDigest]) -> None:

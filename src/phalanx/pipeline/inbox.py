@@ -3,9 +3,11 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from phalanx.errors import FrameError, PeerRefusedError
+from phalanx.errors import PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
-from phalanx.pipeline.messages import Activation, Fault, Message, parse_message
+from phalanx.pipeline.detour import Detour
+from phalanx.pipeline.messages import Activation, Carry, Fault, Message, parse_message
 from phalanx.security.crypto import Peer
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
 from phalanx.transport import Received as ReceivedFrame
@@ -23,17 +25,26 @@ class Loopback:
         self._me = me
         self._name = me.name
         self._endpoint = endpoint
+        self._detour = Detour(endpoint)
         self._local: deque[Received] = deque()
         self._waiting: deque[Received | LinkFault] = deque()
 
     def post(self, receiver: str, message: Message, payload: Sequence[memoryview] = ()) -> SignedHeader | None:
-        """Send one message.
+        """Send one message; where the link has failed, a worker's goes by way of the owner.
+
+        A link that fails ends nobody who sends: the fault is in the mail, and says what follows.
+
+        Raises:
+            PeerRefusedError: The receiver is unknown, or was evicted by this party.
 
         Returns:
             The signed header; None for a message to oneself that need not be signed.
         """
         if receiver != self._name:
-            header = self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), payload)
+            try:
+                header = self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), payload)
+            except (PeerLostError, PeerRefusedError):
+                return self._detour.send(receiver, message, payload)
             self._prune_receipts(header)
             return header
         sealed: SignedHeader | None = None
@@ -81,17 +92,28 @@ class Loopback:
         """Wait until something has arrived from the network; False when the time is up."""
         if self._waiting:
             return True
-        item = self._endpoint.receive(timeout_s)
-        if item is None:
-            return False
-        self._waiting.append(item if isinstance(item, LinkFault) else self._parse(item))
-        return True
+        while not self._waiting and (item := self._endpoint.receive(timeout_s)) is not None:
+            timeout_s = 0.0
+            self._take(item)
+        return bool(self._waiting)
 
-    def _parse(self, frame: ReceivedFrame) -> Received:
+    def _take(self, item: ReceivedFrame | LinkFault) -> None:
+        if isinstance(item, LinkFault):
+            self._detour.send_undelivered(item.peer)
+            self._waiting.append(item)
+            return
+        frame = item
         try:
             message = parse_message(frame.kind, frame.body)
-        except FrameError as exc:
+            if isinstance(message, Carry) and self._name == OWNER:
+                self._detour.forward(frame, message)
+                return
+            if isinstance(message, Carry):
+                frame, message = self._detour.open(frame, message)
+        except PhalanxError as exc:
             # what a peer sends must not stop the one who reads it
-            message = Fault(epoch=0, about=frame.sender, error="FrameError", reason=str(exc)[:500], evidence=None)
-            return Received(self._name, message, memoryview(b""), None)
-        return Received(frame.sender, message, frame.payload, frame.header)
+            name, reason = type(exc).__name__, str(exc)[:500]
+            message = Fault(epoch=0, about=frame.sender, error=name, reason=reason, evidence=None)
+            self._waiting.append(Received(self._name, message, memoryview(b""), None))
+            return
+        self._waiting.append(Received(frame.sender, message, frame.payload, frame.header))

@@ -330,6 +330,13 @@ class Fault(Message):
     evidence: Signed | None = None
 
 
+class Carry(Message):
+    """A frame whose own link has failed, by way of the owner; the payload is the frame's."""
+
+    kind: ClassVar[str] = "carry"
+    header: Signed
+
+
 class Shutdown(Message):
     """The run is over for this worker."""
 
@@ -357,7 +364,7 @@ _MESSAGES: dict[str, type[Message]] = {
             StepAudited,
         ),
         *(Fetch, Fetched, FetchBulk, Relay, Ask, Standing, Apply, Applied, ScreenHit, Release),
-        *(Fault, Shutdown),
+        *(Fault, Carry, Shutdown),
     )
 }
 

@@ -28,6 +28,7 @@ from phalanx.pipeline.messages import (
     Ready,
     Relay,
     Release,
+    Standing,
     StateDigest,
 )
 from phalanx.pipeline.parcels import Parcels
@@ -101,7 +102,8 @@ class Party:
             self._take_roles(message)
         elif message.epoch > self.roles.epoch:
             self._keep_for_later(received)
-        elif message.epoch == self.roles.epoch:
+        elif message.epoch == self.roles.epoch and not isinstance(message, Standing):
+            # the answer to a knock says no more than that it came over its link
             self._dispatch(received)
 
     def _dispatch(self, received: Received) -> None:

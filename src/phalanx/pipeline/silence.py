@@ -1,46 +1,93 @@
 """How long nothing has happened, and how long that may last."""
 
 import time
+from collections import deque
 
 _HONEST_TIMES = 4.0
+_STEPS_REMEMBERED = 100
+_KNOCK_SHARE = 1 / 3
+_LONGEST_LOOK_AWAY_S = 1.0
+
+
+class Awake:
+    """A monotonic clock that stands still while its reader does not look at it.
+
+    Whoever was stopped, swapped out or starved cannot tell how long others were silent meanwhile: of the time between
+    two looks no more than a second counts. Who listens looks many times a second.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._awake_s = 0.0
+
+    def now(self) -> float:
+        """Seconds awake so far."""
+        now = time.monotonic()
+        self._awake_s += min(now - self._last, _LONGEST_LOOK_AWAY_S)
+        self._last = now
+        return self._awake_s
 
 
 class Silence:
-    """Measures the gaps between messages; a gap is too long when no honest step had one nearly as long.
+    """Measures the gaps between messages; a gap is too long when no recent honest step had one nearly as long.
 
     Args:
-        patience_s: A gap that is never too long, seconds.
+        patience_s: A gap that is never too long, seconds; four times as long is always too long.
+        clock: Where time is read.
+
+    Guarantees:
+        Whoever makes every step slow, each a little more than the last, does not make the limit rise for ever.
     """
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._longest_honest_s = 0.0
-        self._longest_s = 0.0
-        self._was_broken = False
-        self._since = time.monotonic()
+    def __init__(self, patience_s: float, clock: Awake) -> None:
+        self.patience_s = patience_s
+        self._clock = clock
+        self._honest: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._longest_s, self._was_broken, self._has_knocked = 0.0, False, False
+        self._since = clock.now()
 
     def begin(self) -> None:
         """A step, or an attempt at one, begins."""
-        self._since = time.monotonic()
         self._longest_s, self._was_broken = 0.0, False
+        self._restart()
 
     def heard(self) -> None:
         """Something has happened."""
-        now = time.monotonic()
-        self._longest_s = max(self._longest_s, now - self._since)
-        self._since = now
+        self._longest_s = max(self._longest_s, self._clock.now() - self._since)
+        self._restart()
 
     def broken(self) -> None:
         """Somebody was asked: this attempt's gaps say nothing about honest ones."""
-        self._since = time.monotonic()
         self._was_broken = True
+        self._restart()
 
     def end(self) -> None:
         """The step was decided."""
         if not self._was_broken:
-            self._longest_honest_s = max(self._longest_honest_s, self._longest_s)
+            self._honest.append(self._longest_s)
+
+    @property
+    def limit_s(self) -> float:
+        """Four times the longest gap of the last honest steps, but at least patience and at most four times that."""
+        longest_s = min(max(self._honest, default=0.0), self.patience_s)
+        return max(self.patience_s, _HONEST_TIMES * longest_s)
 
     @property
     def too_long(self) -> bool:
-        """Whether the present gap is longer than patience and four times the longest honest one."""
-        return time.monotonic() - self._since > max(self._patience_s, _HONEST_TIMES * self._longest_honest_s)
+        """Whether the present gap is longer than the limit."""
+        return self._clock.now() - self._since > self.limit_s
+
+    @property
+    def too_long_for_anything(self) -> bool:
+        """Whether the present gap is longer than any limit, where honest ones are not known: while roles change."""
+        return self._clock.now() - self._since > _HONEST_TIMES * self.patience_s
+
+    def is_time_to_knock(self) -> bool:
+        """Whether a third of the limit has gone by; true once in a gap."""
+        if self._has_knocked or self._clock.now() - self._since <= _KNOCK_SHARE * self.limit_s:
+            return False
+        self._has_knocked = True
+        return True
+
+    def _restart(self) -> None:
+        self._since, self._has_knocked = self._clock.now(), False

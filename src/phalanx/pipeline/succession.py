@@ -15,12 +15,13 @@ from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.evidence import record_verdict
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.members import Files, Members
-from phalanx.pipeline.messages import Assign, Shutdown, StateDigest
+from phalanx.pipeline.messages import Ask, Assign, Shutdown, StateDigest
 from phalanx.pipeline.paper import Attempt, PaperRecovery
 from phalanx.pipeline.readiness import Readiness
 from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, settled, without
 from phalanx.pipeline.regrouping import regrouped
 from phalanx.pipeline.rollback import Rollback
+from phalanx.pipeline.silence import Silence
 from phalanx.pipeline.testimony import Testimony
 from phalanx.pipeline.verdict import Verdict
 from phalanx.transport import Endpoint
@@ -37,6 +38,7 @@ class Office:
         mail: Posts the roles.
         endpoint: Told whom to refuse.
         pump: Handles what has arrived and does one piece of work.
+        silence: Tells when nobody has got ready for too long.
     """
 
     docket: Docket
@@ -45,6 +47,7 @@ class Office:
     mail: Loopback
     endpoint: Endpoint
     pump: Callable[[], None]
+    silence: Silence
 
 
 class Succession:
@@ -80,6 +83,7 @@ class Succession:
         self._mail = office.mail
         self._endpoint = office.endpoint
         self._pump = office.pump
+        self._silence = office.silence
         self._members = members
         self._files = files
         self._readiness = Readiness(office.docket)
@@ -133,6 +137,11 @@ class Succession:
         if name in self.alive and name not in self.lost:
             self._files.observe("link_broken", {"party": name, "reason": reason})
             self.lost.append(name)
+
+    def knock(self) -> None:
+        """Say a word to everybody: a link whose other end is gone is found when something is to go over it."""
+        for name in self.alive:
+            self._mail.post(name, Ask(epoch=self.epoch, step=self._docket.ledger.step), ())
 
     def suspect_the_dead(self) -> None:
         """Note every party whose process has ended."""
@@ -307,13 +316,25 @@ class Succession:
     def _await_ready(self, *, is_start: bool) -> None:
         deadline = time.monotonic() + self.timeout_s
         waiting = {*self.alive, OWNER}
+        self._silence.begin()
         while waiting - self._coordinator.ready.keys() and not self.lost:
             self._pump()
+            # at the very start everybody may be building a large model, later on somebody a stage
+            if self._silence.too_long_for_anything and self.epoch:
+                self._suspect_the_silent()
             if time.monotonic() > deadline:
                 missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
                 if is_start or not missing:
                     raise PeerLostError(f"{', '.join(missing)} did not get ready within {self.timeout_s:.0f} s")
                 self.suspect(missing[0], f"did not take its roles within {self.timeout_s:.0f} s")
+
+    def _suspect_the_silent(self) -> None:
+        """Nobody has got ready for long: whoever sends or takes a state still answers, and whoever hangs does not."""
+        request = Ask(epoch=self.epoch, step=self._docket.ledger.step)
+        standings = self._courier.ask(self.alive, request)
+        self._silence.broken()
+        for name in [name for name in self.alive if name not in standings][:1]:
+            self.suspect(name, "silent while roles were given out")
 
     def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Compare the states that parties got ready with; whoever has another one does not take part."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
-from phalanx.errors import ConfigError, PeerLostError, PhalanxError
+from phalanx.errors import ConfigError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.inbox import Loopback
-from phalanx.pipeline.messages import Assign, Fault, Hello, Leave, Prepared, Setup, Shutdown
+from phalanx.pipeline.messages import Assign, Fault, Hello, Leave, Prepared, Setup, Shutdown, Standing
 from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan, parse_plan
@@ -170,8 +170,16 @@ class Worker:
             raise self._owner_is_gone(exc) from exc
         if met.run != self._endpoint.run:
             raise PeerLostError(f"the owner at {config.owner} serves another session by now; start this worker anew")
+        # an owner that goes on without this worker refuses its word, and that ends the link
+        epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
+        self._mail.post(config.owner_name, Standing(epoch=epoch, step=0, stages={}, gradients=()))
 
     def _owner_is_gone(self, reason: Exception) -> PeerLostError:
+        if isinstance(reason, PeerRefusedError):
+            return PeerLostError(
+                f"the owner at {self._config.owner} goes on without this worker ({reason}); when the run is resumed it "
+                "may come back, unless it was convicted"
+            )
         return PeerLostError(f"the owner at {self._config.owner} is gone ({reason}); this worker ends")
 
     def _link_broke(self, fault: LinkFault) -> None:

@@ -154,12 +154,28 @@ class Endpoint:
             PeerRefusedError: The receiver is unknown or evicted.
             PeerLostError: The link has failed, or its queue stayed full for the whole deadline.
         """
-        outbox = self._outbox(receiver)
-        buffers = [memoryview(part).cast("B") for part in payload if memoryview(part).nbytes]
-        with self._meter.measure("hashing"):
-            digest = digest_hex(*buffers)
-        sealed = Payload(buffers, sum(part.nbytes for part in buffers), digest)
-        return outbox.put(kind, body, sealed)
+        return self._outbox(receiver).put(kind, body, self._hashed(payload))
+
+    def put_aside(
+        self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
+    ) -> SignedHeader:
+        """Sign a frame for a party whose link has failed: somebody else can bring it, under its sender's header.
+
+        Raises:
+            FrameError: As `send`.
+            PeerRefusedError: The receiver is unknown or evicted, or its link has not failed.
+        """
+        return self._outbox(receiver).put_aside(kind, body, self._hashed(payload))
+
+    def take_undelivered(self, receiver: str) -> Sequence[tuple[SignedHeader, memoryview]]:
+        """Hand out, once, the frames with their payloads that a link had not delivered when it failed, in order.
+
+        The first one may have arrived all the same: only its answer is missing.
+        """
+        with self._lock:
+            outbox = self._outboxes.get(receiver)
+        frames = [] if outbox is None else outbox.take_undelivered()
+        return [(header, memoryview(raw)[len(raw) - header.fields.payload_size :]) for header, raw in frames]
 
     def seal_for_self(
         self, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
@@ -268,6 +284,12 @@ class Endpoint:
             return None
         with self._meter.measure("signing"):
             return sign_receipt(self._identity, header.digest)
+
+    def _hashed(self, payload: Sequence[bytes | memoryview]) -> Payload:
+        buffers = [memoryview(part).cast("B") for part in payload if memoryview(part).nbytes]
+        with self._meter.measure("hashing"):
+            digest = digest_hex(*buffers)
+        return Payload(buffers, sum(part.nbytes for part in buffers), digest)
 
     def _outbox(self, receiver: str) -> Outbox:
         with self._lock:

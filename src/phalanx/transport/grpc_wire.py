@@ -7,17 +7,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NoReturn
 
 from phalanx.config import canonical_json
-from phalanx.errors import CertificateError, FrameError, PeerLostError, PeerRefusedError, TransportError
+from phalanx.errors import (
+    CertificateError,
+    FrameError,
+    PeerGoneError,
+    PeerLostError,
+    PeerRefusedError,
+    TransportError,
+)
 from phalanx.security.crypto import (
     Identity,
     Peer,
     certificate_facts,
     parse_canonical,
     peer_from_certificate,
+    steady_now,
 )
 from phalanx.transport.answer import printable
 from phalanx.transport.config import TransportConfig
@@ -40,6 +48,8 @@ _RETRY_PAUSE_S = 0.1
 _REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED}
 # the words of BoringSSL and of gRPC's own check of names: a certificate will not get better by waiting
 _BAD_CERTIFICATE_WORDS = ("CERTIFICATE_VERIFY_FAILED", "is not in peer certificate", "Hostname Verification")
+# the words of the system, as gRPC passes them on
+_NOBODY_LISTENS = "Connection refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +195,7 @@ class GrpcWire:
         pem = b"".join(context.auth_context().get("x509_pem_cert", []))
         known = self._known.get(pem)
         # a connection may outlive the certificate that opened it
-        if known is not None and datetime.now(UTC) <= known[1]:
+        if known is not None and steady_now() <= known[1]:
             return known[0]
         try:
             peer = peer_from_certificate(pem, self._identity.authority_pem, where="client certificate")
@@ -283,7 +293,8 @@ def _call(method: grpc.UnaryUnaryMultiCallable, raw: bytes, timeout_s: float, pa
         details = printable(exc.details() or "")
         if exc.code() in _REFUSED or any(words in details for words in _BAD_CERTIFICATE_WORDS):
             raise PeerRefusedError(f"{party}: {details}") from exc
-        raise PeerLostError(f"{party}: {exc.code().name.lower()}: {details}") from exc
+        lost = PeerGoneError if _NOBODY_LISTENS in details else PeerLostError
+        raise lost(f"{party}: {exc.code().name.lower()}: {details}") from exc
     except ValueError as exc:
         raise PeerLostError(f"{party}: its channel is closed") from exc
     return answer

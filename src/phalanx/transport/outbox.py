@@ -1,5 +1,6 @@
 """The sender's side of one link: a bounded queue and the thread that delivers it in order."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -7,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.errors import PeerLostError, PeerRefusedError, SignatureError, TransportError
+from phalanx.errors import PeerGoneError, PeerLostError, PeerRefusedError, SignatureError, TransportError
 from phalanx.security.crypto import Peer
 from phalanx.transport.answer import read_answer
 from phalanx.transport.config import TransportConfig
@@ -18,6 +19,8 @@ from phalanx.transport.meter import Meter
 from phalanx.transport.wire import Wire
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 0.5
+_GONE_S = 3.0
+"""How long nobody may listen at an address where somebody did: a process that ended never comes back to its links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class Outbox:
         self._meter, self._report = meter, report
         self._queue: deque[tuple[SignedHeader, bytes]] = deque()
         self._queued_bytes = 0
+        self._undelivered: list[tuple[SignedHeader, bytes]] = []
         self._error: TransportError | SignatureError | None = None
         self._changed = threading.Condition()
         self._stop = threading.Event()
@@ -102,10 +106,12 @@ class Outbox:
             )
             self._check_open()
             if self._queued_bytes and self._queued_bytes + payload.size_bytes > bound:
-                raise PeerLostError(
+                stuck = PeerLostError(
                     f"{self._peer.name}: {self._queued_bytes} bytes are queued and did not move "
                     f"for {self._limits.timeout_s:g} s"
                 )
+                self._fail(stuck)
+                raise stuck
             with self._meter.measure("signing"):
                 header = self._chain.seal(kind, body, payload.size_bytes, payload.digest)
             raw = encode_frame(header, payload.buffers)
@@ -113,6 +119,25 @@ class Outbox:
             self._queued_bytes += len(raw)
             self._changed.notify_all()
         return header
+
+    def put_aside(self, kind: str, body: dict[str, Any], payload: Payload) -> SignedHeader:
+        """Seal a frame of a link that has failed; its bytes reach the receiver on another way, or not at all.
+
+        Raises:
+            FrameError: As `put`.
+            PeerRefusedError: The receiver was evicted, or the link has not failed: a gap in it would break it.
+        """
+        with self._changed:
+            if self._error is None:
+                raise PeerRefusedError(f"{self._peer.name}: its link is open, so nothing is put aside")
+            with self._meter.measure("signing"):
+                return self._chain.seal(kind, body, payload.size_bytes, payload.digest)
+
+    def take_undelivered(self) -> list[tuple[SignedHeader, bytes]]:
+        """Hand out, once, the frames that were queued when the link failed; of the first one nobody knows."""
+        with self._changed:
+            found, self._undelivered = self._undelivered, []
+            return found
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything queued was taken; a link that failed has nothing queued.
@@ -137,6 +162,16 @@ class Outbox:
             self._changed.notify_all()
             return was_open
 
+    def _fail(self, error: TransportError | SignatureError) -> None:
+        """End the link for a reason that is not ours; what was queued can still be had."""
+        with self._changed:
+            queued = list(self._queue)
+            was_open = self.drop(error)
+            if was_open:
+                self._undelivered = queued
+        if was_open:
+            self._report(LinkFault(self._peer.name, error))
+
     def join(self, timeout_s: float) -> None:
         """Wait for the delivering thread to end, after `drop`."""
         self._thread.join(timeout_s)
@@ -158,8 +193,7 @@ class Outbox:
             error = exc
         finally:
             # also on a bug of ours: a link that is silently dead would hang the run
-            if self.drop(error):
-                self._report(LinkFault(self._peer.name, error))
+            self._fail(error)
 
     def _next(self) -> tuple[SignedHeader, bytes] | None:
         with self._changed:
@@ -176,7 +210,7 @@ class Outbox:
 
     def _deliver(self, header: SignedHeader, raw: bytes) -> Receipt | None:
         deadline = time.monotonic() + self._limits.timeout_s
-        pause_s = _FIRST_PAUSE_S
+        pause_s, gone_since = _FIRST_PAUSE_S, math.inf
         while True:
             try:
                 remaining_s = max(deadline - time.monotonic(), 0.001)
@@ -184,10 +218,12 @@ class Outbox:
                 with self._meter.measure("signing"):
                     return read_answer(answer, header, self._peer)
             except PeerLostError as exc:
-                remaining_s = deadline - time.monotonic()
+                now = time.monotonic()
+                gone_since = min(gone_since, now) if isinstance(exc, PeerGoneError) else math.inf
+                remaining_s = min(deadline, gone_since + _GONE_S) - now
                 if remaining_s <= 0 or self._stop.wait(min(pause_s, remaining_s)):
                     raise PeerLostError(
                         f"{self._peer.name}: no answer to {header.fields.kind!r} within "
-                        f"{self._limits.timeout_s:g} s; last try: {exc}"
+                        f"{_GONE_S if gone_since < math.inf else self._limits.timeout_s:g} s; last try: {exc}"
                     ) from exc
                 pause_s = min(2 * pause_s, _LAST_PAUSE_S)

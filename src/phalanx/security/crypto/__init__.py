@@ -7,6 +7,7 @@ from phalanx.security.crypto.certificate import (
     peer_from_certificate,
     tls_server_name,
 )
+from phalanx.security.crypto.clock import SteadyClock, steady_now
 from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private
 from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, in_domain
 from phalanx.security.crypto.identity import Identity, Peer, check_party_name
@@ -18,6 +19,7 @@ __all__ = [
     "CertificateFacts",
     "Identity",
     "Peer",
+    "SteadyClock",
     "certificate_facts",
     "check_party_name",
     "create_authority",
@@ -31,6 +33,7 @@ __all__ = [
     "peer_from_certificate",
     "read_private",
     "read_public",
+    "steady_now",
     "tls_server_name",
     "write_private",
 ]

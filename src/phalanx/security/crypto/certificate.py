@@ -1,7 +1,7 @@
 """What a Phalanx certificate says, and the checks before any of it is believed."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
 from phalanx.errors import CertificateError
+from phalanx.security.crypto.clock import steady_now
 from phalanx.security.crypto.identity import Peer, check_party_name
 
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
@@ -67,7 +68,7 @@ def peer_from_certificate(
     Args:
         pem: Certificate of the party.
         authority_pem: Certificate of the one trusted authority.
-        now: Time of the check; the clock's if None.
+        now: Time of the check; by `steady_now` if None.
         where: How errors call the certificate, such as its path.
 
     Raises:
@@ -101,7 +102,7 @@ def _check_authority(authority: x509.Certificate, now: datetime | None, where: s
 
 
 def parse_authority(pem: bytes, where: str, now: datetime | None = None) -> x509.Certificate:
-    """Parse the certificate of an authority and check it as of `now`, or of the clock.
+    """Parse the certificate of an authority and check it as of `now`, or of `steady_now`.
 
     Raises:
         CertificateError: It is malformed, expired or no authority.
@@ -183,7 +184,7 @@ def _check_party_form(certificate: x509.Certificate, where: str) -> None:
 
 
 def _check_time(certificate: x509.Certificate, now: datetime | None, where: str) -> None:
-    moment = now or datetime.now(UTC)
+    moment = now or steady_now()
     if moment < certificate.not_valid_before_utc:
         start = certificate.not_valid_before_utc.isoformat()
         raise CertificateError(f"{where}: not valid before {start}; check this machine's clock")

@@ -1,0 +1,39 @@
+"""The time of day that certificates are judged by: read once, counted on from there."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+
+def seconds_since_boot() -> float:
+    """Seconds of a clock that nobody sets; time in which the machine sleeps counts where the system tells."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class SteadyClock:
+    """Reads the wall clock when it is made and never again.
+
+    Args:
+        wall: The time of day.
+        elapsed: Seconds of a clock that nobody sets.
+
+    Guarantees:
+        A wall clock that is set, however far, while this process runs makes no certificate expire and none valid.
+    """
+
+    def __init__(self, wall: Callable[[], datetime], elapsed: Callable[[], float]) -> None:
+        self._elapsed = elapsed
+        self._start, self._start_s = wall(), elapsed()
+
+    def now(self) -> datetime:
+        """The time of day, in UTC."""
+        return self._start + timedelta(seconds=self._elapsed() - self._start_s)
+
+
+_CLOCK = SteadyClock(lambda: datetime.now(UTC), seconds_since_boot)
+
+
+def steady_now() -> datetime:
+    """The time of day by the clock of this process."""
+    return _CLOCK.now()
