@@ -3,19 +3,32 @@
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.bench.chaos import bench_chaos
 from phalanx.bench.checkpoint import bench_checkpoint
 from phalanx.bench.detection import bench_detection
 from phalanx.bench.overhead import bench_overhead
 from phalanx.bench.pipeline import bench_pipeline
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "chaos": bench_chaos,
     "checkpoint": bench_checkpoint,
     "detection": bench_detection,
     "overhead": bench_overhead,
     "pipeline": bench_pipeline,
 }
 
-KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {"detection": bench_detection}
+KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
+    "chaos": bench_chaos,
+    "detection": bench_detection,
+}
 """Benches that go on where they were interrupted, and can show what is finished: the second argument."""
 
-__all__ = ["BENCHES", "KEEPING_ROWS", "bench_checkpoint", "bench_detection", "bench_overhead", "bench_pipeline"]
+__all__ = [
+    "BENCHES",
+    "KEEPING_ROWS",
+    "bench_chaos",
+    "bench_checkpoint",
+    "bench_detection",
+    "bench_overhead",
+    "bench_pipeline",
+]

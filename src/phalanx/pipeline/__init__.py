@@ -23,7 +23,7 @@ from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.verdict import Verdict
 from phalanx.pipeline.wide import WideRunner, recompute_in
-from phalanx.pipeline.worker import Worker, die_with_parent, run_worker
+from phalanx.pipeline.worker import Worker, born_file, die_with_parent, run_worker
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -56,6 +56,7 @@ __all__ = [
     "WorkerConfig",
     "WrapCopy",
     "band",
+    "born_file",
     "die_with_parent",
     "explain_evidence",
     "gather",

@@ -394,4 +394,5 @@ class PipelineEngine:
             bytes_by_link=self._bytes.take(coordinator.bytes_sent),
             restarts=attempt.number,
             skipped=tuple(sorted(attempt.bypassed)),
+            batch=inputs.digest(),
         )

@@ -10,7 +10,9 @@ from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES, Action
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
+from phalanx.security.crypto import digest_hex
 from phalanx.transport import SignedHeader
+from phalanx.transport.tensors import tensor_buffers
 
 Slot = tuple[int, Direction, int]
 """(step, direction, microbatch) of a message into this stage."""
@@ -23,6 +25,10 @@ class StepInputs:
     ids: tuple[Tensor, ...]
     labels: tuple[Tensor, ...]
     num_targets: int
+
+    def digest(self) -> str:
+        """BLAKE3 over tokens and labels, 32 hex characters: the same batch in the same order has the same one."""
+        return digest_hex(*(tensor_buffers(tensor.contiguous()) for tensor in (*self.ids, *self.labels)))[:32]
 
 
 @dataclass

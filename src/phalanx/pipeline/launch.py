@@ -3,43 +3,77 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from phalanx.config import dump_toml
 from phalanx.pipeline.config import WorkerConfig
+from phalanx.pipeline.nursed import NursedWorker, Nursery
+from phalanx.pipeline.nursery import can_nurse
 
 _SECONDS_TO_END = 5.0
+_COMMAND = ("phalanx", "worker")
+_WORTH_IMPORTING = (
+    "phalanx.models.",
+    "phalanx.objectives.",
+    "phalanx.optimizers.",
+    "phalanx.pipeline.",
+    "phalanx.transport.",
+    "transformers.models.",
+)
+
+
+_Process = subprocess.Popen[bytes] | NursedWorker
 
 
 class LocalWorkers:
     """Child processes by worker name; a context manager that ends them all."""
 
-    def __init__(self, directory: Path) -> None:
-        """`directory` gets each worker's file and log."""
+    def __init__(self, directory: Path, command: Sequence[str] = _COMMAND) -> None:
+        """Start nothing yet.
+
+        Args:
+            directory: Gets each worker's file and log.
+            command: Module and arguments of a worker, without its file; another than the default is for drills only.
+        """
         self._directory = directory
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._command = command
+        self._processes: dict[str, _Process] = {}
+        self._nursery: Nursery | None = None
 
     def start(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Start one process per worker file; their output goes to ``NAME.log``."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for name, config in configs.items():
-            path = self._directory / f"{name}.toml"
+            path, log = self._directory / f"{name}.toml", self._directory / f"{name}.log"
             path.write_text(dump_toml(config), encoding="utf-8")
-            with (self._directory / f"{name}.log").open("ab") as log:
-                self._processes[name] = subprocess.Popen(  # noqa: S603 - our own interpreter and our own file
-                    [sys.executable, "-m", "phalanx", "worker", str(path)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    # Ctrl-C in a terminal is for the owner, who ends its workers in good order
-                    process_group=0,
-                    env={
-                        **os.environ,
-                        "OMP_NUM_THREADS": str(config.threads),
-                        "PHALANX_PARENT": str(os.getpid()),
-                    },
-                )
+            if self._nursery is not None and self._nursery.is_open:
+                self._processes[name] = self._nursery.start(name, path.resolve(), log.resolve())
+            else:
+                self._processes[name] = self._start_anew(path, log, config.threads)
+
+    def _start_anew(self, path: Path, log: Path, threads: int) -> _Process:
+        with log.open("ab") as output:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter and our own file
+                [sys.executable, "-m", *self._command, str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in a terminal is for the owner, who ends its workers in good order
+                process_group=0,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "PHALANX_PARENT": str(os.getpid())},
+            )
+
+    def keep_nursery(self, threads: int) -> None:
+        """Have a process beside the run from which later workers are forked, with everything imported (Linux only).
+
+        Args:
+            threads: Threads of tensor kernels in those workers.
+        """
+        if self._nursery is None and can_nurse():
+            modules = [name for name in sys.modules if name.startswith(_WORTH_IMPORTING)]
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._nursery = Nursery(self._command, self._directory / "nursery.log", threads, modules)
 
     def is_alive(self, name: str) -> bool:
         """Whether a local worker still runs; a worker that is not local counts as alive."""
@@ -52,10 +86,6 @@ class LocalWorkers:
         if process is not None and process.poll() is None:
             process.kill()
             process.wait(_SECONDS_TO_END)
-
-    def pids(self) -> dict[str, int]:
-        """Process ids by worker name."""
-        return {name: process.pid for name, process in self._processes.items()}
 
     def last_words(self, name: str) -> str:
         """The last line of a worker's log, for an error message."""
@@ -71,6 +101,12 @@ class LocalWorkers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(_SECONDS_TO_END)
+        self._close_nursery()
+
+    def _close_nursery(self) -> None:
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
 
     def __enter__(self) -> "LocalWorkers":
         return self
@@ -78,3 +114,4 @@ class LocalWorkers:
     def __exit__(self, *_: object) -> None:
         for name in self._processes:
             self.dismiss(name)
+        self._close_nursery()

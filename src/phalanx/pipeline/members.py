@@ -32,6 +32,8 @@ class Members:
     """Starts another local worker in the place of one that is gone, if the run file allows it."""
     rebalance_every: int = 0
     """Steps over which everybody's pace is measured, for stages to move away from who is slow; 0: they stay."""
+    look_after: Callable[[], None] = lambda: None
+    """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 
     def admit(self, name: str, hello: Hello, guard: GuardConfig) -> None:
         """Let somebody in who came late.

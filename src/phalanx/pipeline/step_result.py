@@ -26,6 +26,8 @@ class StepResult:
     """Stages that the paper's `skip_layer` left out of this step."""
     steps_redone: int = 0
     """Earlier steps that were undone and done again before this one."""
+    batch: str = ""
+    """Digest of the tokens and labels that the step was applied with."""
 
 
 def describe_failure(step: int, loss: float, norm: float, norms: Mapping[int, float | None]) -> str:

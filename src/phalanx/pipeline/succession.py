@@ -144,10 +144,11 @@ class Succession:
             self._mail.post(name, Ask(epoch=self.epoch, step=self._docket.ledger.step), ())
 
     def suspect_the_dead(self) -> None:
-        """Note every party whose process has ended."""
+        """Note every party whose process has ended, and replace whoever ended on the way here."""
         for name in self.alive:
             if not self._members.is_alive(name):
                 self.suspect(name, "its process has ended")
+        self._members.look_after()
 
     def recover(self, judgement: Judgement | None, step: int) -> None:
         """Exclude whoever is guilty or gone; its shadow serves the stage and the step starts again.

@@ -18,6 +18,7 @@ from phalanx.pipeline.desk import Received
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.messages import Assign, Fault, Hello, Leave, Prepared, Setup, Shutdown, Standing
 from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
+from phalanx.pipeline.nursery import NURSERY, await_birth
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan, parse_plan
 from phalanx.pipeline.running_costs import RunningCosts
@@ -213,6 +214,21 @@ def _leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, old)
+
+
+def born_file(file: Path) -> Path | None:
+    """The worker file of this process: the given one, or where that says so, one that a nursery is told.
+
+    Returns:
+        None in the nursery itself, when its owner needs it no more.
+    """
+    if str(file) != NURSERY:
+        return file
+    born = await_birth([name for name in os.environ.get("PHALANX_PRELOAD", "").split(",") if name])
+    if born is not None:
+        # a child of the nursery has that for its parent, and the kernel forgets over a fork what was asked of it
+        die_with_parent()
+    return born
 
 
 def die_with_parent() -> None:

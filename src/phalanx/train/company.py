@@ -2,7 +2,8 @@
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.pipeline import (
@@ -20,8 +21,12 @@ from phalanx.pipeline import (
 from phalanx.train.config import RunConfig
 from phalanx.train.journal import Journal
 from phalanx.train.library import StageLibrary
+from phalanx.train.replacements import Replacements
 from phalanx.train.run_directory import RunDirectory
 from phalanx.transport import Endpoint, GrpcWire
+
+OpenWorkers = Callable[[Path], LocalWorkers]
+"""What starts local workers, given the directory of their files and logs."""
 
 _JOIN_TIMEOUT_S = 120.0
 # people start remote workers by hand
@@ -39,10 +44,12 @@ def company(
     names: Sequence[str],
     late: Sequence[str],
     journal: Journal | None = None,
+    open_workers: OpenWorkers = LocalWorkers,
 ) -> Iterator[PipelineEngine]:
     """Start or await the workers called `names`, and end them whatever happens; let `late` ones in at any time.
 
     Whoever is not named, such as a party convicted in an earlier session, is not started and not let in.
+    `open_workers` starts the local ones; another than the default is for drills only.
 
     Yields:
         The engine, with every worker set up and no role given yet.
@@ -58,7 +65,7 @@ def company(
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
-        workers = stack.enter_context(LocalWorkers(home.path / "workers"))
+        workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
             home.announce(wire.address)
             observe("awaiting", {"address": wire.address, "parties": list(names)})
@@ -77,15 +84,17 @@ def company(
         members.rebalance_every = run.pipeline.rebalance_every
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
         if not run.pipeline.remote_workers:
-            substitutes = iter(late)
-
-            def replace(gone: str) -> None:
-                name = next(substitutes, None)
-                if name is not None:
-                    workers.start({name: _worker_config(run, home, name, wire.address)})
-                    observe("respawned", {"party": name, "in_place_of": gone})
-
-            members.replace = replace
+            replacements = Replacements(
+                late,
+                start=lambda name: workers.start({name: _worker_config(run, home, name, wire.address)}),
+                is_alive=workers.is_alive,
+                has_joined=lambda name: name in members.addresses,
+                observe=observe,
+            )
+            members.replace, members.look_after = replacements.replace, replacements.look_after
+            if late:
+                # when the first ones are there: it shall not slow down their start
+                workers.keep_nursery(run.train.threads)
         for name in members.names:
             observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}

@@ -1,5 +1,6 @@
 """Everything that a run leaves behind while it goes: metrics, events, TensorBoard, the progress bar."""
 
+import time
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -108,6 +109,8 @@ class RunRecorder:
         self._metrics.append(
             {
                 "step": result.step,
+                "time": time.time(),
+                "batch": result.batch,
                 "loss": result.loss,
                 "lr": lr,
                 "grad_norm": result.gradient_norm,

@@ -13,11 +13,11 @@ from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
 from phalanx.errors import AuditLogError, CheckpointError, ConfigError, NoHolderError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.optimizers import learning_rate
-from phalanx.pipeline import OWNER, AuditDraw, Observe, PipelineEngine, StepPlan
+from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEngine, StepPlan
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.adopt import adopted_state, cut_anew, open_origin
-from phalanx.train.company import company
+from phalanx.train.company import OpenWorkers, company
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
 from phalanx.train.ground_truth import GroundTruth
@@ -88,8 +88,10 @@ class Session:
         console: Console,
         from_step: int | None = None,
         origin: Checkpoint | None = None,
+        open_workers: OpenWorkers = LocalWorkers,
     ) -> None:
         self.config = run
+        self.open_workers = open_workers
         self.from_step = from_step
         self.origin = origin
         self.saver: Saver | None = None
@@ -183,9 +185,18 @@ class Session:
             library = StageLibrary(source, plan, checkpoint)
             journal = self._journal(log, recorder)
             observe = self._observer(recorder, savepoint, history.certified, journal)
-            engine = stack.enter_context(
-                company(run, home, plan, library, observe, names=workers, late=late, journal=journal)
+            joined = company(
+                run,
+                home,
+                plan,
+                library,
+                observe,
+                names=workers,
+                late=late,
+                journal=journal,
+                open_workers=self.open_workers,
             )
+            engine = stack.enter_context(joined)
             engine.start(
                 start,
                 library.digests() if run.guard.enabled else {},

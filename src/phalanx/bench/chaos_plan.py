@@ -1,0 +1,87 @@
+"""Who is to die when, drawn from a seed: points inside a step for exact kills, times for random ones."""
+
+import random
+from typing import Literal, get_args
+
+from phalanx.config import StrictModel
+
+Point = Literal["forward", "backward", "audit", "commit", "checkpoint"]
+"""Where a worker dies: while it runs a microbatch forward, or backward; while it recomputes another's microbatch; after
+it has committed to the step and before the step is applied; while its stage's state is on its way into a checkpoint."""
+
+POINTS: tuple[Point, ...] = get_args(Point)
+_FIRST_STEP = 2
+
+
+class PlannedKill(StrictModel):
+    """One worker's death.
+
+    Attributes:
+        worker: Its name; a replacement has the next number.
+        step: It dies at the first opportunity from this step on.
+        point: Where.
+        microbatch: Of this microbatch, where the point has one to choose; None for the first one that comes.
+        moment: How far into the point, as a share of what the point usually takes.
+    """
+
+    worker: str
+    step: int
+    point: Point
+    microbatch: int | None
+    moment: float
+
+
+class KillPlan(StrictModel):
+    """All deaths of one run."""
+
+    kills: tuple[PlannedKill, ...]
+
+    @property
+    def last_step(self) -> int:
+        """The step from which on nobody else is to die."""
+        return max((kill.step for kill in self.kills), default=0)
+
+
+def plan_kills(seed: int, count: int, *, workers: int, microbatches: int, gap: int) -> KillPlan:
+    """Draw deaths; every point comes equally often, in random order.
+
+    Args:
+        seed: Of the draw.
+        count: Deaths.
+        workers: Workers that a run begins with; the dead are replaced, in the order of their deaths.
+        microbatches: Of a step.
+        gap: Steps from one death to the next, on average.
+    """
+    draw = random.Random(seed)  # noqa: S311 - a plan that can be drawn again, not a secret
+    present, kills, points = list(range(1, workers + 1)), list[PlannedKill](), list[Point]()
+    for number in range(count):
+        if not points:
+            points = list(draw.sample(POINTS, len(POINTS)))
+        point, place = points.pop(), draw.randrange(workers)
+        kills.append(
+            PlannedKill(
+                worker=f"worker-{present[place]}",
+                step=_FIRST_STEP + number * gap + draw.randrange(max(gap - 2, 1)),
+                point=point,
+                microbatch=draw.randrange(microbatches) if point in ("forward", "backward") else None,
+                moment=draw.random(),
+            )
+        )
+        present[place] = workers + number + 1
+    return KillPlan(kills=tuple(kills))
+
+
+def failure_times(seed: int, mean_s: float, least: int) -> list[float]:
+    """Times of failures that come independently of each other, seconds from the start of a window.
+
+    Args:
+        seed: Of the draw.
+        mean_s: Mean time between two.
+        least: How many there must be.
+    """
+    draw = random.Random(f"{seed} {mean_s}")  # noqa: S311 - the same times for every arm
+    times, now = list[float](), 0.0
+    while len(times) < least:
+        now += draw.expovariate(1.0 / mean_s)
+        times.append(now)
+    return times

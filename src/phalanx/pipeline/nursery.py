@@ -1,0 +1,148 @@
+"""A process that has imported what workers need and forks one whenever it is told to: no second start costs imports.
+
+It never computes, opens no connection and starts no thread, so that what it forks inherits no lock in a strange state.
+Its children end with it, and it ends with the owner.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from phalanx.config import StrictModel
+
+NURSERY = "-"
+"""In the place of a worker file: files come on standard input, one order a line."""
+
+_PR_SET_NAME = 15
+
+
+class Order(StrictModel):
+    """Start the worker of a file, or, without one, end it."""
+
+    name: str
+    file: str | None = None
+    log: str | None = None
+
+
+class News(StrictModel):
+    """A worker was started, or, with a code, has ended."""
+
+    name: str
+    pid: int
+    code: int | None = None
+
+
+def can_nurse() -> bool:
+    """Whether this system has what a nursery needs (Linux)."""
+    return sys.platform.startswith("linux") and hasattr(os, "pidfd_open")
+
+
+def await_birth(modules: Collection[str] = ()) -> Path | None:
+    """Serve orders on standard input until it is closed.
+
+    Args:
+        modules: Imported first; one that cannot be is left to whoever needs it.
+
+    Returns:
+        In each forked worker the file that it is to serve; None in this process itself, at the end.
+    """
+    # what libraries print must not be taken for news
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    return _Nursery(answers).run()
+
+
+class _Nursery:
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+        self._children: dict[int, tuple[str, int]] = {}
+        self._poll = select.poll()
+        self._poll.register(0, select.POLLIN)
+        self._unread = b""
+
+    def run(self) -> Path | None:
+        while True:
+            for handle, _ in self._poll.poll():
+                if handle != 0:
+                    self._bury(handle)
+                    continue
+                received = os.read(0, 2**16)
+                if not received:
+                    return None
+                *lines, self._unread = (self._unread + received).split(b"\n")
+                for line in lines:
+                    born = self._obey(Order.model_validate_json(line))
+                    if born is not None:
+                        return born
+
+    def _obey(self, order: Order) -> Path | None:
+        if order.file is None or order.log is None:
+            for handle, (name, _) in self._children.items():
+                if name == order.name:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            return None
+        here = str(os.getpid())
+        # a library that has started a thread makes forking unsafe: start from nothing then
+        pid = os.fork() if _is_single_threaded() else _start(order.file, order.log, here)
+        if pid == 0:
+            self._leave(order.name, order.log, here)
+            return Path(order.file)
+        handle = os.pidfd_open(pid)
+        self._children[handle] = (order.name, pid)
+        self._poll.register(handle, select.POLLIN)
+        self._tell(News(name=order.name, pid=pid))
+        return None
+
+    def _leave(self, name: str, log: str, parent: str) -> None:
+        """What a newborn worker does first: nothing of the nursery stays open in it."""
+        os.setpgid(0, 0)
+        for handle in (self._answers, *self._children):
+            os.close(handle)
+        null, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        for source, target in ((null, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+        os.close(null)
+        os.close(output)
+        os.environ["PHALANX_PARENT"] = parent
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+    def _bury(self, handle: int) -> None:
+        name, pid = self._children.pop(handle)
+        self._poll.unregister(handle)
+        os.close(handle)
+        _, status = os.waitpid(pid, 0)
+        self._tell(News(name=name, pid=pid, code=os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, news: News) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._answers, news.model_dump_json().encode() + b"\n")
+
+
+def _is_single_threaded() -> bool:
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _start(file: str, log: str, parent: str) -> int:
+    command = [*sys.orig_argv[:-1], file]
+    with open(log, "ab") as output:
+        process = subprocess.Popen(  # noqa: S603 - this very program with a file of its owner's
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            env={**os.environ, "PHALANX_PARENT": parent},
+        )
+    # its end is seen and told like that of every other child
+    process.returncode = 0
+    return process.pid
