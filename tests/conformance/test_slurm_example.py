@@ -137,7 +137,7 @@ def test_the_script_trains(cluster, tmp_path):
         "steps = 320": "steps = 10",
         "validate_every = 40": "validate_every = 0",
         'kind = "bpe", vocab_size = 2048': 'kind = "bpe", vocab_size = 1024',
-        "sequence_length = 128": "sequence_length = 16\nmax_documents = 12",
+        "sequence_length = 128": "sequence_length = 16\nmax_documents = 12\nvalidation_share = 0.3",
         'may_join = ["alice-2", "bob-2"]': "",
         'bind = "0.0.0.0"\nport = 7070': f"port = {port}",
     }.items():
