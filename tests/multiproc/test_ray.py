@@ -17,10 +17,10 @@ LONG = ("train.steps=80", "train.validate_every=500", "checkpoint.every=80", "pi
 NAMES = ("owner", "worker-1", "worker-2", "worker-3")
 
 
-def launched(place, keys, *overrides):
+def launched(place, keys, *overrides, options=()):
     settings = [word for override in (f"pipeline.pki='{keys}'", *overrides) for word in ("--set", override)]
     where = ("--run-dir", str(place.path / "run"))
-    return place.start("launch", str(place.run_file), "--engine", "ray", *where, *settings)
+    return place.start("launch", str(place.run_file), "--engine", "ray", *where, *settings, *options)
 
 
 CLUSTER = """
@@ -99,4 +99,47 @@ def test_an_owner_that_is_killed_goes_on_and_its_workers_come_back(place, clean)
     assert process.wait() == 0, process.text
 
     assert place.summary()["resumed_from"] == 3
+    assert place.summary()["final_weights_digest"] == clean["final_weights_digest"]
+
+
+MACHINES = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
+print(cluster.address, flush=True)
+sys.stdin.readline()
+cluster.remove_node(nodes[0], allow_graceful=False)
+print("gone", flush=True)
+sys.stdin.readline()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_when_a_machine_of_the_cluster_dies_its_worker_comes_back_on_another_one(place):
+    longer = (*LONG, "train.steps=200", "checkpoint.every=200")
+    clean = place.finish(*longer, "guard.mode='off'", run_dir="clean")
+    keys = make_keys(place, *NAMES)
+    with subprocess.Popen(
+        [sys.executable, "-c", MACHINES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+    ) as machines:
+        address = machines.stdout.readline().strip()
+        bind = "pipeline.transport.bind='0.0.0.0'"
+        process = launched(place, keys, *longer, bind, options=("--address", address))
+        place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 2,'))
+
+        print("now", file=machines.stdin, flush=True)
+        assert machines.stdout.readline().strip() == "gone"
+        place.wait_for(process, lambda: place.has_line("events.jsonl", '"worker-3"', after='"lost"'))
+        assert process.wait() == 0, process.text
+        print("end", file=machines.stdin, flush=True)
+
+    found = events(place, "run_started", "run_resumed", "lost", "party_joined", "evicted")
+    assert [kind for kind, _ in found] == ["run_started", "party_joined", "party_joined", "lost", "party_joined"]
+    assert found[4][1]["party"] == "worker-3"
     assert place.summary()["final_weights_digest"] == clean["final_weights_digest"]
