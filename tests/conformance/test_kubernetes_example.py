@@ -180,6 +180,28 @@ def test_kubectl_reads_every_document(documents):
     assert found.split() == ["persistentvolumeclaim/phalanx-runs", "jobset.jobset.x-k8s.io/phalanx"]
 
 
+def missing_fields(wanted, found, where="spec"):
+    """Where a document has something that its copy has not."""
+    if isinstance(wanted, dict):
+        for key, value in wanted.items():
+            if key not in (found or {}):
+                yield f"{where}.{key}"
+            else:
+                yield from missing_fields(value, found[key], f"{where}.{key}")
+    elif isinstance(wanted, list):
+        for index, (one, other) in enumerate(zip(wanted, found, strict=True)):
+            yield from missing_fields(one, other, f"{where}[{index}]")
+
+
+@pytest.mark.skipif(find_spec("kubeflow_trainer_api") is None, reason="needs the package kubeflow-trainer-api")
+def test_the_published_classes_of_jobset_know_every_field(spec):
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSetSpec
+
+    assert list(missing_fields(spec, JobsetV1alpha2JobSetSpec.from_dict(spec).to_dict())) == []
+    misspelt = {**spec, "netwrok": {}}
+    assert list(missing_fields(misspelt, JobsetV1alpha2JobSetSpec.from_dict(misspelt).to_dict())) == ["spec.netwrok"]
+
+
 @pytest.mark.skipif(find_spec("kubernetes_validate") is None, reason="needs the package kubernetes-validate")
 def test_pods_and_claim_follow_the_published_schema(documents, spec):
     import kubernetes_validate

@@ -108,18 +108,19 @@ def test_nobody_gets_a_name_that_another_one_uses():
 
 def test_what_is_published_is_read_until_the_owner_is_gone(tmp_path):
     writer, reader = FileBoard(tmp_path), FileBoard(tmp_path)
-    assert (reader.address(), reader.ended()) == (None, False)
+    assert (reader.address(), reader.ended(), reader.code()) == (None, False, 0)
 
     writer.publish("127.0.0.1:7")
     assert reader.address() == "127.0.0.1:7"
 
     writer.publish(None)
     writer.publish(None)
-    writer.end()
-    assert (reader.address(), reader.ended()) == (None, True)
+    assert writer.end(6)
+    assert (reader.address(), reader.ended(), reader.code()) == (None, True, 6)
 
 
 def test_an_owner_that_somebody_else_started_never_ends_for_us():
     board = FixedBoard("head:7070")
 
+    assert not board.end(0)
     assert (board.address(), board.ended()) == ("head:7070", False)

@@ -61,6 +61,14 @@ def test_after_the_owners_death_torchrun_restarts_all_and_the_run_goes_on(place,
     assert [kind for kind, _ in found] == ["run_started", "run_resumed", "run_completed"]
 
 
+def test_an_owner_that_would_fail_again_is_not_started_again(place):
+    process = launched(place, make_keys(place, *NAMES[:3]), "data.max_documents=1")
+
+    assert process.wait() == 3, process.text
+
+    assert process.text.count("error: ") == 1
+
+
 def test_sigterm_ends_a_launch_and_leaves_a_run_that_can_go_on(place, clean):
     keys = make_keys(place, *NAMES[:3])
     process = launched(place, keys, options=("--max-restarts", "0"))

@@ -22,15 +22,19 @@ class Board(Protocol):
         ...
 
     def ended(self) -> bool:
-        """Whether the run is complete."""
+        """Whether the run is over."""
         ...
 
     def publish(self, address: str | None) -> None:
         """Say where the owner listens; None when it is gone."""
         ...
 
-    def end(self) -> None:
-        """Say that the run is complete."""
+    def end(self, code: int) -> bool:
+        """Say that the run is over, and how its owner ended.
+
+        Returns:
+            Whether whoever started this launch will read the exit code here.
+        """
         ...
 
 
@@ -48,8 +52,12 @@ class FileBoard:
             return None
 
     def ended(self) -> bool:
-        """Whether the run is complete."""
+        """Whether the run is over."""
         return self._ended.exists()
+
+    def code(self) -> int:
+        """How the owner ended; 0 when nobody said."""
+        return int(self._ended.read_text(encoding="ascii") or 0) if self.ended() else 0
 
     def publish(self, address: str | None) -> None:
         """Say where the owner listens; None when it is gone."""
@@ -60,9 +68,12 @@ class FileBoard:
         temporary.write_text(address, encoding="utf-8")
         temporary.rename(self._address)
 
-    def end(self) -> None:
-        """Say that the run is complete."""
-        self._ended.touch()
+    def end(self, code: int) -> bool:
+        """Say that the run is over; `run_torchrun` ends with this code."""
+        temporary = self._ended.with_suffix(".tmp")
+        temporary.write_text(str(code), encoding="ascii")
+        temporary.rename(self._ended)
+        return True
 
 
 class StoreBoard:
@@ -78,16 +89,18 @@ class StoreBoard:
         return self._read(_ADDRESS) or None
 
     def ended(self) -> bool:
-        """Whether the run is complete."""
+        """Whether the run is over."""
         return self._read(_ENDED) is not None
 
     def publish(self, address: str | None) -> None:
         """Say where the owner listens; None when it is gone."""
         self._store.set(_key(_ADDRESS), address or "")
 
-    def end(self) -> None:
-        """Say that the run is complete."""
-        self._store.set(_key(_ENDED), "1")
+    def end(self, code: int) -> bool:
+        """Say that the run is over, once it is complete: the store goes before anybody could read how it failed."""
+        if code == 0:
+            self._store.set(_key(_ENDED), "1")
+        return False
 
     def _read(self, name: str) -> str | None:
         # get() of a key that is not there waits for it
@@ -111,8 +124,9 @@ class FixedBoard:
     def publish(self, address: str | None) -> None:
         """Nobody reads."""
 
-    def end(self) -> None:
+    def end(self, code: int) -> bool:
         """Nobody reads."""
+        return False
 
 
 def board_environment(directory: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ import typer
 
 from phalanx.errors import ConfigError
 from phalanx.launch.keeper import Configure, Keeper, Substitutes
-from phalanx.launch.owner import OwnerProcess
+from phalanx.launch.owner import OwnerProcess, is_worth_another
 from phalanx.launch.post import WorkerPost
 from phalanx.launch.rank import Notice, exit_code
 from phalanx.launch.request import Launch
@@ -23,8 +23,6 @@ from phalanx.pipeline import WorkerConfig
 
 _LOOK_EVERY_S = 0.1
 _PLACEMENT_TIMEOUT_S = 120.0
-# a bug, a lost peer, a signal: another attempt may end otherwise; a wrong run file or a broken log will not
-_WORTH_ANOTHER = (1, 4)
 
 
 class ActorPost(WorkerPost):
@@ -117,7 +115,7 @@ def _watch(
     told = False
     while True:
         code = owner.poll()
-        if code is not None and (notice.given or restarts == 0 or not _is_worth_another(code)):
+        if code is not None and (notice.given or restarts == 0 or not is_worth_another(code)):
             return exit_code(code)
         if code is not None:
             restarts -= 1
@@ -132,10 +130,6 @@ def _watch(
         if notice.given > 1:
             owner.kill()
         time.sleep(_LOOK_EVERY_S)
-
-
-def _is_worth_another(code: int) -> bool:
-    return code < 0 or code in _WORTH_ANOTHER
 
 
 def _configure_in_actor(launch: Launch) -> Configure:

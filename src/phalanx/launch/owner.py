@@ -6,6 +6,13 @@ from phalanx.launch.child import Child
 from phalanx.launch.request import Launch, reachable_host
 from phalanx.train import ADDRESS_FILE, holds_run
 
+_A_BUG, _A_LOST_PEER = 1, 4
+
+
+def is_worth_another(code: int) -> bool:
+    """Whether an owner that ended so may end otherwise next time; a wrong run file or a broken log will not."""
+    return code < 0 or code in (_A_BUG, _A_LOST_PEER)
+
 
 class OwnerProcess(Child):
     """Runs ``phalanx train``; started again, it goes on from the last checkpoint."""

@@ -14,7 +14,7 @@ import typer
 from phalanx.errors import ConfigError
 from phalanx.launch.board import Board, open_board
 from phalanx.launch.keeper import Keeper, Substitutes
-from phalanx.launch.owner import OwnerProcess
+from phalanx.launch.owner import OwnerProcess, is_worth_another
 from phalanx.launch.post import WorkerPost
 from phalanx.launch.request import Launch, Part
 from phalanx.pipeline import OWNER, die_with_parent
@@ -98,11 +98,12 @@ def _keep_owner(owner: OwnerProcess, board: Board, notice: Notice) -> int:
             if notice.given > 1:
                 owner.kill()
             time.sleep(_LOOK_EVERY_S)
-        if code == 0:
-            board.end()
-        else:
+        if code:
             typer.echo(f"launch: the owner ended with exit code {exit_code(code)}", err=True)
-        return exit_code(code)
+        if is_worth_another(code):
+            return exit_code(code)
+        # torchrun starts again whatever fails, also what will fail in the same way
+        return 0 if board.end(code) else code
     finally:
         owner.kill()
         # workers that are told to end now have nobody to hand over to

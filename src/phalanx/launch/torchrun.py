@@ -16,7 +16,7 @@ from pathlib import Path
 
 from phalanx.config import digest
 from phalanx.errors import ConfigError
-from phalanx.launch.board import board_environment
+from phalanx.launch.board import FileBoard, board_environment
 from phalanx.launch.rank import exit_code
 from phalanx.launch.request import Launch
 from phalanx.pipeline import OWNER
@@ -127,7 +127,7 @@ def run_torchrun(launch: Launch, nodes: Nodes) -> int:
     """Run torchrun in this process until it ends.
 
     Returns:
-        0, or the exit code of the process that failed first.
+        The owner's exit code where it runs here, or that of the process that failed first.
     """
     # its processes, which import this module too, have no use for it
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
@@ -143,4 +143,4 @@ def run_torchrun(launch: Launch, nodes: Nodes) -> int:
                 return exit_code(exc.get_first_failure()[1].exitcode)
             except SignalException:
                 return _INTERRUPTED
-    return 0
+        return FileBoard(Path(directory)).code()
