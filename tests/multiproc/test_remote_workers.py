@@ -1,11 +1,16 @@
 """Workers that somebody starts elsewhere: they join with certificates, and end when their owner is gone."""
 
+import json
+import os
+import signal
 import socket
 
 import pytest
 from real_runs import exists
 
-PARTIES = ("owner", "north", "south")
+from phalanx.telemetry import read_metrics
+
+PARTIES = ("owner", "north", "south", "east", "west")
 
 
 @pytest.fixture
@@ -37,6 +42,19 @@ def remote(keys, port):
         f"pipeline.transport.port={port}",
         "pipeline.transport.keepalive_s=1.0",
     )
+
+
+def bodies(place, kind):
+    """What the log says in events of one kind, in order."""
+    lines = (place.path / "run" / "events.jsonl").read_text().splitlines()
+    # the last line may still be on its way
+    events = [json.loads(line) for line in lines if line.endswith("}")]
+    return [event["body"] for event in events if event["kind"] == kind]
+
+
+def movers(place):
+    """Who has got a stage that was another's before."""
+    return {party for body in bodies(place, "stages_moved") for party in body["to"].values()}
 
 
 def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clean, keys, port):
@@ -77,3 +95,31 @@ def test_a_worker_with_a_foreign_certificate_is_refused_and_the_run_goes_on(plac
     assert refusing.wait() == 2, refusing.text
     assert "run_digest" in refusing.text
     assert owner.popen.poll() is None or owner.popen.returncode == 4
+
+
+@pytest.mark.slow
+def test_a_run_grows_from_two_workers_to_four_and_back_without_a_changed_bit(place, keys, port):
+    """Four middle stages: two for each of two workers, then one for each of four, then two again."""
+    shape = ("pipeline.stages=6", "model.architecture.n_layer=6", "train.steps=200", "train.validate_every=0")
+    settings = (*shape, "checkpoint.every=0", "pipeline.rebalance_every=0")
+    undisturbed = place.finish(*settings, "guard.mode='off'", run_dir="undisturbed")
+    first = [place.start("worker", worker_file(place, keys, name, port)) for name in ("north", "south")]
+    owner = place.train(*settings, *remote(keys, port), "pipeline.may_join=['east','west']")
+    place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 5,'))
+
+    late = {name: place.start("worker", worker_file(place, keys, name, port)) for name in ("east", "west")}
+    place.wait_for(owner, lambda: {"east", "west"} <= movers(place))
+    for process in late.values():
+        os.kill(process.popen.pid, signal.SIGTERM)
+    assert owner.wait() == 0, owner.text
+
+    assert [process.wait() for process in (*first, *late.values())] == [0, 0, 0, 0]
+    summary = place.summary()
+    assert (summary["lost"], summary["evicted"], summary["steps_lost"]) == ([], [], 0)
+    assert {body["party"] for body in bodies(place, "left")} == {"east", "west"}
+    assert set(bodies(place, "stages_moved")[-1]["to"].values()) <= {"north", "south"}
+    losses = [
+        [line["loss"] for line in read_metrics(place.path / run / "metrics.jsonl")] for run in ("run", "undisturbed")
+    ]
+    assert losses[0] == losses[1]
+    assert summary["final_weights_digest"] == undisturbed["final_weights_digest"]
