@@ -1,3 +1,4 @@
+import math
 import re
 import xml.etree.ElementTree as ET
 
@@ -67,6 +68,14 @@ def test_ticks_are_round_and_inside():
     assert scale.ticks(5) == pytest.approx([0.5, 1.0, 1.5])
     assert Scale(1.0, 3.0, (0.0, 1.0)).ticks(8, whole=True) == [1.0, 2.0, 3.0]
     assert Scale(1.0, 100.0, (0.0, 1.0), log=True).ticks() == [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
+
+
+@pytest.mark.parametrize("low", [0.0, 5e-324, -3.0, 2.0**52 + 2, 1e200])
+@pytest.mark.parametrize("ulps", [0, 1, 3])
+def test_ends_that_are_neighbours_give_a_few_ticks(low, ulps):
+    found = Scale(low, low + ulps * math.ulp(low), (0.0, 100.0)).ticks(8, whole=True)
+
+    assert len(found) <= 20
 
 
 def test_a_scale_keeps_what_is_beyond_its_ends_at_the_ends():

@@ -33,6 +33,10 @@ class Frame:
         return self.height - self.bottom, self.top
 
 
+_FINEST = 1e-300
+"""Smallest distance of two ticks."""
+
+
 class Scale:
     """Maps values to positions, linearly or by logarithm.
 
@@ -45,7 +49,8 @@ class Scale:
 
     def __init__(self, low: float, high: float, ends: tuple[float, float], *, log: bool = False) -> None:
         if not high > low:
-            low, high = (low / 1.1, low * 1.1) if log else (low - 0.5, low + 0.5)
+            margin = max(0.5, 8 * math.ulp(low))
+            low, high = (low / 1.1, low * 1.1) if log else (low - margin, low + margin)
         self.low, self.high, self.log = low, high, log
         self._start, self._end = ends
 
@@ -64,7 +69,9 @@ class Scale:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             values = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5)]
             return [value for value in values if self.low <= value <= self.high]
-        gap = _round_gap((self.high - self.low) / wanted)
+        # neighbouring floats have no round value between them
+        finest = max(math.ulp(self.low), math.ulp(self.high), _FINEST)
+        gap = _round_gap(max((self.high - self.low) / wanted, finest))
         if whole:
             gap = max(1.0, gap)
         first = math.ceil(self.low / gap - 1e-9)
