@@ -38,6 +38,7 @@ def kill_owner(place, process):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_an_owner_that_is_killed_in_the_middle_of_a_run_goes_on(place, clean):
     process = place.train()
     place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 4,'))

@@ -78,6 +78,7 @@ def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clea
     assert summary["attacks_injected"] is None
 
 
+@pytest.mark.slow
 def test_a_worker_with_a_foreign_certificate_is_refused_and_the_run_goes_on(place, clean, keys, port):
     for arguments in (["init"], ["issue", "north"]):
         process = place.start("pki", arguments[0], str(place.path / "foreign"), *arguments[1:])
