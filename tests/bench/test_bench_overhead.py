@@ -130,7 +130,7 @@ def test_a_short_measurement_says_how_many_audits_it_should_have_had(rows) -> No
     assert rows["light"]["audits_per_step"] == 2
     assert rows["light"]["expected_audits_per_step"] == pytest.approx(2 * (31 / 32 + 8 / 32))
     assert LAYOUT.expected_audits(SNAPSHOT) == pytest.approx(2 * (31 / 32 + 8 / 32))
-    assert LAYOUT.expected_audits(WITH_OWNER) == pytest.approx(2 * (31 / 32 + 8 / 32 + 1 / 64))
+    assert LAYOUT.expected_audits(WITH_OWNER) == pytest.approx(2 * (31 / 32 + 8 / 32 + 8 / 64))
 
 
 def test_extra_work_fits_in_the_bubble_up_to_k_minus_1_by_m() -> None:

@@ -79,7 +79,7 @@ class Layout:
             drawn, p = self.microbatches, 0.0
         # a coin draws all of a step's microbatches or none
         expected = guard.audit_rate * self.microbatches if guard.keeps_snapshots else drawn
-        each = (1 - p) * expected + p * self.microbatches + guard.owner_audit_rate
+        each = (1 - p) * expected + (p + guard.owner_audit_rate) * self.microbatches
         return self.num_untrusted * each
 
 
