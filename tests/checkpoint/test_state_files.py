@@ -105,6 +105,17 @@ def test_a_disk_that_refuses_is_said_once_and_nothing_is_kept_any_more(files, tm
         read_state(state_path(tmp_path, 1, "worker-1", 2), 2)
 
 
+def test_a_disk_that_is_too_small_for_a_state_is_left_as_it_was(files, tmp_path, monkeypatch, refusals):
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(tmp_path), "replace", full)
+    files.keep(1, 0, state(0))
+
+    assert len(refusals) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_that_cannot_be_made_is_said(tmp_path, refusals):
     (tmp_path / "file").write_text("")
 

@@ -210,3 +210,5 @@ def test_pods_and_claim_follow_the_published_schema(documents, spec):
     for job in spec["replicatedJobs"]:
         as_job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
         kubernetes_validate.validate(as_job, "1.32", strict=True)
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate({**as_job, "spce": {}}, "1.32", strict=True)

@@ -8,6 +8,8 @@ import pytest
 from phalanx.checkpoint.state_files import state_path
 from phalanx.errors import ConfigError
 from phalanx.pipeline import OWNER, PipelineEngine
+from phalanx.security.audit import AuditLog
+from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
 from phalanx.train import hooks
 
@@ -119,6 +121,17 @@ def test_what_is_not_as_it_was_noted_is_not_gone_on_from(journaled, quietly, die
     assert "goes on from its last checkpoint" in " ".join(summary["shown"].split())
     assert summary["resumed_from"] == 0
     assert summary["final_weights_digest"] == undisturbed
+
+
+def test_a_state_that_was_undone_after_it_was_noted_is_not_gone_on_from(journaled, quietly, died, undisturbed):
+    run = json.loads((died / "run.json").read_text())["run"]
+    with AuditLog(died / "events.jsonl", load_identity(died / "pki" / "owner"), run) as log:
+        log.append("rolled_back", {"step": 4, "to": 2})
+
+    summary = quietly(journaled(), died, resume=True)
+
+    assert "of steps that were undone since" in " ".join(summary["shown"].split())
+    assert (summary["resumed_from"], summary["final_weights_digest"]) == (0, undisturbed)
 
 
 def test_the_journal_of_another_run_is_not_gone_on_from(journaled, quietly, died, tmp_path, monkeypatch):

@@ -71,11 +71,16 @@ class _StateFile:
     def __init__(self, path: Path, state: Mapping[str, Tensor]) -> None:
         mark = torch.tensor(_TORN)
         temporary = path.with_suffix(".writing")
-        with temporary.open("wb") as file:
-            # the disk takes it all now or never: later writes need no further room
-            for piece in safetensors_pieces({_MARK: mark, **state}):
-                file.write(piece)
-        temporary.replace(path)
+        try:
+            with temporary.open("wb") as file:
+                # the disk takes it all now or never: later writes need no further room
+                for piece in safetensors_pieces({_MARK: mark, **state}):
+                    file.write(piece)
+            temporary.replace(path)
+        except OSError:
+            # what is left of the disk is for the log
+            temporary.unlink(missing_ok=True)
+            raise
         self._handle = os.open(path, os.O_RDWR)
         (length,) = struct.unpack("<Q", os.pread(self._handle, 8, 0))
         header = json.loads(os.pread(self._handle, length, 8))

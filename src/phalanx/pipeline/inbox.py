@@ -16,6 +16,10 @@ _RECEIPTS_KEPT = 1024
 """Receipts that are kept per link; more than a step has."""
 
 
+_MOST_AT_ONCE = 1024
+"""Messages that are taken without looking at deadlines and silences."""
+
+
 class Loopback:
     """Sends to others over the endpoint and to oneself through a queue; parses each frame once."""
 
@@ -82,9 +86,11 @@ class Loopback:
             yield self._local.popleft()
 
     def drain(self) -> Iterator[Received | LinkFault]:
-        """Take everything that has arrived."""
+        """Take what has arrived; of a flood only so much that the reader looks up in between."""
         yield from self.drain_local()
-        while self.wait(0.0):
+        for _ in range(_MOST_AT_ONCE):
+            if not self.wait(0.0):
+                break
             yield self._waiting.popleft()
         yield from self.drain_local()
 
@@ -92,7 +98,10 @@ class Loopback:
         """Wait until something has arrived from the network; False when the time is up."""
         if self._waiting:
             return True
-        while not self._waiting and (item := self._endpoint.receive(timeout_s)) is not None:
+        for _ in range(_MOST_AT_ONCE):
+            item = None if self._waiting else self._endpoint.receive(timeout_s)
+            if item is None:
+                break
             timeout_s = 0.0
             self._take(item)
         return bool(self._waiting)

@@ -195,7 +195,9 @@ class Worker:
 
 
 def _say(reason: str) -> None:
-    sys.stderr.write(f"no state is kept on disk any more: {reason}\n")
+    # the log may lie on the same full disk
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"no state is kept on disk any more: {reason}\n")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,41 @@
+"""Somebody sends without end: whoever reads still looks up, at deadlines and silences."""
+
+import pytest
+
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.inbox import Loopback
+from phalanx.security.crypto import Peer
+from phalanx.transport import Endpoint, Received
+
+
+class Flooded(Endpoint):
+    """An endpoint at which another frame has always arrived."""
+
+    name, run = OWNER, "run"
+
+    def __init__(self, kind):
+        self._kind = kind
+        self.taken = 0
+
+    @property
+    def peers(self):
+        return {}
+
+    def receive(self, timeout_s):
+        self.taken += 1
+        assert self.taken < 1_000_000, "nobody looks up any more"
+        return Received("worker-1", self._kind, {}, memoryview(b""), None)
+
+
+@pytest.mark.parametrize("kind", ["carry", "nonsense"])
+def test_a_flood_does_not_keep_the_owner_from_looking_up(kind):
+    mail = Loopback(Peer(OWNER, bytes(32)), Flooded(kind))
+
+    assert len(list(mail.drain())) <= 1024
+
+
+def test_frames_that_are_only_handed_on_do_not_either(monkeypatch):
+    mail = Loopback(Peer(OWNER, bytes(32)), Flooded("carry"))
+    monkeypatch.setattr(Loopback, "_take", lambda self, item: None)
+
+    assert not mail.wait(0.0)
