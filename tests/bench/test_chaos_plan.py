@@ -1,5 +1,8 @@
 """Deaths are drawn from a seed: each point as often as another, nobody twice, the same failures for every arm."""
 
+import itertools
+import math
+import statistics
 from collections import Counter
 
 import pytest
@@ -46,6 +49,16 @@ def test_another_seed_is_another_plan_and_the_same_one_is_the_same():
 def test_failures_come_as_often_as_said():
     times = failure_times(3, 15.0, 4000)
 
+    assert len(times) == 4000
     assert times == sorted(times)
-    assert times[-1] / 4000 == pytest.approx(15.0, rel=0.05)
-    assert failure_times(3, 15.0, 10) == times[:10]
+    assert times[0] >= 0.0
+    assert times[-1] <= 4000 * 15.0 - 7.5
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert statistics.mean(gaps) == pytest.approx(15.0, rel=0.02)
+    # of independent failures: as many gaps above the mean as an exponential has
+    assert sum(gap > 15.0 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), abs=0.03)
+    assert failure_times(3, 15.0, 10) == failure_times(3, 15.0, 10) != failure_times(4, 15.0, 10)
+
+
+def test_the_last_failure_of_a_long_window_has_a_minute():
+    assert all(failure_times(seed, 300.0, 2)[-1] <= 540.0 for seed in range(200))

@@ -50,8 +50,8 @@ class Window:
 
     @property
     def length_s(self) -> float:
-        """Of the disturbed part: until the last failure has had half a mean time to be recovered from."""
-        return self.times[-1] + self.mean_s / 2
+        """Of the disturbed part."""
+        return self.failures * self.mean_s
 
 
 def checkpoint_interval(cost_s: float, mean_s: float, step_s: float) -> int:

@@ -11,6 +11,7 @@ it has committed to the step and before the step is applied; while its stage's s
 
 POINTS: tuple[Point, ...] = get_args(Point)
 _FIRST_STEP = 2
+_LONGEST_TAIL_S = 60.0
 
 
 class PlannedKill(StrictModel):
@@ -71,17 +72,17 @@ def plan_kills(seed: int, count: int, *, workers: int, microbatches: int, gap: i
     return KillPlan(kills=tuple(kills))
 
 
-def failure_times(seed: int, mean_s: float, least: int) -> list[float]:
-    """Times of failures that come independently of each other, seconds from the start of a window.
+def failure_times(seed: int, mean_s: float, count: int) -> list[float]:
+    """Times of failures that come independently of each other, seconds from the start of a window of `count * mean_s`.
+
+    A Poisson process of which it is known how many of its events fell into a window has them at uniformly drawn times.
+    None comes in the window's last moments (half a mean time, at most a minute), so that what it costs is seen.
 
     Args:
         seed: Of the draw.
         mean_s: Mean time between two.
-        least: How many there must be.
+        count: How many there are.
     """
     draw = random.Random(f"{seed} {mean_s}")  # noqa: S311 - the same times for every arm
-    times, now = list[float](), 0.0
-    while len(times) < least:
-        now += draw.expovariate(1.0 / mean_s)
-        times.append(now)
-    return times
+    latest = count * mean_s - min(mean_s / 2, _LONGEST_TAIL_S)
+    return sorted(draw.uniform(0.0, latest) for _ in range(count))
