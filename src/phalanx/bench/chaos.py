@@ -91,7 +91,7 @@ def workload(quick: bool) -> ChaosWorkload:
     run = usual.model_copy(update={"train": train, "data": data})
     if quick:
         return ChaosWorkload(run, runs=1, kills=5, gap=4, windows=(Window(15.0, 6, 15.0, 20.0),))
-    schedule = ((15.0, 10), (30.0, 6), (60.0, 4), (300.0, 2))
+    schedule = ((15.0, 10), (30.0, 6), (60.0, 4), (300.0, 1))
     windows = tuple(Window(mean_s, failures, 20.0, 40.0) for mean_s, failures in schedule)
     return ChaosWorkload(run, runs=10, kills=10, gap=5, windows=windows)
 
