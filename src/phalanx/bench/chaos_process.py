@@ -17,6 +17,14 @@ from phalanx.train import RunConfig
 from phalanx.train.run_directory import RunDirectory
 
 _SECONDS_TO_END = 30.0
+_LEASH = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.executable, [sys.executable, "-m", *sys.argv[2:]])
+"""
+"""Becomes a module that is told to end when the process that wanted it has ended (PR_SET_PDEATHSIG outlives exec):
+torchrun would go on for ever."""
 
 
 def train_command(run: RunConfig, run_dir: Path) -> list[str]:
@@ -58,7 +66,7 @@ class OwnerProcess:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own files
-                [sys.executable, "-m", *command],
+                [sys.executable, "-c", _LEASH, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
