@@ -59,9 +59,12 @@ def movers(place):
 
 def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clean, keys, port):
     hasty = "[transport]\nkeepalive_s = 1.0\ntimeout_s = 8.0\n"
-    files = [worker_file(place, keys, name, port, hasty) for name in ("north", "south")]
+    files = [
+        worker_file(place, keys, name, port, f"journal = '{place.path / name}'\n{hasty}") for name in ("north", "south")
+    ]
     workers = [place.start("worker", file) for file in files]
-    owner = place.train(*remote(keys, port))
+    settings = (*remote(keys, port), "checkpoint.journal=true", "checkpoint.every=0")
+    owner = place.train(*settings)
     place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 3,'))
     assert f"listening on 127.0.0.1:{port}" in owner.text
     assert "north" in owner.text
@@ -71,10 +74,12 @@ def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clea
     assert all("error: the owner at" in worker.text and "Traceback" not in worker.text for worker in workers)
 
     workers = [place.start("worker", file) for file in files]
-    summary = place.finish(*remote(keys, port), resume=True)
+    summary = place.finish(*settings, resume=True)
     assert [worker.wait() for worker in workers] == [0, 0], [worker.text for worker in workers]
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
-    assert summary["resumed_from"] == 3
+    # no checkpoint was ever written: what the workers have kept on their own disks is what it goes on from
+    assert summary["resumed_from"] >= 3
+    assert not list(place.path.glob("*/stage-*.safetensors"))
     assert summary["attacks_injected"] is None
 
 

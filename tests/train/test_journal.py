@@ -5,13 +5,17 @@ import shutil
 
 import pytest
 
-from phalanx.checkpoint.state_files import state_path
-from phalanx.errors import ConfigError
+from phalanx.checkpoint.state_files import read_state, state_path
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.models import open_model
 from phalanx.pipeline import OWNER, PipelineEngine
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
 from phalanx.train import hooks
+from phalanx.train.journal import collect, read_entry
+from phalanx.train.layout import make_plan
+from phalanx.train.library import StageLibrary
 
 
 @pytest.fixture
@@ -157,10 +161,64 @@ def test_an_older_journal_in_the_place_of_the_newest_checkpoint_changes_nothing(
     assert (again["resumed_from"], again["final_weights_digest"]) == (6, first["final_weights_digest"])
 
 
+@pytest.fixture
+def noted(journaled, died, cache):
+    """What the owner noted before it died, as if another machine had held the last stage, and a builder of stages."""
+    run = journaled()
+    source = open_model(run.model, cache / "models", run.train.seed)
+    entry = read_entry(died / "journal", load_identity(died / "pki" / OWNER).public)
+    elsewhere = {**entry.stages, "1": entry.stages["1"].model_copy(update={"party": "north"})}
+    return entry.model_copy(update={"stages": elsewhere}), StageLibrary(source, make_plan(run, source), None)
+
+
+def north_keeps(directory, spoil=lambda state: None):
+    """A machine that has the last stage's state on its own disk, and what it answers."""
+
+    def fetch(party, stage, step, expected):
+        assert (party, stage) == ("north", 1)
+        state = read_state(state_path(directory, stage, OWNER, step), step)
+        assert state.keys() == expected.keys()
+        spoil(state)
+        return state
+
+    return fetch
+
+
+def test_what_another_machine_has_kept_is_gone_on_from_if_it_is_what_was_verified(died, noted):
+    entry, library = noted
+
+    shards = list(collect(died / "journal", entry, library, north_keeps(died / "journal")))
+
+    assert [(shard.stage, shard.num_steps) for shard in shards] == [(0, 4), (1, 4)]
+
+
+def test_a_machine_that_sends_another_state_than_was_verified_is_named_and_not_gone_on_from(died, noted):
+    entry, library = noted
+    fetch = north_keeps(died / "journal", lambda state: next(iter(state.values())).view(-1)[0].add_(1e-6))
+
+    with pytest.raises(CheckpointError, match="stage 1, kept by north: is not the state that was verified"):
+        list(collect(died / "journal", entry, library, fetch))
+
+
+def test_what_nobody_has_verified_is_not_taken_from_another_machine(died, noted):
+    entry, library = noted
+    unverified = {**entry.stages, "1": entry.stages["1"].model_copy(update={"digest": None})}
+
+    with pytest.raises(CheckpointError, match="nobody has verified"):
+        list(
+            collect(
+                died / "journal",
+                entry.model_copy(update={"stages": unverified}),
+                library,
+                north_keeps(died / "journal"),
+            )
+        )
+
+
 CANNOT = [
     ("train.device=cuda",),
     ("checkpoint.encrypt=true", "checkpoint.key=env:KEY"),
-    ("pipeline.stages=3", "pipeline.pki=somewhere", "pipeline.remote_workers=['a']"),
+    ("pipeline.stages=3", "pipeline.pki=somewhere", "pipeline.remote_workers=['a']", "guard.mode=off"),
     ("guard.mode=paper", "guard.recovery=skip_layer"),
 ]
 
@@ -179,3 +237,12 @@ def test_a_journal_is_kept_where_nothing_is_said_about_it(make_run):
     run = make_run()
 
     assert run.model_copy(update={"checkpoint": run.checkpoint.model_copy(update={"journal": None})}).journals
+
+
+def test_with_remote_workers_a_journal_is_kept_when_it_is_asked_for(make_run):
+    remote = ("pipeline.stages=3", "pipeline.pki=somewhere", "pipeline.remote_workers=['a']")
+    silent = make_run(*remote)
+    silent = silent.model_copy(update={"checkpoint": silent.checkpoint.model_copy(update={"journal": None})})
+
+    assert not silent.journals
+    assert make_run("checkpoint.journal=true", *remote).journals

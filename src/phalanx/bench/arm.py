@@ -103,7 +103,7 @@ def _pipeline(spec: ArmSpec, source: ModelSource) -> Iterator[_Runner]:
     home = RunDirectory(Path(spec.directory), run, resume=False)
     plan = make_plan(run, source)
     library = StageLibrary(source, plan, None)
-    with company(run, home, plan, library, lambda kind, body: None, names=run.pipeline.workers, late=()) as engine:
+    with company(run, home, plan, library, lambda kind, body: None) as engine:
         engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
         loss = Loss(engine, home, source, plan)
         yield lambda step, inputs, lose=None: _pipeline_step(engine, step, inputs, loss, lose)

@@ -164,9 +164,7 @@ def _session(workload: CheckpointWorkload, directory: Path) -> Iterator[_Session
     library = StageLibrary(source, plan, None)
     savepoint = Savepoint(run, home, loader, Figures(), Totals(), source=source, certified=Certified())
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(
-            company(run, home, plan, library, lambda kind, body: None, names=run.pipeline.workers, late=())
-        )
+        engine = stack.enter_context(company(run, home, plan, library, lambda kind, body: None))
         engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
         events: list[tuple[str, dict[str, Any]]] = []
         saver = Saver(engine, savepoint, lambda kind, body: events.append((kind, body)))

@@ -64,6 +64,13 @@ class StateFiles:
             file.close()
         self._files.clear()
 
+    def remove(self) -> None:
+        """Let go of the files and remove them: the run is complete."""
+        paths = list(self._files)
+        self.close()
+        for path in paths:
+            path.unlink(missing_ok=True)
+
 
 class _StateFile:
     """A safetensors file of fixed names and shapes whose values are written over in place."""

@@ -11,6 +11,7 @@ from phalanx.pipeline.engine import PipelineEngine
 from phalanx.pipeline.explain import explain_evidence
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.join import gather
+from phalanx.pipeline.kept_states import fetch_kept
 from phalanx.pipeline.launch import LocalWorkers
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import StateDigest
@@ -59,6 +60,7 @@ __all__ = [
     "born_file",
     "die_with_parent",
     "explain_evidence",
+    "fetch_kept",
     "gather",
     "keep_freed_memory",
     "local_numeric_class",

@@ -268,7 +268,7 @@ class WorkerConfig(StrictModel):
     threads: int = Field(default=1, ge=1)
     device: str = "cpu"
     journal: str | None = None
-    """Directory in which the last states of stages are kept; only for a worker on the owner's machine."""
+    """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`)."""
     transport: TransportConfig = TransportConfig()
     attack: AttackConfig | None = None
     attack_log: str | None = None

@@ -8,9 +8,10 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import FrameError
 from phalanx.pipeline.schedules.action import Direction
 
-Purpose = Literal["state", "weights", "undo", "gradient", "past", "update", "snapshot", "duplicate"]
+Purpose = Literal["state", "weights", "undo", "gradient", "past", "update", "snapshot", "duplicate", "kept"]
 """`past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
-these with their moments, for a shadow; `duplicate`: the same, for the owner's checkpoint."""
+these with their moments, for a shadow; `duplicate`: the same, for the owner's checkpoint; `kept`: the same, as a worker
+has it on disk from an earlier session of the run."""
 
 
 class Message(StrictModel):

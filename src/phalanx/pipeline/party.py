@@ -153,9 +153,9 @@ class Party:
             if self.roles.add_state(received.sender, message, received.payload):
                 self._announce_if_ready()
             return
-        if message.purpose == "duplicate":
+        if message.purpose in ("duplicate", "kept"):
             # the owner's courier takes those that somebody waits for
-            raise FrameError(f"{self.name}: {received.sender!r} sent a duplicate that nobody waits for")
+            raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that nobody waits for")
         if message.purpose == "weights":
             self._shadowing.take_weights(received, message)
             return

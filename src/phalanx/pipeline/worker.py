@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
-from phalanx.errors import ConfigError, PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.errors import ConfigError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.inbox import Loopback
-from phalanx.pipeline.messages import Assign, Fault, Hello, Leave, Prepared, Setup, Shutdown, Standing
+from phalanx.pipeline.kept_states import send_kept
+from phalanx.pipeline.messages import Assign, Fault, FetchBulk, Hello, Leave, Prepared, Setup, Shutdown, Standing
 from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.nursery import NURSERY, await_birth
 from phalanx.pipeline.party import Party
@@ -78,6 +79,7 @@ class Worker:
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
         self._wants_to_leave = False
+        self._journal = None if config.journal is None else Path(config.journal)
 
     def leave(self) -> None:
         """Ask the owner to be let go, once this party's step is done; before it is set up, end at once."""
@@ -99,6 +101,7 @@ class Worker:
                 if isinstance(item, LinkFault):
                     self._link_broke(item)
                 elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
+                    self._tidy_up()
                     return
                 else:
                     self._handle(item)
@@ -129,7 +132,10 @@ class Worker:
             elif self._party is not None:
                 if isinstance(item.message, Assign) and item.sender == self._config.owner_name:
                     self._meet(item.message)
-                self._party.handle(item)
+                if isinstance(item.message, FetchBulk) and item.message.purpose == "kept":
+                    self._send_kept(item.sender, item.message)
+                else:
+                    self._party.handle(item)
         except ConfigError:
             raise
         except PhalanxError as exc:
@@ -146,8 +152,13 @@ class Worker:
             name = self._identity.name
             self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_copy)
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
-            if self._config.journal is not None:
-                self._party.roles.state_files = StateFiles(Path(self._config.journal), name, _say)
+            if self._journal is not None:
+                self._party.roles.state_files = StateFiles(self._journal, name, _say)
+
+    def _send_kept(self, sender: str, about: FetchBulk) -> None:
+        if sender != self._config.owner_name:
+            raise FrameError(f"{self._identity.name}: {sender!r} asked for a kept state; only the owner may")
+        send_kept(self._mail.post, sender, about, self._journal, self._identity.name)
 
     def _meet(self, assign: Assign) -> None:
         """Get to know the other parties, only who the common authority vouches for; refuse who is no longer one."""
@@ -182,6 +193,13 @@ class Worker:
                 "may come back, unless it was convicted"
             )
         return PeerLostError(f"the owner at {self._config.owner} is gone ({reason}); this worker ends")
+
+    def _tidy_up(self) -> None:
+        """The run is complete: nothing will be gone on from."""
+        files = None if self._party is None else self._party.roles.state_files
+        if files is not None:
+            with contextlib.suppress(OSError):
+                files.remove()
 
     def _link_broke(self, fault: LinkFault) -> None:
         if fault.peer == self._config.owner_name:

@@ -2,19 +2,25 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from phalanx.checkpoint.state_files import StateFiles
+from phalanx.errors import CheckpointError
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
     Files,
     LocalWorkers,
+    Members,
     Observe,
     PipelineEngine,
     StepPlan,
     WorkerConfig,
+    fetch_kept,
     gather,
     keep_freed_memory,
 )
@@ -33,26 +39,48 @@ _JOIN_TIMEOUT_S = 120.0
 _REMOTE_JOIN_TIMEOUT_S = 600.0
 
 
+@dataclass(frozen=True)
+class Crowd:
+    """Workers that have joined and are set up, without roles.
+
+    Attributes:
+        members: Who they are.
+        workers: Processes of this machine, where the workers are local.
+        address: Where the owner listens.
+        endpoint: The owner's.
+    """
+
+    members: Members
+    workers: LocalWorkers
+    address: str
+    endpoint: Endpoint
+
+    def fetch_kept(self, party: str, stage: int, step: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Get the state that a worker's process has kept on its own disk; see `phalanx.pipeline.fetch_kept`.
+
+        Raises:
+            CheckpointError: It keeps none, is not here, or sends something else.
+        """
+        if party not in self.members.addresses:
+            raise CheckpointError(f"stage {stage}: {party}, who kept its state, has not come back")
+        return fetch_kept(self.endpoint, party, stage, step, expected)
+
+
 @contextlib.contextmanager
-def company(
+def gathered(
     run: RunConfig,
     home: RunDirectory,
     plan: StepPlan,
-    library: StageLibrary,
     observe: Observe,
     *,
     names: Sequence[str],
     late: Sequence[str],
-    journal: Journal | None = None,
     open_workers: OpenWorkers = LocalWorkers,
-) -> Iterator[PipelineEngine]:
-    """Start or await the workers called `names`, and end them whatever happens; let `late` ones in at any time.
+) -> Iterator[Crowd]:
+    """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
     Whoever is not named, such as a party convicted in an earlier session, is not started and not let in.
     `open_workers` starts the local ones; another than the default is for drills only.
-
-    Yields:
-        The engine, with every worker set up and no role given yet.
 
     Raises:
         PeerLostError: A worker did not come.
@@ -83,31 +111,61 @@ def company(
         )
         members.rebalance_every = run.pipeline.rebalance_every
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
-        if not run.pipeline.remote_workers:
-            replacements = Replacements(
-                late,
-                start=lambda name: workers.start({name: _worker_config(run, home, name, wire.address)}),
-                is_alive=workers.is_alive,
-                has_joined=lambda name: name in members.addresses,
-                observe=observe,
-            )
-            members.replace, members.look_after = replacements.replace, replacements.look_after
-            if late:
-                # when the first ones are there: it shall not slow down their start
-                workers.keep_nursery(run.train.threads)
-        for name in members.names:
-            observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
-        draw = AuditDraw.of(home.audit_key(), run.guard)
-        files = Files(home.path, library, observe)
+        yield Crowd(members, workers, wire.address, endpoint)
+        workers.close()
+
+
+@contextlib.contextmanager
+def engaged(
+    crowd: Crowd,
+    run: RunConfig,
+    home: RunDirectory,
+    plan: StepPlan,
+    library: StageLibrary,
+    observe: Observe,
+    *,
+    late: Sequence[str] = (),
+    journal: Journal | None = None,
+) -> Iterator[PipelineEngine]:
+    """Make the engine that drives a crowd; no role is given yet. At the end every worker is told so."""
+    members, workers = crowd.members, crowd.workers
+    if not run.pipeline.remote_workers:
+        replacements = Replacements(
+            late,
+            start=lambda name: workers.start({name: _worker_config(run, home, name, crowd.address)}),
+            is_alive=workers.is_alive,
+            has_joined=lambda name: name in members.addresses,
+            observe=observe,
+        )
+        members.replace, members.look_after = replacements.replace, replacements.look_after
+        if late:
+            # when the first ones are there: it shall not slow down their start
+            workers.keep_nursery(run.train.threads)
+    for name in members.names:
+        observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
+    draw = AuditDraw.of(home.audit_key(), run.guard)
+    files = Files(home.path, library, observe)
+    with contextlib.ExitStack() as stack:
         if journal is not None:
             files.note_verified = journal.verified
             files.states = StateFiles(home.journal, OWNER, journal.give_up)
             stack.callback(files.states.close)
-        engine = PipelineEngine(plan, home.owner.public, endpoint, members, files, draw)
+        engine = PipelineEngine(plan, home.owner.public, crowd.endpoint, members, files, draw)
         yield engine
         engine.close("the run is complete")
-        workers.close()
+
+
+@contextlib.contextmanager
+def company(
+    run: RunConfig, home: RunDirectory, plan: StepPlan, library: StageLibrary, observe: Observe
+) -> Iterator[PipelineEngine]:
+    """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
+    with (
+        gathered(run, home, plan, observe, names=run.pipeline.workers, late=()) as crowd,
+        engaged(crowd, run, home, plan, library, observe) as engine,
+    ):
+        yield engine
 
 
 def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:

@@ -91,8 +91,8 @@ class RunConfig(StrictModel):
             )
         if self.checkpoint.journal and not self._can_journal:
             raise ValueError(
-                "checkpoint.journal = true needs every process on this machine's CPUs (no remote_workers, "
-                'device = "cpu"), nothing encrypted, and no recovery = "skip_layer"; leave it out'
+                'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '
+                "and with remote_workers a guard: without one nobody knows what they should have kept; leave it out"
             )
         if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
             raise ValueError(
@@ -103,13 +103,15 @@ class RunConfig(StrictModel):
 
     @property
     def journals(self) -> bool:
-        """Whether every process keeps its last states in the run directory."""
+        """Whether the owner keeps a journal and local processes their states; remote ones where their files say so."""
         wanted = self.checkpoint.journal
-        return self._can_journal if wanted is None else wanted
+        # whoever has remote workers knows whether their files name a directory
+        return (self._can_journal and not self.pipeline.remote_workers) if wanted is None else wanted
 
     @property
     def _can_journal(self) -> bool:
-        elsewhere = self.pipeline.remote_workers or self.train.device != "cpu"
+        unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
+        elsewhere = self.train.device != "cpu" or unverified
         return not (elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
 
     @property

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
+from torch import Tensor
 
 from phalanx.checkpoint import Shard
 from phalanx.checkpoint.state_files import read_state, state_path
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import CheckpointError, PhalanxError, SignatureError
-from phalanx.pipeline import StateDigest
+from phalanx.pipeline import OWNER, StateDigest
 from phalanx.security.crypto import Identity, Peer, in_domain, parse_canonical
 from phalanx.train.history import History
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
+
+Fetch = Callable[[str, int, int, Mapping[str, Tensor]], dict[str, Tensor]]
+"""Gets a state that another party has kept, given who, the stage, the step, and its names, shapes and types."""
 
 _DOMAIN = "phalanx journal"
 _FILE = "journal.json"
@@ -149,8 +153,14 @@ def newer_entry(home: RunDirectory, config_digest: str, history: History) -> Ent
     return entry
 
 
-def collect(directory: Path, entry: Entry, library: StageLibrary) -> Iterator[Shard]:
+def collect(directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch | None = None) -> Iterator[Shard]:
     """Read every stage's kept state, one after the other, and check it against what was noted.
+
+    Args:
+        directory: The run's journal.
+        entry: What the owner noted.
+        library: Builds stages.
+        fetch: Gets what other parties than the owner have kept; None where they have kept it in `directory`.
 
     Raises:
         CheckpointError: A stage's state is missing, torn, of another step or another one than was verified.
@@ -159,14 +169,21 @@ def collect(directory: Path, entry: Entry, library: StageLibrary) -> Iterator[Sh
         place = entry.stages.get(str(stage))
         if place is None:
             raise CheckpointError(f"{directory / _FILE}: says nothing of stage {stage}")
+        copy, is_here = library(stage), fetch is None or place.party == OWNER
         path = state_path(directory, stage, place.party, entry.step)
-        copy = library(stage)
+        where = str(path) if is_here else f"stage {stage}, kept by {place.party}"
+        if place.digest is None and not is_here:
+            raise CheckpointError(f"{where}: nobody has verified what it should be")
         try:
-            copy.optimizer.load_state(read_state(path, entry.step), entry.step)
+            if fetch is None or is_here:
+                state = read_state(path, entry.step)
+            else:
+                state = fetch(place.party, stage, entry.step, copy.optimizer.state())
+            copy.optimizer.load_state(state, entry.step)
         except CheckpointError:
             raise
         except PhalanxError as exc:
-            raise CheckpointError(f"{path}: {exc}") from exc
+            raise CheckpointError(f"{where}: {exc}") from exc
         if place.digest is not None and copy.digest() != place.digest:
-            raise CheckpointError(f"{path}: is not the state that was verified; its digest differs")
+            raise CheckpointError(f"{where}: is not the state that was verified; its digest differs")
         yield Shard(stage, copy.optimizer.state(), entry.step)

@@ -28,6 +28,14 @@ _SAID: dict[str, tuple[Kind, str]] = {
 }
 
 
+def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
+    """What a person wants to know of an event, and how it looks; None where that is nothing."""
+    if kind not in _SAID:
+        return None
+    style, text = _SAID[kind]
+    return style, text.format(**body)
+
+
 @dataclass
 class Totals:
     """Running figures of a run, of this session and those before it."""
@@ -92,9 +100,9 @@ class RunRecorder:
         self.log.append(kind, body)
         if kind in _LASTING:
             self.log.sync()
-        if kind in _SAID:
-            style, text = _SAID[kind]
-            self._progress.message(text.format(**body), style)
+        said = in_words(kind, body)
+        if said is not None:
+            self._progress.message(said[1], said[0])
 
     def validated(self, perplexity: float, num_steps: int) -> None:
         """A validation after so many finished steps ended."""

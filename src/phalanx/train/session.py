@@ -1,7 +1,9 @@
 """One run from its file to its summary: set up, train, finish; what is left behind is always consistent."""
 
 import contextlib
+import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEn
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.adopt import adopted_state, cut_anew, open_origin
-from phalanx.train.company import OpenWorkers, company
+from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
 from phalanx.train.ground_truth import GroundTruth
@@ -28,7 +30,7 @@ from phalanx.train.layout import describe_stages, estimate_stages, make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.loop import run_loop
 from phalanx.train.process import deterministic, interruptible
-from phalanx.train.record import RunRecorder, Totals
+from phalanx.train.record import RunRecorder, Totals, in_words
 from phalanx.train.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.savepoint import Savepoint
 from phalanx.train.saver import Saver
@@ -165,17 +167,26 @@ class Session:
         savepoint = Savepoint(run, home, loader, self.figures, self.totals, source=source, certified=history.certified)
         self._adopt(log, history, savepoint, StageLibrary(source, plan, None))
         self._accept_older(log, history, savepoint)
-        self._recover(log, history, savepoint, StageLibrary(source, plan, None))
-        goes_on = history.head is not None or self.origin is not None
-        checkpoint = savepoint.open() if goes_on else None
-        metrics = MetricsFile(home.path / "metrics.jsonl")
-        start = savepoint.rewind(checkpoint, metrics)
-        if goes_on:
-            self.figures.resumed_from = start
-        self.figures.wall_s = self.totals.wall_s
         workers = [name for name in run.pipeline.workers if name not in history.convicted]
         late = [name for name in run.pipeline.late_workers if name not in history.convicted]
         with contextlib.ExitStack() as stack:
+
+            @functools.cache
+            def crowd() -> Crowd:
+                """Workers are started, or awaited, when somebody first needs them."""
+                say, opener = self._announcer(log), self.open_workers
+                return stack.enter_context(
+                    gathered(run, home, plan, say, names=workers, late=late, open_workers=opener)
+                )
+
+            self._recover(log, history, savepoint, StageLibrary(source, plan, None), crowd)
+            goes_on = history.head is not None or self.origin is not None
+            checkpoint = savepoint.open() if goes_on else None
+            metrics = MetricsFile(home.path / "metrics.jsonl")
+            start = savepoint.rewind(checkpoint, metrics)
+            if goes_on:
+                self.figures.resumed_from = start
+            self.figures.wall_s = self.totals.wall_s
             stack.enter_context(metrics)
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
             progress = stack.enter_context(Progress(run.train.steps, start, console=self.console))
@@ -185,18 +196,9 @@ class Session:
             library = StageLibrary(source, plan, checkpoint)
             journal = self._journal(log, recorder)
             observe = self._observer(recorder, savepoint, history.certified, journal)
-            joined = company(
-                run,
-                home,
-                plan,
-                library,
-                observe,
-                names=workers,
-                late=late,
-                journal=journal,
-                open_workers=self.open_workers,
+            engine = stack.enter_context(
+                engaged(crowd(), run, home, plan, library, observe, late=late, journal=journal)
             )
-            engine = stack.enter_context(joined)
             engine.start(
                 start,
                 library.digests() if run.guard.enabled else {},
@@ -257,7 +259,14 @@ class Session:
         savepoint.accept_older(self.from_step)
         self._tell(log, history, "older_accepted", {"step": self.from_step})
 
-    def _recover(self, log: AuditLog, history: History, savepoint: Savepoint, library: StageLibrary) -> None:
+    def _recover(
+        self,
+        log: AuditLog,
+        history: History,
+        savepoint: Savepoint,
+        library: StageLibrary,
+        crowd: Callable[[], Crowd],
+    ) -> None:
         """Where the last session died in the middle of a run: make its last verified step the newest checkpoint."""
         home = self.home
         try:
@@ -266,7 +275,8 @@ class Session:
                 # as with any checkpoint: the log must not be behind it
                 self._tell(log, history, "checkpoint", {"step": entry.step})
                 log.sync()
-                saved = savepoint.write(entry.step, collect(home.journal, entry, library), entry.state)
+                fetch = crowd().fetch_kept if self.config.pipeline.remote_workers else None
+                saved = savepoint.write(entry.step, collect(home.journal, entry, library, fetch), entry.state)
                 self._tell(log, history, "checkpoint_saved", saved.body())
                 self.console.print(f"journal: the run goes on where it died, at step {entry.step}")
         except CheckpointError as exc:
@@ -276,6 +286,17 @@ class Session:
     def _tell(self, log: AuditLog, history: History, kind: str, body: dict[str, Any]) -> None:
         log.append(kind, body)
         history.certified.take(kind, body)
+
+    def _announcer(self, log: AuditLog) -> Observe:
+        """Tells whom the run waits for, which may be before there is a recorder."""
+
+        def announce(kind: str, body: dict[str, Any]) -> None:
+            log.append(kind, body)
+            said = in_words(kind, body)
+            if said is not None:
+                self.console.print(said[1], markup=False, highlight=False)
+
+        return announce
 
     def _journal(self, log: AuditLog, recorder: RunRecorder) -> Journal | None:
         if not self.config.journals:
