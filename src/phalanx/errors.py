@@ -14,6 +14,8 @@
     │       └── PeerGoneError                       nobody listens at its address
     ├── VerificationError                       5   a claim, a log or a proof does not hold
     │   ├── CertificateError                        wrong, expired or foreign certificate
+    │   ├── PadError                                a one-time pad cannot be shown to be fresh
+    │   ├── WrongProductError                       a worker's product of masked numbers is not the product
     │   ├── SignatureError                          a signature does not match
     │   ├── AuditLogError                           the audit log is broken
     │   ├── EvidenceError                           an evidence file does not hold up
@@ -21,6 +23,7 @@
     └── TrainingError                           6   training cannot go on
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
         │   └── FailedBatchError                            with this batch; the next one can be tried
+        ├── FixedPointError                         a number does not fit into fixed point
         └── NoHolderError                           nobody is left who holds a stage
 
 Other exit codes: 0 success, 1 a bug in Phalanx (traceback), 130 interrupted by the user.
@@ -93,6 +96,14 @@ class CertificateError(VerificationError):
     """A certificate is wrong, expired or signed by somebody else."""
 
 
+class PadError(VerificationError):
+    """A one-time pad cannot be shown to be fresh, so nothing may be masked with it."""
+
+
+class WrongProductError(VerificationError):
+    """What a worker says to be a product of masked numbers is not the product."""
+
+
 class SignatureError(VerificationError):
     """A signature does not match what it is said to sign."""
 
@@ -121,6 +132,10 @@ class NonFiniteLossError(TrainingError):
 
 class FailedBatchError(NonFiniteLossError):
     """One batch gives a loss or a gradient that is NaN or infinite; nothing was updated with it."""
+
+
+class FixedPointError(TrainingError):
+    """A number does not fit into fixed point: not finite, or beyond the bound that the scale was chosen for."""
 
 
 class NoHolderError(TrainingError):

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = "tests/pipeline/"
+MASK = "tests/security/mask/"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,62 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "mask: the check of products",
+        "security/mask/freivalds.py",
+        "if not np.array_equal(",
+        "if False and not np.array_equal(",
+        MASK + "test_masked_offload_attacks.py::test_a_worker_that_bends_one_output_is_found",
+    ),
+    Mutant(
+        "mask: a check that has refused is spent",
+        "security/mask/freivalds.py",
+        "            self._spent = True",
+        "            self._spent = False",
+        MASK + "test_product_check.py::test_a_check_that_has_refused_once_refuses_everything",
+    ),
+    Mutant(
+        "mask: random bytes in the key of each range of pads",
+        "security/mask/ledger.py",
+        "record.reserved, self._fresh(_SALT_BYTES)",
+        "record.reserved, b'the same for all'",
+        MASK + "test_pad_ledger.py::test_a_ledger_that_was_put_back_repeats_numbers_and_no_pads",
+    ),
+    Mutant(
+        "mask: a ledger older than its counter",
+        "security/mask/ledger.py",
+        "record.counter < (now := self._counter.read()):",
+        "record.counter < 0 * (now := self._counter.read()):",
+        MASK + "test_pad_ledger.py::test_a_hardware_counter_shows_that_a_ledger_was_put_back",
+    ),
+    Mutant(
+        "mask: p is no element",
+        "security/mask/pads.py",
+        "drawn[drawn != P]",
+        "drawn",
+        MASK + "test_one_time_pads.py::test_a_word_that_is_p_is_skipped_and_not_folded_onto_zero",
+    ),
+    Mutant(
+        "mask: sums that float64 does not hold",
+        "security/mask/ring.py",
+        ".max(initial=0)) <= LIMIT)",
+        ".max(initial=0)) >= 0)",
+        MASK + "test_ring_products.py::test_the_largest_numbers_are_exact_at_every_inner_dimension",
+    ),
+    Mutant(
+        "mask: a row beyond the bound",
+        "security/mask/fixed_point.py",
+        "if lengths[worst] > bound:",
+        "if lengths[worst] > 2 * bound:",
+        MASK + "test_fixed_point.py::test_a_row_longer_than_the_bound_is_an_overflow",
+    ),
+    Mutant(
+        "mask: a number that no product can be",
+        "security/mask/fixed_point.py",
+        "-whole.min(initial=0)) > LARGEST:",
+        "-whole.min(initial=0)) > LARGEST + LARGEST:",
+        MASK + "test_fixed_point.py::test_a_number_that_no_product_can_be_is_refused",
+    ),
     Mutant(
         "L3 the owner's audit before a batch is given up",
         "pipeline/coordinator.py",

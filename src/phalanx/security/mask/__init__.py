@@ -1,0 +1,53 @@
+"""Masked offload: products with frozen matrices on a machine that must not see what is multiplied. Loads no torch."""
+
+from phalanx.security.mask.fixed_point import (
+    FixedColumns,
+    FixedRows,
+    decode,
+    encode_columns,
+    encode_rows,
+    typical_error,
+    worst_error,
+)
+from phalanx.security.mask.freivalds import Check, ProductCheck, UnsafeNoCheck
+from phalanx.security.mask.ledger import MonotonicCounter, PadLedger, Ticket, begin_ledger
+from phalanx.security.mask.message import Masked, Product
+from phalanx.security.mask.offload import MaskedLinear, MaskedProduct, MaskedWorker, Sent, masked_linear
+from phalanx.security.mask.pads import AesPads, OsPads, Pad, PadSource
+from phalanx.security.mask.pool import PadPool
+from phalanx.security.mask.ring import P, RingMatrix, ring_matrix
+from phalanx.security.mask.store import FileStore, LedgerStore
+
+__all__ = [
+    "AesPads",
+    "Check",
+    "FileStore",
+    "FixedColumns",
+    "FixedRows",
+    "LedgerStore",
+    "Masked",
+    "MaskedLinear",
+    "MaskedProduct",
+    "MaskedWorker",
+    "MonotonicCounter",
+    "OsPads",
+    "P",
+    "Pad",
+    "PadLedger",
+    "PadPool",
+    "PadSource",
+    "Product",
+    "ProductCheck",
+    "RingMatrix",
+    "Sent",
+    "Ticket",
+    "UnsafeNoCheck",
+    "begin_ledger",
+    "decode",
+    "encode_columns",
+    "encode_rows",
+    "masked_linear",
+    "ring_matrix",
+    "typical_error",
+    "worst_error",
+]

@@ -1,0 +1,75 @@
+"""Is this the product? Asked with two secret random vectors, at a small part of the product's own cost."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.errors import WrongProductError
+from phalanx.security.mask.pads import PadSource
+from phalanx.security.mask.ring import Ring, ring_matrix, to_ring
+
+NUM_VECTORS = 2
+
+
+class Check(Protocol):
+    """Judges products with one fixed right factor."""
+
+    def require(self, left: Ring, product: Ring, where: str) -> None:
+        """Accept a product, or raise.
+
+        Args:
+            left: ``[rows, inner]``.
+            product: ``[rows, columns]``, said to be ``left @ right mod p``.
+            where: How errors call it.
+
+        Raises:
+            WrongProductError: It is not.
+        """
+        ...
+
+
+class ProductCheck:
+    """Accepts `y` as ``z @ W mod p`` if ``y @ s = z @ (W @ s) mod p`` for two secret vectors s.
+
+    Args:
+        right: ``[inner, columns]``, the integers W; multiplied once with the secret vectors, here.
+        secrets: Draws the vectors; nobody else may know them.
+
+    Guarantees:
+        A wrong product, however chosen, is accepted with probability 1 / p^2, about 2^-62: one wrong row of it is
+        orthogonal to a uniform vector with probability 1 / p. Who is refused learns something about the vectors, so a
+        check that has refused once refuses everything: make a new one.
+
+    Source: Freivalds 1977; over a prime field, since over 2^k a wrong product can pass every other time.
+    """
+
+    def __init__(self, right: NDArray[np.int32], secrets: PadSource) -> None:
+        vectors = secrets.draw(right.shape[1], NUM_VECTORS).take()
+        self._vectors = ring_matrix(vectors)
+        self._images = ring_matrix(self._vectors.multiply(to_ring(right)))
+        self._spent = False
+
+    def require(self, left: Ring, product: Ring, where: str) -> None:
+        """As `Check` says.
+
+        Raises:
+            WrongProductError: It is not, or this check has refused before.
+        """
+        if self._spent:
+            raise WrongProductError(f"{where}: its check has refused before and proves nothing now; make a new one")
+        if not np.array_equal(self._vectors.multiply(product), self._images.multiply(left)):
+            self._spent = True
+            raise WrongProductError(
+                f"{where}: is not the product of what was sent; the worker, or its machine, computes wrongly"
+            )
+
+    def __repr__(self) -> str:
+        return "ProductCheck(...)"
+
+
+class UnsafeNoCheck:
+    """Accepts everything: what a worker can do where nobody checks."""
+
+    def require(self, left: Ring, product: Ring, where: str) -> None:
+        """Accept."""

@@ -1,0 +1,216 @@
+"""Which one-time pads are spent: a range of numbers is written down as used before the first of them is.
+
+Four things keep a pad from being made twice, each sufficient against some of what can happen:
+
+- numbers only grow, and are written down before they are used: a crash or a restart skips numbers and repeats none;
+- an *epoch*, raised at each opening, is in every key: two processes never share keys, even on the same numbers;
+- every range has 16 fresh random bytes in its key: an older record that is put back repeats numbers, not keys;
+- a hardware counter, where there is one, shows that an older record was put back, and that memory was copied.
+"""
+
+import hmac
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import PadError
+from phalanx.security.crypto import in_domain, parse_canonical
+from phalanx.security.mask.store import LedgerStore
+
+MOST_PADS = 2**24
+"""Pads in one range at most: with `pads.MOST_ELEMENTS` it bounds what is encrypted under one key."""
+_KEY_BYTES, _SALT_BYTES = 32, 16
+
+
+class MonotonicCounter(Protocol):
+    """A counter that cannot be set back by who holds the disk."""
+
+    def read(self) -> int:
+        """Return its value."""
+        ...
+
+    def increment(self) -> int:
+        """Raise it by one and return the new value."""
+        ...
+
+
+class Record(StrictModel):
+    """What is kept; the key that authenticates it is of one run and one master key.
+
+    Attributes:
+        epoch: Of the process that wrote it.
+        reserved: All numbers below this one count as used.
+        counter: Value of the hardware counter from which on the record holds; 0 where there is none.
+    """
+
+    epoch: int = Field(ge=0)
+    reserved: int = Field(ge=0)
+    counter: int = Field(ge=0)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """The right to make one pad.
+
+    Attributes:
+        epoch: Of the ledger.
+        number: Of the pad; never given out again.
+        salt: Random bytes of its range.
+    """
+
+    epoch: int
+    number: int
+    salt: bytes
+
+
+class PadLedger:
+    """Gives out each pad's number once, through crashes, restarts, rollbacks and forks.
+
+    Args:
+        store: Keeps the record.
+        master: 32 secret bytes; the record is authenticated with a key made of them.
+        run: The run.
+        range_size: Numbers that are written down at once; so many are lost in a restart, and so many pads can a copy
+            of this process's memory make again before it is found out.
+        counter: A hardware counter of this ledger alone; None leaves rollbacks to the random bytes.
+        fresh: Draws random bytes.
+
+    Raises:
+        PadError: There is no record (`begin_ledger` writes the first), it was altered, is of another run, or is older
+            than the counter says.
+    """
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        master: bytes,
+        run: str,
+        range_size: int = 1024,
+        counter: MonotonicCounter | None = None,
+        fresh: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        if not 1 <= range_size <= MOST_PADS:
+            raise PadError(f"pad ledger: a range has {range_size} numbers, expected 1 to {MOST_PADS}")
+        self._store, self._run, self._range_size, self._counter = store, run, range_size, counter
+        self._fresh, self._pid, self._lock = fresh, os.getpid(), threading.Lock()
+        self._mac_key = _mac_key(master, run)
+        last = self._read()
+        self._next = self._end = last.reserved
+        self._last = Record(epoch=last.epoch + 1, reserved=last.reserved, counter=last.counter)
+        self._salt, self._is_sound = b"", True
+
+    def take(self) -> Ticket:
+        """Give out the next number.
+
+        Raises:
+            PadError: The next range could not be written down; the hardware counter was raised by somebody else, or
+                failed; or this process was forked from the one that opened the ledger.
+
+        Guarantees:
+            No two tickets lead to the same key and number. Safe to use from several threads.
+        """
+        if os.getpid() != self._pid:
+            raise PadError("pad ledger: was opened before this process was forked; open it in one of them only")
+        with self._lock:
+            if not self._is_sound:
+                raise PadError("pad ledger: its counter failed; open the ledger again")
+            if self._next == self._end:
+                self._reserve()
+            number = self._next
+            self._next += 1
+            return Ticket(self._last.epoch, number, self._salt)
+
+    def _reserve(self) -> None:
+        counter = self._last.counter + 1 if self._counter is not None else 0
+        record = Record(epoch=self._last.epoch, reserved=self._end + self._range_size, counter=counter)
+        self._store.write(_sealed(record, self._mac_key))
+        if self._counter is not None:
+            # where the counter failed, nobody knows how far it is: opening the ledger finds out
+            self._is_sound = False
+            _raise_to(self._counter, counter)
+            self._is_sound = True
+        # only now: whatever failed above leaves this ledger without numbers
+        self._last, self._end, self._salt = record, record.reserved, self._fresh(_SALT_BYTES)
+
+    def _read(self) -> Record:
+        data = self._store.read()
+        if data is None:
+            raise PadError("pad ledger: is missing; bring it back, or begin a new one under a new master key")
+        record = _opened(data, self._mac_key)
+        if self._counter is not None and record.counter < (now := self._counter.read()):
+            raise PadError(
+                f"pad ledger: is of counter value {record.counter}, the counter is at {now}: an older ledger was put "
+                "back, or it is another ledger's counter; begin a new one under a new master key"
+            )
+        return record
+
+    def __repr__(self) -> str:
+        return f"PadLedger(run={self._run!r}, epoch={self._last.epoch})"
+
+
+def begin_ledger(store: LedgerStore, master: bytes, run: str, counter: MonotonicCounter | None = None) -> None:
+    """Write the first record, once for each master key.
+
+    Raises:
+        PadError: There is a ledger already, or it cannot be written.
+    """
+    if store.read() is not None:
+        raise PadError("pad ledger: exists already; open it, or name a new file")
+    record = Record(epoch=0, reserved=0, counter=0 if counter is None else counter.read())
+    store.write(_sealed(record, _mac_key(master, run)))
+
+
+def derived(secret: bytes, salt: bytes, about: list[str | int]) -> bytes:
+    """Return 32 bytes made of a secret for one purpose, by HKDF-SHA256.
+
+    Raises:
+        PadError: The secret has another length than 32 bytes.
+    """
+    if len(secret) != _KEY_BYTES:
+        raise PadError(f"pads: the master key has {len(secret)} bytes, expected {_KEY_BYTES}")
+    info = in_domain("mask-key/1", canonical_json(about))
+    return HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=salt, info=info).derive(secret)
+
+
+def _raise_to(counter: MonotonicCounter, target: int) -> None:
+    """Raise the counter at least once and up to the value that the record names.
+
+    After a crash between writing and raising, the record is ahead of the counter by more than one.
+    """
+    while (value := counter.increment()) < target:
+        pass
+    if value != target:
+        raise PadError(
+            f"pad ledger: the counter is at {value}, expected {target}: somebody else uses this ledger or its counter"
+        )
+
+
+def _mac_key(master: bytes, run: str) -> bytes:
+    return derived(master, b"", ["ledger", run])
+
+
+def _sealed(record: Record, key: bytes) -> bytes:
+    body = record.model_dump(mode="json")
+    return canonical_json({"body": body, "mac": _mac(body, key).hex()})
+
+
+def _opened(data: bytes, key: bytes) -> Record:
+    try:
+        envelope = parse_canonical(data)
+        body, mac = envelope["body"], bytes.fromhex(envelope["mac"])
+        if not hmac.compare_digest(mac, _mac(body, key)):
+            raise PadError("pad ledger: was altered, or is of another run or master key; bring the right one back")
+        return Record.model_validate(body)
+    except (ValueError, KeyError, TypeError, ValidationError) as exc:
+        raise PadError("pad ledger: malformed; it is written whole or not at all, so it was altered") from exc
+
+
+def _mac(body: dict[str, object], key: bytes) -> bytes:
+    return hmac.digest(key, in_domain("mask-ledger/1", canonical_json(body)), "sha256")

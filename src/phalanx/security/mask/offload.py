@@ -1,0 +1,150 @@
+"""Frozen linear layers on somebody else's machine, which sees uniform numbers only; messages, but no transport.
+
+The client hides x as ``z = x + r mod p``, the worker returns ``z W mod p``, and the client takes ``r W mod p`` away.
+For the backward pass the same is done with gradients and the transposed matrix. W is frozen, and public.
+
+Source: Tramer and Boneh 2019 (Slalom), with a prime field, two check vectors and a backward pass.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.errors import FrameError
+from phalanx.security.mask.fixed_point import FixedColumns, Reals, decode, encode_columns, encode_rows
+from phalanx.security.mask.freivalds import Check, ProductCheck
+from phalanx.security.mask.message import Direction, Masked, Product, answered
+from phalanx.security.mask.pads import PadSource
+from phalanx.security.mask.pool import PadPool
+from phalanx.security.mask.ring import Ring, RingMatrix, add, ring_matrix, subtract
+
+
+class MaskedWorker:
+    """The untrusted side: multiplies what it is sent with the matrices that it was given.
+
+    Args:
+        device: As `ring_matrix` takes it.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
+        self._matrices: dict[Product, RingMatrix] = {}
+
+    def load(self, product: Product, values: NDArray[np.int32]) -> None:
+        """Keep a quantised matrix, ``[inner, columns]``."""
+        self._matrices[product] = ring_matrix(values, self._device)
+
+    def answer(self, request: Masked) -> Masked:
+        """Multiply.
+
+        Raises:
+            FrameError: No such product is loaded, or the numbers are of another shape or type, or no elements of Z_p.
+        """
+        matrix = self._matrices.get(request.product)
+        if matrix is None:
+            raise FrameError(f"{request.product}: is not loaded here; load it before it is asked for")
+        return Masked(request.product, request.number, matrix.multiply(request.values))
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What the client keeps while a request is under way.
+
+    Attributes:
+        request: The message to the worker.
+        unmask: ``[rows, columns]``, the product of the pad.
+        scales: ``[rows]``, of the rows.
+    """
+
+    request: Masked
+    unmask: Ring = field(repr=False)
+    scales: NDArray[np.float64] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedProduct:
+    """The trusted side of one product.
+
+    Attributes:
+        product: Which one.
+        weight: The matrix in fixed point; its `values` are what a worker loads.
+        pool: Has the pads.
+        check: Judges answers.
+        bound: As `encode_rows` takes it.
+    """
+
+    product: Product
+    weight: FixedColumns = field(repr=False)
+    pool: PadPool
+    check: Check
+    bound: float | None = None
+
+    def send(self, x: Reals) -> Sent:
+        """Quantise and mask.
+
+        Args:
+            x: ``[rows, inner]``: activations forward, gradients backward.
+
+        Raises:
+            FixedPointError: It is no such matrix, holds NaN or infinity, or a row is longer than the bound.
+            PadError: No pad is ready, or the pads have fewer rows.
+        """
+        rows = encode_rows(x, self.bound, str(self.product))
+        unmask = self.pool.take(len(x))
+        return Sent(Masked(self.product, unmask.number, add(rows.values, unmask.pad)), unmask.product, rows.scales)
+
+    def receive(self, sent: Sent, answer: Masked) -> Reals:
+        """Check and unmask.
+
+        Returns:
+            ``x @ W``, ``[rows, columns]``, off by at most `worst_error` of the lengths of row and column.
+
+        Raises:
+            FrameError: The answer is malformed or to another request.
+            WrongProductError: It is not the product of what was sent.
+            FixedPointError: A number is too large for float32.
+        """
+        values = answered(sent.request, answer, self.weight.values.shape[1])
+        self.check.require(sent.request.values, values, f"{self.product}, pad {sent.request.number}")
+        return decode(subtract(values, sent.unmask), sent.scales, self.weight.scales, str(self.product))
+
+
+@dataclass(frozen=True)
+class MaskedLinear:
+    """The trusted side of a frozen linear layer.
+
+    Attributes:
+        forward: ``x @ W``.
+        backward: ``dy @ W^T``, which gives the gradient of x; W itself has none.
+    """
+
+    forward: MaskedProduct
+    backward: MaskedProduct
+
+
+def masked_linear(
+    layer: str, weight: Reals, rows: int, pads: Callable[[Product], PadSource], bound: float | None = None
+) -> MaskedLinear:
+    """Prepare both directions of a layer.
+
+    Args:
+        layer: Its name.
+        weight: ``[inner, columns]``, that is, transposed from what torch's linear layers keep.
+        rows: Most rows of one request.
+        pads: Makes fresh pads for a product; also gives each check its secret vectors.
+        bound: As `encode_rows` takes it, for activations; gradients always have scales of their own rows.
+
+    Raises:
+        FixedPointError: The weights are no float32 matrix, or hold NaN or infinity.
+        PadError: No fresh pad can be made.
+    """
+
+    def one(direction: Direction, matrix: Reals, bound: float | None) -> MaskedProduct:
+        product = Product(layer, direction)
+        fixed, source = encode_columns(matrix, str(product)), pads(product)
+        check = ProductCheck(fixed.values, source)
+        return MaskedProduct(product, fixed, PadPool(product, fixed.values, source, rows), check, bound)
+
+    return MaskedLinear(one("forward", weight, bound), one("backward", np.ascontiguousarray(weight.T), None))

@@ -1,0 +1,150 @@
+"""One-time pads: elements of Z_p that are uniform, secret, and used once."""
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
+
+from phalanx.errors import PadError
+from phalanx.security.mask.ledger import PadLedger, Ticket, derived
+from phalanx.security.mask.ring import P, Ring
+
+MOST_ELEMENTS = 2**26
+"""Elements of one pad at most."""
+
+Words = Callable[[int], NDArray[np.uint32]]
+"""Gives the next so many random words of 32 bits."""
+
+_WORD_BYTES = 4
+_CHUNK = 2**18
+
+
+class Pad:
+    """One pad; what it holds can be taken once.
+
+    Attributes:
+        number: Tells pads apart; means nothing to whoever has no key.
+        shape: (rows, columns).
+    """
+
+    def __init__(self, number: int, values: Ring) -> None:
+        self.number = number
+        self.shape: tuple[int, int] = (values.shape[0], values.shape[1])
+        self._values: Ring | None = values
+
+    def take(self) -> Ring:
+        """Return the elements.
+
+        Raises:
+            PadError: They were taken before.
+        """
+        values, self._values = self._values, None
+        if values is None:
+            raise PadError(f"pad {self.number}: was used; a second use would reveal the difference of what is masked")
+        return values
+
+    def __repr__(self) -> str:
+        return f"Pad({self.number}, shape={self.shape})"
+
+
+class PadSource(Protocol):
+    """Whoever makes pads."""
+
+    def draw(self, rows: int, columns: int) -> Pad:
+        """Make a pad.
+
+        Raises:
+            PadError: No fresh one can be made.
+        """
+        ...
+
+
+class AesPads:
+    """Pads out of AES-256 in counter mode: secret as long as AES-256 is a pseudo-random permutation.
+
+    A pad has the key of its range, layer and direction, and its number in the upper half of the counter, so no two pads
+    share a block of key stream. At most 2^48 blocks are made with one key.
+
+    Args:
+        ledger: Gives out numbers.
+        master: 32 secret bytes.
+        about: What the pads are for, such as run, layer and direction.
+    """
+
+    def __init__(self, ledger: PadLedger, master: bytes, about: tuple[str, ...]) -> None:
+        self._ledger, self._master, self._about = ledger, master, about
+
+    def draw(self, rows: int, columns: int) -> Pad:
+        """As `PadSource` says."""
+        _check_size(rows, columns)
+        ticket = self._ledger.take()
+        values = uniform(rows * columns, keystream(self.key(ticket), ticket.number))
+        return Pad(ticket.number, values.reshape(rows, columns))
+
+    def key(self, ticket: Ticket) -> bytes:
+        """Return the key of the range that a number belongs to."""
+        return derived(self._master, ticket.salt, ["pad", ticket.epoch, *self._about])
+
+    def __repr__(self) -> str:
+        return f"AesPads({'/'.join(self._about)})"
+
+
+class OsPads:
+    """Pads from the operating system's generator: nothing that could make one a second time, so no ledger.
+
+    Many times slower than `AesPads`; one-time pads in the strict sense as far as that generator is one.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def draw(self, rows: int, columns: int) -> Pad:
+        """As `PadSource` says."""
+        _check_size(rows, columns)
+        self._next += 1
+        values = uniform(rows * columns, lambda count: np.frombuffer(os.urandom(_WORD_BYTES * count), "<u4"))
+        return Pad(self._next - 1, values.reshape(rows, columns))
+
+
+def uniform(count: int, words: Words) -> Ring:
+    """Return uniform elements of Z_p, in the order of the words that they come from.
+
+    Of each word the lower 31 bits count: 2^31 equally likely values, of which all but p itself are taken, and a
+    word that is p is skipped.
+    """
+    found = np.empty(count, np.uint32)
+    filled = 0
+    while filled < count:
+        drawn = words(min(count - filled, _CHUNK)) & np.uint32(P)
+        # one in 2^31 words is not taken
+        kept = drawn if drawn.max() < P else drawn[drawn != P]
+        found[filled : filled + len(kept)] = kept
+        filled += len(kept)
+    return found
+
+
+def keystream(key: bytes, number: int) -> Words:
+    """Return the words of the AES-CTR key stream whose blocks begin with this number.
+
+    Raises:
+        PadError: The number does not fit into 64 bits.
+    """
+    if not 0 <= number < 2**64:
+        raise PadError("pads: all numbers of this ledger are used; begin a new run")
+    encryptor = Cipher(AES256(key), CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
+    zeros = bytes(_WORD_BYTES * _CHUNK)
+
+    def words(count: int) -> NDArray[np.uint32]:
+        return np.frombuffer(encryptor.update(memoryview(zeros)[: _WORD_BYTES * count]), "<u4")
+
+    return words
+
+
+def _check_size(rows: int, columns: int) -> None:
+    if rows < 1 or columns < 1 or rows * columns > MOST_ELEMENTS:
+        raise PadError(f"pads: {rows} x {columns} elements asked for, expected 1 to {MOST_ELEMENTS}; use fewer rows")

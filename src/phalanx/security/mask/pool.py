@@ -1,0 +1,109 @@
+"""Pads together with their products, made before they are needed: in idle time here, or by a second worker.
+
+The product of a pad costs as much as the product that is offloaded. Either the trusted side has time when nothing
+waits for it, or a second worker does that work and sees the pads alone; it must not talk to the first one.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.errors import FrameError, PadError
+from phalanx.security.mask.freivalds import Check
+from phalanx.security.mask.message import Masked, Product, answered
+from phalanx.security.mask.pads import PadSource
+from phalanx.security.mask.ring import Ring, RingMatrix, ring_matrix
+
+
+@dataclass(frozen=True, eq=False)
+class Unmask:
+    """A pad and its product.
+
+    Attributes:
+        number: Of the pad.
+        pad: ``[rows, inner]``, r.
+        product: ``[rows, columns]``, ``r W mod p``.
+    """
+
+    number: int
+    pad: Ring = field(repr=False)
+    product: Ring = field(repr=False)
+
+
+class PadPool:
+    """Pads for one product, each handed out once; may be filled by one thread and taken from by another.
+
+    Args:
+        product: Which one.
+        weight: ``[inner, columns]`` integers.
+        pads: Makes fresh pads.
+        rows: Of each pad: as many as one request may have; rows that a smaller request leaves are thrown away.
+    """
+
+    def __init__(self, product: Product, weight: NDArray[np.int32], pads: PadSource, rows: int) -> None:
+        self._product, self._weight, self._pads, self.rows = product, weight, pads, rows
+        self._ready: deque[Unmask] = deque()
+        self._asked: dict[int, Masked] = {}
+        self._matrix: RingMatrix | None = None
+
+    def __len__(self) -> int:
+        """Pads that are ready."""
+        return len(self._ready)
+
+    def make(self) -> None:
+        """Make a pad and its product here: one whole matrix product on the trusted side.
+
+        Raises:
+            PadError: No fresh pad can be made.
+        """
+        if self._matrix is None:
+            self._matrix = ring_matrix(self._weight)
+        pad = self._pads.draw(self.rows, self._weight.shape[0])
+        values = pad.take()
+        self._ready.append(Unmask(pad.number, values, self._matrix.multiply(values)))
+
+    def ask(self) -> Masked:
+        """Make a pad, and the message with which the second worker is asked for its product.
+
+        Whoever sees this message and the first worker's request sees what was masked: send it to nobody else, under
+        encryption.
+
+        Raises:
+            PadError: No fresh pad can be made.
+        """
+        pad = self._pads.draw(self.rows, self._weight.shape[0])
+        request = Masked(self._product, pad.number, pad.take())
+        self._asked[request.number] = request
+        return request
+
+    def accept(self, answer: Masked, check: Check) -> None:
+        """Take the second worker's answer; a pad whose answer is refused is thrown away.
+
+        Raises:
+            FrameError: It answers nothing that was asked, or is malformed.
+            WrongProductError: It is not the product.
+        """
+        request = self._asked.pop(answer.number, None)
+        if request is None:
+            raise FrameError(f"{self._product}: got a product of pad {answer.number}, which was not asked for")
+        values = answered(request, answer, self._weight.shape[1])
+        check.require(request.values, values, f"{self._product}, pad {request.number}")
+        self._ready.append(Unmask(request.number, request.values, values))
+
+    def take(self, rows: int) -> Unmask:
+        """Hand out a pad, cut to so many rows; it is gone from here.
+
+        Raises:
+            PadError: None is ready, or the pads have fewer rows.
+        """
+        if rows > self.rows:
+            raise PadError(f"{self._product}: {rows} rows are to be masked, pads have {self.rows}; make larger pads")
+        if not self._ready:
+            raise PadError(f"{self._product}: no pad is ready, and nothing is sent without; fill the pool first")
+        found = self._ready.popleft()
+        return Unmask(found.number, found.pad[:rows], found.product[:rows])
+
+    def __repr__(self) -> str:
+        return f"PadPool({self._product}, rows={self.rows}, ready={len(self)})"
