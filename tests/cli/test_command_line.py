@@ -104,7 +104,8 @@ def test_import_and_help_load_nothing_heavy(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["train", "launch", "worker", "report", "attack", "bench", "reproduce", "audit verify", "audit explain"]
+    "verb",
+    ["train", "plan", "launch", "worker", "report", "attack", "bench", "reproduce", "audit verify", "audit explain"],
 )
 def test_the_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = run([*verb.split(), "--help"])
@@ -114,7 +115,7 @@ def test_the_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "verb", ["train", "launch", "worker", "report", "attack", "bench", "reproduce", "audit", "pki"]
+    "verb", ["train", "plan", "launch", "worker", "report", "attack", "bench", "reproduce", "audit", "pki"]
 )
 def test_the_help_lists_each_verb_with_a_sentence(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0

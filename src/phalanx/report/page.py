@@ -3,22 +3,20 @@
 import math
 from pathlib import Path
 
-from phalanx.errors import InputError
 from phalanx.report.bars import Bar, bins, name_bars, step_bars
 from phalanx.report.figures import amount, count, duration, number, size, words
 from phalanx.report.headline import STATUS_WORDS, headline, status, tiles
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.markup import Markup, element
 from phalanx.report.read import Row, RunRecord, read_run
-from phalanx.report.svg import Frame, Shape, style_sheet
+from phalanx.report.shell import section, shell, write_page
+from phalanx.report.svg import Frame, Shape
 from phalanx.report.tables import cost_table, stage_table, table
 from phalanx.report.timeline import timeline
 from phalanx.report.verdicts import verdict_list
 
 _NUM_COLOURS = 6
 _MAX_LINKS = 20
-# nothing is fetched and no script runs, whatever a file of the run holds
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def write_report(run_dir: Path) -> Path:
@@ -37,34 +35,16 @@ def write_report(run_dir: Path) -> Path:
         The page loads nothing from elsewhere and runs no script; text from files is escaped. What is missing
         is said on the page. It draws the audit log but does not check it; ``phalanx audit verify`` does.
     """
-    content = render(read_run(run_dir))
-    path = run_dir / "report.html"
-    spare = run_dir / "report.html.tmp"
-    try:
-        spare.write_text(content, encoding="utf-8")
-        spare.replace(path)
-    except OSError as exc:
-        raise InputError(f"{path}: cannot be written ({exc.strerror}); free or allow it") from exc
-    return path
+    return write_page(run_dir / "report.html", render(read_run(run_dir)))
 
 
 def render(record: RunRecord) -> str:
     """Return the whole page."""
-    head = element(
-        "head",
-        {},
-        element("meta", {"charset": "utf-8"}),
-        element("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
-        element("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
-        element("title", {}, f"{words(record.name, 80)} · Phalanx"),
-        style_sheet("chart.css"),
-        style_sheet("page.css"),
-    )
     sections = [
         _top(record),
         _notes(record),
         _loss(record),
-        _section(
+        section(
             "Verdicts",
             "Who was found guilty of what; open one to see what it rests on.",
             verdict_list(record),
@@ -77,13 +57,7 @@ def render(record: RunRecord) -> str:
         _events(record),
         _settings(record),
     ]
-    body = element("body", {}, element("main", {}, *(part for part in sections if part is not None)))
-    return "<!doctype html>\n" + element("html", {"lang": "en"}, head, body)
-
-
-def _section(title: str, remark: str, *content: str) -> Markup:
-    intro = [element("p", {"class": "remark"}, remark)] if remark else []
-    return element("section", {}, element("h2", {}, title), *intro, *content)
+    return shell(f"{words(record.name, 80)} · Phalanx", [part for part in sections if part is not None])
 
 
 def _top(record: RunRecord) -> Markup:
@@ -114,7 +88,7 @@ def _loss(record: RunRecord) -> Markup | None:
     drawn = loss_chart(Frame(height=340.0), [curve_of(record.metrics, "training")], levels)
     if drawn is None:
         return _absent("Loss", "No finite loss was recorded.")
-    return _section("Loss", "Attacked steps are marked; a repaired step used the exact gradient.", drawn)
+    return section("Loss", "Attacked steps are marked; a repaired step used the exact gradient.", drawn)
 
 
 def _audits(record: RunRecord) -> Markup | None:
@@ -131,7 +105,7 @@ def _audits(record: RunRecord) -> Markup | None:
     items: list[tuple[Shape, str, str]] = [("square", "k0 f0", "audits")]
     items += [(shape, css, "alarm") for shape, css in signs]
     drawn = step_bars(Frame(height=220.0), bars, "audits a step", items, "Audits of each step")
-    return _section("Audits", _binned(record.metrics), drawn)
+    return section("Audits", _binned(record.metrics), drawn)
 
 
 def _phases(record: RunRecord) -> Markup | None:
@@ -162,13 +136,13 @@ def _phases(record: RunRecord) -> Markup | None:
         for name in ranked
     ]
     figures = table(["Phase", "Total", "A step", "Share"], rows, "figures")
-    return _section("Time per phase", f"The owner's process. {_binned(record.metrics)}", drawn, figures)
+    return section("Time per phase", f"The owner's process. {_binned(record.metrics)}", drawn, figures)
 
 
 def _costs(record: RunRecord) -> Markup | None:
     costs = cost_table(record)
     remark = "CPU seconds as each party reported them, up to its last applied step; the links hash and sign."
-    return None if costs is None else _section("Work of each party", remark, costs)
+    return None if costs is None else section("Work of each party", remark, costs)
 
 
 def _links(record: RunRecord) -> Markup | None:
@@ -181,19 +155,19 @@ def _links(record: RunRecord) -> Markup | None:
     shown += [(f"{len(rest)} other links", sum(value for _, value in rest))] if rest else []
     num_steps = len(record.metrics)
     drawn = name_bars(shown, lambda value: f"{size(value)}, {size(value / num_steps)} a step", "Bytes per link")
-    return _section("Bytes per link", f"Sender → receiver, all {count(num_steps)} steps together.", drawn)
+    return section("Bytes per link", f"Sender → receiver, all {count(num_steps)} steps together.", drawn)
 
 
 def _stages(record: RunRecord) -> Markup | None:
     stages = stage_table(record)
-    return None if stages is None else _section("Stages", "Who served what, at the beginning and at the end.", stages)
+    return None if stages is None else section("Stages", "Who served what, at the beginning and at the end.", stages)
 
 
 def _events(record: RunRecord) -> Markup | None:
     if not record.events:
         return None
     remark = "From the audit log, as written; phalanx audit verify checks its signatures and its chain."
-    return _section("Events", remark, timeline(record))
+    return section("Events", remark, timeline(record))
 
 
 def _settings(record: RunRecord) -> Markup | None:
@@ -201,9 +175,9 @@ def _settings(record: RunRecord) -> Markup | None:
     lines = [[key.replace("_", " "), element("code", {}, words(value, 80))] for key, value in facts if value]
     known = table(["", ""], lines) if lines else ""
     if not record.config_text:
-        return _section("Config", "", known) if lines else None
+        return section("Config", "", known) if lines else None
     text = element("pre", {}, record.config_text)
-    return _section("Config", "", known, element("details", {}, element("summary", {}, "The resolved run file"), text))
+    return section("Config", "", known, element("details", {}, element("summary", {}, "The resolved run file"), text))
 
 
 def _notes(record: RunRecord) -> Markup | None:

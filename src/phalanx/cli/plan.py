@@ -1,0 +1,73 @@
+"""``phalanx plan``: what a training needs in memory, time and money under every layout, before anything starts."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.errors import ConfigError
+
+
+def plan(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.toml", help="A run file; or give --model instead.")
+    ] = None,
+    *,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="CONFIG.json", help="A hub config, or a known model by name.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="CLUSTER.toml", help="A cluster file or a known cluster; else this machine."),
+    ] = None,
+    gpus: Annotated[
+        list[int] | None,
+        typer.Option("--gpus", metavar="N", help="How many of its devices; may be repeated; else all."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one key of the run file.")
+    ] = None,
+    tokens: Annotated[float | None, typer.Option("--tokens", help="Of the whole training, such as 2e12.")] = None,
+    sequences: Annotated[int, typer.Option("--sequences", help="Sequences a step, with --model.")] = 512,
+    sequence_length: Annotated[int, typer.Option("--sequence-length", help="Tokens of each, with --model.")] = 2048,
+    precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, fp16 or autocast, with --model.")] = "bf16",
+    offload: Annotated[str, typer.Option("--offload", help="none, optimizer or all, with --model.")] = "none",
+    layout: Annotated[str | None, typer.Option("--layout", metavar="dp=2,tp=2", help="Judge this layout only.")] = None,
+    probe: Annotated[
+        Path | None, typer.Option("--probe", metavar="FILE", help="JSON of phalanx bench collectives: both links.")
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="What counts as best: speed or cost.")] = "speed",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="RUN.toml", help="Write the best as a run file.")] = None,
+) -> None:
+    """Rank every layout of a cluster, say why the others cannot be used, and write the best down.
+
+    Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on.
+    """
+    from phalanx.cli.planned import from_run, planned_cluster, say_plan
+    from phalanx.planner.answer import ask
+    from phalanx.planner.question import about_model
+    from phalanx.planner.run_file import new_run, write_run
+
+    if (run_file is None) == (model is None):
+        raise ConfigError("plan: give either a run file or --model")
+    there = planned_cluster(cluster, gpus, probe)
+    if run_file is not None:
+        question, data = from_run(run_file, overrides or [], there)
+    else:
+        question = about_model(model or "", there, sequences, sequence_length, precision, offload)
+        data = new_run(model or "", question.recipe, tokens)
+    answer = ask(question.judged(layout=layout, by=by, gpus=gpus or (), tokens=tokens))
+    if html is not None:
+        from phalanx.report.plan_page import write_plan
+
+        write_plan(html, answer)
+    if as_json:
+        typer.echo(json.dumps(answer.as_json(), allow_nan=False))
+    best = answer.require_best()
+    if out is not None:
+        write_run(out, data, best)
+    if not as_json:
+        say_plan(answer, html, out)

@@ -1,0 +1,109 @@
+"""How the ranks of one domain share a training step."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from phalanx.errors import ConfigError
+
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 1}
+"""Pipeline schedules, with the stages that each rank has unless a layout says otherwise."""
+
+AXES = ("dp", "tp", "pp", "cp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to use ``world`` ranks.
+
+    Attributes:
+        dp: Data parallel: copies that see different sequences.
+        tp: Tensor parallel: ranks that share every matrix product.
+        pp: Pipeline parallel: ranks that each have some of the layers.
+        cp: Context parallel: ranks that share every sequence.
+        zero: What data and context parallel ranks share instead of copying: 0 nothing, 1 optimizer state, 2
+            gradients too, 3 parameters too.
+        schedule: Order of a pipeline's microbatches; one of `SCHEDULES`.
+        chunks: Stages of each pipeline rank; None is the schedule's own number.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    zero: int = 0
+    schedule: str = "1f1b"
+    chunks: int | None = None
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which ZeRO shares: those that would hold equal copies."""
+        return self.dp * self.cp
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Pipeline stages that one rank has, one behind the other round the pipeline; 1 without a pipeline."""
+        if self.pp == 1:
+            return 1
+        return SCHEDULES.get(self.schedule, 1) if self.chunks is None else self.chunks
+
+    def section(self) -> dict[str, Any]:
+        """Return the keys of a run file's ``[parallel]`` section."""
+        return {name: getattr(self, name) for name in (*AXES, "zero", "schedule")}
+
+    def __str__(self) -> str:
+        """Return the axes that are in use, such as ``dp=2 tp=4 zero=3``."""
+        words = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
+        words += [f"zero={self.zero}"] if self.zero else []
+        words += [self.schedule] if self.pp != 1 else []
+        words += [f"chunks={self.chunks}"] if self.chunks is not None and self.pp != 1 else []
+        return " ".join(words) or "one rank"
+
+
+def layouts(world: int, zeros: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[Layout]:
+    """Yield every layout of `world` ranks; a schedule is named only where there is a pipeline."""
+    for dp, tp, pp, cp in _factors(world, len(AXES)):
+        for zero in zeros if dp * cp > 1 else (0,):
+            for schedule in SCHEDULES if pp > 1 else ("1f1b",):
+                yield Layout(dp, tp, pp, cp, zero, schedule)
+
+
+def parse_layout(text: str) -> Layout:
+    """Read a layout such as ``dp=2,tp=2,zero=1`` or ``pp=4,schedule=gpipe``.
+
+    Raises:
+        ConfigError: A key is unknown, or a number is none.
+    """
+    numbers = {*AXES, "zero", "chunks"}
+    found: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = part.partition("=")
+        if key not in numbers | {"schedule"}:
+            raise ConfigError(f"layout {text!r}: unknown key {key!r}; choices: {', '.join(sorted(numbers))}, schedule")
+        if key in numbers and not value.isdecimal():
+            raise ConfigError(f"layout {text!r}: {key}: found {value!r}; expected a whole number")
+        found[key] = int(value) if key in numbers else value
+    return Layout(**found)
+
+
+def distance(one: Layout, other: Layout) -> float:
+    """How far two layouts are apart: doublings along each axis; another schedule or ZeRO level counts a half."""
+    axes = math.fsum(abs(math.log2(getattr(one, axis) / getattr(other, axis))) for axis in AXES)
+    others = [field.name for field in fields(Layout) if field.name not in AXES]
+    return axes + 0.5 * len([name for name in others if getattr(one, name) != getattr(other, name)])
+
+
+def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (number,)
+        return
+    for first in range(number, 0, -1):
+        if number % first == 0:
+            for rest in _factors(number // first, parts - 1):
+                yield (first, *rest)

@@ -1,0 +1,79 @@
+"""Links between ranks, by latency and bandwidth: presets, and what a probe measured."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from phalanx.config import StrictModel
+from phalanx.errors import InputError
+
+
+class Link(StrictModel):
+    """What lies between two ranks.
+
+    Attributes:
+        latency_s: From sending nothing to having received it.
+        bytes_per_s: Of one rank in one direction, while all ranks send.
+    """
+
+    latency_s: float = Field(ge=0)
+    bytes_per_s: float = Field(gt=0)
+
+
+def read_probe(path: Path) -> Link:
+    """Return the link that a probe measured.
+
+    Args:
+        path: What ``phalanx bench collectives --json`` wrote: ``rows`` with ``op``, ``ranks``, ``bytes`` and
+            ``seconds``; rows of ``all_reduce`` are used.
+
+    Raises:
+        InputError: The file cannot be read, or holds fewer than two sizes.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({exc.strerror}); give a probe's JSON") from exc
+    except (ValueError, RecursionError) as exc:
+        raise InputError(f"{path}: is not valid JSON: {exc}") from exc
+    rows = data.get("rows") if isinstance(data, dict) else None
+    if not isinstance(rows, list):
+        raise InputError(f"{path}: has no rows; write it with phalanx bench collectives --json --out FILE")
+    return fit(rows, str(path))
+
+
+def fit(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:
+    """Fit latency and bandwidth to measured all-reduces.
+
+    The model is ``seconds = rounds * latency + traffic / bandwidth`` with ``2 (n - 1)`` rounds and ``2 (n - 1) / n``
+    times the bytes; relative errors are made small, so that small messages count as much as large ones.
+
+    Raises:
+        InputError: Fewer than two sizes, or no figures in a row of ``all_reduce``.
+    """
+    points = [_point(row, where) for row in rows if isinstance(row, Mapping) and row.get("op") == "all_reduce"]
+    if len({traffic for _, traffic, _ in points}) < 2:
+        raise InputError(f"{where}: needs all_reduce rows of at least two sizes, found {len(points)} rows")
+    # normal equations of two unknowns, each row divided by its seconds
+    aa = sum((rounds / seconds) ** 2 for rounds, _, seconds in points)
+    ab = sum(rounds * traffic / seconds**2 for rounds, traffic, seconds in points)
+    bb = sum((traffic / seconds) ** 2 for _, traffic, seconds in points)
+    a, b = (sum(point[index] / point[2] for point in points) for index in (0, 1))
+    determinant = aa * bb - ab * ab
+    latency, per_byte = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
+    if latency < 0 or per_byte <= 0:
+        # one of the two does not show: what is left is a single unknown
+        latency, per_byte = (0.0, b / bb) if latency < 0 else (a / aa, 1e-15)
+    return Link(latency_s=latency, bytes_per_s=1.0 / per_byte)
+
+
+def _point(row: Mapping[str, Any], where: str) -> tuple[float, float, float]:
+    values = [row.get(key) for key in ("ranks", "bytes", "seconds")]
+    numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) != len(values) or numbers[0] < 2 or not numbers[2] > 0:
+        raise InputError(f"{where}: found the row {dict(row)}; expected ranks of 2 or more, bytes and seconds")
+    ranks, size, seconds = numbers
+    return 2 * (ranks - 1), 2 * (ranks - 1) / ranks * size, seconds

@@ -1,0 +1,177 @@
+"""Bytes that each rank needs, by part."""
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+from phalanx.planner.activations import block_bytes, boundary_bytes, head_bytes, microbatch_tokens, peak_bytes
+from phalanx.planner.compute import forward_flops
+from phalanx.planner.layout import Layout
+from phalanx.planner.orders import most_in_flight, orders
+from phalanx.planner.partition import balanced
+from phalanx.planner.recipe import Recipe
+from phalanx.planner.shape import ModelShape
+
+AUTOCAST_BYTES = 2
+"""Autocast keeps a 16-bit copy of the weights that it has used."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank at the worst moment of a step.
+
+    Attributes:
+        parameters: Stored weights, without a master copy.
+        gradients: Of these.
+        optimizer: Its state and the master copy.
+        activations: What the microbatches in flight keep for their backward passes, the loss included.
+        buffers: Gathered blocks, gradients before they are shared, what is sent and received, copies of weights.
+        host: In the host's memory, by offloading; not in `total`.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes on the device."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+
+    def parts(self) -> dict[str, int]:
+        """Return the parts that add up to the total, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "host"}
+
+
+def checkpoint_bytes(shape: ModelShape, recipe: Recipe, *, weights_only: bool = False) -> int:
+    """Return the size of a checkpoint: 16-bit weights alone, or all that training goes on from."""
+    return shape.parameters * (2 if weights_only else recipe.weight_bytes + recipe.state_bytes)
+
+
+@lru_cache(maxsize=512)
+def stage_layers(shape: ModelShape, sequence_length: int, num_stages: int) -> tuple[int, ...]:
+    """Return layers per stage, balanced by operations; the head's count in the last stage."""
+    flops = forward_flops(shape, sequence_length)
+    costs = [float(flops.block + flops.scores)] * shape.layers
+    costs[-1] += flops.head
+    return balanced(costs, num_stages)
+
+
+def worst_rank(shape: ModelShape, layout: Layout, recipe: Recipe) -> Memory:
+    """Return the memory of the pipeline rank that needs most."""
+    every = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
+    # of ranks with equally many layers the first holds most microbatches; both ends hold more than layers
+    first = {every[rank :: layout.pp]: rank for rank in reversed(range(layout.pp))}
+    ranks = {0, layout.pp - 1, *first.values()}
+    return max((rank_memory(shape, layout, recipe, rank) for rank in ranks), key=lambda found: found.total)
+
+
+def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) -> Memory:
+    """Return the memory of one pipeline rank.
+
+    Args:
+        shape: The model.
+        layout: A valid one.
+        recipe: How it is trained.
+        rank: Place in the pipeline; ranks of other axes are alike.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5, for what is shared; Korthikanti et al. 2022 for activations.
+    """
+    mine = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)[rank :: layout.pp]
+    return memory_of(shape, layout, recipe, mine, rank)
+
+
+def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> Memory:
+    """Return the memory of a pipeline rank whose stages have so many layers each."""
+    number = rank_parameters(shape, layout, sum(layers), rank)
+    weights, shards = recipe.weight_bytes, layout.shards
+    parameters = _shared(number * weights, shards, layout.zero >= 3)
+    gradients = _shared(number * weights, shards, layout.zero >= 2)
+    optimizer = _shared(number * recipe.state_bytes, shards, layout.zero >= 1)
+    host = 0
+    if recipe.offload != "none":
+        host, optimizer = optimizer, 0
+    if recipe.offload == "all":
+        # ZeRO 2 brings its part to the device and gathers the whole there
+        whole = parameters if layout.zero == 2 else 0
+        host += gradients + (_shared(parameters, shards, True) if whole else parameters)
+        parameters, gradients = whole, 0
+    return Memory(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=_activations(shape, layout, recipe, layers, rank),
+        buffers=_buffers(shape, layout, recipe, number, sum(layers)),
+        host=host,
+    )
+
+
+def rank_parameters(shape: ModelShape, layout: Layout, layers: int, rank: int) -> int:
+    """Return the parameters of one pipeline rank, before ZeRO shares them.
+
+    A tied head on another rank than the embedding is a copy of it.
+    """
+    number = layers * (-(-shape.layer_split // layout.tp) + shape.layer_whole)
+    if rank == 0:
+        number += -(-shape.embedding // layout.tp)
+    if rank == layout.pp - 1:
+        head = shape.head_matrix if layout.pp > 1 else shape.head
+        number += shape.final + -(-head // layout.tp)
+    return number
+
+
+def in_flight(layout: Layout, microbatches: int, rank: int) -> int:
+    """Return how many microbatches one pipeline rank holds at most, counted once for each of its stages."""
+    if layout.pp == 1:
+        return 1
+    if layout.schedule == "gpipe":
+        return microbatches
+    # a longer run holds no more
+    enough = min(microbatches, 4 * layout.pp)
+    return _in_flight(layout.schedule, layout.pp, enough, layout.stages_per_rank)[rank]
+
+
+@lru_cache(maxsize=512)
+def _in_flight(schedule: str, num_ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+    return tuple(most_in_flight(order) for order in orders(schedule, num_ranks, microbatches, chunks))
+
+
+def _activations(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:
+    held = in_flight(layout, recipe.microbatches, rank)
+    block = block_bytes(shape, layout, recipe)
+    # with several stages a rank, those that are held are spread over them as evenly as the schedule does
+    kept = held * block * max(layers) if len(layers) == 1 else round(held * block * sum(layers) / len(layers))
+    last = head_bytes(shape, layout, recipe) if rank == layout.pp - 1 else 0
+    return kept + last + peak_bytes(shape, layout, recipe)
+
+
+def _buffers(shape: ModelShape, layout: Layout, recipe: Recipe, number: int, layers: int) -> int:
+    block = -(-shape.layer_split // layout.tp) + shape.layer_whole
+    # what lies around the blocks is gathered and summed as one
+    around = number - layers * block
+    size = 0
+    if (layout.zero >= 3 and layout.shards > 1) or (recipe.offload == "all" and layout.zero != 2):
+        # the block at work and the one that is fetched meanwhile
+        size += (around + min(2, layers) * block) * recipe.weight_bytes
+    if layout.zero >= 2 and layout.shards > 1:
+        # gradients until they are shared
+        size += max(block, around) * recipe.weight_bytes
+    if layout.zero == 2 and layout.shards > 1 and recipe.offload != "all":
+        # the rank's own part stays beside the whole that was gathered
+        size += -(-number * recipe.weight_bytes // layout.shards)
+    if layout.pp > 1:
+        size += 4 * boundary_bytes(shape, layout, recipe)
+    tokens = microbatch_tokens(layout, recipe)
+    if layout.tp > 1:
+        size += tokens * shape.hidden * recipe.inner_bytes
+    if layout.cp > 1:
+        size += 4 * tokens * shape.heads * shape.head_dim // layout.tp * recipe.inner_bytes
+    if recipe.precision == "autocast" and layout.zero < 3:
+        size += number * AUTOCAST_BYTES
+    return size
+
+
+def _shared(size: int, shards: int, is_shared: bool) -> int:
+    return -(-size // shards) if is_shared else size

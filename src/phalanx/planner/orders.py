@@ -1,0 +1,109 @@
+"""Pipeline schedules as pure data: the order in which each rank works."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+Kind = Literal["forward", "backward", "inputs", "weights"]
+
+
+class Work(NamedTuple):
+    """One microbatch through one stage.
+
+    Attributes:
+        kind: ``backward`` is ``inputs`` (the gradient that the stage before waits for) and ``weights`` together.
+        stage: Of all stages of the pipeline; rank ``stage % ranks`` has it.
+        microbatch: Which one.
+    """
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+
+Order = tuple[Work, ...]
+
+
+def orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1) -> tuple[Order, ...]:
+    """Return the order of every rank.
+
+    Args:
+        schedule: One of ``layout.SCHEDULES``.
+        num_ranks: Of the pipeline.
+        num_microbatches: Of each; with ``interleaved`` a multiple of `num_ranks`.
+        chunks: Stages of each rank; only ``interleaved`` has several.
+    """
+    return tuple(_ORDERS[schedule](rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks))
+
+
+def most_in_flight(order: Order) -> int:
+    """Return how many microbatches a rank holds at once, over all its stages; weights let go of them."""
+    held = most = 0
+    for work in order:
+        held += {"forward": 1, "backward": -1, "inputs": 0, "weights": -1}[work.kind]
+        most = max(most, held)
+    return most
+
+
+def _gpipe(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
+    """All forwards, then all backwards. Source: Huang et al. 2019, section 2.3."""
+    del num_ranks, chunks
+    forwards = [Work("forward", rank, m) for m in range(num_microbatches)]
+    return (*forwards, *(Work("backward", rank, m) for m in range(num_microbatches)))
+
+
+def _one_f_one_b(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
+    """After a warm-up each forward follows a backward. Source: Narayanan et al. 2021, section 2.2.1."""
+    del chunks
+    warmup = min(num_microbatches, num_ranks - rank)
+    order = [Work("forward", rank, m) for m in range(warmup)]
+    for m in range(num_microbatches):
+        order.append(Work("backward", rank, m))
+        if warmup + m < num_microbatches:
+            order.append(Work("forward", rank, warmup + m))
+    return tuple(order)
+
+
+def _interleaved(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
+    """1F1B over several stages of each rank. Source: Narayanan et al. 2021, section 2.2.2."""
+    total = num_microbatches * chunks
+
+    def work(kind: Kind, index: int) -> Work:
+        turn, place = divmod(index, num_ranks * chunks)
+        chunk, offset = divmod(place, num_ranks)
+        chunk = chunk if kind == "forward" else chunks - 1 - chunk
+        return Work(kind, chunk * num_ranks + rank, turn * num_ranks + offset)
+
+    warmup = min(total, 2 * (num_ranks - rank - 1) + (chunks - 1) * num_ranks)
+    order = [work("forward", index) for index in range(warmup)]
+    for index in range(total):
+        if warmup + index < total:
+            order.append(work("forward", warmup + index))
+        order.append(work("backward", index))
+    return tuple(order)
+
+
+def _zero_bubble(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
+    """1F1B with the weights' gradients put off, so that they fill the idle time; no more is held than in 1F1B.
+
+    Source: Qi et al. 2023 (Zero Bubble Pipeline Parallelism), section 2.1, schedule H1.
+    """
+    del chunks
+    warmup = min(num_microbatches, num_ranks - rank)
+    order = [Work("forward", rank, m) for m in range(warmup)]
+    waiting = 0
+    for m in range(num_microbatches):
+        order.append(Work("inputs", rank, m))
+        if m - waiting >= rank or warmup + m >= num_microbatches:
+            order.append(Work("weights", rank, waiting))
+            waiting += 1
+        if warmup + m < num_microbatches:
+            order.append(Work("forward", rank, warmup + m))
+    return (*order, *(Work("weights", rank, m) for m in range(waiting, num_microbatches)))
+
+
+_ORDERS: dict[str, Callable[[int, int, int, int], Order]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_f_one_b,
+    "interleaved": _interleaved,
+    "zero-bubble": _zero_bubble,
+}

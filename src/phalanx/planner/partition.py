@@ -1,0 +1,112 @@
+"""Layers to stages: even ones for equal ranks, uneven ones for pools of different devices."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise, permutations
+
+Fits = Callable[[int, int, int], bool]
+"""Whether a stage fits: its index, its first layer and the one after its last."""
+
+
+def balanced(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Return layers per stage for equal ranks, so that the slowest stage is as fast as can be.
+
+    Raises:
+        ValueError: There are fewer layers than stages.
+    """
+    found = uneven(costs, [1.0] * num_stages)
+    if found is None:
+        raise ValueError(f"partition: {len(costs)} layers for {num_stages} stages; lower the stages")
+    return found
+
+
+def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = None) -> tuple[int, ...] | None:
+    """Return layers per stage, so that the slowest stage is as fast as can be.
+
+    Args:
+        costs: Work of each layer, in any one unit.
+        speeds: Work that the rank of each stage does in a second, in the order of the pipeline.
+        fits: Which stages fit into their rank's memory; left out, all do.
+
+    Returns:
+        At least one layer each, contiguous; of equally fast ones the most even in seconds. None when nothing fits.
+    """
+    num_layers, num_stages = len(costs), len(speeds)
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+
+    # best[stage, end] is the slowest stage, then the sum of squares, of the first stages over the first layers
+    @cache
+    def best(stage: int, end: int) -> tuple[float, float, int] | None:
+        found: tuple[float, float, int] | None = None
+        for first in range(stage, end) if stage else range(1):
+            if end <= first or (fits is not None and not fits(stage, first, end)):
+                continue
+            before = best(stage - 1, first) if stage else (0.0, 0.0, 0)
+            if before is None:
+                continue
+            seconds = (sums[end] - sums[first]) / speeds[stage]
+            option = (max(before[0], seconds), before[1] + seconds**2, first)
+            if found is None or option[:2] < found[:2]:
+                found = option
+        return found
+
+    if num_layers < num_stages or best(num_stages - 1, num_layers) is None:
+        return None
+    ends = [num_layers]
+    for stage in range(num_stages - 1, 0, -1):
+        place = best(stage, ends[-1])
+        ends.append(place[2] if place is not None else 0)
+    ends.append(0)
+    ends.reverse()
+    return tuple(end - first for first, end in pairwise(ends))
+
+
+def slowest(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
+    """Return the seconds of the slowest stage; infinite where the layers are not all there."""
+    if sum(counts) != len(costs):
+        return math.inf
+    first, worst = 0, 0.0
+    for count, speed in zip(counts, speeds, strict=True):
+        worst = max(worst, sum(costs[first : first + count]) / speed)
+        first += count
+    return worst
+
+
+MOST_PLACES = 120
+"""Orders of a pool that are all tried; beyond, ranks stand in the order of their memory."""
+
+
+def placements(kinds: Sequence[str], memory: Callable[[str], float]) -> list[tuple[str, ...]]:
+    """Return the orders in which a pool's ranks can stand in a pipeline, equal devices not told apart.
+
+    Args:
+        kinds: Device of each rank.
+        memory: Bytes of a device; where there are too many orders only the one with the most memory first is
+            returned, because the first stages of 1F1B hold the most microbatches.
+    """
+    if _num_orders(kinds) > MOST_PLACES:
+        return [tuple(sorted(kinds, key=lambda kind: (-memory(kind), kind)))]
+    return _distinct(tuple(sorted(kinds)))
+
+
+def _num_orders(kinds: Sequence[str]) -> int:
+    number = math.factorial(len(kinds))
+    for kind in set(kinds):
+        number //= math.factorial(list(kinds).count(kind))
+    return number
+
+
+def _distinct(kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
+    if len(set(kinds)) == len(kinds):
+        return list(permutations(kinds))
+    if not kinds:
+        return [()]
+    found = []
+    for kind in sorted(set(kinds)):
+        rest = list(kinds)
+        rest.remove(kind)
+        found += [(kind, *others) for others in _distinct(tuple(rest))]
+    return found

@@ -1,0 +1,143 @@
+"""Which layouts can work at all, why not, and the nearest one that does."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from phalanx.planner.layout import AXES, SCHEDULES, Layout, distance, layouts
+from phalanx.planner.shape import ModelShape
+
+HIGHEST_ZERO = 3
+
+
+def why_not(layout: Layout, shape: ModelShape, sequences: int, microbatches: int, sequence_length: int) -> str | None:
+    """Say why a layout cannot train a model.
+
+    Args:
+        layout: Of any numbers.
+        shape: The model.
+        sequences: Of one optimizer step, all ranks together.
+        microbatches: Equal parts into which each data parallel rank cuts its sequences.
+        sequence_length: Tokens of a sequence.
+
+    Returns:
+        The first reason with the figures it rests on and what to change, or None for a layout that works. Memory
+        is not judged here.
+    """
+    reasons = _reasons(layout, shape, sequences, microbatches, sequence_length)
+    return next(reasons, None)
+
+
+def nearest(
+    layout: Layout, shape: ModelShape, sequences: int, microbatches: int, sequence_length: int
+) -> Layout | None:
+    """Return the valid layout that is nearest to one that is not.
+
+    Args:
+        layout: What was asked for; returned itself when it works.
+        shape: The model.
+        sequences: As in `why_not`.
+        microbatches: As in `why_not`.
+        sequence_length: As in `why_not`.
+
+    Returns:
+        The one that is fewest doublings away along its axes and in its ranks, which are never more; of equally near
+        ones that with the most ranks. None when not even one rank can.
+    """
+    if layout.world >= 1 and why_not(layout, shape, sequences, microbatches, sequence_length) is None:
+        return layout
+    wanted = replace(layout, **{axis: max(1, getattr(layout, axis)) for axis in AXES})
+    zero = min(max(layout.zero, 0), HIGHEST_ZERO)
+    best: Layout | None = None
+    for world in range(wanted.world, 0, -1):
+        # fewer ranks are so many doublings away, once along their axes and once in their number
+        if best is not None and 2 * math.log2(wanted.world / world) >= remoteness(best, wanted):
+            break
+        for found in layouts(world, (zero,)):
+            if best is not None and remoteness(found, wanted) >= remoteness(best, wanted):
+                continue
+            if why_not(found, shape, sequences, microbatches, sequence_length) is None:
+                best = found
+    return best
+
+
+def remoteness(found: Layout, wanted: Layout) -> float:
+    """How far a layout is from the one that was asked for; fewer ranks count beside the axes that have them."""
+    return distance(found, wanted) + math.log2(wanted.world / found.world)
+
+
+def _reasons(
+    layout: Layout, shape: ModelShape, sequences: int, microbatches: int, sequence_length: int
+) -> Iterator[str]:
+    yield from _wrong_numbers(layout, sequences, microbatches, sequence_length)
+    yield from _wrong_batch(layout, sequences, microbatches)
+    yield from _wrong_tensors(layout, shape)
+    yield from _wrong_sequence(layout, shape, sequence_length)
+    yield from _wrong_pipeline(layout, shape, microbatches)
+
+
+def _wrong_numbers(layout: Layout, sequences: int, microbatches: int, sequence_length: int) -> Iterator[str]:
+    for axis in AXES:
+        if getattr(layout, axis) < 1:
+            yield f"{axis}={getattr(layout, axis)}: expected a whole number of at least 1"
+    if not 0 <= layout.zero <= HIGHEST_ZERO:
+        yield f"zero={layout.zero}: expected 0, 1, 2 or 3"
+    if layout.schedule not in SCHEDULES:
+        yield f"schedule={layout.schedule}: expected one of {', '.join(SCHEDULES)}"
+    if layout.stages_per_rank < 1:
+        yield f"chunks={layout.chunks}: expected a whole number of at least 1"
+    given = {"sequences": sequences, "microbatches": microbatches, "sequence_length": sequence_length}
+    for name, value in given.items():
+        if value < 1:
+            yield f"{name}={value}: expected a whole number of at least 1"
+
+
+def _wrong_batch(layout: Layout, sequences: int, microbatches: int) -> Iterator[str]:
+    if sequences % (layout.dp * microbatches):
+        yield (
+            f"dp={layout.dp} * {microbatches} microbatches does not divide {sequences} sequences a step; "
+            "change dp, the microbatches or the batch size"
+        )
+
+
+def _wrong_tensors(layout: Layout, shape: ModelShape) -> Iterator[str]:
+    parts = {"attention heads": shape.heads, "key and value heads": shape.kv_heads, "columns of the MLP": shape.ffn}
+    for name, number in parts.items():
+        if number % layout.tp:
+            yield f"tp={layout.tp} does not divide {number} {name}; lower tp"
+    if layout.cp > 1 and not shape.fused:
+        yield f"cp={layout.cp}: {shape.family}'s bias on attention scores has no context parallel kernel; set cp to 1"
+    # context parallel ranks exchange whole heads against parts of the sequence
+    for name, number in list(parts.items())[:2]:
+        if number % (layout.tp * layout.cp):
+            yield f"tp={layout.tp} * cp={layout.cp} does not divide {number} {name}; lower cp"
+
+
+def _wrong_sequence(layout: Layout, shape: ModelShape, sequence_length: int) -> Iterator[str]:
+    if sequence_length % layout.cp:
+        yield f"cp={layout.cp} does not divide a sequence of {sequence_length} tokens; change one of them"
+    if shape.max_positions is not None and sequence_length > shape.max_positions:
+        yield f"a sequence of {sequence_length} tokens is longer than the model's {shape.max_positions} positions"
+
+
+def _wrong_pipeline(layout: Layout, shape: ModelShape, microbatches: int) -> Iterator[str]:
+    if layout.pp == 1:
+        return
+    stages = layout.pp * layout.stages_per_rank
+    if stages > shape.layers:
+        yield (
+            f"pp={layout.pp} with {layout.stages_per_rank} stages a rank needs {stages} layers, "
+            f"the model has {shape.layers}; lower pp"
+        )
+    if layout.schedule == "interleaved" and microbatches % layout.pp:
+        yield (
+            f"schedule=interleaved needs a multiple of pp={layout.pp} microbatches, got {microbatches}; "
+            "change the microbatches"
+        )
+    if layout.schedule != "gpipe" and microbatches < layout.pp:
+        yield (
+            f"schedule={layout.schedule} needs at least pp={layout.pp} microbatches, got {microbatches}; "
+            "raise the microbatches or take gpipe"
+        )
+    if layout.schedule == "interleaved" and layout.stages_per_rank == 1:
+        yield "schedule=interleaved with one stage a rank is 1f1b; set chunks to 2 or more"

@@ -1,0 +1,138 @@
+"""``phalanx plan`` answers about a model or a run file, in a table, JSON, a page and a run file."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from phalanx.cli import run
+
+RUN = """
+[model]
+from_scratch = true
+[model.architecture]
+model_type = "gpt2"
+vocab_size = 512
+n_positions = 64
+n_embd = 64
+n_layer = 4
+n_head = 4
+
+[data]
+sources = [{ kind = "python_manual" }]
+tokenizer = { kind = "bpe", vocab_size = 512 }
+sequence_length = 64
+
+[train]
+steps = 10
+batch_size = 8
+microbatches = 8
+
+[optimizer]
+lr = 1e-3
+"""
+MODEL = ["--model", "gpt2", "--cluster", "a100-nodes", "--gpus", "4", "--sequences", "32", "--sequence-length", "1024"]
+
+
+@pytest.fixture(autouse=True)
+def a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+def test_a_known_model_is_planned_for_a_known_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, out = tmp_path / "plan.html", tmp_path / "run.toml"
+
+    code = run(["plan", *MODEL, "--tokens", "1e10", "--html", str(page), "--out", str(out)])
+
+    shown = capsys.readouterr().out
+    assert code == 0
+    assert "dp=4" in shown
+    assert "Estimates" in shown
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    written = tomllib.loads(out.read_text(encoding="utf-8"))
+    assert written["parallel"]["dp"] * written["parallel"]["tp"] * written["parallel"]["pp"] >= 1
+    assert written["model"]["architecture"]["model_type"] == "gpt2"
+
+
+def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *MODEL, "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["name"] == "plan"
+    assert answer["devices"] == [4]
+    assert answer["rows"][0]["days"] is None
+
+
+def test_a_run_file_is_planned_and_its_best_layout_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run_file, out = tmp_path / "run.toml", tmp_path / "parallel.toml"
+    run_file.write_text(RUN)
+
+    code = run(["plan", str(run_file), "--gpus", "2", "--json", "--set", "train.steps=20", "--out", str(out)])
+
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    answer = json.loads(shown.out)
+    assert answer["model"]["layers"] == 4
+    assert answer["tokens"] == 20 * 8 * 64
+    assert answer["guard"]["audit_rate"] == 0.125
+    assert answer["assumptions"]["pools"] == {"core": 2}
+    written = tomllib.loads(out.read_text(encoding="utf-8"))
+    assert written["train"]["steps"] == 20
+    assert set(written["parallel"]) >= {"dp", "tp", "pp", "cp", "zero", "schedule"}
+
+
+def test_a_layout_that_cannot_work_exits_2_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["plan", *MODEL[:4], *MODEL[6:], "--layout", "tp=5"])
+
+    assert code == 2
+    assert "tp=5 does not divide 12 attention heads; lower tp; the nearest that can work is" in capsys.readouterr().err
+
+
+def test_a_model_that_fits_nowhere_exits_2_and_still_leaves_its_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "plan.html"
+
+    code = run(["plan", "--model", "gpt3-175b", "--cluster", "a100-nodes", "--gpus", "1", "--html", str(page)])
+
+    assert code == 2
+    assert "GiB are usable" in capsys.readouterr().err
+    assert "No layout can be used" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], 2),
+        (["run.toml", "--model", "gpt2"], 2),
+        (["--model", "nothing", "--cluster", "a100-nodes"], 2),
+        (["--model", "gpt2", "--cluster", "nowhere"], 2),
+        (["--model", "gpt2", "--cluster", "v100-nodes"], 2),
+        (["--model", "gpt2", "--cluster", "a100-nodes", "--probe", "missing.json"], 3),
+    ],
+)
+def test_a_wrong_question_has_the_exit_code_of_its_error(arguments: list[str], code: int) -> None:
+    assert run(["plan", *arguments]) == code
+
+
+def test_a_probe_takes_the_place_of_both_links(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    probe = tmp_path / "probe.json"
+    rows = [{"op": "all_reduce", "ranks": 2, "bytes": size, "seconds": 1e-4 + size / 1e9} for size in (1e3, 1e8)]
+    probe.write_text(json.dumps({"rows": rows}))
+
+    assert run(["plan", *MODEL, "--json", "--probe", str(probe)]) == 0
+
+    links = json.loads(capsys.readouterr().out)["assumptions"]["links"]
+    assert links["inside"] == links["between"]
+    assert links["inside"]["bytes_per_s"] == pytest.approx(1e9)
+
+
+def test_planning_for_a_model_loads_no_torch() -> None:
+    code = "import sys; from phalanx.cli import run; run(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+
+    found = subprocess.run([sys.executable, "-c", code, "plan", *MODEL], capture_output=True, timeout=60, check=False)
+
+    assert found.returncode == 0

@@ -1,0 +1,151 @@
+"""A layout that cannot work is refused with its figures, and the nearest one that works is named."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.errors import ConfigError
+from phalanx.planner import SCHEDULES, Layout, nearest, shape_of, why_not
+from phalanx.planner.layout import layouts, parse_layout
+from phalanx.planner.validity import remoteness
+
+TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}
+GROUPED = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+WORKING = {"sequences": 16, "microbatches": 4, "sequence_length": 64}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        Layout(dp=4, zero=3),
+        Layout(tp=8),
+        Layout(pp=4, schedule="gpipe"),
+        Layout(pp=4, schedule="interleaved"),
+        Layout(dp=2, tp=2, pp=2, cp=2, zero=2, schedule="zero-bubble"),
+    ],
+)
+def test_a_layout_that_works_has_no_reason_against_it(layout: Layout) -> None:
+    assert why_not(layout, shape_of(TINY), **WORKING) is None
+    assert nearest(layout, shape_of(TINY), **WORKING) == layout
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "reason"),
+    [
+        (Layout(dp=0), {}, "dp=0: expected a whole number of at least 1"),
+        (Layout(zero=4), {}, "zero=4: expected 0, 1, 2 or 3"),
+        (Layout(pp=2, schedule="dualpipe"), {}, "schedule=dualpipe: expected one of gpipe"),
+        (Layout(), {"microbatches": 0}, "microbatches=0: expected a whole number of at least 1"),
+        (Layout(dp=3), {}, "dp=3 * 4 microbatches does not divide 16 sequences a step"),
+        (Layout(), {"microbatches": 5}, "dp=1 * 5 microbatches does not divide 16 sequences"),
+        (Layout(tp=3), {}, "tp=3 does not divide 8 attention heads; lower tp"),
+        (Layout(tp=16), {}, "tp=16 does not divide 8 attention heads"),
+        (Layout(tp=4, cp=4), {}, "tp=4 * cp=4 does not divide 8 attention heads; lower cp"),
+        (Layout(cp=8), {"sequence_length": 60}, "cp=8 does not divide a sequence of 60 tokens"),
+        (Layout(), {"sequence_length": 65}, "a sequence of 65 tokens is longer than the model's 64 positions"),
+        (Layout(pp=9), {}, "pp=9 with 1 stages a rank needs 9 layers, the model has 8; lower pp"),
+        (Layout(pp=8, schedule="interleaved"), {}, "pp=8 with 2 stages a rank needs 16 layers"),
+        (Layout(pp=8), {}, "schedule=1f1b needs at least pp=8 microbatches, got 4"),
+        (Layout(pp=4, schedule="zero-bubble"), {"microbatches": 2}, "schedule=zero-bubble needs at least pp=4"),
+        (Layout(pp=3, schedule="interleaved"), {}, "schedule=interleaved needs a multiple of pp=3 microbatches"),
+        (Layout(pp=2, schedule="interleaved", chunks=1), {}, "interleaved with one stage a rank is 1f1b"),
+    ],
+)
+def test_a_layout_that_cannot_work_is_refused_with_its_figures(
+    layout: Layout, changes: dict[str, int], reason: str
+) -> None:
+    found = why_not(layout, shape_of(TINY), **(WORKING | changes))
+
+    assert found is not None
+    assert reason in found
+
+
+def test_heads_that_share_keys_limit_tensor_parallel() -> None:
+    assert why_not(Layout(tp=4), shape_of(GROUPED), **WORKING) == (
+        "tp=4 does not divide 2 key and value heads; lower tp"
+    )
+
+
+def test_bloom_has_no_context_parallel() -> None:
+    bloom = shape_of({"model_type": "bloom", "hidden_size": 64, "n_layer": 4, "n_head": 8, "vocab_size": 128})
+
+    assert "cp=2: bloom's bias on attention scores" in (why_not(Layout(cp=2), bloom, **WORKING) or "")
+    assert nearest(Layout(cp=2), bloom, **WORKING) == Layout(dp=2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    axes=st.tuples(*[st.integers(1, 3)] * 4),
+    zero=st.integers(0, 3),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    microbatches=st.integers(1, 8),
+)
+def test_the_nearest_layout_works_and_none_is_nearer(
+    axes: tuple[int, int, int, int], zero: int, schedule: str, microbatches: int
+) -> None:
+    asked, shape = Layout(*axes, zero=zero, schedule=schedule), shape_of(TINY)
+    sizes = {"sequences": 24, "microbatches": microbatches, "sequence_length": 64}
+
+    found = nearest(asked, shape, **sizes)
+
+    if 24 % microbatches:
+        assert found is None
+        return
+    assert found is not None
+    assert why_not(found, shape, **sizes) is None
+    assert found.world <= asked.world
+    for world in range(1, asked.world + 1):
+        for other in layouts(world, (zero,)):
+            if why_not(other, shape, **sizes) is None:
+                assert remoteness(found, asked) <= remoteness(other, asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (Layout(tp=5), Layout(tp=4)),
+        (Layout(tp=16), Layout(dp=2, tp=8)),
+        (Layout(dp=3, tp=2), Layout(dp=2, tp=2)),
+        (Layout(pp=9, schedule="gpipe"), Layout(pp=8, schedule="gpipe")),
+        (Layout(dp=0), Layout()),
+    ],
+)
+def test_the_nearest_layout_is_the_one_that_a_person_would_take(asked: Layout, found: Layout) -> None:
+    assert nearest(asked, shape_of(TINY), **WORKING) == found
+
+
+def test_every_way_to_share_the_ranks_is_listed_once() -> None:
+    found = list(layouts(8, (0,)))
+
+    assert len(found) == len(set(found))
+    assert {layout.world for layout in found} == {8}
+    assert len({(layout.dp, layout.tp, layout.pp, layout.cp) for layout in found}) == 20
+
+
+def test_a_layout_is_read_as_it_is_written() -> None:
+    assert parse_layout("dp=2, tp=4,zero=3") == Layout(dp=2, tp=4, zero=3)
+    assert parse_layout("pp=4,schedule=interleaved,chunks=3") == Layout(pp=4, schedule="interleaved", chunks=3)
+    assert str(Layout(dp=2, pp=4, zero=1)) == "dp=2 pp=4 zero=1 1f1b"
+    assert Layout(dp=2, cp=2, zero=2).section() == {
+        "dp": 2,
+        "tp": 1,
+        "pp": 1,
+        "cp": 2,
+        "zero": 2,
+        "schedule": "1f1b",
+    }
+
+
+@pytest.mark.parametrize("text", ["ep=2", "dp", "dp=two", "dp=-1"])
+def test_a_layout_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="layout"):
+        parse_layout(text)

@@ -1,0 +1,99 @@
+"""Collectives on a ring, and links fitted to what a probe measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.errors import InputError
+from phalanx.planner import collectives
+from phalanx.planner.collectives import all_gather, all_reduce, gather_to_one, reduce_scatter, ring_bound
+from phalanx.planner.links import Link, fit, read_probe
+
+LINK = Link(latency_s=1e-4, bytes_per_s=2e9)
+
+
+def probe(link: Link) -> list[dict[str, object]]:
+    return [
+        {"op": "all_reduce", "ranks": ranks, "bytes": size, "seconds": all_reduce(size, ranks, link)}
+        for ranks in (2, 4)
+        for size in (1e3, 1e5, 1e7)
+    ]
+
+
+@given(ranks=st.integers(2, 64), size=st.floats(1, 1e12))
+def test_an_all_reduce_is_two_halves_and_never_faster_than_the_bound(ranks: int, size: float) -> None:
+    seconds = all_reduce(size, ranks, LINK)
+
+    assert seconds == pytest.approx(reduce_scatter(size, ranks, LINK) + all_gather(size, ranks, LINK))
+    assert seconds >= ring_bound(size, ranks, LINK) == pytest.approx(2 * (ranks - 1) / ranks * size / 2e9)
+
+
+def test_gathering_to_one_rank_takes_longer_the_more_ranks_there_are() -> None:
+    size = 1e9
+
+    ratios = [gather_to_one(size, ranks, LINK) / all_reduce(size, ranks, LINK) for ranks in (2, 4, 8)]
+
+    assert ratios == pytest.approx([2.0, 4.0, 8.0], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
+def test_one_rank_alone_exchanges_nothing(name: str) -> None:
+    assert getattr(collectives, name)(1e9, 1, LINK) == 0.0
+
+
+@given(latency=st.floats(1e-7, 1e-2), bandwidth=st.floats(1e6, 1e12))
+def test_a_fit_finds_the_link_that_was_measured(latency: float, bandwidth: float) -> None:
+    link = Link(latency_s=latency, bytes_per_s=bandwidth)
+
+    found = fit(probe(link))
+
+    for ranks, size in ((2, 1e4), (8, 1e8)):
+        assert all_reduce(size, ranks, found) == pytest.approx(all_reduce(size, ranks, link), rel=1e-3)
+
+
+def test_a_probe_without_visible_latency_still_gives_a_bandwidth() -> None:
+    # the small message was even quicker than its bytes ask for
+    rows = [
+        {"op": "all_reduce", "ranks": 2, "bytes": 1e6, "seconds": 0.9e-3},
+        {"op": "all_reduce", "ranks": 2, "bytes": 1e7, "seconds": 1e-2},
+    ]
+
+    found = fit(rows)
+
+    assert found.latency_s == 0.0
+    assert 1e9 < found.bytes_per_s < 1.2e9
+
+
+def test_a_probe_is_read_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "probe.json"
+    rows = [*probe(LINK), {"op": "gather_to_one", "ranks": 2, "bytes": 1, "seconds": 9.0}]
+    path.write_text(json.dumps({"name": "collectives", "rows": rows}))
+
+    found = read_probe(path)
+
+    assert found.latency_s == pytest.approx(LINK.latency_s)
+    assert found.bytes_per_s == pytest.approx(LINK.bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{",
+        '{"rows": 3}',
+        '{"rows": []}',
+        '{"rows": [{"op": "all_reduce", "ranks": 2, "bytes": 8, "seconds": 1}]}',
+        '{"rows": [{"op": "all_reduce", "ranks": 2, "bytes": 8, "seconds": 0}]}',
+        '{"rows": [{"op": "all_reduce", "ranks": 1, "bytes": 8, "seconds": 1}]}',
+        '{"rows": [{"op": "all_reduce", "ranks": 2, "bytes": "8", "seconds": 1}]}',
+    ],
+)
+def test_a_probe_that_says_nothing_about_the_link_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "probe.json"
+    path.write_text(content)
+
+    with pytest.raises(InputError, match=r"probe\.json"):
+        read_probe(path)

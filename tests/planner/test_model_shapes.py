@@ -1,0 +1,124 @@
+"""Parameter counts out of a config.json are exact, and a config that cannot be counted is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import ConfigError, ModelError
+from phalanx.planner.catalog import known_models, open_model_shape
+from phalanx.planner.shape import read_shape, shape_of
+
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+}
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 64,
+    "ffn_dim": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 160,
+    "max_position_embeddings": 32,
+    "word_embed_proj_dim": 64,
+}
+BLOOM = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 160}
+SMALL_GPT2 = GPT2 | {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 160, "n_positions": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        ("opt-125m", 125_239_296),
+        ("opt-350m", 331_196_416),
+        ("bloom-560m", 559_214_592),
+        ("smollm2-135m", 134_515_008),
+        ("llama-65b", 65_285_660_672),
+        ("llama-2-70b", 68_976_648_192),
+        ("gpt3-175b", 174_604_259_328),
+    ],
+)
+def test_known_models_have_their_published_number_of_parameters(name: str, parameters: int) -> None:
+    assert known_models()[name].parameters == parameters
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL_GPT2,
+        SMALL_GPT2 | {"tie_word_embeddings": False, "n_inner": 96},
+        LLAMA,
+        LLAMA | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 16},
+        OPT,
+        OPT | {"word_embed_proj_dim": 32, "do_layer_norm_before": False},
+        OPT | {"enable_bias": False, "layer_norm_elementwise_affine": False},
+        BLOOM,
+        BLOOM | {"tie_word_embeddings": False},
+    ],
+)
+def test_a_count_is_that_of_the_model_which_transformers_builds(config: dict[str, object]) -> None:
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config)))
+
+    assert shape_of(config).parameters == sum(parameter.numel() for parameter in built.parameters())
+
+
+def test_the_parts_of_a_model_add_up_to_it() -> None:
+    shape = shape_of(LLAMA)
+
+    assert shape.layers * (shape.layer_split + shape.layer_whole) + shape.embedding + shape.final + shape.head == (
+        shape.parameters
+    )
+    assert shape.kv_heads == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_type": "mamba"}, "model_type: found 'mamba'; expected one of bloom, gpt2, llama, opt"),
+        ({"model_type": None}, "model_type: found None"),
+        ({"n_embd": None}, "n_embd: missing; add it"),
+        ({"n_layer": 0}, "n_layer: found 0; expected a whole number of at least 1"),
+        ({"n_layer": True}, "n_layer: found True"),
+        ({"n_head": 7}, "hidden size 768 is no multiple of 7 attention heads"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: found 'yes'; expected true or false"),
+    ],
+)
+def test_a_config_that_cannot_be_counted_is_refused_with_its_key(change: dict[str, object], reason: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        shape_of(GPT2 | change, "models/x/config.json")
+
+    assert str(refused.value).startswith("models/x/config.json: ")
+    assert reason in str(refused.value)
+
+
+def test_a_directory_stands_for_its_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+
+    assert read_shape(tmp_path) == read_shape(tmp_path / "config.json") == open_model_shape(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null"])
+def test_a_file_that_is_no_config_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read_shape(path)
+
+
+def test_an_unknown_model_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="choices: bloom-560m, gpt2"):
+        open_model_shape("gpt5")

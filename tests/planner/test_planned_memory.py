@@ -1,0 +1,220 @@
+"""Memory by part: what ZeRO shares, what checkpointing and offloading save, and what autograd really keeps."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.planner import Layout, ModelShape, shape_of, why_not
+from phalanx.planner.activations import block_bytes
+from phalanx.planner.memory import Memory, checkpoint_bytes, in_flight, rank_memory, rank_parameters, worst_rank
+from phalanx.planner.recipe import Recipe
+
+TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}
+LAYOUTS = st.builds(
+    Layout,
+    dp=st.sampled_from([1, 2, 4]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2]),
+    zero=st.integers(0, 3),
+    schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+)
+RECIPES = st.builds(
+    Recipe,
+    sequences=st.just(32),
+    sequence_length=st.just(64),
+    microbatches=st.sampled_from([4, 8]),
+    precision=st.sampled_from(["fp32", "bf16", "fp16", "autocast"]),
+    optimizer=st.sampled_from(["adamw", "sgd"]),
+    checkpointing=st.sampled_from(["none", "selective", "full"]),
+    offload=st.sampled_from(["none", "optimizer", "all"]),
+    sequence_parallel=st.booleans(),
+    fused_attention=st.booleans(),
+)
+
+
+def state(memory: Memory) -> int:
+    return memory.parameters + memory.gradients + memory.optimizer
+
+
+@settings(max_examples=80, deadline=None)
+@given(layout=LAYOUTS, recipe=RECIPES)
+def test_the_parts_add_up_and_none_is_negative(layout: Layout, recipe: Recipe) -> None:
+    shape = shape_of(TINY)
+    assert why_not(layout, shape, recipe.sequences, recipe.microbatches, recipe.sequence_length) is None
+
+    for rank in range(layout.pp):
+        memory = rank_memory(shape, layout, recipe, rank)
+        assert memory.total == sum(memory.parts().values())
+        assert min(memory.parts().values()) >= 0
+        assert memory.total <= worst_rank(shape, layout, recipe).total
+
+
+@settings(max_examples=80, deadline=None)
+@given(layout=LAYOUTS, recipe=RECIPES)
+def test_a_higher_zero_level_never_stores_more(layout: Layout, recipe: Recipe) -> None:
+    # with everything on the host, ZeRO 2 alone gathers the whole on the device
+    shape, kept = shape_of(TINY), replace(recipe, offload="none" if recipe.offload == "all" else recipe.offload)
+
+    needed = [state(worst_rank(shape, replace(layout, zero=zero), kept)) for zero in range(4)]
+
+    assert needed == sorted(needed, reverse=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layout=LAYOUTS, recipe=RECIPES)
+def test_a_higher_zero_level_never_needs_more_memory_for_a_model_of_some_size(layout: Layout, recipe: Recipe) -> None:
+    # a tiny model's gathered blocks are as large as what sharing them saves
+    shape = shape_of(TINY | {"n_layer": 32, "n_embd": 1024})
+    shared, kept = replace(layout, dp=4), replace(recipe, offload="none")
+
+    needed = [worst_rank(shape, replace(shared, zero=zero), kept).total for zero in range(4)]
+
+    assert needed == sorted(needed, reverse=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout=LAYOUTS, recipe=RECIPES)
+def test_no_parameter_is_lost_between_the_ranks(layout: Layout, recipe: Recipe) -> None:
+    shape = shape_of(TINY)
+    one_tp = replace(layout, tp=1)
+
+    total = sum(
+        rank_parameters(shape, one_tp, sum(_layers(shape, one_tp, recipe)[rank :: layout.pp]), rank)
+        for rank in range(layout.pp)
+    )
+
+    copies = shape.head_matrix if layout.pp > 1 else 0
+    assert total == shape.parameters + copies
+
+
+def _layers(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...]:
+    from phalanx.planner.memory import stage_layers
+
+    return stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layout=LAYOUTS, recipe=RECIPES)
+def test_recomputing_more_never_keeps_more(layout: Layout, recipe: Recipe) -> None:
+    shape = shape_of(TINY)
+
+    kept = [block_bytes(shape, layout, replace(recipe, checkpointing=kind)) for kind in ("none", "selective", "full")]
+
+    assert kept == sorted(kept, reverse=True)
+
+
+def test_offloading_moves_bytes_to_the_host_and_loses_none(tiny: ModelShape, recipe: Recipe) -> None:
+    on_device = worst_rank(tiny, Layout(dp=2, zero=3), recipe)
+    optimizer = worst_rank(tiny, Layout(dp=2, zero=3), replace(recipe, offload="optimizer"))
+    everything = worst_rank(tiny, Layout(dp=2, zero=3), replace(recipe, offload="all"))
+
+    assert (optimizer.optimizer, optimizer.host) == (0, on_device.optimizer)
+    assert (state(everything), everything.host) == (0, state(on_device))
+    assert everything.buffers >= on_device.buffers
+
+
+def test_sequence_parallel_shares_what_lies_between_the_products(tiny: ModelShape, recipe: Recipe) -> None:
+    without = block_bytes(tiny, Layout(tp=4), recipe)
+    shared = block_bytes(tiny, Layout(tp=4), replace(recipe, sequence_parallel=True))
+
+    assert shared == block_bytes(tiny, Layout(), recipe) // 4
+    assert shared < without
+
+
+def test_gpipe_keeps_every_microbatch_and_1f1b_as_many_as_stages_follow() -> None:
+    assert [in_flight(Layout(pp=4, schedule="gpipe"), 64, rank) for rank in range(4)] == [64] * 4
+    assert [in_flight(Layout(pp=4), 64, rank) for rank in range(4)] == [4, 3, 2, 1]
+    assert in_flight(Layout(dp=4), 64, 0) == 1
+
+
+def test_an_fp32_model_takes_sixteen_bytes_a_parameter(gpt2: ModelShape, recipe: Recipe) -> None:
+    memory = worst_rank(gpt2, Layout(), recipe)
+
+    assert memory.parameters == 4 * gpt2.parameters
+    assert memory.gradients == 4 * gpt2.parameters
+    assert memory.optimizer == 8 * gpt2.parameters
+    assert checkpoint_bytes(gpt2, recipe) == 12 * gpt2.parameters
+    assert checkpoint_bytes(gpt2, recipe, weights_only=True) == 2 * gpt2.parameters
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": TINY | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "gpt2-gelu": TINY | {"activation_function": "gelu", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "opt": {
+        "model_type": "opt",
+        "hidden_size": 64,
+        "ffn_dim": 256,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "vocab_size": 128,
+        "max_position_embeddings": 64,
+        "word_embed_proj_dim": 64,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    "bloom": {
+        "model_type": "bloom",
+        "hidden_size": 64,
+        "n_layer": 8,
+        "n_head": 8,
+        "vocab_size": 128,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    "llama": {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 128,
+        "max_position_embeddings": 64,
+    },
+}
+
+
+def bytes_kept_by_blocks(config: dict[str, Any], layers: int) -> int:
+    """Bytes of distinct storages that autograd keeps in the forward pass of a model with so many blocks."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    names = {"gpt2": "n_layer", "bloom": "n_layer"}
+    config = config | {names.get(config["model_type"], "num_hidden_layers"): layers}
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))).train()
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+    alive = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    ids = torch.randint(0, 128, (4, 64), generator=torch.Generator().manual_seed(0))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model(ids, use_cache=False).logits
+    del output
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_block_keeps_what_autograd_keeps(name: str) -> None:
+    shape, recipe = shape_of(MODELS[name]), Recipe(sequences=4, sequence_length=64)
+
+    measured = (bytes_kept_by_blocks(MODELS[name], 4) - bytes_kept_by_blocks(MODELS[name], 2)) / 2
+
+    assert block_bytes(shape, Layout(), recipe) == pytest.approx(measured, rel=0.01)
+
+
+def test_selective_checkpointing_keeps_products_and_nothing_between() -> None:
+    shape, recipe = shape_of(TINY), Recipe(4, 64, checkpointing="selective")
+
+    # input, queries, keys, values, attention, its projection, both products of the MLP
+    assert block_bytes(shape, Layout(), recipe) == 4 * 64 * 4 * (1 + 3 + 1 + 1 + 4 + 1) * 64

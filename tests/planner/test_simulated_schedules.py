@@ -1,0 +1,120 @@
+"""Schedules played through on paper: their bubbles, what they hold, and that they are the runtime's own orders."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.planner.orders import Work, most_in_flight, orders
+from phalanx.planner.schedule import StageTimes, bubble_formula, play, simulate
+
+EQUAL = StageTimes(forward=1.0, inputs=1.0, weights=1.0)
+SIZES = st.integers(1, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ranks=SIZES, microbatches=st.integers(1, 24), schedule=st.sampled_from(["gpipe", "1f1b"]))
+def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(ranks: int, microbatches: int, schedule: str) -> None:
+    timeline = simulate(schedule, ranks, microbatches, [EQUAL] * ranks)
+
+    assert timeline.bubble == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
+    assert bubble_formula(ranks, microbatches) == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(ranks=st.integers(2, 6), rounds=st.integers(1, 4), chunks=st.integers(2, 4))
+def test_the_bubble_of_interleaved_stages_is_divided_by_their_number(ranks: int, rounds: int, chunks: int) -> None:
+    timeline = simulate("interleaved", ranks, rounds * ranks, [EQUAL] * (ranks * chunks))
+
+    assert timeline.bubble == pytest.approx((ranks - 1) / (chunks * rounds * ranks + ranks - 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(ranks=SIZES, more=st.integers(0, 12))
+def test_zero_bubble_waits_a_third_as_long_as_1f1b_and_holds_no_more(ranks: int, more: int) -> None:
+    microbatches = ranks + more
+    works = 3.0 * microbatches
+
+    waited = simulate("zero-bubble", ranks, microbatches, [EQUAL] * ranks).length_s - works
+
+    assert waited == pytest.approx((simulate("1f1b", ranks, microbatches, [EQUAL] * ranks).length_s - works) / 3)
+    assert all(most_in_flight(order) <= ranks for order in orders("zero-bubble", ranks, microbatches))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ranks=st.integers(1, 5),
+    rounds=st.integers(1, 3),
+    schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+    send=st.floats(0, 2),
+)
+def test_every_piece_of_work_is_done_once_and_in_an_order_that_is_possible(
+    ranks: int, rounds: int, schedule: str, send: float
+) -> None:
+    chunks = 2 if schedule == "interleaved" else 1
+    stages, microbatches = ranks * chunks, rounds * ranks
+    timeline = simulate(schedule, ranks, microbatches, [EQUAL] * stages, send)
+
+    ends = {slot.work: slot.end for slot in timeline.slots}
+    assert len(ends) == len(timeline.slots) == stages * microbatches * (3 if schedule == "zero-bubble" else 2)
+    for slot in timeline.slots:
+        assert slot.rank == slot.work.stage % ranks
+        if slot.work.kind == "forward" and slot.work.stage:
+            assert slot.start >= ends[Work("forward", slot.work.stage - 1, slot.work.microbatch)] + send - 1e-9
+        if slot.work.kind in ("backward", "inputs"):
+            assert slot.start >= ends[Work("forward", slot.work.stage, slot.work.microbatch)] - 1e-9
+    for rank in range(ranks):
+        mine = [slot for slot in timeline.slots if slot.rank == rank]
+        assert all(one.end <= two.start + 1e-9 for one, two in pairwise(mine))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 2), (4, 8), (4, 3), (5, 16)])
+def test_the_planner_plays_the_orders_that_the_verified_pipeline_runs(
+    schedule: str, ranks: int, microbatches: int
+) -> None:
+    from phalanx.pipeline import SCHEDULES
+
+    planned = orders(schedule, ranks, microbatches)
+
+    for rank in range(ranks):
+        real = SCHEDULES[schedule](rank, ranks, microbatches)
+        assert [(work.kind, work.microbatch) for work in planned[rank]] == [tuple(action) for action in real]
+
+
+def test_gpipe_holds_all_microbatches_and_1f1b_only_as_many_as_there_are_ranks() -> None:
+    assert [most_in_flight(order) for order in orders("gpipe", 4, 12)] == [12, 12, 12, 12]
+    assert [most_in_flight(order) for order in orders("1f1b", 4, 12)] == [4, 3, 2, 1]
+    assert [most_in_flight(order) for order in orders("interleaved", 4, 12, 2)] == [11, 9, 7, 5]
+
+
+def test_the_slowest_stage_sets_the_pace() -> None:
+    slow = StageTimes(2.0, 2.0, 2.0)
+
+    timeline = simulate("1f1b", 2, 100, [EQUAL, slow])
+
+    assert timeline.length_s == pytest.approx(100 * 6 + 2.0 + 1.0, abs=1.0)
+
+
+def test_a_link_with_a_delay_makes_the_bubble_larger() -> None:
+    without, with_delay = (simulate("1f1b", 4, 8, [EQUAL] * 4, delay) for delay in (0.0, 0.5))
+
+    assert with_delay.bubble > without.bubble
+
+
+def test_a_link_that_is_slower_than_the_stages_sets_the_pace() -> None:
+    all_forward_first = simulate("gpipe", 2, 100, [EQUAL, EQUAL], transfer_s=10.0)
+    two_in_flight = simulate("1f1b", 2, 100, [EQUAL, EQUAL], transfer_s=10.0)
+
+    # a hundred results each way; with two in flight, each pair takes a whole way there and back
+    assert all_forward_first.length_s == pytest.approx(2 * 100 * 10.0, rel=0.01)
+    assert two_in_flight.length_s == pytest.approx(100 / 2 * (10.0 + 10.0 + 6.0), rel=0.01)
+
+
+def test_orders_that_wait_for_each_other_are_found() -> None:
+    first = (Work("backward", 0, 0), Work("forward", 0, 0))
+    second = (Work("forward", 1, 0), Work("backward", 1, 0))
+
+    with pytest.raises(ValueError, match="4 pieces of work wait for each other"):
+        play([first, second], [EQUAL, EQUAL])
