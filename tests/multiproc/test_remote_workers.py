@@ -84,6 +84,43 @@ def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clea
 
 
 @pytest.mark.slow
+def test_a_worker_that_was_killed_is_started_again_and_comes_back(place, keys, port):
+    settings = ("train.steps=200", "train.validate_every=500", "checkpoint.every=200")
+    undisturbed = place.finish(*settings, "guard.mode='off'", run_dir="undisturbed")
+    files = {name: worker_file(place, keys, name, port) for name in ("north", "south")}
+    workers = {name: place.start("worker", file) for name, file in files.items()}
+    owner = place.train(*settings, *remote(keys, port))
+    place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 3,'))
+
+    workers["north"].kill()
+    # at once, before anybody has missed it
+    again = place.start("worker", files["north"])
+    place.wait_for(owner, lambda: place.has_line("events.jsonl", '"party":"north.2"'))
+    assert owner.wait() == 0, owner.text
+
+    assert [again.wait(), workers["south"].wait()] == [0, 0], again.text
+    summary = place.summary()
+    assert [body["party"] for body in bodies(place, "lost")] == ["north"]
+    assert (summary["verdicts"], summary["evicted"], summary["steps_lost"]) == ([], [], 0)
+    assert summary["final_weights_digest"] == undisturbed["final_weights_digest"]
+
+
+@pytest.mark.slow
+def test_a_run_without_memory_for_its_stages_is_refused_before_its_first_step(place, keys, port):
+    wide = ("model.architecture.n_embd=256",)
+    files = [worker_file(place, keys, name, port, "memory_mib = 2\n") for name in ("north", "south")]
+    workers = [place.start("worker", file) for file in files]
+    owner = place.train(*wide, *remote(keys, port))
+
+    assert owner.wait() == 2, owner.text
+    assert "memory: the stages fit nowhere" in owner.text
+    assert "north has 2.0 MiB for stages and needs" in owner.text
+    assert not place.has_line("metrics.jsonl", '"step"')
+    for worker in workers:
+        worker.kill()
+
+
+@pytest.mark.slow
 def test_a_worker_with_a_foreign_certificate_is_refused_and_the_run_goes_on(place, clean, keys, port):
     for arguments in (["init"], ["issue", "north"]):
         process = place.start("pki", arguments[0], str(place.path / "foreign"), *arguments[1:])

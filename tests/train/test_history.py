@@ -32,6 +32,12 @@ def test_a_run_without_a_log_has_no_history(owner, tmp_path):
     assert read_history(tmp_path / "events.jsonl", owner.public, "run") == History()
 
 
+def test_whoever_is_convicted_in_a_later_life_stays_out_under_its_own_name(write):
+    history = write(("evicted", {"party": "worker-1.3", "stages": [1], "step": 5}))
+
+    assert history.convicted == {"worker-1"}
+
+
 def test_a_verdict_convicts_even_when_the_crash_came_before_the_eviction(write):
     history = write(("run_started", {}), ("verdict", VERDICT))
 

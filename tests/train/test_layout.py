@@ -102,6 +102,8 @@ def test_each_process_is_told_what_it_needs_its_shadows_included(make_run, open_
     needs = memory_by_party(rows)
 
     assert set(needs) == {"owner", "worker-1", "worker-2"}
-    assert needs["worker-1"] - needs["worker-2"] == (
-        rows[1].memory_bytes + rows[2].size_bytes + 24 * rows[2].trainable
-    ) - (rows[2].memory_bytes + rows[1].size_bytes + 24 * rows[1].trainable)
+    assert needs["worker-1"] - needs["worker-2"] == (rows[1].memory_bytes + rows[2].shadow_bytes) - (
+        rows[2].memory_bytes + rows[1].shadow_bytes
+    )
+    # weights, moments and the undo copy of all three
+    assert all(row.shadow_bytes > row.size_bytes + 20 * row.trainable for row in rows[1:3])

@@ -290,6 +290,30 @@ def test_who_joins_learns_the_run_and_makes_itself_known(owner, identities):
     assert owner.wire.wait_joined("nobody", 0.0) is None
 
 
+def test_who_joins_learns_what_it_is_called_and_waits_until_that_is_known(owner, identities):
+    asked = []
+
+    def name_of(certified, begins):
+        asked.append((certified, begins))
+        return None if len(asked) == 1 else f"{certified}.2"
+
+    owner.wire.name_of = name_of
+    met = describe(identities["worker"], "owner", owner.wire.address, config=LIMITS, begins=True)
+
+    assert met.calls_us == "worker.2"
+    assert asked == [("worker", True), ("worker", True)]
+
+
+def test_who_may_not_come_back_is_told_so(owner, identities):
+    def name_of(certified, begins):
+        raise PeerRefusedError("worker was shut out and does not come back")
+
+    owner.wire.name_of = name_of
+
+    with pytest.raises(PeerRefusedError, match="does not come back"):
+        describe(identities["worker"], "owner", owner.wire.address, config=LIMITS)
+
+
 def test_who_joins_looks_for_an_owner_that_does_not_listen_yet(identities, opened):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -10,6 +10,12 @@ from collections.abc import Mapping
 LOST = -signal.SIGKILL
 """Exit code of a process of which nothing is known but that it is gone."""
 _SECONDS_TO_END = 5.0
+_KILLED = 128
+
+
+def exit_code(code: int) -> int:
+    """What a shell makes of a process's end: 137 for one that SIGKILL ended."""
+    return code if code >= 0 else _KILLED - code
 
 
 class Child:

@@ -6,22 +6,20 @@ disks of the machines and never enter Ray's object store.
 
 import os
 import secrets
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import typer
-
 from phalanx.errors import ConfigError
+from phalanx.launch.child import exit_code
 from phalanx.launch.keeper import Configure, Keeper, Substitutes
-from phalanx.launch.owner import OwnerProcess, is_worth_another
+from phalanx.launch.notice import Notice
+from phalanx.launch.owner import OwnerProcess
 from phalanx.launch.post import WorkerPost
-from phalanx.launch.rank import Notice, exit_code
 from phalanx.launch.request import Launch
+from phalanx.launch.watch import watch_owner
 from phalanx.pipeline import WorkerConfig
 
-_LOOK_EVERY_S = 0.1
 _PLACEMENT_TIMEOUT_S = 120.0
 
 
@@ -104,32 +102,14 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
         ]
         owner = OwnerProcess(launch, str(ray.util.get_node_ip_address()))
         stack.callback(owner.kill)
+
+        def tend(address: str | None) -> None:
+            for keeper in keepers:
+                keeper.tend(address)
+
         with Notice() as notice:
-            return _watch(owner, keepers, substitutes, notice, launch.max_restarts)
-
-
-def _watch(
-    owner: OwnerProcess, keepers: Sequence[Keeper], substitutes: Substitutes, notice: Notice, restarts: int
-) -> int:
-    owner.begin()
-    told = False
-    while True:
-        code = owner.poll()
-        if code is not None and (notice.given or restarts == 0 or not is_worth_another(code)):
-            return exit_code(code)
-        if code is not None:
-            restarts -= 1
-            typer.echo(f"launch: the owner ended with exit code {exit_code(code)} and goes on", err=True)
-            owner.begin()
-            substitutes.refill()
-        for keeper in keepers:
-            keeper.tend(owner.address)
-        if notice.given and not told:
-            owner.ask_to_end()
-            told = True
-        if notice.given > 1:
-            owner.kill()
-        time.sleep(_LOOK_EVERY_S)
+            code = watch_owner(owner, notice, tend, restarts=launch.max_restarts, renew=substitutes.refill)
+        return exit_code(code)
 
 
 def _configure_in_actor(launch: Launch) -> Configure:

@@ -5,22 +5,20 @@ run goes on from its last checkpoint. A worker's keeper does not fail with its w
 """
 
 import os
-import signal
 import time
-from types import FrameType
 
 import typer
 
 from phalanx.errors import ConfigError
 from phalanx.launch.board import Board, open_board
+from phalanx.launch.child import exit_code
 from phalanx.launch.keeper import Keeper, Substitutes
+from phalanx.launch.notice import Notice
 from phalanx.launch.owner import OwnerProcess, is_worth_another
 from phalanx.launch.post import WorkerPost
 from phalanx.launch.request import Launch, Part
+from phalanx.launch.watch import LOOK_EVERY_S, watch_owner
 from phalanx.pipeline import OWNER, die_with_parent
-
-_LOOK_EVERY_S = 0.1
-_KILLED = 128
 
 
 def is_rank() -> bool:
@@ -53,51 +51,17 @@ def run_rank(launch: Launch) -> int:
         return _keep_worker(launch, part, board, notice)
 
 
-def exit_code(code: int) -> int:
-    """What a shell makes of a process's end: 137 for one that SIGKILL ended."""
-    return code if code >= 0 else _KILLED - code
-
-
-class Notice:
-    """Remembers that this process was told to end.
-
-    Attributes:
-        given: How often.
-    """
-
-    def __init__(self) -> None:
-        self.given = 0
-        self._old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def __enter__(self) -> "Notice":
-        for number in self._old:
-            signal.signal(number, self._take)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _take(self, signum: int, frame: FrameType | None) -> None:
-        self.given += 1
-
-
 def _keep_owner(owner: OwnerProcess, board: Board, notice: Notice) -> int:
-    owner.begin()
-    told = False
     published: str | None = None
+
+    def publish(address: str | None) -> None:
+        nonlocal published
+        if address != published:
+            board.publish(address)
+            published = address
+
     try:
-        while (code := owner.poll()) is None:
-            address = owner.address
-            if address != published:
-                board.publish(address)
-                published = address
-            if notice.given and not told:
-                owner.ask_to_end()
-                told = True
-            if notice.given > 1:
-                owner.kill()
-            time.sleep(_LOOK_EVERY_S)
+        code = watch_owner(owner, notice, publish)
         if code:
             typer.echo(f"launch: the owner ended with exit code {exit_code(code)}", err=True)
         if is_worth_another(code):
@@ -121,12 +85,12 @@ def _keep_worker(launch: Launch, part: Part, board: Board, notice: Notice) -> in
             keeper.tend(board.address())
             if launch.owner is not None and keeper.name is None:
                 return exit_code(keeper.code or 0)
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(LOOK_EVERY_S)
         post.ask_to_leave()
         while keeper.name is not None and post.poll(keeper.name) is None:
             if notice.given > 1 or board.address() is None:
                 break
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(LOOK_EVERY_S)
         return 0
     finally:
         post.kill()

@@ -17,7 +17,7 @@ from pathlib import Path
 from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.launch.board import FileBoard, board_environment
-from phalanx.launch.rank import exit_code
+from phalanx.launch.child import exit_code
 from phalanx.launch.request import Launch
 from phalanx.pipeline import OWNER
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from phalanx.pipeline.memory import UNBOUNDED, Memory
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.regrouping import loads, regrouped
 
@@ -29,7 +30,14 @@ class Balance:
         self._every = every
         self._begun: tuple[int, Assignment, dict[str, float]] | None = None
 
-    def is_lopsided(self, step: int, assignment: Assignment, workers: Sequence[str], busy: Mapping[str, float]) -> bool:
+    def is_lopsided(
+        self,
+        step: int,
+        assignment: Assignment,
+        workers: Sequence[str],
+        busy: Mapping[str, float],
+        memory: Memory = UNBOUNDED,
+    ) -> bool:
         """Whether stages should move because somebody is slow.
 
         Args:
@@ -37,6 +45,7 @@ class Balance:
             assignment: Who has which stage.
             workers: Who could have some.
             busy: Seconds that each worker has worked since it was started, as it reported last.
+            memory: Who has room for what.
         """
         if not self._every or len(workers) < 2:
             return False
@@ -52,7 +61,8 @@ class Balance:
             seconds = busy.get(worker, math.nan) - before.get(worker, math.nan)
             if work[worker] and math.isfinite(seconds) and seconds > 0:
                 self.pace[worker] = seconds / work[worker]
-        new = regrouped(assignment, workers, guarded=False, costs=self.costs, pace=self.pace)
+        guarded = bool(assignment.shadows)
+        new = regrouped(assignment, workers, guarded=guarded, costs=self.costs, pace=self.pace, memory=memory)
         slowest, then = (
             max(loads(holders, workers, self.costs, self.pace).values())
             for holders in (assignment.holders, new.holders)

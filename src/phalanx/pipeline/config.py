@@ -25,6 +25,9 @@ class PipelineConfig(StrictModel):
     """Names of further remote workers, who may come at any time and are not waited for."""
     respawns: int = Field(default=0, ge=0, le=1000)
     """How many local workers may be started anew in the place of such that are gone."""
+    returns: int = Field(default=3, ge=0, le=1000)
+    """How often a remote worker that was lost or has left may come back in one session of the owner, as a newcomer with
+    the same certificate; whoever was convicted never does."""
     rebalance_every: int = Field(default=20, ge=0)
     """Steps over which the pace of every worker is measured; stages move away from one that is so slow that the step
     would be done in two thirds of the time or less. 0: they stay where they are."""
@@ -267,6 +270,8 @@ class WorkerConfig(StrictModel):
     """How long to look for an owner that does not listen yet, seconds."""
     threads: int = Field(default=1, ge=1)
     device: str = "cpu"
+    memory_mib: int | None = Field(default=None, ge=1, le=2**40)
+    """Memory that this worker gives to stages; left out, most of what is available on its machine when it joins."""
     journal: str | None = None
     """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`)."""
     transport: TransportConfig = TransportConfig()

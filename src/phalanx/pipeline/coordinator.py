@@ -1,9 +1,7 @@
 """The owner's decisions: what has been committed to, what is audited, and when a step may be applied."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from phalanx.errors import FrameError
 from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.audits import Audits
 from phalanx.pipeline.bulk import Post
@@ -14,35 +12,15 @@ from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.faults import Faults
 from phalanx.pipeline.inquest import Inquest, Missing
+from phalanx.pipeline.intake import Intake
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.links import compare_links
-from phalanx.pipeline.messages import (
-    Applied,
-    AuditReport,
-    Commit,
-    Fault,
-    GradientHeld,
-    Ready,
-    ScreenHit,
-    StateDigest,
-    StepAudited,
-    WeightsHeld,
-)
+from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.owner_audit import OwnerAudits
 from phalanx.pipeline.paper import PLAIN, Attempt
 from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.referee import Referee
-from phalanx.pipeline.running_costs import BUSY
-from phalanx.pipeline.screen import NOT_FINITE
-from phalanx.pipeline.signed import to_signed
-from phalanx.pipeline.summons import target_of
 from phalanx.pipeline.updates import Updates
-
-_STRIKES = 3
-"""Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
-
-_MAX_DIGITS = 6
-"""Of a stage's number in a message; more is nobody's stage and costs time to read."""
 
 
 class Coordinator:
@@ -58,16 +36,13 @@ class Coordinator:
 
     def __init__(self, docket: Docket, post: Post, courier: Courier, draw: AuditDraw) -> None:
         self.docket = docket
-        self.ready: dict[str, Ready] = {}
-        self.usage: dict[str, dict[str, float]] = {}
-        self.busy: dict[str, float] = {}
-        self.bytes_sent: dict[str, Mapping[str, int]] = {}
         self._referee = Referee(docket.plan, courier, docket.same_class)
         self._audits = Audits(docket, post, courier, self._referee, draw)
         self._updates = Updates(docket, self._referee)
-        self._strikes: Counter[str] = Counter()
         self._faults = Faults(docket)
-        self._convictions: list[Judgement] = []
+        self._intake = Intake(docket, self._audits, self._updates, self._faults)
+        self.ready, self.usage, self.busy = self._intake.ready, self._intake.usage, self._intake.busy
+        self.bytes_sent, self._convictions = self._intake.bytes_sent, self._intake.convictions
         self._owner_audits = OwnerAudits(docket, self._referee)
         self._inquest = Inquest(docket, courier, post)
         self._has_news = True
@@ -85,48 +60,13 @@ class Coordinator:
         Raises:
             FrameError: The sender has no part in what it reports.
         """
-        message, sender = received.message, received.sender
-        if isinstance(message, Applied):
-            self._add_applied(sender, message)
-        elif isinstance(message, Ready):
-            self._add_ready(sender, message)
-        elif isinstance(message, Fault):
-            self._faults.add(sender, message)
-        elif isinstance(message, Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit):
-            # of a step that lags, only its audits are still awaited
-            ledgers = self.docket.open_ledgers if isinstance(message, AuditReport | StepAudited) else (self.ledger,)
-            if (message.epoch, message.step) in [(ledger.epoch, ledger.step) for ledger in ledgers]:
-                self._add_step_message(received, message)
-        else:
-            return False
-        self._has_news = True
-        return True
+        is_mine = self._intake.handle(received)
+        self._has_news = self._has_news or is_mine
+        return is_mine
 
     def look_again(self) -> None:
         """Let the next `advance` look at everything, whether anything has come or not."""
         self._has_news = True
-
-    def _add_applied(self, sender: str, message: Applied) -> None:
-        self.usage[sender], self.bytes_sent[sender] = dict(message.usage), dict(message.bytes_sent)
-        self.busy[sender] = self.usage[sender].pop(BUSY, 0.0)
-        assignment = self.docket.assignment
-        for name, state in message.states.items():
-            stage = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else -1
-            if sender not in (assignment.holders.get(stage), assignment.shadows.get(stage)):
-                raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not have")
-            follows = self.docket.plan.guard.one_optimizer and sender != assignment.holders.get(stage)
-            if (state.step, message.epoch) == (self.ledger.step, self.ledger.epoch) and not follows:
-                self._updates.said.setdefault(stage, {})[sender] = state
-
-    def _add_ready(self, sender: str, message: Ready) -> None:
-        if message.epoch != self.ledger.epoch:
-            return
-        present = (self.docket.assignment, self.docket.resting)
-        held = [item for roles in present for item in (*roles.holders.items(), *roles.shadows.items())]
-        stray = sorted(message.states.keys() - {str(stage) for stage, party in held if party == sender})
-        if stray:
-            raise FrameError(f"{sender!r} got ready with stage {stray[0][:_MAX_DIGITS]}, which it does not have")
-        self.ready[sender] = message
 
     def said_ready(self, stage: int, states: Mapping[str, StateDigest | None]) -> None:
         """Take what holder and shadow got ready with as what they say about the state after the last update."""
@@ -134,63 +74,6 @@ class Coordinator:
         for party, state in states.items():
             if state is not None:
                 self._updates.said.setdefault(stage, {})[party] = state
-
-    def _add_step_message(
-        self, received: Received, message: Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit
-    ) -> None:
-        sender, assignment = received.sender, self.docket.assignment
-        if isinstance(message, ScreenHit):
-            target = target_of(message)
-            expected = assignment.server(target, message.microbatch) if target in assignment.holders else None
-            _expect(sender, expected, message.kind)
-            if message.source not in assignment.shadows or self.docket.server(*_of(message)) == OWNER:
-                raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
-            self._audits.doubt(message)
-            self._ask_for_urgent_audit(message)
-            return
-        if isinstance(message, AuditReport):
-            self._audits.add(sender, message)
-            return
-        if isinstance(message, StepAudited):
-            self._add_step_audit(sender, message)
-            return
-        if isinstance(message, WeightsHeld):
-            _expect(sender, assignment.shadows.get(message.stage), message.kind)
-            self._updates.take(sender, message)
-            return
-        share = (message.stage, message.lane)
-        known = assignment.shares if isinstance(message, Commit) else self.docket.watched_shares
-        party_of = assignment.server_of if isinstance(message, Commit) else assignment.auditor_of
-        _expect(sender, party_of(share) if share in known else None, message.kind)
-        if isinstance(message, Commit):
-            if share in self.ledger.commits:
-                raise FrameError(f"{sender!r} committed stage {message.stage} twice in step {message.step}")
-            served = assignment.microbatches(share, self.docket.plan.microbatches)
-            try:
-                self.ledger.add_commit(message, received.header, served)
-            except FrameError as exc:
-                # signed nonsense: without a valid commitment the step could never end
-                headers = {} if received.header is None else {"commitment": to_signed(received.header)}
-                where = f"stage {message.stage}: {sender} committed to nonsense: {exc}"
-                self._convictions.append(
-                    self.docket.judgement("forgery", sender, message.stage, where, lane=message.lane, headers=headers)
-                )
-        elif share in self.ledger.held:
-            raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
-        else:
-            self.ledger.held[share] = message
-
-    def _add_step_audit(self, sender: str, message: StepAudited) -> None:
-        key, ledger = (message.stage, sender), self.docket.ledger_of(message.step)
-        if message.stage in self.docket.watched and self.docket.audited_share(*key) != (message.stage, message.lane):
-            raise FrameError(
-                f"{sender!r} recomputed lane {message.lane} of stage {message.stage}, which it is not to audit"
-            )
-        if key not in ledger.awaited_step_audits or key in ledger.step_audits:
-            raise FrameError(
-                f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not asked, or again"
-            )
-        ledger.step_audits[key] = message
 
     # --- a step's life ------------------------------------------------------------------------------
 
@@ -365,32 +248,6 @@ class Coordinator:
                 return docket.proved.pop(0)
         return None
 
-    def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
-        party = self.docket.server(hit.source, hit.microbatch)
-        self.docket.observe("screen_hit", {**hit.model_dump(mode="json"), "party": party})
-        if not self.docket.plan.guard.audits:
-            self._count_strike(party, hit)
-            return
-        self._audits.ask_urgently(hit)
-
-    def _count_strike(self, party: str, hit: ScreenHit) -> None:
-        """Mode `statistics`: nobody can look closer, so odd numbers condemn, and until then they are used."""
-        self._strikes[party] += 1
-        if self._strikes[party] < _STRIKES and hit.reason != NOT_FINITE:
-            self._audits.release(hit)
-            return
-        reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
-        self._convictions.append(self.docket.judgement("statistics", party, hit.source, reason))
-
 
 def _stages(shares: Iterable[Share]) -> list[int]:
     return sorted({stage for stage, _ in shares})
-
-
-def _of(hit: ScreenHit) -> tuple[int, int]:
-    return (hit.source, hit.microbatch)
-
-
-def _expect(sender: str, expected: str | None, kind: str) -> None:
-    if sender != expected:
-        raise FrameError(f"{sender!r} sent {kind!r}; expected it from {expected!r}")

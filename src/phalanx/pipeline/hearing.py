@@ -136,9 +136,10 @@ def _peer(path: Path, record: EvidenceRecord, name: str) -> Peer:
         peer = peer_from_certificate(pem, record.authority.encode(), since, where)
     except CertificateError as exc:
         raise EvidenceError(str(exc)) from exc
-    if peer.name != name:
-        raise EvidenceError(f"{where}: is that of {peer.name!r}")
-    return peer
+    try:
+        return peer.called(name)
+    except CertificateError as exc:
+        raise EvidenceError(f"{where}: is that of {peer.name!r}") from exc
 
 
 def _fingerprint(pem: bytes, where: str) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.members import Members
+from phalanx.pipeline.memory import Rooms
 from phalanx.pipeline.messages import Hello, Setup, parse_message
 from phalanx.pipeline.numeric_class import local_numeric_class
+from phalanx.pipeline.own_memory import own_rooms
 from phalanx.pipeline.plan import StepPlan
 from phalanx.security.crypto import peer_from_certificate
 from phalanx.transport import Endpoint, LinkFault
@@ -46,6 +48,7 @@ def gather(
         endpoint.add_peer(peer_from_certificate(certificate.encode(), authority_pem))
     classes = {OWNER: local_numeric_class(plan.device).label}
     addresses: dict[str, str] = {}
+    rooms: dict[str, Rooms] = {}
     deadline = time.monotonic() + timeout_s
     while set(certificates) - addresses.keys():
         missing = sorted(set(certificates) - addresses.keys())
@@ -65,12 +68,15 @@ def gather(
             continue
         if isinstance(hello, Hello):
             addresses[frame.sender], classes[frame.sender] = hello.address, hello.numeric_class
+            rooms[frame.sender] = hello.memory
             endpoint.add_peer(endpoint.peers[frame.sender], hello.address)
             setup = Setup(epoch=0, plan=plan.model_dump(mode="json"))
             endpoint.send(frame.sender, setup.kind, setup.model_dump(mode="json"))
     known = {**certificates, **late}
     names = _workers(addresses, known)
-    return Members(names, classes, addresses, known, authority_pem.decode("ascii"))
+    # last of all: what the others on this machine took for themselves is no longer free
+    rooms[OWNER] = own_rooms(endpoint.run, plan.device)
+    return Members(names, classes, addresses, known, rooms, authority_pem.decode("ascii"))
 
 
 def _workers(addresses: Mapping[str, str], certificates: Mapping[str, str]) -> Sequence[str]:

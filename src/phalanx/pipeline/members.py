@@ -8,8 +8,10 @@ from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import ConfigError
 from phalanx.pipeline.config import OWNER, GuardConfig
 from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.memory import Rooms
 from phalanx.pipeline.messages import Hello, StateDigest
 from phalanx.pipeline.roles import Library
+from phalanx.security.crypto import certified_name
 
 NoteVerified = Callable[[int, Mapping[int, str], Mapping[int, StateDigest]], None]
 
@@ -23,6 +25,8 @@ class Members:
     addresses: dict[str, str]
     certificates: Mapping[str, str]
     """Of everybody who takes part or may come later, the owner included."""
+    rooms: dict[str, Rooms] = field(default_factory=dict)
+    """Memory of everybody, the owner included, as each said when it came; who is not in it has no limit."""
     authority: str = ""
     """PEM of who vouches for the certificates; goes into evidence."""
     is_alive: Callable[[str], bool] = lambda name: True
@@ -30,10 +34,16 @@ class Members:
     """Ends a local worker's process; nothing for a remote one."""
     replace: Callable[[str], None] = lambda name: None
     """Starts another local worker in the place of one that is gone, if the run file allows it."""
+    returns: int = 0
+    """How often one that was lost or has left may come back in this session."""
     rebalance_every: int = 0
     """Steps over which everybody's pace is measured, for stages to move away from who is slow; 0: they stay."""
     look_after: Callable[[], None] = lambda: None
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
+
+    def know_life(self, name: str) -> None:
+        """Somebody known has begun another life: its certificate is that of all of them."""
+        self.certificates = {**self.certificates, name: self.certificates[certified_name(name)]}
 
     def admit(self, name: str, hello: Hello, guard: GuardConfig) -> None:
         """Let somebody in who came late.
@@ -42,10 +52,11 @@ class Members:
             ConfigError: As `check_upkeep`; the others stay as they are.
         """
         self.classes[name], self.addresses[name] = hello.numeric_class, hello.address
+        self.rooms[name] = hello.memory
         try:
             self.check_upkeep(guard)
         except ConfigError:
-            del self.classes[name], self.addresses[name]
+            del self.classes[name], self.addresses[name], self.rooms[name]
             raise
 
     def check_upkeep(self, guard: GuardConfig) -> None:

@@ -1,6 +1,6 @@
 """The bodies of all frames between the parties of a verified pipeline, each parsed once and strictly."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
@@ -55,6 +55,10 @@ class Hello(Message):
     kind: ClassVar[str] = "hello"
     address: str
     numeric_class: str
+    memory: dict[Annotated[str, Field(max_length=64)], Annotated[int, Field(ge=0, le=2**60)]] = Field(
+        default_factory=dict, max_length=16
+    )
+    """Bytes that it can give to stages, by the name of what it shares them with; see `own_rooms`."""
 
 
 class Setup(Message):

@@ -6,6 +6,7 @@ from phalanx.errors import ConfigError, FrameError
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Members
 from phalanx.pipeline.messages import Hello, Prepared, Setup
 from phalanx.pipeline.plan import StepPlan
@@ -19,8 +20,11 @@ class Newcomers:
         prepared: Who can take a role, in the order in which they got so far.
     """
 
-    def __init__(self, members: Members, plan: StepPlan, mail: Loopback, endpoint: Endpoint, observe: Observe) -> None:
+    def __init__(
+        self, members: Members, plan: StepPlan, mail: Loopback, endpoint: Endpoint, observe: Observe, lives: Lives
+    ) -> None:
         self.prepared: list[str] = []
+        self._lives = lives
         self._members = members
         self._plan = plan
         self._mail = mail
@@ -43,12 +47,19 @@ class Newcomers:
             raise FrameError(f"{name!r} sent {message.kind!r} and is no newcomer who has yet to say it")
         if isinstance(message, Hello):
             self._endpoint.add_peer(self._endpoint.peers[name], message.address)
+            self._lives.came(name)
+            self._members.know_life(name)
             self._greeted[name] = message
             certificates = {other: self._members.certificates[other] for other in present}
             setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates)
             self._mail.post(name, setup, ())
         elif isinstance(message, Prepared):
             self.prepared.append(name)
+
+    def drop(self, name: str) -> None:
+        """Somebody ended before it was let in: nothing more is taken from it."""
+        self.prepared = [other for other in self.prepared if other != name]
+        self._shut_out(name, for_good=False)
 
     def admit(self) -> list[str]:
         """Make members of those who are prepared.
@@ -65,6 +76,10 @@ class Newcomers:
         except ConfigError as exc:
             self._observe("not_let_in", {"party": name, "reason": str(exc)})
             # it could ask before every step, and each answer costs the whole company a stop
-            self._endpoint.refuse(name)
+            self._shut_out(name, for_good=True)
             return False
         return True
+
+    def _shut_out(self, name: str, *, for_good: bool) -> None:
+        self._endpoint.refuse(name)
+        self._lives.ended(name, for_good=for_good)

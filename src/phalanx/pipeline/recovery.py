@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from phalanx.errors import NoHolderError
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.memory import UNBOUNDED, Memory
 from phalanx.pipeline.messages import Role
 
 Share = tuple[int, int]
@@ -66,10 +67,12 @@ class Assignment:
         return tuple(s for s in sorted(self.holders) if party in (self.holders[s], self.shadows.get(s)))
 
 
-def first_assignment(num_stages: int, workers: Sequence[str], *, guarded: bool, lanes: int = 1) -> Assignment:
+def first_assignment(
+    num_stages: int, workers: Sequence[str], *, guarded: bool, lanes: int = 1, memory: Memory = UNBOUNDED
+) -> Assignment:
     """First and last stage to the owner, the middle ones to workers in order; too few workers hold several each.
 
-    Workers beyond one for each middle stage are spares.
+    Workers beyond one for each middle stage are spares. Who shadows depends on `memory`, who holds does not.
     """
     holders = {stage: OWNER for stage in range(num_stages)}
     middle = range(1, num_stages - 1)
@@ -78,11 +81,17 @@ def first_assignment(num_stages: int, workers: Sequence[str], *, guarded: bool, 
         holders[stage] = busy[n * len(busy) // len(middle)]
     if not guarded:
         return Assignment(holders, {}, lanes)
-    return Assignment(holders, cover(holders, {}, workers), lanes)
+    return Assignment(holders, cover(holders, {}, workers, memory), lanes)
 
 
 def without(
-    assignment: Assignment, gone: str, workers: Sequence[str], *, guarded: bool, has_heirs: bool = True
+    assignment: Assignment,
+    gone: str,
+    workers: Sequence[str],
+    *,
+    guarded: bool,
+    has_heirs: bool = True,
+    memory: Memory = UNBOUNDED,
 ) -> Assignment:
     """Promote the shadows of what `gone` held, and cover again what is left uncovered.
 
@@ -92,6 +101,7 @@ def without(
         workers: Those who remain.
         guarded: Whether stages are shadowed at all.
         has_heirs: Whether a shadow can take over.
+        memory: Who has room for what is left uncovered.
 
     Raises:
         NoHolderError: A stage of `gone` had no shadow, or one that cannot take over.
@@ -118,7 +128,7 @@ def without(
         for stage, shadow in assignment.shadows.items()
         if shadow != gone and holders[stage] not in (shadow, OWNER)
     }
-    return Assignment(holders, cover(holders, kept, workers), assignment.lanes)
+    return Assignment(holders, cover(holders, kept, workers, memory), assignment.lanes)
 
 
 def settled(
@@ -175,25 +185,33 @@ def _role(stage: int, new: Assignment, old: Assignment | None, reachable: Collec
     )
 
 
-def cover(holders: Mapping[int, str], kept: Mapping[int, str], workers: Sequence[str]) -> dict[int, str]:
+def cover(
+    holders: Mapping[int, str], kept: Mapping[int, str], workers: Sequence[str], memory: Memory = UNBOUNDED
+) -> dict[int, str]:
     """Find a shadow for every stage in other hands that has none.
 
     Args:
         holders: Who holds each stage.
         kept: Shadows that stay.
         workers: Who can be one.
+        memory: Who has room for one; where nobody has, whoever then has least too much.
     """
     shadows = dict(kept)
     for stage in sorted(holders):
         if holders[stage] != OWNER and stage not in shadows:
-            shadows[stage] = _shadow_for(stage, holders, shadows, workers)
+            candidates = _shadows_for(stage, holders, shadows, workers)
+            excess = {name: memory.excess(holders, {**shadows, stage: name}) for name in candidates}
+            # of several with the least excess, which is none in most runs, the first
+            shadows[stage] = min(candidates, key=excess.__getitem__)
     return shadows
 
 
-def _shadow_for(stage: int, holders: Mapping[int, str], shadows: Mapping[int, str], workers: Sequence[str]) -> str:
-    """A spare if there is one, else the worker next door, else any other worker, else the owner."""
+def _shadows_for(
+    stage: int, holders: Mapping[int, str], shadows: Mapping[int, str], workers: Sequence[str]
+) -> list[str]:
+    """Spares first, then the workers next door, then all other workers, then the owner."""
     others = [worker for worker in workers if worker != holders[stage]]
     busy = {*holders.values(), *shadows.values()}
     spares = [worker for worker in others if worker not in busy]
     next_door = [holders[n] for n in (stage + 1, stage - 1) if n in holders and holders[n] in others]
-    return next(iter([*spares, *next_door, *others]), OWNER)
+    return [*spares, *next_door, *others, OWNER]

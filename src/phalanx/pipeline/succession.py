@@ -14,12 +14,13 @@ from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.evidence import record_verdict
 from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import Ask, Assign, Shutdown, StateDigest
 from phalanx.pipeline.paper import Attempt, PaperRecovery
+from phalanx.pipeline.placing import Placing
 from phalanx.pipeline.readiness import Readiness
-from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, settled, without
-from phalanx.pipeline.regrouping import regrouped
+from phalanx.pipeline.recovery import Assignment, roles_of, settled
 from phalanx.pipeline.rollback import Rollback
 from phalanx.pipeline.silence import Silence
 from phalanx.pipeline.testimony import Testimony
@@ -39,6 +40,7 @@ class Office:
         endpoint: Told whom to refuse.
         pump: Handles what has arrived and does one piece of work.
         silence: Tells when nobody has got ready for too long.
+        lives: Told who takes part no more.
     """
 
     docket: Docket
@@ -48,6 +50,7 @@ class Office:
     endpoint: Endpoint
     pump: Callable[[], None]
     silence: Silence
+    lives: Lives
 
 
 class Succession:
@@ -62,6 +65,7 @@ class Succession:
         takeovers: Stages that changed hands.
         testimony: What parties have signed, for evidence.
         rollback: How far back the run can go.
+        placing: Makes assignments.
         known: Digest of each stage's state where everybody begins, from the model or the checkpoint.
         timeout_s: Longest time that taking roles may take.
     """
@@ -75,6 +79,7 @@ class Succession:
         self.takeovers = 0
         self.testimony = Testimony()
         self.rollback = Rollback(office.docket, office.courier)
+        self.placing = Placing(office.docket.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
         self._docket = office.docket
@@ -84,6 +89,7 @@ class Succession:
         self._endpoint = office.endpoint
         self._pump = office.pump
         self._silence = office.silence
+        self._lives = office.lives
         self._members = members
         self._files = files
         self._readiness = Readiness(office.docket)
@@ -95,12 +101,17 @@ class Succession:
         """Give out the first roles, with the states in `known`, and wait until everybody has taken them.
 
         Raises:
+            ConfigError: There is no memory for the stages, and the run has not begun yet.
             PeerLostError: Somebody was lost, or did not get ready in time.
             VerificationError: Somebody has another state than the owner knows.
         """
-        plan = self._docket.plan
-        first = first_assignment(len(plan.stages), self.alive, guarded=plan.guard.enabled, lanes=plan.lanes)
-        self.assign(first, None, step)
+        self.assign(self.placing.first(self.alive, may_exceed=self.epoch >= 0), None, step)
+
+    def is_unsound(self, step: int, balance: Balance) -> bool:
+        """Whether stages should move because somebody is slow, or has more than it has room for."""
+        old, memory = self._standing, self.placing.memory
+        lopsided = balance.is_lopsided(step, old, self.alive, self._coordinator.busy, memory)
+        return lopsided or self.placing.is_crowded(old, self.alive, balance)
 
     def fall_back(self, step: int, known: Mapping[int, StateDigest]) -> None:
         """Begin anew, with whoever is left, from an older state; who does not come along is shut out.
@@ -199,8 +210,7 @@ class Succession:
             self._files.observe("party_joined", {"party": name, **place, "step": step})
         staying = [name for name in self.alive if name not in self.leaving]
         old = self._standing
-        guarded = self._docket.plan.guard.enabled
-        new = regrouped(old, staying, guarded=guarded, costs=balance.costs, pace=balance.pace)
+        new = self.placing.regrouped(old, staying, balance)
         moved = {str(stage): new.holders[stage] for stage in old.holders if new.holders[stage] != old.holders[stage]}
         if moved:
             self._files.observe("stages_moved", {"step": step, "to": moved, "pace_s": dict(balance.pace)})
@@ -228,7 +238,7 @@ class Succession:
         self._strike(gone)
         guard = self._docket.plan.guard
         try:
-            new = without(old, gone, self.alive, guarded=guard.enabled, has_heirs=not guard.verify_only)
+            new = self.placing.without(old, gone, self.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
             held = [stage for stage, _ in served]
             rollback = self.rollback
@@ -252,6 +262,7 @@ class Succession:
         self._strike(name)
         with contextlib.suppress(TransportError):
             self._mail.post(name, Shutdown(epoch=self.epoch, reason="it asked to leave"), ())
+        self._lives.ended(name, for_good=False)
         self._files.observe("left", {"party": name, "step": step})
 
     def _strike(self, gone: str) -> None:
@@ -264,6 +275,7 @@ class Succession:
         """Refuse a worker's messages and end its process, if it is a local one."""
         self._strike(gone)
         self._endpoint.refuse(gone)
+        self._lives.ended(gone, for_good=convicted)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
         stages = [stage for stage, _ in self._standing.served_by(gone)]
@@ -299,6 +311,9 @@ class Succession:
         )
         self._docket.sources = {role.stage: role.source for role in assign.roles}
         self.rollback.note_copies(new, step)
+        short = self.placing.shortages(new)
+        if short:
+            self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
         for name in (*self.alive, OWNER):
             self._mail.post(name, assign, ())
         self._await_ready(is_start=old is None)

@@ -20,11 +20,12 @@ from phalanx.pipeline.kept_states import send_kept
 from phalanx.pipeline.messages import Assign, Fault, FetchBulk, Hello, Leave, Prepared, Setup, Shutdown, Standing
 from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.nursery import NURSERY, await_birth
+from phalanx.pipeline.own_memory import own_rooms
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.plan import StepPlan, parse_plan
 from phalanx.pipeline.running_costs import RunningCosts
 from phalanx.pipeline.stage_copy import WrapCopy, unwrapped
-from phalanx.security.crypto import Identity, Peer, load_identity, peer_from_certificate
+from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, Wire, describe
 
@@ -57,7 +58,10 @@ def run_worker(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped, open_endpo
         address = wire.address
         if config.advertise is not None:
             address = f"{config.advertise}:{address.rpartition(':')[2]}"
-        met = describe(identity, config.owner_name, config.owner, address, config.transport, config.join_timeout_s)
+        patience_s = config.join_timeout_s
+        met = describe(identity, config.owner_name, config.owner, address, config.transport, patience_s, begins=True)
+        # a process that comes back is another party, with the same certificate
+        identity = identity.called(met.calls_us)
         with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
             worker = Worker(config, identity, endpoint, wrap_copy)
@@ -92,8 +96,10 @@ class Worker:
             PeerLostError: The owner is gone.
             ConfigError: The run is not the pinned one.
         """
-        label = local_numeric_class(self._config.device).label
-        self._mail.post(self._config.owner_name, Hello(epoch=0, address=address, numeric_class=label))
+        config = self._config
+        label = local_numeric_class(config.device).label
+        rooms = own_rooms(self._endpoint.run, config.device, config.memory_mib)
+        self._mail.post(config.owner_name, Hello(epoch=0, address=address, numeric_class=label, memory=rooms))
         last_mail = time.monotonic()
         deadline = last_mail + _SETUP_TIMEOUT_S
         while True:
@@ -153,12 +159,12 @@ class Worker:
             self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_copy)
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
             if self._journal is not None:
-                self._party.roles.state_files = StateFiles(self._journal, name, _say)
+                self._party.roles.state_files = StateFiles(self._journal, certified_name(name), _say)
 
     def _send_kept(self, sender: str, about: FetchBulk) -> None:
         if sender != self._config.owner_name:
             raise FrameError(f"{self._identity.name}: {sender!r} asked for a kept state; only the owner may")
-        send_kept(self._mail.post, sender, about, self._journal, self._identity.name)
+        send_kept(self._mail.post, sender, about, self._journal, certified_name(self._identity.name))
 
     def _meet(self, assign: Assign) -> None:
         """Get to know the other parties, only who the common authority vouches for; refuse who is no longer one."""
@@ -171,7 +177,7 @@ class Worker:
             if name in (self._identity.name, self._config.owner_name):
                 continue
             peer = peer_from_certificate(certificate.encode(), self._identity.authority_pem)
-            self._endpoint.add_peer(peer, addresses.get(name, ""))
+            self._endpoint.add_peer(peer.called(name), addresses.get(name, ""))
 
     def _look_for_owner(self, address: str) -> None:
         """Nothing has come for long: an owner that is gone, or serves another run by now, ends this worker."""

@@ -22,7 +22,7 @@ from phalanx.pipeline import (
     WorkerConfig,
     gather,
 )
-from phalanx.security.crypto import Identity, load_identity
+from phalanx.security.crypto import Identity, certified_name, load_identity
 from phalanx.testing.actor import Actor, WorkerCrash
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
@@ -51,7 +51,8 @@ class MemoryCompany:
     Args:
         run: What is trained; its data section is not read, batches are drawn at random.
         directory: Gets identities, evidence and the model; must hold no run yet.
-        actors: By worker name, ``worker-1`` for stage 1 and so on; whoever is left out is honest.
+        actors: By worker name, ``worker-1`` for stage 1 and so on, ``worker-1.2`` for one that has come back; whoever
+            is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
 
     Raises:
@@ -75,7 +76,7 @@ class MemoryCompany:
         cache: Path | None = None,
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
-        strangers = sorted(set(actors or {}) - set(choices))
+        strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)
         if strangers:
             raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
         self.run_config = run
@@ -156,6 +157,23 @@ class MemoryCompany:
         self._next_step = found.step
         return found.step
 
+    def come_back(self, name: str) -> str | None:
+        """Start a worker again, as a user starts its process again.
+
+        Args:
+            name: In its certificate.
+
+        Returns:
+            What it is called from now on; None while its earlier life still takes part, which ends that.
+
+        Raises:
+            PeerRefusedError: It may not come back.
+        """
+        called = self.engine.lives.name_of(name, True)
+        if called is not None:
+            self.join(called)
+        return called
+
     def join(self, name: str) -> None:
         """Start a worker; one of the run's `late_workers` is let in between two steps."""
         self._endpoints[name] = self._endpoint(name)
@@ -172,7 +190,7 @@ class MemoryCompany:
 
     def identity(self, name: str) -> Identity:
         """The private keys of a party, for tests in which somebody forges or tells two stories."""
-        return load_identity(self._home.pki / name)
+        return load_identity(self._home.pki / certified_name(name)).called(name)
 
     def is_alive(self, name: str) -> bool:
         """Whether a worker's thread still runs."""
@@ -228,7 +246,7 @@ class MemoryCompany:
         )
         claimed = {name: actor.numeric_class for name, actor in self._actors.items() if actor.numeric_class}
         members.classes = {**members.classes, **claimed}
-        members.is_alive, members.dismiss = self.is_alive, self.kill
+        members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
@@ -249,7 +267,7 @@ class MemoryCompany:
             self.identity(name),
             {},
             _SESSION,
-            self._network.wire(name),
+            self._network.wire(certified_name(name)),
             limits,
             rewrite=actor.rewrite,
             hear=actor.hear,
@@ -260,9 +278,8 @@ class MemoryCompany:
     def _work(self, name: str) -> None:
         endpoint = self._endpoints[name]
         identity = self.identity(name)
-        config = WorkerConfig(
-            identity=str(self._home.pki / name), owner=OWNER, transport=self.run_config.pipeline.transport
-        )
+        keys = self._home.pki / certified_name(name)
+        config = WorkerConfig(identity=str(keys), owner=OWNER, transport=self.run_config.pipeline.transport)
         wrap = self._actors.get(name, HONEST).wrap_copy
         try:
             self._workers[name] = Worker(config, identity, endpoint, wrap)

@@ -24,6 +24,7 @@ from phalanx.pipeline import (
     gather,
     keep_freed_memory,
 )
+from phalanx.security.crypto import certified_name
 from phalanx.train.config import RunConfig
 from phalanx.train.journal import Journal
 from phalanx.train.library import StageLibrary
@@ -46,13 +47,13 @@ class Crowd:
     Attributes:
         members: Who they are.
         workers: Processes of this machine, where the workers are local.
-        address: Where the owner listens.
+        wire: The owner's, which tells whoever joins what it is called in this session.
         endpoint: The owner's.
     """
 
     members: Members
     workers: LocalWorkers
-    address: str
+    wire: GrpcWire
     endpoint: Endpoint
 
     def fetch_kept(self, party: str, stage: int, step: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -61,9 +62,11 @@ class Crowd:
         Raises:
             CheckpointError: It keeps none, is not here, or sends something else.
         """
-        if party not in self.members.addresses:
-            raise CheckpointError(f"stage {stage}: {party}, who kept its state, has not come back")
-        return fetch_kept(self.endpoint, party, stage, step, expected)
+        # whoever had come back in the last session is called by its certificate again
+        name = certified_name(party)
+        if name not in self.members.addresses:
+            raise CheckpointError(f"stage {stage}: {name}, who kept its state, has not come back")
+        return fetch_kept(self.endpoint, name, stage, step, expected)
 
 
 @contextlib.contextmanager
@@ -109,10 +112,10 @@ def gathered(
             last_words=workers.last_words,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
         )
-        members.rebalance_every = run.pipeline.rebalance_every
+        members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
-        yield Crowd(members, workers, wire.address, endpoint)
+        yield Crowd(members, workers, wire, endpoint)
         workers.close()
 
 
@@ -133,7 +136,7 @@ def engaged(
     if not run.pipeline.remote_workers:
         replacements = Replacements(
             late,
-            start=lambda name: workers.start({name: _worker_config(run, home, name, crowd.address)}),
+            start=lambda name: workers.start({name: _worker_config(run, home, name, crowd.wire.address)}),
             is_alive=workers.is_alive,
             has_joined=lambda name: name in members.addresses,
             observe=observe,
@@ -152,6 +155,7 @@ def engaged(
             files.states = StateFiles(home.journal, OWNER, journal.give_up)
             stack.callback(files.states.close)
         engine = PipelineEngine(plan, home.owner.public, crowd.endpoint, members, files, draw)
+        crowd.wire.name_of = engine.lives.name_of
         yield engine
         engine.close("the run is complete")
 

@@ -8,7 +8,7 @@ from phalanx.checkpoint import Certified
 from phalanx.errors import AuditLogError
 from phalanx.security.audit import LogHead
 from phalanx.security.audit.line import walk
-from phalanx.security.crypto import Peer
+from phalanx.security.crypto import Peer, certified_name
 
 
 @dataclass
@@ -84,7 +84,7 @@ def _take(history: History, kind: str, body: dict[str, Any]) -> None:
     if kind in _DECISIONS:
         history.decisions.append((kind, body))
     if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):
-        history.convicted.add(body["party"])
+        history.convicted.add(certified_name(body["party"]))
     # a session after the end, which found a summary missing, ends the run once more
     if kind in ("run_resumed", "run_completed"):
         history.final_weights_digest = body.get("final_weights_digest")

@@ -9,8 +9,9 @@ from rich.table import Table
 
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
-from phalanx.models import ModelSource, StageSpec, estimate_costs, partition, stage_table
+from phalanx.models import ModelSource, StageSpec, estimate_costs, partition
 from phalanx.pipeline import OWNER, StageRange, StepPlan
+from phalanx.pipeline.footprint import footprints, stage_counts
 from phalanx.pipeline.recovery import first_assignment
 from phalanx.train.config import RunConfig
 
@@ -77,10 +78,8 @@ class StageEstimate:
         size_bytes: Parameters in fp32.
         holder: Who serves it first.
         shadow: Who covers it first, None for the owner's own.
-        memory_bytes: Expected peak at the holder: weights, gradients, moments and activations in flight.
-        shadow_bytes: Expected at the shadow: weights, gradients, moments and the last step's undo copy; where it only
-            verifies, weights, and gradients while it audits a whole step; where it serves a lane, what a holder needs
-            and the evidence of the last step.
+        memory_bytes: Expected peak at the holder; `footprints` says what is counted.
+        shadow_bytes: The same at the shadow.
     """
 
     index: int
@@ -95,44 +94,24 @@ class StageEstimate:
 
 
 def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
-    """Stage table with expected memory; `workers` are those that take part, all of the run's if None.
-
-    Activations are counted as 16 numbers of the hidden size per token and layer, the measured count
-    for a block with fused attention, plus the logits and their gradient at the last stage.
-    """
-    specs = cut(run, source)
-    first = first_assignment(
-        len(specs), run.pipeline.workers if workers is None else workers, guarded=run.guard.enabled
-    )
-    tokens = run.train.batch_size // run.train.microbatches * run.data.sequence_length
-    # both copies then have both lanes' gradients, and both run microbatches
-    shared = run.guard.enabled and run.guard.shadow == "replica"
+    """Stage table with expected memory; `workers` are those that take part, all of the run's if None."""
+    plan = make_plan(run, source)
+    names = run.pipeline.workers if workers is None else workers
+    first = first_assignment(len(plan.stages), names, guarded=run.guard.enabled)
     rows = []
-    for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True):
-        gpipe = run.pipeline.schedule == "gpipe"
-        in_flight = run.train.microbatches if gpipe else min(run.train.microbatches, len(specs) - spec.index)
-        activations = 4 * 16 * tokens * source.hidden_size * spec.num_layers
-        if spec.is_last:
-            activations += 2 * 4 * tokens * source.vocab_size
-        second = (4 if run.guard.verify_only else 24) * row.trainable
-        # every holder keeps a snapshot as well, the owner too
-        own_snapshot = 12 * row.trainable if run.guard.keeps_snapshots else 0
-        if shared:
-            second = 32 * row.trainable + in_flight * activations
+    for stage, (layers, needs) in enumerate(zip(plan.stages, footprints(plan), strict=True)):
+        counts = stage_counts(plan, stage)
         rows.append(
             StageEstimate(
-                index=spec.index,
-                layers=f"{spec.first_layer}-{spec.end_layer - 1}",
-                parameters=row.parameters,
-                trainable=row.trainable,
-                size_bytes=row.size_bytes,
-                holder=first.holders[spec.index],
-                shadow=first.shadows.get(spec.index),
-                memory_bytes=row.size_bytes
-                + (16 if shared else 12) * row.trainable
-                + own_snapshot
-                + in_flight * activations,
-                shadow_bytes=row.size_bytes + second,
+                index=stage,
+                layers=f"{layers.first_layer}-{layers.end_layer - 1}",
+                parameters=counts.parameters,
+                trainable=counts.trainable,
+                size_bytes=counts.size_bytes,
+                holder=first.holders[stage],
+                shadow=first.shadows.get(stage),
+                memory_bytes=needs.held,
+                shadow_bytes=needs.shadowed,
             )
         )
     return rows

@@ -8,7 +8,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from phalanx.errors import PeerRefusedError, TransportError, VerificationError
-from phalanx.security.crypto import Identity, Peer, digest_hex
+from phalanx.security.crypto import Identity, Peer, certified_name, digest_hex, life_of
 from phalanx.transport.answer import encode_receipt, encode_refusal
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
@@ -55,6 +55,8 @@ class Endpoint:
         self.receipts = Receipts()
         self._identity, self._run, self._wire, self._limits = identity, run, wire, limits
         self._links: dict[str, _Link] = {}
+        self._lives: dict[str, str] = {}
+        """The latest life of each certificate: frames of an earlier one are nobody's."""
         self._outboxes: dict[str, Outbox] = {}
         self._evicted: set[str] = set()
         self._refusals: Counter[str] = Counter()
@@ -119,7 +121,8 @@ class Endpoint:
         """Get to know a party, or where it is; a party never changes its key within a run.
 
         A frame of a party that is not known yet is refused, and its link with it: parties must know each
-        other before the first of them sends. This party itself is passed over.
+        other before the first of them sends. This party itself is passed over. A later life of a known party has
+        chains of its own, and from now on nothing of an earlier one is taken.
 
         Raises:
             PeerRefusedError: The name is this party's own, or is known with another key.
@@ -127,11 +130,15 @@ class Endpoint:
         if peer == self._identity.public:
             return
         with self._lock:
-            known = self._links.get(peer.name)
-            if peer.name == self.name or (known is not None and known.peer != peer):
+            certified = certified_name(peer.name)
+            latest = self._lives.setdefault(certified, peer.name)
+            known = self._links.get(latest)
+            if peer.name == self.name or (known is not None and known.peer.public_key != peer.public_key):
                 raise PeerRefusedError(f"{peer.name}: is known with another key; a new party needs a new name")
-            if known is None:
+            if peer.name not in self._links:
                 self._links[peer.name] = _Link(peer, ReceivingChain(self._run, peer.name, self.name))
+            if life_of(peer.name) > life_of(latest):
+                self._lives[certified] = peer.name
         if address:
             self._wire.add_route(peer.name, address)
 
@@ -258,13 +265,14 @@ class Endpoint:
         self.close()
 
     def _accept(self, raw: bytes, tls_peer: str) -> Receipt | None:
-        link = self._links.get(tls_peer)
-        if link is None or tls_peer in self._evicted:
+        name = self._lives.get(tls_peer, tls_peer)
+        link = self._links.get(name)
+        if link is None or name in self._evicted:
             raise PeerRefusedError(f"{tls_peer}: is {'unknown' if link is None else 'evicted'}")
         frame = parse_frame(raw, self._limits)
         fields = frame.header.fields
-        if (fields.sender, fields.receiver, fields.run) != (tls_peer, self.name, self._run):
-            raise PeerRefusedError(f"{tls_peer}: sent a frame of another sender, for another receiver or run")
+        if (fields.sender, fields.receiver, fields.run) != (name, self.name, self._run):
+            raise PeerRefusedError(f"{tls_peer}: sent a frame of another sender or life, for another receiver or run")
         with link.lock:
             with self._meter.measure("signing"):
                 frame.header.verify(link.peer)

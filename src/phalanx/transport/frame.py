@@ -19,7 +19,7 @@ from phalanx.security.crypto import (
     DIGEST_PATTERN,
     Identity,
     Peer,
-    check_party_name,
+    check_session_name,
     digest_hex,
     in_domain,
     parse_canonical,
@@ -248,8 +248,8 @@ def _parse_header(header_bytes: bytes) -> HeaderFields:
     if _RUN.fullmatch(fields.run) is None or _KIND.fullmatch(fields.kind) is None:
         raise FrameError("header: run or kind is malformed; expected 1 to 128 and 1 to 64 plain ASCII characters")
     try:
-        check_party_name(fields.sender)
-        check_party_name(fields.receiver)
+        check_session_name(fields.sender)
+        check_session_name(fields.receiver)
     except CertificateError as exc:
         raise FrameError(f"header: {exc}") from exc
     if fields.sequence < 0 or fields.payload_size < 0:

@@ -15,7 +15,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from phalanx.errors import CertificateError, TransportError
-from phalanx.security.crypto import Identity, tls_server_name
+from phalanx.security.crypto import Identity, certified_name, tls_server_name
 from phalanx.transport.config import TransportConfig
 
 __all__ = [
@@ -56,7 +56,7 @@ def open_channel(identity: Identity, party: str, address: str, config: Transport
     credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.tls_key_pem, identity.certificate_pem)
     options: Options = [
         *_shared_options(config),
-        ("grpc.ssl_target_name_override", tls_server_name(party)),
+        ("grpc.ssl_target_name_override", tls_server_name(certified_name(party))),
         ("grpc.initial_reconnect_backoff_ms", _FIRST_BACKOFF_MS),
         ("grpc.max_reconnect_backoff_ms", _LAST_BACKOFF_MS),
         ("grpc.min_reconnect_backoff_ms", _HANDSHAKE_MS),

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from phalanx.security.crypto import (
     Identity,
     Peer,
     certificate_facts,
+    check_session_name,
     parse_canonical,
     peer_from_certificate,
     steady_now,
@@ -60,11 +61,13 @@ class Joined:
         peer: Who it is, from its certificate.
         address: Where it says that it listens.
         run: The run that it serves; empty for one who came to join.
+        calls_us: What we are called in its session.
     """
 
     peer: Peer
     address: str
     run: str
+    calls_us: str = ""
 
 
 class GrpcWire:
@@ -76,6 +79,8 @@ class GrpcWire:
 
     Attributes:
         address: Where it listens, with the port that the system chose.
+        name_of: What the party of a certificate is called in this session; told whether it is a process that begins.
+            None while that is not known yet.
 
     Raises:
         CertificateError: The identity has no certificate.
@@ -88,6 +93,7 @@ class GrpcWire:
 
     def __init__(self, identity: Identity, config: TransportConfig) -> None:
         self._identity, self._config = identity, config
+        self.name_of: Callable[[str, bool], str | None] = lambda certified, begins: certified
         self._handle: Handle | None = None
         self._run = ""
         self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable]] = {}
@@ -177,14 +183,26 @@ class GrpcWire:
         peer = self._peer_of(context)
         self._ready_handle(context)
         try:
-            address = _text(parse_canonical(raw[:4096]), "address")
+            question = parse_canonical(raw[:4096])
+            address = _text(question, "address")
         except (ValueError, FrameError):
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "expected a JSON object with an address")
+        name = self._name_of(peer.name, question.get("begins") is True, context)
         with self._changed:
             self._joined[peer.name] = Joined(peer, address, "")
             self._changed.notify_all()
         certificate = self._identity.certificate_pem.decode("ascii")
-        return canonical_json({"run": self._run, "party": self._identity.name, "certificate": certificate})
+        found = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
+        return canonical_json(found)
+
+    def _name_of(self, certified: str, begins: bool, context: grpc.ServicerContext) -> str:
+        try:
+            name = self.name_of(certified, begins)
+        except TransportError as exc:
+            _abort(context, grpc.StatusCode.PERMISSION_DENIED, printable(str(exc)))
+        if name is None:
+            _abort(context, grpc.StatusCode.UNAVAILABLE, "its last process is still being replaced")
+        return name
 
     def _ready_handle(self, context: grpc.ServicerContext) -> Handle:
         if self._handle is None:
@@ -226,6 +244,8 @@ def describe(
     own_address: str = "",
     config: TransportConfig | None = None,
     patience_s: float | None = None,
+    *,
+    begins: bool = False,
 ) -> Joined:
     """Ask a party which run it serves, and tell it where we listen: the first word of one who joins.
 
@@ -236,6 +256,7 @@ def describe(
         own_address: Where the asker listens.
         config: Deadlines and bounds.
         patience_s: How long to ask again while nobody answers; left out, ``timeout_s``.
+        begins: Whether this process has just begun: any other one with this certificate has ended then.
 
     Raises:
         PeerLostError: Nobody answers in that time.
@@ -245,7 +266,7 @@ def describe(
     limits = config or TransportConfig()
     channel = open_channel(identity, party, address, limits)
     try:
-        question = canonical_json({"address": own_address})
+        question = canonical_json({"address": own_address, "begins": begins})
         method = channel.unary_unary(f"/{_SERVICE}/Describe")
         deadline = time.monotonic() + (limits.timeout_s if patience_s is None else patience_s)
         answer = _call_until(method, question, deadline, party)
@@ -259,7 +280,7 @@ def describe(
     peer = peer_from_certificate(certificate, identity.authority_pem, where=f"certificate of {party}")
     if peer.name != party or _text(values, "party") != party:
         raise CertificateError(f"description of {party}: names {peer.name!r}")
-    return Joined(peer, address, _text(values, "run"))
+    return Joined(peer, address, _text(values, "run"), check_session_name(_text(values, "you")))
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:

@@ -1,6 +1,7 @@
 """A wire without sockets, for simulations and tests: the same endpoints, the same checks."""
 
 from phalanx.errors import PeerLostError
+from phalanx.security.crypto import certified_name
 from phalanx.transport.wire import Handle
 
 
@@ -20,10 +21,11 @@ class MemoryWire:
 
     def __init__(self, network: MemoryNetwork, name: str) -> None:
         self._network, self._name = network, name
+        self._handle: Handle | None = None
 
     def serve(self, handle: Handle, run: str) -> None:
         """Let others of the network reach this party."""
-        self._network.handles[self._name] = handle
+        self._handle = self._network.handles[self._name] = handle
 
     def add_route(self, name: str, address: str) -> None:
         """Do nothing: the network knows where everybody is."""
@@ -34,11 +36,12 @@ class MemoryWire:
         Raises:
             PeerLostError: Nobody of this name is on the network.
         """
-        handle = self._network.handles.get(receiver)
+        handle = self._network.handles.get(certified_name(receiver))
         if handle is None:
             raise PeerLostError(f"{receiver}: is not on the network")
         return handle(raw, self._name)
 
     def close(self) -> None:
-        """Leave the network."""
-        self._network.handles.pop(self._name, None)
+        """Leave the network, unless a later life of this party is on it by now."""
+        if self._network.handles.get(self._name) == self._handle:
+            self._network.handles.pop(self._name, None)

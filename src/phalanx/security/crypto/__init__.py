@@ -10,7 +10,15 @@ from phalanx.security.crypto.certificate import (
 from phalanx.security.crypto.clock import SteadyClock, steady_now
 from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private
 from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, in_domain
-from phalanx.security.crypto.identity import Identity, Peer, check_party_name
+from phalanx.security.crypto.identity import (
+    Identity,
+    Peer,
+    certified_name,
+    check_party_name,
+    check_session_name,
+    life_of,
+    name_in_life,
+)
 from phalanx.security.crypto.pki import LOCAL_HOSTS, create_authority, issue, load_authority, load_identity
 
 __all__ = [
@@ -21,14 +29,18 @@ __all__ = [
     "Peer",
     "SteadyClock",
     "certificate_facts",
+    "certified_name",
     "check_party_name",
+    "check_session_name",
     "create_authority",
     "digest_hex",
     "in_domain",
     "issue",
+    "life_of",
     "load_authority",
     "load_identity",
     "make_private_directory",
+    "name_in_life",
     "parse_canonical",
     "peer_from_certificate",
     "read_private",

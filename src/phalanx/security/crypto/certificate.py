@@ -164,7 +164,7 @@ def _peer_from_uri(uri: str, where: str) -> Peer:
         raise CertificateError(f"{where}: its URI is malformed") from exc
     if len(keys) != 1:
         raise CertificateError(f"{where}: its URI holds {len(keys)} message keys, expected one")
-    peer = Peer.from_hex(parts.netloc, keys[0])
+    peer = Peer.from_hex(check_party_name(parts.netloc), keys[0])
     if uri != party_uri(peer):
         raise CertificateError(f"{where}: its URI is not of the form phalanx://NAME?ed25519=HEX")
     return peer

@@ -1,7 +1,7 @@
 """Who somebody is: a name, and an Ed25519 key that signs or checks what that name says."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from cryptography.exceptions import InvalidSignature
@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from phalanx.errors import CertificateError, SignatureError
 
 _PARTY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_LATER_LIFE = re.compile(r"\.(?:[2-9]|[1-9][0-9]{1,4})")
 
 
 def check_party_name(name: str) -> str:
@@ -25,12 +26,40 @@ def check_party_name(name: str) -> str:
     return name
 
 
+def check_session_name(name: str) -> str:
+    """Return what a party is called in a session unchanged: its certificate's name; in a later life, with a number.
+
+    Raises:
+        CertificateError: It is neither.
+    """
+    certified = certified_name(name)
+    if name != certified and _LATER_LIFE.fullmatch(name[len(certified) :]) is None:
+        raise CertificateError(f"party name {name[:80]!r}: expected NAME, or NAME.N for its life number N from 2 on")
+    check_party_name(certified)
+    return name
+
+
+def certified_name(name: str) -> str:
+    """Whose certificate a party has that is called so in a session."""
+    return name.partition(".")[0]
+
+
+def life_of(name: str) -> int:
+    """Which life of a certificate a party is that is called so in a session, from 1."""
+    return int(name.partition(".")[2] or 1)
+
+
+def name_in_life(certified: str, life: int) -> str:
+    """What the party of a certificate is called in one of its lives, from 1."""
+    return certified if life == 1 else f"{certified}.{life}"
+
+
 @dataclass(frozen=True)
 class Peer:
     """The public half of a party.
 
     Attributes:
-        name: Party name.
+        name: Party name, as in a session.
         public_key: Raw Ed25519 public key, 32 bytes.
     """
 
@@ -39,7 +68,7 @@ class Peer:
     _key: Ed25519PublicKey = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_party_name(self.name)
+        check_session_name(self.name)
         if len(self.public_key) != 32:
             raise CertificateError(
                 f"public key of {self.name}: found {len(self.public_key)} bytes, expected the 32 of Ed25519"
@@ -58,6 +87,14 @@ class Peer:
         except ValueError as exc:
             raise CertificateError(f"public key of {name[:80]!r}: expected 64 hex characters") from exc
         return cls(name, raw)
+
+    def called(self, name: str) -> Self:
+        """The same party as it is called in a session.
+
+        Raises:
+            CertificateError: That is the name of another certificate.
+        """
+        return type(self)(_of_same_certificate(self.name, name), self.public_key)
 
     def verify(self, signature: bytes, data: bytes) -> None:
         """Return when the peer signed exactly this data.
@@ -102,9 +139,23 @@ class Identity:
         """Make a fresh identity that can sign but not open a TLS link: for simulations and tests."""
         return cls(name, Ed25519PrivateKey.generate())
 
+    def called(self, name: str) -> Self:
+        """The same keys under the name that this party has in a session.
+
+        Raises:
+            CertificateError: That is the name of another certificate.
+        """
+        return replace(self, name=_of_same_certificate(self.name, name))
+
     def sign(self, data: bytes) -> bytes:
         """Return the 64-byte Ed25519 signature; callers separate purposes with `in_domain`."""
         return self.signing_key.sign(data)
 
     def __repr__(self) -> str:
         return f"Identity({self.name!r})"
+
+
+def _of_same_certificate(own: str, name: str) -> str:
+    if certified_name(check_session_name(name)) != certified_name(own):
+        raise CertificateError(f"{name!r}: expected {certified_name(own)!r}, or that with the number of a later life")
+    return name

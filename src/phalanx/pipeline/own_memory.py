@@ -1,0 +1,103 @@
+"""How much memory this process can give to stages, and with whom it shares that memory."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+ALONE = ""
+"""In the place of a name: memory that no other process of the run uses."""
+
+_SHARE = 0.9
+"""Of what is available; the rest is for buffers of the transport, for what the allocator keeps, and for others."""
+
+_UNLIMITED = 2**60
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def own_rooms(session: str, device: str = "cpu", memory_mib: int | None = None) -> dict[str, int]:
+    """Bytes that this process may still use, by the name of what it shares them with.
+
+    Args:
+        session: Of the run; the same machine has another name in each.
+        device: Where stages are computed.
+        memory_mib: What this process's user says that it may use, instead of what is found out.
+
+    Returns:
+        One entry for the machine and one for each control group with a limit, or one for the GPU; processes that share
+        one of them give it the same name. Empty where the system does not tell.
+    """
+    if memory_mib is not None:
+        return {ALONE: memory_mib * 2**20}
+    if device.startswith("cuda"):
+        return {name_of(session, key): int(_SHARE * size) for key, size in _gpu(device).items()}
+    return {name_of(session, key): int(_SHARE * size) for key, size in available_memory(_PROC, _GROUPS).items()}
+
+
+def available_memory(proc: Path, groups: Path) -> dict[str, int]:
+    """Bytes that are free or can be freed, on the machine and in each control group above this process (Linux).
+
+    Args:
+        proc: Where the kernel shows processes.
+        groups: Where it shows control groups, of version 1 or 2.
+    """
+    try:
+        fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text(encoding="ascii").splitlines())
+        machine = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        found = {machine: int(fields["MemAvailable"].split()[0]) * 1024}
+    except (OSError, ValueError, KeyError):
+        return {}
+    for directory in _own_groups(proc, groups):
+        left = _left_in(directory)
+        if left is not None:
+            found[f"{machine} {directory.stat().st_ino}"] = left
+    return found
+
+
+def name_of(session: str, what: str) -> str:
+    """A name for what memory belongs to: equal in one session where it is the same, and of no use beyond."""
+    return hashlib.sha256(f"phalanx memory {session} {what}".encode()).hexdigest()[:16]
+
+
+def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
+    """The directories of this process's control groups, from its own one up to where they are mounted."""
+    try:
+        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = groups / "memory" if controllers else groups
+        own = root / path.lstrip("/")
+        # in a container the path can be one of the host's, and what is mounted is the container's own
+        directory = own if ".." not in own.parts and own.is_dir() else root
+        while directory.is_dir():
+            yield directory
+            if directory == root:
+                break
+            directory = directory.parent
+
+
+def _left_in(group: Path) -> int | None:
+    """Bytes up to a control group's limit, files that can be dropped included; None where it has no limit."""
+    names = ("memory.max", "memory.current", "")
+    if (group / "memory.limit_in_bytes").exists():
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    try:
+        limit = (group / names[0]).read_text(encoding="ascii").strip()
+        if limit == "max" or int(limit) >= _UNLIMITED:
+            return None
+        used = int((group / names[1]).read_text(encoding="ascii"))
+        counts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        files = sum(int(counts.get(f"{names[2]}{kind}_file", 0)) for kind in ("active", "inactive"))
+    except (OSError, ValueError):
+        return None
+    return max(0, int(limit) - used + files)
+
+
+def _gpu(device: str) -> dict[str, int]:
+    free, _ = torch.cuda.mem_get_info(device)
+    return {str(getattr(torch.cuda.get_device_properties(device), "uuid", device)): free}

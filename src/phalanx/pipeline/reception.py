@@ -1,0 +1,101 @@
+"""The owner's ear: everything that arrives goes to who waits for it, and between two looks the owner works."""
+
+from dataclasses import dataclass
+
+from phalanx.errors import PhalanxError
+from phalanx.pipeline.coordinator import Coordinator
+from phalanx.pipeline.courier import Courier
+from phalanx.pipeline.desk import Received
+from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.lives import Lives
+from phalanx.pipeline.messages import Hello, Leave, Prepared
+from phalanx.pipeline.newcomers import Newcomers
+from phalanx.pipeline.noting import Noting
+from phalanx.pipeline.party import Party
+from phalanx.pipeline.silence import Silence
+from phalanx.pipeline.succession import Succession
+from phalanx.telemetry import PhaseTimer
+from phalanx.transport import LinkFault
+
+_SHORT_WAIT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Reception:
+    """Where messages to the owner go.
+
+    Attributes:
+        mail: Where they come from.
+        courier: Takes answers to the owner's own requests.
+        newcomers: Hears who wants to join.
+        lives: Hears whose process has begun anew.
+        succession: Hears who is gone or wants to leave.
+        coordinator: Takes what parties commit to and report.
+        party: The owner as a party, for everything else.
+        silence: Told whenever something has happened.
+        noting: Looks for verified states while nothing happens.
+        observe: Told what is refused.
+        timer: Measures the waiting.
+    """
+
+    mail: Loopback
+    courier: Courier
+    newcomers: Newcomers
+    lives: Lives
+    succession: Succession
+    coordinator: Coordinator
+    party: Party
+    silence: Silence
+    noting: Noting
+    observe: Observe
+    timer: PhaseTimer
+
+    def pump(self) -> None:
+        """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
+        handled, before = False, self._progress()
+        self._end_earlier_lives()
+        for item in self.mail.drain():
+            handled = True
+            if isinstance(item, LinkFault):
+                self.succession.suspect(item.peer, str(item.error))
+                continue
+            try:
+                self._hand_on(item)
+            except PhalanxError as exc:
+                self.observe("refused", {"party": item.sender, "error": type(exc).__name__, "reason": str(exc)})
+        worked = self.party.work()
+        if worked or self._progress() != before:
+            self.silence.heard()
+        if worked or handled or self.mail.pending:
+            return
+        self.noting.look()
+        with self.timer.phase("wait"):
+            arrived = self.mail.wait(_SHORT_WAIT_S)
+        if not arrived:
+            self.coordinator.look_again()
+            self.succession.suspect_the_dead()
+
+    def _end_earlier_lives(self) -> None:
+        for name in self.lives.take_begun_anew():
+            if name in self.succession.alive:
+                self.succession.suspect(name, "its process has begun anew")
+            else:
+                self.newcomers.drop(name)
+
+    def _hand_on(self, item: Received) -> None:
+        succession = self.succession
+        if self.courier.accepts(item):
+            self.silence.heard()
+        elif isinstance(item.message, Hello | Prepared):
+            self.newcomers.hear(item, succession.alive)
+        elif isinstance(item.message, Leave):
+            succession.leaving |= {item.sender} & set(succession.alive)
+        elif self.coordinator.handle(item):
+            succession.testimony.hear(item)
+        else:
+            self.party.handle(item)
+
+    def _progress(self) -> tuple[int, ...]:
+        """What must change for the step to go on: whoever only talks is as silent as whoever says nothing."""
+        return (sum(len(holder.inputs) for holder in self.party.hosted.values()), *self.coordinator.progress)

@@ -1,0 +1,153 @@
+"""One step to its verified end: attempted until nobody speaks against it, applied, done again where it was undone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.errors import NonFiniteLossError
+from phalanx.pipeline.attempt import Attempts
+from phalanx.pipeline.chronicle import PastStep
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.coordinator import Coordinator
+from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.duplicate import Duplicates
+from phalanx.pipeline.hosted import StepInputs
+from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.messages import Apply
+from phalanx.pipeline.noting import Noting
+from phalanx.pipeline.outcome import Outcome
+from phalanx.pipeline.party import Party
+from phalanx.pipeline.running_costs import BytesByLink
+from phalanx.pipeline.step_result import StepResult
+from phalanx.pipeline.succession import Succession
+from phalanx.pipeline.verdict import Verdict
+from phalanx.telemetry import PhaseTimer
+
+
+@dataclass
+class Stepping:
+    """Attempts, recovers, applies.
+
+    Attributes:
+        docket: The present step and assignment.
+        coordinator: Opens the next step; knows the clip coefficient.
+        succession: Decides who goes on after a verdict or a loss.
+        attempts: Waits for decisions.
+        party: The owner as a party.
+        outcome: Whether a step came to numbers.
+        duplicates: Told when states move or are agreed on.
+        noting: The same.
+        mail: Posts the decision.
+        costs: Bytes of each step, by link.
+        timer: Phases of each step.
+        steps_redone: Steps that were undone and done again.
+    """
+
+    docket: Docket
+    coordinator: Coordinator
+    succession: Succession
+    attempts: Attempts
+    party: Party
+    outcome: Outcome
+    duplicates: Duplicates
+    noting: Noting
+    mail: Loopback
+    costs: BytesByLink
+    timer: PhaseTimer
+    steps_redone: int = 0
+
+    def train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
+        """Attempt a step until it is verified, and once more where its outcome is not a number.
+
+        The audits then say that no stage in other hands has made it; the owner's own ones are audited by nobody, so
+        all is done again before the batch is blamed.
+
+        Returns:
+            Attempts and audits.
+        """
+        attempts, audits = self._attempt(step, inputs)
+        if not self.outcome.is_finite(inputs):
+            self.docket.observe("step_repeated", {"step": step, "reason": self.outcome.failure(step, inputs)})
+            self.begin_again(step)
+            more = self._attempt(step, inputs)
+            attempts, audits = attempts + more[0], audits + more[1]
+        return attempts, audits
+
+    def begin_again(self, step: int) -> None:
+        """Everybody forgets what was done of the step."""
+        self.duplicates.abandon("a step begins again")
+        self.succession.begin_again(step)
+        self.redo_until(step)
+
+    def recover(self, judgement: Judgement | None, step: int) -> None:
+        """Somebody is guilty or gone: change roles, and do again what that undid."""
+        # copies that are on their way may be of steps that are undone, or from who is excluded
+        self.duplicates.abandon("roles changed")
+        self.noting.forget()
+        self.succession.recover(judgement, step)
+        self.redo_until(step)
+
+    def redo_until(self, until: int) -> None:
+        """Do again what was undone, from the batches that were kept.
+
+        Raises:
+            NonFiniteLossError: The loss of one is not a number.
+        """
+        for step in range(self.docket.ledger.step, until):
+            inputs = self.succession.rollback.undone[step]
+            attempts, audits = self.train(step, inputs)
+            if not self.outcome.is_finite(inputs):
+                raise NonFiniteLossError(self.outcome.failure(step, inputs))
+            self.apply(step, inputs, (attempts, audits), ())
+            del self.succession.rollback.undone[step]
+            self.steps_redone += 1
+
+    def apply(self, step: int, inputs: StepInputs, effort: tuple[int, int], verdicts: Sequence[Verdict]) -> StepResult:
+        """Let all optimizers take a verified step, and begin the next one.
+
+        Args:
+            step: Which one.
+            inputs: Its batch.
+            effort: Attempts and audits that it took.
+            verdicts: Those that fell in it.
+        """
+        coordinator, docket = self.coordinator, self.docket
+        norm, clip = docket.ledger.total_norm(), coordinator.clip()
+        self.duplicates.note_agreed(step)
+        self.noting.look()
+        self.succession.rollback.remember(PastStep(docket.ledger, docket.assignment, inputs))
+        for name in (*self.succession.alive, OWNER):
+            self.mail.post(name, Apply(epoch=self.succession.epoch, step=step, clip_coefficient=clip), ())
+        coordinator.open_step(step + 1, self.succession.epoch)
+        for item in self.mail.drain_local():
+            if not coordinator.handle(item):
+                self.party.handle(item)
+        self.party.finish_applies()
+        attempt = self.succession.finish(step)
+        return StepResult(
+            step=step,
+            loss=self.outcome.mean_loss(inputs),
+            num_targets=inputs.num_targets,
+            gradient_norm=norm,
+            attempts=effort[0],
+            num_audits=effort[1],
+            num_alarms=len(verdicts),
+            verdicts=tuple(verdicts),
+            phases=self.timer.take(),
+            bytes_by_link=self.costs.take(coordinator.bytes_sent),
+            restarts=attempt.number,
+            skipped=tuple(sorted(attempt.bypassed)),
+            batch=inputs.digest(),
+        )
+
+    def _attempt(self, step: int, inputs: StepInputs) -> tuple[int, int]:
+        """Attempt a step until it is verified; where a recovery went back, the steps before it come first."""
+        attempts, audits = 0, 0
+        while True:
+            attempts += 1
+            self.party.finish_applies()
+            self.party.begin(step, inputs)
+            judgement = self.attempts.run(lambda: self.outcome.is_finite(inputs))
+            audits += self.docket.ledger.num_audits
+            if judgement is None and not self.succession.lost:
+                return attempts, audits
+            self.recover(judgement, step)

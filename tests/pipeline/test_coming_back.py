@@ -1,0 +1,211 @@
+"""A worker that was lost comes back under its own certificate as a newcomer; one that was convicted never does."""
+
+import pytest
+
+from phalanx.errors import PeerRefusedError
+from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
+from phalanx.pipeline.lives import Lives
+from phalanx.pipeline.messages import Prepared
+from phalanx.security.crypto import Identity
+from phalanx.testing import Actor, MemoryCompany, WorkerCrash, only, tampering, tiny_run
+from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
+
+MANY = 40
+
+
+def sometimes_back(stages=4, returns=3):
+    pipeline = PipelineConfig(stages=stages, returns=returns, step_timeout_s=30.0)
+    return tiny_run(pipeline=pipeline, guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0))
+
+
+@pytest.fixture
+def company_of(tmp_path_factory, model_cache):
+    """Make a company whose actors are given by name, lives included."""
+    made = []
+
+    def make(run, actors=None):
+        company = MemoryCompany(run, tmp_path_factory.mktemp("run"), actors, cache=model_cache)
+        made.append(company.__enter__())
+        return company
+
+    yield make
+    for company in made:
+        company.__exit__(None, None, None)
+
+
+def run_until(company, happened):
+    steps = 0
+    while not happened():
+        assert steps < MANY, company.events
+        company.run(1)
+        steps += 1
+    return steps
+
+
+def joined(company):
+    return [body["party"] for body in company.bodies("party_joined")]
+
+
+def liar():
+    return Actor(tampering(lambda direction, step, microbatch, tensor: -tensor))
+
+
+def test_who_died_comes_back_and_no_bit_changes(company_of, honest_digest):
+    run = sometimes_back()
+    company = company_of(run)
+    company.run(1)
+    company.kill("worker-1")
+    company.run(1)
+    assert company.lost == ["worker-1"]
+
+    assert company.come_back("worker-1") == "worker-1.2"
+    steps = 2 + run_until(company, lambda: joined(company) == ["worker-1.2"])
+    company.run(1)
+
+    assert "worker-1.2" in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert "worker-1" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert (company.verdicts, company.lost) == ([], ["worker-1"])
+    assert company.weights_digest() == honest_digest(run, steps + 1)
+
+
+def test_who_has_left_comes_back(company_of, honest_digest):
+    run = sometimes_back()
+    company = company_of(run)
+    company.leave("worker-2")
+    steps = run_until(company, lambda: company.bodies("left") and not company.is_alive("worker-2"))
+
+    assert company.come_back("worker-2") == "worker-2.2"
+    steps += run_until(company, lambda: joined(company) == ["worker-2.2"])
+    company.run(1)
+
+    assert company.lost == []
+    assert company.weights_digest() == honest_digest(run, steps + 1)
+
+
+def test_a_process_that_begins_anew_ends_its_earlier_life(company_of, honest_digest):
+    run = sometimes_back(3)
+    company = company_of(run)
+    company.run(1)
+
+    assert company.come_back("worker-1") is None
+    steps = 1 + run_until(company, lambda: company.lost == ["worker-1"])
+    assert company.come_back("worker-1") == "worker-1.2"
+    steps += run_until(company, lambda: joined(company) == ["worker-1.2"])
+    company.run(1)
+
+    assert company.engine.holders[1] == "worker-1.2"
+    assert company.evicted == []
+    assert company.weights_digest() == honest_digest(run, steps + 1)
+
+
+def test_who_was_convicted_never_comes_back(company_of, honest_digest):
+    run = sometimes_back()
+    company = company_of(run, {"worker-1": liar()})
+    company.run(1)
+    assert company.evicted == ["worker-1"]
+
+    with pytest.raises(PeerRefusedError, match="worker-1 was shut out and does not come back"):
+        company.come_back("worker-1")
+    company.run(1)
+
+    assert joined(company) == []
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_who_lies_in_a_later_life_is_named_in_it_and_never_comes_back(company_of, honest_digest):
+    run = sometimes_back(3)
+    company = company_of(run, {"worker-1.2": liar()})
+    company.kill("worker-1")
+    company.run(1)
+    company.come_back("worker-1")
+
+    steps = 1 + run_until(company, lambda: company.evicted)
+    (verdict,) = company.verdicts
+
+    assert company.evicted == [verdict.party] == ["worker-1.2"]
+    explained = explain_evidence(company.run_dir / verdict.evidence)
+    assert "worker-1.2" in str(explained)
+    with pytest.raises(PeerRefusedError, match="does not come back"):
+        company.come_back("worker-1")
+    assert company.weights_digest() == honest_digest(run, steps)
+
+
+def test_who_dies_while_it_joins_may_try_again(company_of, honest_digest):
+    def die(letter, prepared):
+        raise WorkerCrash
+
+    run = sometimes_back(3)
+    company = company_of(run, {"worker-1.2": Actor(rewrite=only(Prepared, die))})
+    company.kill("worker-1")
+    company.run(1)
+    company.come_back("worker-1")
+    steps = 1 + run_until(company, lambda: not company.is_alive("worker-1.2"))
+
+    called = company.come_back("worker-1")
+    while called is None:
+        company.run(1)
+        steps += 1
+        assert steps < MANY
+        called = company.come_back("worker-1")
+
+    assert called == "worker-1.3"
+    steps += run_until(company, lambda: "worker-1.3" in joined(company))
+    assert company.weights_digest() == honest_digest(run, steps)
+
+
+@pytest.fixture
+def known():
+    """An owner's endpoint that knows a worker and one that may come late."""
+    peers = {name: Identity.without_certificate(name).public for name in ("early", "late")}
+    owner = Identity.without_certificate("owner")
+    with Endpoint(owner, peers, "run-1", MemoryNetwork().wire("owner"), TransportConfig()) as endpoint:
+        yield endpoint
+
+
+@pytest.mark.parametrize("returns", [0, 1, 2])
+def test_nobody_comes_back_more_often_than_the_run_file_says(known, returns):
+    lives = Lives(known, ["early"], returns)
+
+    for life in range(1, returns + 2):
+        name = "early" if life == 1 else f"early.{life}"
+        assert lives.name_of("early", False) == name
+        lives.ended(name, for_good=False)
+        if life <= returns:
+            lives.came(lives.name_of("early", True))
+
+    with pytest.raises(PeerRefusedError, match=rf"was lost {returns + 1} times .*pipeline.returns is {returns}"):
+        lives.name_of("early", True)
+
+
+def test_who_has_never_been_here_comes_in_its_first_life(known):
+    lives = Lives(known, ["early"], 0)
+
+    assert lives.name_of("late", True) == "late"
+    assert lives.name_of("stranger", True) == "stranger"
+    assert set(known.peers) == {"early", "late"}
+
+
+def test_to_ask_is_not_to_begin(known):
+    lives = Lives(known, ["early"], 3)
+
+    assert lives.name_of("early", False) == "early"
+    assert lives.take_begun_anew() == []
+    assert lives.name_of("early", True) is None
+    assert (lives.take_begun_anew(), lives.take_begun_anew()) == (["early"], [])
+    lives.ended("early", for_good=False)
+    # a process that hung and woke up asks whether its owner is still there
+    assert lives.name_of("early", False) == "early"
+    assert "early.2" not in known.peers
+
+
+def test_the_end_of_an_earlier_life_does_not_end_a_later_one(known):
+    lives = Lives(known, ["early"], 3)
+    lives.ended("early", for_good=False)
+    lives.came("early.2")
+
+    lives.ended("early", for_good=False)
+
+    assert lives.name_of("early", False) == "early.2"
+    lives.ended("early.2", for_good=True)
+    with pytest.raises(PeerRefusedError):
+        lives.name_of("early", True)

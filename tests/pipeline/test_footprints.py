@@ -1,0 +1,106 @@
+"""The bytes of a stage follow from its shapes and from what the guard asks of its holder and its shadow."""
+
+import pytest
+
+from phalanx.models import LoraConfig, open_model
+from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy
+from phalanx.pipeline.footprint import activation_bytes, footprints, stage_counts
+from phalanx.testing import tiny_run
+from phalanx.testing.tiny import VOCAB_SIZE
+from phalanx.train.layout import make_plan
+
+MIDDLE = 1
+
+
+@pytest.fixture
+def plan_of(model_cache):
+    def build(**changes):
+        run = tiny_run(**changes)
+        return make_plan(run, open_model(run.model, model_cache, run.train.seed))
+
+    return build
+
+
+def guarded(**guard):
+    return GuardConfig(**guard)
+
+
+def nbytes(tensors):
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("adapter", [None, LoraConfig(rank=2)])
+def test_what_is_counted_holds_at_least_what_a_copy_has(plan_of, adapter):
+    plan = plan_of(adapter=adapter)
+    copy = StageCopy.empty(plan, MIDDLE)
+    counts, needs = stage_counts(plan, MIDDLE), footprints(plan)[MIDDLE]
+    trained = nbytes(copy.trained())
+    copy.optimizer.snapshot()
+
+    assert nbytes(copy.weights()) == counts.size_bytes
+    assert trained == 4 * counts.trainable
+    assert needs.held > nbytes(copy.state()) + trained
+    assert needs.shadowed > nbytes(copy.state()) + nbytes(copy.optimizer.undo_state()) + trained
+
+
+def test_adapters_take_little(plan_of):
+    whole, adapted = footprints(plan_of())[MIDDLE], footprints(plan_of(adapter=LoraConfig(rank=2)))[MIDDLE]
+
+    assert adapted.held < whole.held
+    assert adapted.shadowed < whole.shadowed / 2
+
+
+@pytest.mark.parametrize(
+    ("guard", "numbers"), [({"commit_lag": 1}, 4), ({"keep_steps": 1}, 4), ({"keep_steps": 3}, 6 + 2 * 3)]
+)
+def test_what_is_kept_to_go_back_is_in_both(plan_of, guard, numbers):
+    plain, kept = plan_of(guard=guarded()), plan_of(guard=guarded(**guard))
+    steps = kept.guard.undoable_steps
+    sent = 2 * kept.microbatches * kept.hidden_bytes * steps
+    more = 4 * numbers * stage_counts(plain, MIDDLE).trainable
+
+    before, after = footprints(plain)[MIDDLE], footprints(kept)[MIDDLE]
+
+    assert after.held - before.held == more + sent
+    assert after.shadowed - before.shadowed == more
+
+
+def test_upkeeps_differ_in_what_a_shadow_needs(plan_of):
+    needs = {
+        shadow: footprints(plan_of(guard=guarded(shadow=shadow)))[MIDDLE].shadowed
+        for shadow in ("update", "gradient", "lockstep", "replica")
+    }
+
+    assert needs["update"] < needs["gradient"] == needs["lockstep"] < needs["replica"]
+
+
+def test_with_snapshots_every_holder_keeps_one(plan_of):
+    plain, kept = plan_of(guard=guarded(shadow="update")), plan_of(guard=guarded(shadow="snapshot"))
+
+    for stage, (one, other) in enumerate(zip(footprints(plain), footprints(kept), strict=True)):
+        assert other.held - one.held == 12 * stage_counts(plain, stage).trainable
+
+
+def test_gpipe_keeps_every_microbatch_in_flight(plan_of):
+    one, other = (
+        plan_of(pipeline=PipelineConfig(stages=4, schedule=schedule, step_timeout_s=30.0))
+        for schedule in ("1f1b", "gpipe")
+    )
+
+    assert footprints(other)[2].held - footprints(one)[2].held == 2 * activation_bytes(one, 2)
+
+
+def test_activations_follow_kernel_and_checkpointing(plan_of):
+    plan = plan_of(num_layers=8)
+    eager = plan.model_copy(update={"attention": "eager"})
+    checkpointed = plan.model_copy(update={"activation_checkpointing": True})
+
+    assert activation_bytes(eager, MIDDLE) > activation_bytes(plan, MIDDLE) > activation_bytes(checkpointed, MIDDLE)
+
+
+def test_the_last_stage_has_logits_as_well(plan_of):
+    plan = plan_of()
+
+    logits = 2 * 4 * plan.microbatch_size * plan.sequence_length * VOCAB_SIZE
+
+    assert activation_bytes(plan, 3) == activation_bytes(plan, MIDDLE) + logits

@@ -1,0 +1,157 @@
+"""A party that comes back is another one: nothing of its earlier life is taken, and its chains begin anew."""
+
+import pytest
+
+from phalanx.errors import CertificateError, PeerRefusedError, SignatureError
+from phalanx.security.crypto import Identity, certified_name, check_session_name, life_of, name_in_life
+from phalanx.transport import Endpoint, LinkFault, TransportConfig
+
+LIMITS = TransportConfig(timeout_s=5.0)
+
+
+class Recorder:
+    """A wire that keeps what it carried."""
+
+    def __init__(self, wire):
+        self._wire, self.raw = wire, []
+
+    def __getattr__(self, name):
+        return getattr(self._wire, name)
+
+    def deliver(self, receiver, raw, timeout_s):
+        self.raw.append(raw)
+        return self._wire.deliver(receiver, raw, timeout_s)
+
+
+@pytest.fixture
+def begin(parties):
+    """Make the endpoint of the worker in one of its lives, on a wire that keeps what it carries."""
+    opened = []
+
+    def make(life):
+        identity = parties.identities["worker"].called(name_in_life("worker", life))
+        wire = Recorder(parties.network.wire("worker"))
+        endpoint = Endpoint(identity, {"owner": parties.peers["owner"]}, "run-1", wire, LIMITS)
+        opened.append(endpoint)
+        return endpoint, wire
+
+    yield make
+    for endpoint in opened:
+        endpoint.close()
+
+
+def texts(endpoint):
+    found = []
+    while (item := endpoint.receive(0.2)) is not None:
+        assert not isinstance(item, LinkFault), item
+        found.append((item.sender, item.body["text"]))
+    return found
+
+
+def say(endpoint, text):
+    endpoint.send("owner", "word", {"text": text})
+    endpoint.flush(5.0)
+
+
+def test_a_second_life_is_heard_after_the_first_was_shut_out(parties, begin):
+    owner = parties.make("owner")
+    first, _ = begin(1)
+    say(first, "one")
+    owner.refuse("worker")
+    second, _ = begin(2)
+    owner.add_peer(second_peer := parties.peers["worker"].called("worker.2"))
+
+    say(second, "two")
+    owner.send("worker.2", "word", {"text": "welcome"})
+    owner.flush(5.0)
+
+    assert texts(owner) == [("worker", "one"), ("worker.2", "two")]
+    assert texts(second) == [("owner", "welcome")]
+    assert owner.peers["worker.2"] == second_peer != owner.peers["worker"]
+
+
+def test_nothing_of_an_earlier_life_is_taken_any_more(parties, begin):
+    owner = parties.make("owner")
+    first, wire = begin(1)
+    say(first, "one")
+    owner.add_peer(parties.peers["worker"].called("worker.2"))
+
+    # the same frame once more, and a new one of the process that lives on
+    owner.handle(wire.raw[0], "worker")
+    assert isinstance(owner.last_refusal("worker"), PeerRefusedError)
+    first.send("owner", "word", {"text": "still here"})
+    fault = first.receive(5.0)
+
+    assert isinstance(fault, LinkFault)
+    assert isinstance(fault.error, PeerRefusedError)
+    assert texts(owner) == [("worker", "one")]
+    assert owner.refusals["worker"] == 2
+
+
+def test_a_later_life_is_unknown_until_the_owner_says_so(parties, begin):
+    owner = parties.make("owner")
+    second, _ = begin(2)
+
+    second.send("owner", "word", {"text": "let me in"})
+
+    assert isinstance(second.receive(5.0), LinkFault)
+    assert texts(owner) == []
+
+
+def test_whoever_is_shut_out_in_a_later_life_is_shut_out(parties, begin):
+    owner = parties.make("owner")
+    owner.add_peer(parties.peers["worker"].called("worker.2"))
+    owner.refuse("worker.2")
+    second, _ = begin(2)
+
+    second.send("owner", "word", {"text": "let me in"})
+
+    assert isinstance(second.receive(5.0), LinkFault)
+
+
+def test_an_earlier_life_that_is_learnt_later_does_not_come_back_to_life(parties, begin):
+    owner = parties.make("owner")
+    for life in (3, 2):
+        owner.add_peer(parties.peers["worker"].called(name_in_life("worker", life)))
+    third, _ = begin(3)
+
+    say(third, "three")
+
+    assert texts(owner) == [("worker.3", "three")]
+
+
+def test_another_key_is_no_later_life(parties):
+    owner = parties.make("owner")
+
+    with pytest.raises(PeerRefusedError, match="another key"):
+        owner.add_peer(Identity.without_certificate("worker").called("worker.2").public)
+
+
+def test_a_header_of_one_life_proves_nothing_against_another(parties, begin):
+    parties.make("owner")
+    first, _ = begin(1)
+    header = first.send("owner", "word", {"text": "one"})
+
+    header.verify(parties.peers["worker"])
+    with pytest.raises(SignatureError, match="checked against the key of"):
+        header.verify(parties.peers["worker"].called("worker.2"))
+
+
+@pytest.mark.parametrize("name", ["worker", "worker.2", "worker.10", "a-1.999"])
+def test_names_of_a_session(name):
+    assert check_session_name(name) == name
+    assert name_in_life(certified_name(name), life_of(name)) == name
+
+
+@pytest.mark.parametrize("name", ["", ".2", "a.", "a.0", "a.1", "a.02", "a.2.3", "a.x", "a.2 ", "A", "A.2"])
+def test_names_of_no_session(name):
+    with pytest.raises(CertificateError, match="party name"):
+        check_session_name(name)
+
+
+def test_nobody_is_called_by_the_name_of_another_certificate(parties):
+    for stranger in ("owner", "owner.2", "worker2"):
+        with pytest.raises(CertificateError):
+            parties.identities["worker"].called(stranger)
+        with pytest.raises(CertificateError):
+            parties.peers["worker"].called(stranger)
