@@ -19,6 +19,7 @@
     │   ├── SignatureError                          a signature does not match
     │   ├── AuditLogError                           the audit log is broken
     │   ├── EvidenceError                           an evidence file does not hold up
+    │   ├── RefusedEvidenceError                    attestation evidence was appraised and refused
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
@@ -114,6 +115,20 @@ class AuditLogError(VerificationError):
 
 class EvidenceError(VerificationError):
     """An evidence file does not prove what it says."""
+
+
+class RefusedEvidenceError(VerificationError):
+    """Attestation evidence was appraised and refused.
+
+    Attributes:
+        reason: One word for programs, a member of `phalanx.security.tee.Reason`.
+        detail: What was found and expected, for people.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
 
 
 class StaleReplicaError(VerificationError):

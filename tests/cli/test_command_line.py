@@ -115,7 +115,7 @@ def test_the_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "verb", ["train", "plan", "launch", "worker", "report", "attack", "bench", "reproduce", "audit", "pki"]
+    "verb", ["train", "plan", "launch", "worker", "report", "attack", "bench", "reproduce", "audit", "pki", "enclave"]
 )
 def test_the_help_lists_each_verb_with_a_sentence(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0

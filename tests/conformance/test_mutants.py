@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from attestation_mutants import ATTESTATION
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = "tests/pipeline/"
@@ -477,6 +478,7 @@ MUTANTS = (
         + "test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_checkpoint",
     ),
 )
+MUTANTS += tuple(Mutant(*one) for one in ATTESTATION)
 
 
 def outcome(package: Path, test: str) -> subprocess.CompletedProcess[str]:

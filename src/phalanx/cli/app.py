@@ -13,6 +13,7 @@ from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
 from phalanx.cli.checkpoint import checkpoint_app
 from phalanx.cli.console import say_error
+from phalanx.cli.enclave import enclave_app
 from phalanx.cli.launch import launch
 from phalanx.cli.pki import pki_app
 from phalanx.cli.plan import plan
@@ -73,6 +74,7 @@ app.command(epilog="Example: phalanx reproduce defence --quick --out defence.jso
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 app.add_typer(audit_app, name="audit")
 app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(enclave_app, name="enclave")
 app.add_typer(pki_app, name="pki")
 
 

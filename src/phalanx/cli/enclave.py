@@ -1,0 +1,88 @@
+"""``phalanx enclave``: appraise attestation evidence, offline."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.enclave_pack import pack, read_file
+from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx.security.tee import Evidence
+
+enclave_app = typer.Typer(no_args_is_help=True, help="Appraise evidence of trusted hardware, offline.")
+_EVIDENCE = typer.Argument(metavar="EVIDENCE", help="An envelope, as pack writes it.")
+
+
+@enclave_app.command(
+    epilog="Example: phalanx enclave appraise evidence.json --policy policy.toml\n\n"
+    "Example: phalanx enclave appraise old.json --policy policy.toml --at 2025-06-20T00:00:00Z --json\n\n"
+    "Exit codes: 0 accepted, 2 the policy is wrong, 3 a file cannot be read, 5 refused."
+)
+def appraise(
+    evidence: Annotated[Path, _EVIDENCE],
+    policy: Annotated[Path, typer.Option(metavar="POLICY.toml", help="Reference values, roots, nonce and key.")],
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="The clock, in ISO 8601; now if left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, a refusal's too.")] = False,
+) -> None:
+    """Accept evidence or refuse it with one reason; the policy's [expect] says what it must be bound to."""
+    import json
+
+    from phalanx.cli.console import say_figures
+    from phalanx.errors import RefusedEvidenceError
+    from phalanx.security.tee import appraise as appraise_evidence
+    from phalanx.security.tee import load_policy
+
+    rules, config = load_policy(policy)
+    if config.expect is None:
+        raise ConfigError(f"{policy}: [expect] is missing: without nonce and key old evidence would pass; add it")
+    expected, now = config.expect.expected(), _moment(at)
+    try:
+        result = appraise_evidence(_load(evidence), rules, expected, now).to_json()
+    except RefusedEvidenceError as exc:
+        if as_json:
+            typer.echo(json.dumps({"accepted": False, "reason": exc.reason, "detail": exc.detail}))
+        raise
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        say_figures({"verdict": "accepted", **{name: one for name, one in result.items() if name != "accepted"}})
+
+
+@enclave_app.command(epilog="Example: phalanx enclave measure evidence.json > reference.toml")
+def measure(evidence: Annotated[Path, _EVIDENCE]) -> None:
+    """Print the measurements in evidence as a policy's section, WITHOUT judging the evidence."""
+    from phalanx.security.tee import inspect_evidence
+
+    found = _load(evidence)
+    typer.echo("# read and not appraised: compare each value with one that you computed yourself")
+    typer.echo(f"[{found.kind.replace('-', '_')}.measurements]")
+    for name, value in inspect_evidence(found).items():
+        typer.echo(f'"{name}" = ["{value}"]')
+
+
+enclave_app.command(
+    epilog="Example: phalanx enclave pack report.bin --kind snp --add vcek=vcek.der --add chain=ark.pem --out e.json"
+)(pack)
+
+
+def _load(path: Path) -> "Evidence":
+    from phalanx.security.tee import parse_evidence
+
+    return parse_evidence(read_file(path))
+
+
+def _moment(text: str | None) -> datetime:
+    from phalanx.security.crypto import steady_now
+
+    if text is None:
+        return steady_now()
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise ConfigError(f"--at {text}: expected a time such as 2026-06-01T12:00:00Z") from exc
+    if moment.tzinfo is None:
+        raise ConfigError(f"--at {text}: has no time zone; add Z for UTC")
+    return moment

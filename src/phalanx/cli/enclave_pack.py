@@ -1,0 +1,57 @@
+"""``phalanx enclave pack``: a vendor's files into one envelope."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.errors import ConfigError, InputError
+
+
+class Encoding(StrEnum):
+    """How a vendor's tool wrote its evidence."""
+
+    RAW = "raw"
+    HEX = "hex"
+
+
+def pack(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="What the vendor's tool wrote.")],
+    kind: Annotated[str, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
+    add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="An endorsement; may be repeated.")] = None,
+    encoding: Annotated[Encoding, typer.Option(help="Of REPORT.")] = Encoding.RAW,
+) -> None:
+    """Put evidence and the certificates that it needs into one envelope."""
+    from phalanx.security.tee import BACKENDS, Evidence
+
+    if kind not in BACKENDS:
+        raise ConfigError(f"--kind {kind}: unknown; choices: {', '.join(BACKENDS)}")
+    pairs = [one.partition("=") for one in add or []]
+    if any(not name or not path for name, _, path in pairs):
+        raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem")
+    data = read_file(report)
+    if encoding is Encoding.HEX:
+        try:
+            data = bytes.fromhex(data.decode("ascii"))
+        except ValueError as exc:
+            raise InputError(f"{report}: is not hex; leave --encoding out for a binary file") from exc
+    envelope = Evidence(kind, data, {name: read_file(Path(path)) for name, _, path in pairs})
+    try:
+        out.write_bytes(envelope.to_bytes())
+    except OSError as exc:
+        raise InputError(f"{out}: cannot be written ({exc.strerror})") from exc
+    typer.echo(f"{out}: {kind} evidence of {len(data)} bytes, {len(pairs)} endorsements")
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file whole.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc

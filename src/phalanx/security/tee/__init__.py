@@ -1,0 +1,50 @@
+"""Attestation in the roles of RFC 9334: evidence of trusted hardware, appraised offline against a policy."""
+
+from phalanx.security.tee.appraisal import AppraisalResult, appraise, appraise_together
+from phalanx.security.tee.backends import BACKENDS, inspect_evidence
+from phalanx.security.tee.binding import NONCE_BYTES, Binding, Expected, RawReportData
+from phalanx.security.tee.claims import Backend, Claims, Reference
+from phalanx.security.tee.eat import Token, issue_token, read_token
+from phalanx.security.tee.evidence import Evidence, parse_evidence
+from phalanx.security.tee.policy import Policy, PolicyConfig, build_policy, load_policy, packaged_roots
+from phalanx.security.tee.ra_tls import appraise_certificate, make_certificate, read_evidence, tls_key_digest
+from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.roles import Attester, Verifier
+from phalanx.security.tee.sim import SimAttester, make_sim_evidence
+from phalanx.security.tee.tpm_enrol import Enrolment, begin_enrolment
+
+__all__ = [
+    "BACKENDS",
+    "NONCE_BYTES",
+    "AppraisalResult",
+    "Attester",
+    "Backend",
+    "Binding",
+    "Claims",
+    "Enrolment",
+    "Evidence",
+    "Expected",
+    "Policy",
+    "PolicyConfig",
+    "RawReportData",
+    "Reason",
+    "Reference",
+    "SimAttester",
+    "Token",
+    "Verifier",
+    "appraise",
+    "appraise_certificate",
+    "appraise_together",
+    "begin_enrolment",
+    "build_policy",
+    "inspect_evidence",
+    "issue_token",
+    "load_policy",
+    "make_certificate",
+    "make_sim_evidence",
+    "packaged_roots",
+    "parse_evidence",
+    "read_evidence",
+    "read_token",
+    "tls_key_digest",
+]

@@ -1,0 +1,124 @@
+"""The verifier of RFC 9334: evidence, policy and clock in; a result or one refusal out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee.backends import backend_of
+from phalanx.security.tee.binding import Binding, Expected, check_report_data, check_statement
+from phalanx.security.tee.claims import Claims, check_measurements
+from phalanx.security.tee.evidence import Evidence
+from phalanx.security.tee.policy import Policy
+from phalanx.security.tee.reason import Reason
+
+
+@dataclass(frozen=True)
+class AppraisalResult:
+    """Evidence that passed.
+
+    Attributes:
+        claims: What it proves.
+        binding: Nonce, TLS key, run and role that it is bound to; None where plain report data was expected.
+        appraised_at: The clock of the appraisal.
+        policy_digest: Of the policy that it passed.
+    """
+
+    claims: Claims
+    binding: Binding | None
+    appraised_at: datetime
+    policy_digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        claims, bound = self.claims, self.binding
+        return {
+            "accepted": True,
+            "kind": claims.kind,
+            "measurements": dict(claims.measurements),
+            "tcb": dict(claims.tcb),
+            "device": claims.device,
+            "report_data": claims.report_data.hex(),
+            "bound": None
+            if bound is None
+            else {
+                "nonce": bound.nonce.hex(),
+                "tls_key": bound.tls_key.hex(),
+                "run": bound.run.hex(),
+                "role": bound.role,
+            },
+            "debug": False if claims.debug_off else None,
+            "appraised_at": self.appraised_at.isoformat(),
+            "expires": claims.expires.isoformat(),
+            "policy_digest": self.policy_digest or None,
+            "notes": list(claims.notes),
+        }
+
+
+def appraise(evidence: Evidence, policy: Policy, expected: Expected, now: datetime) -> AppraisalResult:
+    """Judge one piece of evidence, offline.
+
+    Args:
+        evidence: As it came; nothing in it is believed before its signature holds.
+        policy: Reference values, roots, revocation.
+        expected: What the verifier chose and knows: nonce, TLS key, run, role.
+        now: The verifier's clock, with a time zone.
+
+    Raises:
+        RefusedEvidenceError: Anything at all is not as it must be; `reason` says what.
+
+    Guarantees:
+        Bytes from the attester lead to a result or to this one error, never to another. Signatures, chain, TCB and
+        mode are judged before freshness and measurements: a reason of the latter is said of genuine evidence only.
+
+    Source: RFC 9334 (RATS architecture).
+    """
+    if now.tzinfo is None:
+        raise ValueError("appraise: the clock has no time zone; pass an aware datetime")
+    backend = backend_of(evidence.kind)
+    if evidence.kind == "sim" and not policy.allow_insecure_sim:
+        raise RefusedEvidenceError(
+            Reason.INSECURE_KIND, "simulated evidence proves nothing; it passes with allow_insecure_sim only"
+        )
+    reference = policy.reference(evidence.kind)
+    trust = policy.trust(evidence.kind, now)
+    if backend.needs_roots and not trust.roots:
+        raise RefusedEvidenceError(
+            Reason.NO_ROOT, f"{evidence.kind}: no root is pinned; name the vendor's root in the policy (roots = [...])"
+        )
+    claims = backend.appraise(evidence, reference, trust)
+    check_statement(evidence.statement, expected)
+    check_report_data(claims.report_data, expected)
+    check_measurements(claims.measurements, reference, policy.revoked_measurements)
+    binding = expected if isinstance(expected, Binding) else None
+    return AppraisalResult(claims, binding, now, policy.digest)
+
+
+def appraise_together(
+    parts: Iterable[Evidence], required: Iterable[str], policy: Policy, expected: Expected, now: datetime
+) -> tuple[AppraisalResult, ...]:
+    """Judge the evidence of several devices of one machine, such as CPU and GPU.
+
+    All must carry the same binding: a GPU's report for another nonce or key could be another machine's.
+
+    Args:
+        parts: One of each kind.
+        required: Kinds that must be among them.
+        policy: As in `appraise`.
+        expected: The one nonce and key of all.
+        now: As in `appraise`.
+
+    Raises:
+        RefusedEvidenceError: One is refused, a required one is absent, or a kind is there twice.
+    """
+    pieces = tuple(parts)
+    kinds = [one.kind for one in pieces]
+    missing = sorted(set(required) - set(kinds))
+    if missing or not pieces or len(set(kinds)) != len(kinds):
+        raise RefusedEvidenceError(
+            Reason.MISSING_ENDORSEMENT,
+            f"evidence of {', '.join(kinds) or 'nothing'}; expected one of each kind, {', '.join(missing) or 'none'} "
+            "is missing",
+        )
+    return tuple(appraise(one, policy, expected, now) for one in pieces)

@@ -1,0 +1,46 @@
+"""The one table of kinds of evidence."""
+
+from collections.abc import Mapping
+
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee.claims import Backend
+from phalanx.security.tee.evidence import Evidence
+from phalanx.security.tee.nitro import NITRO
+from phalanx.security.tee.nv_gpu import NV_GPU
+from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.sgx import SGX
+from phalanx.security.tee.sim import SIM
+from phalanx.security.tee.snp import SNP
+from phalanx.security.tee.tdx import TDX
+from phalanx.security.tee.tpm import TPM
+
+BACKENDS: Mapping[str, Backend] = {
+    "snp": SNP,
+    "tdx": TDX,
+    "sgx": SGX,
+    "nitro": NITRO,
+    "tpm": TPM,
+    "nv-gpu": NV_GPU,
+    "sim": SIM,
+}
+
+
+def backend_of(kind: str) -> Backend:
+    """Return what knows a kind of evidence.
+
+    Raises:
+        RefusedEvidenceError: Nothing does.
+    """
+    found = BACKENDS.get(kind)
+    if found is None:
+        raise RefusedEvidenceError(Reason.UNKNOWN_KIND, f"kind {kind[:40]!r}; known: {', '.join(BACKENDS)}")
+    return found
+
+
+def inspect_evidence(evidence: Evidence) -> Mapping[str, str]:
+    """Read measurements out of evidence and judge nothing: for writing a policy, never for trusting.
+
+    Raises:
+        RefusedEvidenceError: Malformed, or of an unknown kind.
+    """
+    return backend_of(evidence.kind).inspect(evidence)

@@ -1,0 +1,101 @@
+"""What an appraiser read out of evidence whose signatures hold, and the reference values it is compared with."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pydantic import Field, field_validator
+
+from phalanx.config import StrictModel
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee.chain import Trust
+from phalanx.security.tee.evidence import Evidence
+from phalanx.security.tee.reason import Reason
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Facts that one piece of evidence proves.
+
+    Attributes:
+        kind: Of the evidence.
+        measurements: Hex by name; the names are the kind's, such as ``launch``, ``mrtd``, ``pcr0``.
+        report_data: What the attester had the hardware sign.
+        expires: When the first certificate or collateral that was used ends.
+        tcb: Versions of firmware and microcode, or the vendor's word for them.
+        debug_off: Whether the evidence proves that nobody can debug what it speaks of; some kinds do not say.
+        device: Which chip or module, in hex or text; empty where the evidence does not say.
+        notes: What was not checked, in sentences.
+    """
+
+    kind: str
+    measurements: Mapping[str, str]
+    report_data: bytes
+    expires: datetime
+    tcb: Mapping[str, int | str] = field(default_factory=dict)
+    debug_off: bool = True
+    device: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Reference(StrictModel):
+    """Reference values of one kind; each kind adds its own.
+
+    Attributes:
+        measurements: Accepted values, in hex, by the measurement's name. At least one name must be given.
+        roots: PEM files with the vendor's roots, relative to the policy; the packaged ones if empty.
+        crls: DER files with revocation lists.
+    """
+
+    measurements: dict[str, tuple[str, ...]] = Field(min_length=1)
+    roots: tuple[str, ...] = ()
+    crls: tuple[str, ...] = ()
+
+    @field_validator("measurements")
+    @classmethod
+    def _plain_hex(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for name, accepted in value.items():
+            if not accepted:
+                raise ValueError(f"{name}: no accepted value, so nothing could pass; give one or leave the name out")
+            for one in accepted:
+                if one != one.lower() or not one or len(one) % 2 or set(one) - set("0123456789abcdef"):
+                    raise ValueError(f"{name}: {one[:24]!r} is not lowercase hex")
+        return value
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One kind of evidence.
+
+    Attributes:
+        reference: Class of its reference values.
+        appraise: Checks signatures, chain, TCB and mode; returns what is proven.
+        inspect: Reads measurements out of evidence and judges nothing.
+        packaged_roots: File names in ``roots/``.
+        needs_roots: Whether nothing of the kind can pass without a pinned root.
+    """
+
+    reference: type[Reference]
+    appraise: Callable[[Evidence, Reference, Trust], Claims]
+    inspect: Callable[[Evidence], Mapping[str, str]]
+    packaged_roots: tuple[str, ...] = ()
+    needs_roots: bool = True
+
+
+def check_measurements(found: Mapping[str, str], reference: Reference, revoked: frozenset[str]) -> None:
+    """Compare measurements with reference values.
+
+    Raises:
+        RefusedEvidenceError: One that the policy names is absent or has another value, or any is revoked.
+    """
+    for name, value in found.items():
+        if value in revoked:
+            raise RefusedEvidenceError(Reason.REVOKED, f"measurement {name} {value[:16]}... is revoked by the policy")
+    for name, accepted in reference.measurements.items():
+        value = found.get(name, "")
+        if value not in accepted:
+            known = f"{value[:16]}..." if value else f"absent; the evidence has {', '.join(sorted(found)) or 'none'}"
+            raise RefusedEvidenceError(
+                Reason.WRONG_MEASUREMENT,
+                f"{name} is {known}; the policy accepts {', '.join(f'{one[:16]}...' for one in accepted)}",
+            )

@@ -1,0 +1,195 @@
+"""The verifier's policy: reference values, roots and revocation, from one TOML file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+
+from phalanx.config import StrictModel, digest, load_config
+from phalanx.errors import ConfigError, RefusedEvidenceError
+from phalanx.security.tee.backends import BACKENDS
+from phalanx.security.tee.binding import Binding, Expected, RawReportData
+from phalanx.security.tee.chain import Trust
+from phalanx.security.tee.claims import Reference
+from phalanx.security.tee.nitro import NitroReference
+from phalanx.security.tee.nv_gpu import NvGpuReference
+from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.sgx import SgxReference
+from phalanx.security.tee.sim import SimReference
+from phalanx.security.tee.snp import SnpReference
+from phalanx.security.tee.tdx import TdxReference
+from phalanx.security.tee.tpm_key import TpmReference
+from phalanx.security.tee.x509 import Certificate, RevocationList, parse_crl, read_certificates
+
+
+class ExpectedConfig(StrictModel):
+    """What this one appraisal expects in the evidence: a nonce with key, run and role, or plain report data.
+
+    Attributes:
+        nonce: 32 bytes in hex, drawn by the verifier.
+        tls_key: SHA-256 of the attester's TLS key (its SubjectPublicKeyInfo), in hex.
+        run: Digest of the run's config, in hex.
+        role: What the attester is in the run.
+        report_data: The whole field in hex, for evidence that was made without a binding.
+    """
+
+    nonce: str | None = None
+    tls_key: str | None = None
+    run: str | None = None
+    role: str = "server"
+    report_data: str | None = None
+
+    def expected(self) -> Expected:
+        """Build what the evidence is compared with.
+
+        Raises:
+            ConfigError: Both forms or neither, or no hex of the right length.
+        """
+        bound = (self.nonce, self.tls_key, self.run)
+        try:
+            if self.report_data is not None and bound == (None, None, None):
+                return RawReportData(bytes.fromhex(self.report_data))
+            if self.report_data is None and all(one is not None for one in bound):
+                nonce, tls_key, run = (bytes.fromhex(one or "") for one in bound)
+                return Binding(nonce, tls_key, run, self.role)
+        except ValueError as exc:
+            raise ConfigError(f"expect: {exc}") from exc
+        raise ConfigError("expect: give nonce, tls_key and run, or report_data alone")
+
+
+class PolicyConfig(StrictModel):
+    """The policy file.
+
+    Attributes:
+        expect: For `phalanx enclave appraise`; a run draws its own nonce instead.
+        revoked_measurements: Values, in hex, that are refused wherever they appear.
+        revoked_certificates: SHA-256 fingerprints, in hex.
+        allow_insecure_sim: Whether simulated evidence, which proves nothing, is accepted.
+        snp: AMD SEV-SNP.
+        tdx: Intel TDX.
+        sgx: Intel SGX.
+        nitro: AWS Nitro Enclaves.
+        tpm: TPM 2.0.
+        nv_gpu: NVIDIA GPUs in confidential mode.
+        sim: The simulation; NOT SECURE.
+    """
+
+    expect: ExpectedConfig | None = None
+    revoked_measurements: tuple[str, ...] = ()
+    revoked_certificates: tuple[str, ...] = ()
+    allow_insecure_sim: bool = False
+    snp: SnpReference | None = None
+    tdx: TdxReference | None = None
+    sgx: SgxReference | None = None
+    nitro: NitroReference | None = None
+    tpm: TpmReference | None = None
+    nv_gpu: NvGpuReference | None = None
+    sim: SimReference | None = None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy with its files read.
+
+    Attributes:
+        references: Reference values by kind; a kind that is absent is refused.
+        roots: Pinned roots by kind.
+        crls: Revocation lists by kind.
+        revoked_measurements: Hex.
+        revoked_certificates: Fingerprints in hex.
+        allow_insecure_sim: Whether simulated evidence passes.
+        digest: SHA-256 over the config, in hex; empty for one that was built in code.
+    """
+
+    references: Mapping[str, Reference]
+    roots: Mapping[str, tuple[Certificate, ...]] = field(default_factory=dict)
+    crls: Mapping[str, tuple[RevocationList, ...]] = field(default_factory=dict)
+    revoked_measurements: frozenset[str] = frozenset()
+    revoked_certificates: frozenset[str] = frozenset()
+    allow_insecure_sim: bool = False
+    digest: str = ""
+
+    def reference(self, kind: str) -> Reference:
+        """Return the reference values of a kind.
+
+        Raises:
+            RefusedEvidenceError: The policy has none.
+        """
+        found = self.references.get(kind)
+        if found is None:
+            raise RefusedEvidenceError(
+                Reason.NO_REFERENCE, f"{kind}: the policy has no reference values, so nothing of it is accepted"
+            )
+        return found
+
+    def trust(self, kind: str, now: datetime) -> Trust:
+        """Return roots, clock and revocation for a kind; its packaged roots where the policy pins none."""
+        roots = self.roots.get(kind) or packaged_roots(kind)
+        return Trust(roots, now, self.crls.get(kind, ()), self.revoked_certificates)
+
+
+def packaged_roots(kind: str) -> tuple[Certificate, ...]:
+    """Return the vendor's roots that come with Phalanx; none for some kinds and generations."""
+    folder = resources.files("phalanx.security.tee") / "roots"
+    return tuple(
+        one
+        for name in BACKENDS[kind].packaged_roots
+        for one in read_certificates((folder / name).read_bytes(), f"packaged root {name}")
+    )
+
+
+def load_policy(path: Path) -> tuple[Policy, PolicyConfig]:
+    """Read a policy file and the files that it names, which are relative to it.
+
+    Raises:
+        ConfigError: The file or one that it names is missing or malformed.
+    """
+    config = load_config(path, PolicyConfig)
+    return build_policy(config, path.parent), config
+
+
+def build_policy(config: PolicyConfig, directory: Path) -> Policy:
+    """Build a policy from its config; file names are relative to the directory.
+
+    Raises:
+        ConfigError: A file is missing or malformed.
+    """
+    references: dict[str, Reference] = {}
+    for kind in BACKENDS:
+        found = getattr(config, kind.replace("-", "_"))
+        if found is not None:
+            references[kind] = found
+    return Policy(
+        references=references,
+        roots={
+            kind: tuple(one for name in reference.roots for one in _roots(directory / name))
+            for kind, reference in references.items()
+        },
+        crls={kind: tuple(_crl(directory / name) for name in one.crls) for kind, one in references.items()},
+        revoked_measurements=frozenset(config.revoked_measurements),
+        revoked_certificates=frozenset(config.revoked_certificates),
+        allow_insecure_sim=config.allow_insecure_sim,
+        digest=digest(config),
+    )
+
+
+def _roots(path: Path) -> tuple[Certificate, ...]:
+    try:
+        return read_certificates(_read(path), str(path))
+    except RefusedEvidenceError as exc:
+        raise ConfigError(f"{path}: {exc.detail}; expected the vendor's root certificates") from exc
+
+
+def _crl(path: Path) -> RevocationList:
+    try:
+        return parse_crl(_read(path), str(path))
+    except RefusedEvidenceError as exc:
+        raise ConfigError(f"{path}: {exc.detail}; expected a revocation list in DER") from exc
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read ({exc.strerror})") from exc

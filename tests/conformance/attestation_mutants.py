@@ -1,0 +1,115 @@
+"""Mutants of attestation: what is switched off, where, and the test that must notice it."""
+
+_TEE = "security/tee/"
+_TESTS = "tests/security/tee/"
+
+ATTESTATION = tuple(
+    (f"attestation: {what}", _TEE + file, old, new, _TESTS + test)
+    for what, file, old, new, test in (
+        (
+            "binding",
+            "appraisal.py",
+            "check_report_data(claims.report_data, expected)",
+            "hash(claims.report_data)",
+            "test_tee_binding.py::test_a_lie_about_what_was_bound_does_not_pass",
+        ),
+        (
+            "measurements",
+            "appraisal.py",
+            "check_measurements(claims.measurements, reference, policy.revoked_measurements)",
+            "hash(reference)",
+            "test_tee_published.py::test_another_measurement_is_refused",
+        ),
+        (
+            "end of certificates",
+            "chain.py",
+            "if now > certificate.not_after:",
+            "if now < certificate.not_before:",
+            "test_tee_published.py::test_after_its_time_a_sample_is_refused",
+        ),
+        (
+            "revocation lists",
+            "chain.py",
+            "if certificate.serial in one.serials:",
+            "if certificate.serial in ():",
+            "test_tee_snp.py::test_a_revoked_ask_is_refused_and_a_clean_list_passes",
+        ),
+        (
+            "usage of authorities",
+            "chain.py",
+            "if not is_authority or (usage is not None and not usage & _SIGNS_CERTIFICATES):",
+            "if not is_authority:",
+            "test_tee_parsers.py::test_an_authority_that_may_not_be_one_breaks_the_chain",
+        ),
+        (
+            "TCB in AMD's certificate",
+            "snp.py",
+            "if certified != reported:",
+            "if certified < 0:",
+            "test_tee_snp.py::test_a_report_with_other_versions_than_its_key_was_made_for_is_refused",
+        ),
+        (
+            "debug of SNP guests",
+            "snp.py",
+            "if report.policy & _DEBUG:",
+            "if report.policy & _DEBUG == 1:",
+            "test_tee_snp.py::test_what_is_signed_and_must_not_be_is_refused",
+        ),
+        (
+            "zeros in AMD's signature",
+            "snp_report.py",
+            'reader.zeros(24, "the rest of r")',
+            "reader.take(24)",
+            "test_tee_snp.py::test_the_reserved_bytes_of_the_signature_must_be_zero",
+        ),
+        (
+            "key of Intel's quoting enclave",
+            "dcap.py",
+            "if quote.qe.report_data != bound:",
+            'if quote.qe.report_data == b"":',
+            "test_tee_dcap.py::test_an_attestation_key_that_the_quoting_enclave_did_not_make_is_refused",
+        ),
+        (
+            "signature of Intel's tables",
+            "dcap_collateral.py",
+            "check_raw_ecdsa(certificates[0].key, ec.SECP256R1, signature, signed, name)",
+            "hash(name)",
+            "test_tee_dcap.py::test_tables_signed_by_anybody_else_are_refused",
+        ),
+        (
+            "debug of Nitro enclaves",
+            "nitro.py",
+            'if not pcrs.get("pcr0", "").strip("0"):',
+            "if not pcrs:",
+            "test_tee_published.py::test_an_enclave_in_debug_mode_is_refused",
+        ),
+        (
+            "attributes of a TPM's key",
+            "tpm_key.py",
+            "if ak.attributes & _AK_MUST != _AK_MUST or ak.attributes & structures.DECRYPT:",
+            "if ak.attributes & structures.DECRYPT:",
+            "test_tee_tpm.py::test_a_key_that_could_sign_anything_or_leave_its_tpm_is_refused",
+        ),
+        (
+            "firmware of a GPU",
+            "nv_gpu.py",
+            "if not any(report.fwid) or report.fwid not in _firmware_ids(value, where):",
+            "if not any(report.fwid):",
+            "test_tee_nv_gpu.py::test_a_key_that_was_made_for_other_firmware_is_refused",
+        ),
+        (
+            "nonces are good once",
+            "roles.py",
+            "self._open.pop(binding.nonce, None)",
+            "self._open.get(binding.nonce)",
+            "test_tee_roles.py::test_evidence_for_a_drawn_nonce_passes_once",
+        ),
+        (
+            "end of tokens",
+            "eat.py",
+            "if moment >= claims[_EXPIRES]:",
+            "if moment < 0:",
+            "test_tee_token.py::test_a_token_is_refused_before_and_after_its_time",
+        ),
+    )
+)

@@ -1,0 +1,157 @@
+"""Whatever is altered, nothing but what was signed passes."""
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from amd import Amd
+from aws import Aws
+from intel import Intel, sgx_body, tdx_body
+from nvidia import Nvidia
+from published import PUBLISHED, Case
+from tcg import Tpm
+
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee import Binding, parse_evidence
+
+BINDING = Binding(b"\x0a" * 32, b"\x0b" * 32, b"\x0c" * 32)
+OWN = {
+    "snp vlek turin": lambda: Amd("Turin", vlek=True).case(BINDING),
+    "tdx 1.5 version 5": lambda: Intel().case(BINDING, 5, tdx_body(BINDING.digest(), version_15=True)),
+    "sgx version 4": lambda: Intel().case(BINDING, 4, sgx_body(BINDING.digest())),
+    "nitro own": lambda: Aws().case(BINDING),
+    "tpm": lambda: Tpm().case(BINDING),
+    "nv-gpu own": lambda: Nvidia().case(BINDING),
+}
+ALL = {**PUBLISHED, **OWN}
+
+
+@cache
+def made(name: str) -> Case:
+    return ALL[name]()
+
+
+def signed_regions(case: Case) -> list[range]:
+    """Where in the evidence the bytes lie that a signature covers, the signatures themselves included."""
+    data = case.evidence.data
+    if case.evidence.kind == "snp":
+        return [range(0x2A0), range(0x2A0, 0x2A0 + 48), range(0x2A0 + 72, 0x2A0 + 120)]
+    if case.evidence.kind in ("tdx", "sgx"):
+        # header, body, signature, key, report of the quoting enclave and its signature, authenticated data
+        body = 384 if data[4] == 0 else 648 if data[0] == 5 else 584
+        start = 48 + body + (6 if data[0] == 5 else 0)
+        inner = start + 4 + 128 + (6 if data[0] > 3 else 0)
+        return [range(start), range(start + 4, start + 4 + 128), range(inner, inner + 448 + 2 + 32)]
+    return [range(len(data))]
+
+
+def accepted(case: Case) -> bool:
+    """Whether it passes; any other error than the one refusal fails the test."""
+    try:
+        case.appraise()
+    except RefusedEvidenceError:
+        return False
+    return True
+
+
+def flipped(data: bytes, position: int, bit: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_byte_of_a_signed_region_can_be_altered(name):
+    case, draw = made(name), random.Random(name)
+    assert accepted(case)
+
+    passed = [
+        position
+        for region in signed_regions(case)
+        for position in region
+        if accepted(case.with_data(flipped(case.evidence.data, position, draw.randrange(8))))
+    ]
+
+    assert passed == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_no_bit_of_a_signed_region_can_be_altered(name):
+    case = made(name)
+
+    passed = [
+        (position, bit)
+        for region in signed_regions(case)
+        for position in region
+        for bit in range(8)
+        if accepted(case.with_data(flipped(case.evidence.data, position, bit)))
+    ]
+
+    assert passed == []
+
+
+def mutated(draw: random.Random, data: bytes) -> bytes:
+    """One or a few changes: bits, whole bytes, cuts, insertions, copies, extreme lengths."""
+    out = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        place = draw.randrange(len(out) + 1)
+        match draw.randrange(7):
+            case 0 if place < len(out):
+                out[place] ^= 1 << draw.randrange(8)
+            case 1 if place < len(out):
+                out[place] = draw.choice((0, 1, 0x7F, 0x80, 0xFE, 0xFF))
+            case 2:
+                del out[place:]
+            case 3:
+                del out[place : place + draw.randrange(1, 9)]
+            case 4:
+                out[place:place] = draw.randbytes(draw.randrange(1, 9))
+            case 5:
+                out[place : place + 4] = draw.choice((b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff", b"\0\0\0\x80"))
+            case _:
+                start = draw.randrange(len(out) + 1)
+                out[place:place] = out[start : start + draw.randrange(1, 64)]
+    return bytes(out)
+
+
+def fuzz(rounds: int, seed: int) -> int:
+    """Appraise mutations of everything; return how many passed although they say something else."""
+    draw, wrong = random.Random(seed), 0
+    names = sorted(ALL)
+    for _ in range(rounds):
+        case = made(draw.choice(names))
+        parts = ["", *case.evidence.endorsements]
+        part = draw.choice(parts)
+        if part:
+            changed = case.with_endorsement(part, mutated(draw, case.evidence.endorsements[part]))
+        else:
+            changed = case.with_data(mutated(draw, case.evidence.data))
+        try:
+            claims = changed.appraise().claims
+        except RefusedEvidenceError:
+            continue
+        # a line break more in a PEM file harms nobody, as long as what is proven stays the same
+        wrong += replace(claims, notes=()) != replace(case.appraise().claims, notes=())
+    return wrong
+
+
+def test_two_thousand_mutated_inputs_neither_crash_nor_pass():
+    assert fuzz(2_000, seed=1) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_hundred_thousand_mutated_inputs_neither_crash_nor_pass():
+    assert fuzz(100_000, seed=2) == 0
+
+
+def test_mutated_envelopes_are_read_whole_or_refused():
+    draw, envelope = random.Random(3), made("tpm").evidence.to_bytes()
+
+    for _ in range(2_000):
+        data = mutated(draw, envelope)
+        try:
+            parsed = parse_evidence(data)
+        except RefusedEvidenceError:
+            continue
+        assert parsed.to_bytes() == data
