@@ -16,7 +16,7 @@ from phalanx.cli.console import say_error
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.launch import launch
 from phalanx.cli.pki import pki_app
-from phalanx.cli.plan import plan
+from phalanx.cli.plan import PLAN_EXAMPLES, plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
 from phalanx.cli.train import train
@@ -63,10 +63,7 @@ app.command(
     "Example: phalanx launch run.toml --engine ray --address auto --resume\n\n"
     "Example: phalanx launch run.toml --party alice --owner owner.example.org:7070"
 )(launch)
-app.command(
-    epilog="Example: phalanx plan run.toml --html plan.html --out parallel.toml\n\n"
-    "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096"
-)(plan)
+app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog="Example: phalanx report runs/first")(report)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)

@@ -8,6 +8,11 @@ import typer
 
 from phalanx.errors import ConfigError
 
+PLAN_EXAMPLES = (
+    "Example: phalanx plan run.toml --html plan.html --out parallel.toml\n\n"
+    "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096"
+)
+
 
 def plan(
     run_file: Annotated[
