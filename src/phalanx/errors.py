@@ -9,6 +9,7 @@
     ├── TransportError                          4   a peer or a link is wrong
     │   ├── FrameError                              malformed: truncated, over-long, mistyped
     │   ├── OrderError                              replayed, skipped or out of order
+    │   ├── SealError                               a sealed frame is not the one that is due
     │   ├── PeerRefusedError                        unknown, expired, evicted or foreign identity
     │   └── PeerLostError                           gone, or silent beyond the deadline
     │       └── PeerGoneError                       nobody listens at its address
@@ -20,6 +21,9 @@
     │   ├── AuditLogError                           the audit log is broken
     │   ├── EvidenceError                           an evidence file does not hold up
     │   ├── RefusedEvidenceError                    attestation evidence was appraised and refused
+    │   ├── RollbackError                           a counter or a sealed state went back in time
+    │   ├── TranscriptError                         two ends of a sealed channel saw different frames
+    │   ├── ReleaseRefusedError                     the policy keeps an update sealed
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
@@ -75,6 +79,20 @@ class OrderError(TransportError):
     """A frame was replayed, skipped or arrived out of order."""
 
 
+class SealError(TransportError):
+    """A sealed frame is not the one that is due, or a sealed channel cannot be used.
+
+    Attributes:
+        reason: One word for programs, a member of `phalanx.security.seal.Refusal`.
+        detail: What was found and expected, for people.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
 class PeerRefusedError(TransportError):
     """A peer is unknown, evicted, or not who it says it is."""
 
@@ -127,6 +145,28 @@ class RefusedEvidenceError(VerificationError):
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
+class RollbackError(VerificationError):
+    """A counter, an epoch or a sealed state is older than one that was already used."""
+
+
+class TranscriptError(VerificationError):
+    """The two ends of a sealed channel did not see the same frames, or a statement about them is malformed."""
+
+
+class ReleaseRefusedError(VerificationError):
+    """The release policy keeps an update sealed.
+
+    Attributes:
+        reason: One word for programs, a member of `phalanx.security.seal.Withheld`.
+        detail: What was found and expected, for people.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
 

@@ -1,0 +1,37 @@
+"""A channel: one sender and one receiver that came out of one handshake."""
+
+from types import TracebackType
+from typing import Self
+
+from phalanx.security.seal.context import Context
+from phalanx.security.seal.receiver import Receiver
+from phalanx.security.seal.sender import Sender
+
+
+class Channel:
+    """One end of a channel in one pair of epochs.
+
+    Attributes:
+        context: What it is about.
+        sender: Seals what this side sends.
+        receiver: Opens what the other side sends.
+    """
+
+    def __init__(self, context: Context, sender: Sender, receiver: Receiver) -> None:
+        self.context, self.sender, self.receiver = context, sender, receiver
+
+    def close(self) -> None:
+        """Forget the keys of both directions; closing twice is harmless."""
+        self.sender.close()
+        self.receiver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Channel(sends in epoch {self.sender.epoch}, receives in epoch {self.receiver.epoch})"

@@ -1,0 +1,102 @@
+"""Epochs: a number for each start, persisted before anything is sealed under it.
+
+The epoch is what the counter says after it was raised. The file beside it holds the epoch that is about to be taken,
+so that a counter that went back is found, and a file that did. What a crash can leave behind is told from both:
+
+    file = counter        nothing was going on
+    file = counter + 1    a crash between the two writes; that epoch is given up, never used
+    file < counter        the file was turned back
+    file > counter + 1    the counter was turned back
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from phalanx.errors import RollbackError
+from phalanx.security.seal.counter import MonotonicCounter, locked, read_number, write_number
+from phalanx.security.seal.lane import MAX_EPOCH
+
+_KEY = "epoch"
+
+
+class EpochSource(Protocol):
+    """Whoever gives a party its epochs."""
+
+    def raise_epoch(self) -> int:
+        """Return an epoch that was never given before.
+
+        Raises:
+            RollbackError: That cannot be promised.
+        """
+        ...
+
+
+class EpochStore:
+    """The epochs of one party, in a file and a counter.
+
+    Args:
+        path: The file that `create` made.
+        counter: Used for nothing else.
+
+    Guarantees:
+        With a counter that cannot be turned back no epoch is given twice, whatever happens to the file, and whenever a
+        process dies. With one that can, a file or counter that was turned back alone is refused; both turned
+        back together are not found out here, and fresh salts keep the keys apart then.
+    """
+
+    def __init__(self, path: Path, counter: MonotonicCounter) -> None:
+        self._path, self._counter = path, counter
+
+    @classmethod
+    def create(cls, path: Path, counter: MonotonicCounter) -> "EpochStore":
+        """Begin; only when a party is set up, for a missing file is otherwise a sign of rollback.
+
+        Raises:
+            RollbackError: There is such a file already.
+        """
+        with locked(path):
+            if read_number(path, _KEY) is not None:
+                raise RollbackError(f"{path}: exists already; a party is set up once")
+            write_number(path, _KEY, counter.read())
+        return cls(path, counter)
+
+    def raise_epoch(self) -> int:
+        """As `EpochSource` says: call it at each start and at each handshake, before anything is sealed.
+
+        Returns:
+            From 1 to 2^32 - 1, higher than each one before.
+
+        Raises:
+            RollbackError: File or counter went back, are damaged, are used by somebody else, or at their end.
+        """
+        with locked(self._path):
+            epoch = self._settled() + 1
+            if epoch > MAX_EPOCH:
+                raise RollbackError(
+                    f"{self._path}: epoch {epoch} is beyond {MAX_EPOCH}; begin a new session and counter"
+                )
+            write_number(self._path, _KEY, epoch)
+            self._move_to(epoch)
+            return epoch
+
+    def _settled(self) -> int:
+        """Return where both stand, after giving up an epoch that a crash left half-taken."""
+        found, count = read_number(self._path, _KEY), self._counter.read()
+        if found is None:
+            raise RollbackError(f"{self._path}: is missing; it was deleted, or this party was never set up")
+        if found < count:
+            raise RollbackError(
+                f"{self._path}: is of epoch {found}, the counter of {count}: an older file was put back"
+            )
+        if found > count + 1:
+            raise RollbackError(
+                f"{self._path}: is of epoch {found}, the counter of {count}: the counter was turned back"
+            )
+        if found == count + 1:
+            self._move_to(found)
+        return found
+
+    def _move_to(self, epoch: int) -> None:
+        count = self._counter.increment()
+        if count != epoch:
+            raise RollbackError(f"{self._path}: the counter went to {count}, expected {epoch}: somebody else moves it")

@@ -1,0 +1,170 @@
+"""Two signed hellos make one channel.
+
+    client -> server   hello   terms, session, epoch, salt, X25519 share
+    server -> client   reply   the same of its own, and the digest of the client's hello
+
+Both derive the keys from the X25519 secret, salted with a digest over both hellos as they were signed: so epochs,
+salts, terms and attestation are in every key, and whoever saw other hellos has other keys. The first frame that opens
+is the proof that the peer has them too. Every start of either side is a new handshake, with a new epoch and a new salt.
+
+Source: Krawczyk 2003 (sign-and-MAC key agreement); RFC 7748 (X25519); RFC 5869 (HKDF).
+"""
+
+import hashlib
+import hmac
+import secrets
+import threading
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from phalanx.errors import SealError
+from phalanx.security.crypto import Identity, Peer, in_domain
+from phalanx.security.seal.channel import Channel
+from phalanx.security.seal.context import SESSION_BYTES, Context, Direction, Terms
+from phalanx.security.seal.epochs import EpochSource
+from phalanx.security.seal.hello import SALT_BYTES, Hello, read_hello
+from phalanx.security.seal.keys import derive_ciphers, wipe
+from phalanx.security.seal.lane import Lane
+from phalanx.security.seal.process import BoundToProcess
+from phalanx.security.seal.receiver import Receiver
+from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.sender import Sender
+
+
+class Offer(BoundToProcess):
+    """The client's side, between its hello and the server's reply.
+
+    Args:
+        terms: What the client means; it is `terms.client`.
+        identity: Signs the hello.
+        epochs: Raised here, before anything else.
+
+    Attributes:
+        hello: The bytes for the server.
+
+    Raises:
+        SealError: The identity is not the client of the terms.
+        RollbackError: There is no fresh epoch.
+    """
+
+    def __init__(self, terms: Terms, identity: Identity, epochs: EpochSource) -> None:
+        super().__init__()
+        _check_name(identity.name, terms.client)
+        self._lock = threading.Lock()
+        self._private: X25519PrivateKey | None = X25519PrivateKey.generate()
+        self._said = Hello(
+            terms,
+            secrets.token_bytes(SESSION_BYTES),
+            epochs.raise_epoch(),
+            secrets.token_bytes(SALT_BYTES),
+            self._private.public_key().public_bytes_raw(),
+        )
+        self.hello = self._said.sign(identity)
+
+    def accept(self, reply: bytes, server: Peer, *, after_epoch: int = 0) -> Channel:
+        """Take the server's reply; a refused one changes nothing, and the right one is accepted once.
+
+        Args:
+            reply: What came back.
+            server: Who must have signed it. Its message key must be the one that the attestation vouches for.
+            after_epoch: The newest epoch that this side has seen of the server; a machine that was turned back, or
+                a replay, is not newer.
+
+        Raises:
+            SealError: It is malformed, for other terms, or no reply to this hello; or the offer was used.
+            SignatureError: The server did not sign it.
+        """
+        said = self._said
+        _check_name(server.name, said.terms.server)
+        heard = read_hello(reply, said.terms, server)
+        if not hmac.compare_digest(heard.reply_to, _digest(self.hello)) or heard.session != said.session:
+            raise SealError(Refusal.STALE_REPLY, "reply: answers another hello; it is replayed or misdirected")
+        _check_newer(heard, after_epoch)
+        with self._lock:
+            self.check_process()
+            if self._private is None:
+                raise SealError(Refusal.CLOSED, "offer: was accepted before; its keys are not used twice")
+            secret = _agree(self._private, heard.share)
+            # the keys exist now, and must not come into being a second time
+            self._private = None
+        return _channel(secret, (self.hello, reply), Direction.TO_SERVER, said, heard)
+
+
+def answer(
+    hello: bytes, terms: Terms, identity: Identity, epochs: EpochSource, client: Peer, *, after_epoch: int = 0
+) -> tuple[bytes, Channel]:
+    """Take a client's hello on the server's side.
+
+    A hello that is replayed, where `after_epoch` is not kept, leads to a channel in which nothing ever opens: keep the
+    old one until a frame does.
+
+    Args:
+        hello: What arrived.
+        terms: What the server means; it is `terms.server`.
+        identity: Signs the reply.
+        epochs: Raised once the hello was found good.
+        client: Who must have signed the hello.
+        after_epoch: As for `Offer.accept`, of the client.
+
+    Returns:
+        The reply for the client, and the server's end.
+
+    Raises:
+        SealError: It is malformed or for other terms.
+        SignatureError: The client did not sign it.
+        RollbackError: There is no fresh epoch.
+    """
+    _check_name(identity.name, terms.server)
+    _check_name(client.name, terms.client)
+    heard = read_hello(hello, terms, client)
+    if heard.reply_to:
+        raise SealError(Refusal.MALFORMED, "hello: is a reply")
+    _check_newer(heard, after_epoch)
+    private = X25519PrivateKey.generate()
+    secret = _agree(private, heard.share)
+    said = Hello(
+        terms,
+        heard.session,
+        epochs.raise_epoch(),
+        secrets.token_bytes(SALT_BYTES),
+        private.public_key().public_bytes_raw(),
+        _digest(hello),
+    )
+    reply = said.sign(identity)
+    return reply, _channel(secret, (hello, reply), Direction.TO_CLIENT, said, heard)
+
+
+def _channel(secret: bytearray, hellos: tuple[bytes, bytes], sends: Direction, said: Hello, heard: Hello) -> Channel:
+    context = Context(said.terms, said.session)
+    transcript = hashlib.sha256(in_domain("seal-handshake/1", b"".join(map(_digest, hellos)))).digest()
+    receives = Direction.TO_CLIENT if sends is Direction.TO_SERVER else Direction.TO_SERVER
+    lanes = [
+        Lane(context, direction, epoch, derive_ciphers(secret, transcript, context, direction, epoch))
+        for direction, epoch in ((sends, said.epoch), (receives, heard.epoch))
+    ]
+    wipe(secret)
+    return Channel(context, Sender(lanes[0]), Receiver(lanes[1]))
+
+
+def _agree(private: X25519PrivateKey, share: bytes) -> bytearray:
+    try:
+        return bytearray(private.exchange(X25519PublicKey.from_public_bytes(share)))
+    except ValueError as exc:
+        raise SealError(Refusal.MALFORMED, "hello: its X25519 share is of low order") from exc
+
+
+def _check_newer(heard: Hello, after_epoch: int) -> None:
+    if heard.epoch <= after_epoch:
+        raise SealError(
+            Refusal.STALE_EPOCH,
+            f"hello: of epoch {heard.epoch}, {after_epoch} is known: replayed, or the peer was turned back",
+        )
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _check_name(found: str, expected: str) -> None:
+    if found != expected:
+        raise SealError(Refusal.FOREIGN_PARTY, f"hello: {found} in the place of {expected}")

@@ -1,0 +1,84 @@
+"""The clear header of a sealed frame. Nobody believes it: it is authenticated with every chunk, and compared.
+
+    header | chunk 0 | tag 0 | chunk 1 | tag 1 | ...
+
+    "PHSF" | u8 version | u8 direction | 16 session | u32 epoch | u64 counter | u64 step | u32 microbatch |
+    u32 chunk bytes | u32 chunks | u16 length | purpose, dtype, name and shape
+
+Numbers are big-endian. `counter` is that of the first chunk; each chunk takes one.
+"""
+
+import struct
+from typing import NamedTuple
+
+from phalanx.errors import SealError
+from phalanx.security.seal.refusal import Refusal
+
+VERSION = 1
+TAG_BYTES = 16
+_MAGIC = b"PHSF"
+_FIXED = struct.Struct(">4sBB16sIQQIIIH")
+
+
+class Header(NamedTuple):
+    """What a header claims.
+
+    Attributes:
+        direction: As `Direction`.
+        session: 16 bytes.
+        epoch: The sender's.
+        counter: Of the first chunk.
+        step: Optimizer step.
+        microbatch: Index in the step.
+        chunk_bytes: Plain bytes of each chunk but the last.
+        chunks: How many there are, at least one.
+        kind: Description of the tensor, encoded.
+    """
+
+    direction: int
+    session: bytes
+    epoch: int
+    counter: int
+    step: int
+    microbatch: int
+    chunk_bytes: int
+    chunks: int
+    kind: bytes
+
+    def encode(self) -> bytes:
+        """Return the bytes that begin the frame.
+
+        Raises:
+            SealError: A number does not fit its field.
+        """
+        try:
+            return _FIXED.pack(_MAGIC, VERSION, *self[:-1], len(self.kind)) + self.kind
+        except struct.error as exc:
+            raise SealError(Refusal.MALFORMED, f"step {self.step} or microbatch {self.microbatch}: no number") from exc
+
+
+def parse_header(frame: memoryview) -> tuple[Header, int]:
+    """Read the header of a frame without believing it.
+
+    Returns:
+        What it claims, and its length.
+
+    Raises:
+        SealError: The frame is truncated, malformed or of another version.
+    """
+    if frame.nbytes < _FIXED.size:
+        raise SealError(Refusal.TRUNCATED, f"frame: {frame.nbytes} bytes, a header alone has {_FIXED.size} and more")
+    magic, version, *fields, kind_size = _FIXED.unpack_from(frame)
+    if magic != _MAGIC:
+        raise SealError(Refusal.MALFORMED, "frame: is no sealed frame")
+    if version != VERSION:
+        raise SealError(Refusal.OTHER_VERSION, f"frame: version {version}, expected {VERSION}; run the same release")
+    size = _FIXED.size + kind_size
+    if frame.nbytes < size:
+        raise SealError(Refusal.TRUNCATED, f"frame: {frame.nbytes} bytes, its header alone has {size}")
+    return Header._make([*fields, bytes(frame[_FIXED.size : size])]), size
+
+
+def count_chunks(size_bytes: int, chunk_bytes: int) -> int:
+    """Return how many chunks a tensor is cut into; an empty one has one, so that its header is authenticated."""
+    return max(1, -(-size_bytes // chunk_bytes))

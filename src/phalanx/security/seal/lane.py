@@ -1,0 +1,131 @@
+"""One direction of a channel in one epoch: its ciphers and its counter. It lives in one process and is never copied."""
+
+import threading
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from phalanx.errors import SealError
+from phalanx.security.crypto import in_domain
+from phalanx.security.seal.context import Context, Direction, Purpose
+from phalanx.security.seal.header import TAG_BYTES, Header, count_chunks
+from phalanx.security.seal.process import BoundToProcess
+from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.tensor import TensorKind
+
+Readable: TypeAlias = bytes | bytearray | memoryview
+Writable: TypeAlias = bytearray | memoryview
+
+MAX_CHUNKS = 2**32
+"""Of one direction in one epoch: NIST SP 800-38D's bound for the calls under one key, on the safe side for counters."""
+MAX_EPOCH = 2**32 - 1
+
+
+class Lane(BoundToProcess):
+    """What sender and receiver of one direction have in common.
+
+    Args:
+        context: What the channel is about.
+        direction: Of the frames.
+        epoch: The sender's; 1 to 2^32 - 1.
+        ciphers: One for each purpose, used by nobody else.
+        max_chunks: After so many the lane is exhausted.
+
+    Attributes:
+        counter: Of the next chunk.
+        lock: Whoever uses the counter holds it.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        direction: Direction,
+        epoch: int,
+        ciphers: Mapping[Purpose, AESGCM],
+        max_chunks: int = MAX_CHUNKS,
+    ) -> None:
+        if not 0 < epoch <= MAX_EPOCH or not 0 < max_chunks <= MAX_CHUNKS:
+            raise SealError(Refusal.EXHAUSTED, f"epoch {epoch}: expected 1 to {MAX_EPOCH}; begin a new session")
+        super().__init__()
+        self.context, self.direction, self.epoch = context, direction, epoch
+        self.counter, self.lock = 0, threading.Lock()
+        self._ciphers, self._max_chunks = dict(ciphers), max_chunks
+        self._nonce_prefix = epoch.to_bytes(4, "big")
+        self._about = in_domain("seal-chunk/1", context.encoded)
+
+    def cipher(self, purpose: Purpose) -> AESGCM:
+        """Return the cipher for a purpose.
+
+        Raises:
+            SealError: The lane was closed, or this process is a fork of the one that it belongs to, where the
+                same nonces would be used once more.
+        """
+        self.check_process()
+        cipher = self._ciphers.get(purpose)
+        if cipher is None:
+            raise SealError(Refusal.CLOSED, "channel: is closed; shake hands again for the next epoch")
+        return cipher
+
+    def header(self, kind: TensorKind, step: int, microbatch: int) -> Header:
+        """Return the header of the next frame."""
+        chunk_bytes = self.context.terms.chunk_bytes
+        return Header(
+            self.direction,
+            self.context.session,
+            self.epoch,
+            self.counter,
+            step,
+            microbatch,
+            chunk_bytes,
+            count_chunks(kind.size_bytes, chunk_bytes),
+            kind.encoded,
+        )
+
+    def check_room(self, chunks: int) -> None:
+        """Return when the lane has counters for so many chunks.
+
+        Raises:
+            SealError: It has not.
+        """
+        if self.counter + chunks > self._max_chunks:
+            raise SealError(
+                Refusal.EXHAUSTED,
+                f"channel: {self.counter} of {self._max_chunks} chunks are used; shake hands again for the next epoch",
+            )
+
+    def nonce(self, counter: int) -> bytes:
+        """Return the 12 bytes of a chunk: epoch, then counter."""
+        return self._nonce_prefix + counter.to_bytes(8, "big")
+
+    def about(self, header: bytes) -> bytes:
+        """Return what is authenticated with each chunk, but for the chunk's index."""
+        return self._about + header
+
+    def close(self) -> None:
+        """Drop the ciphers; OpenSSL clears their keys."""
+        self._ciphers.clear()
+
+    def __repr__(self) -> str:
+        return f"Lane({self.direction.name}, epoch {self.epoch}, counter {self.counter})"
+
+
+def frame_size(kind: TensorKind, header: bytes, chunk_bytes: int) -> int:
+    """Return the bytes of a whole frame."""
+    return len(header) + kind.size_bytes + TAG_BYTES * count_chunks(kind.size_bytes, chunk_bytes)
+
+
+def flat(buffer: Readable, what: str) -> memoryview:
+    """View a buffer as one run of bytes, without a copy.
+
+    Raises:
+        SealError: It is not contiguous.
+    """
+    view = memoryview(buffer)
+    if view.nbytes == 0:
+        # a shape with a zero in it cannot be cast
+        return memoryview(bytearray())
+    try:
+        return view.cast("B")
+    except (TypeError, ValueError) as exc:
+        raise SealError(Refusal.MALFORMED, f"{what}: is not one run of bytes; make it contiguous") from exc

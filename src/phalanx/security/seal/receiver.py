@@ -1,0 +1,164 @@
+"""Opening: exactly the frame that is due, or nothing and no change."""
+
+from types import TracebackType
+from typing import NamedTuple, NoReturn, Self
+
+from cryptography.exceptions import InvalidTag
+
+from phalanx.errors import SealError
+from phalanx.security.seal.header import TAG_BYTES, Header, parse_header
+from phalanx.security.seal.keys import wipe
+from phalanx.security.seal.lane import Lane, Readable, Writable, flat, frame_size
+from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.tensor import TensorKind
+
+
+class Announced(NamedTuple):
+    """What a frame claims to hold; nothing of it is authenticated before the frame opens.
+
+    Attributes:
+        kind: The tensor.
+        step: Optimizer step.
+        microbatch: Index in the step.
+    """
+
+    kind: TensorKind
+    step: int
+    microbatch: int
+
+
+class Receiver:
+    """Opens the frames of one direction, each once, in the order in which they were sealed.
+
+    Args:
+        lane: Used by nobody else.
+
+    Guarantees:
+        A refused frame changes nothing: the one that is due is still accepted afterwards. Nothing of a refused
+        frame is left in the buffer. Safe to use from several threads.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the other side."""
+        return self._lane.epoch
+
+    def announced(self, frame: Readable) -> Announced:
+        """Read what the next frame claims to be, where a shape is not known before.
+
+        The caller compares it with what it allows, and then opens the frame as exactly that. A tensor that is
+        announced is never larger than its frame.
+
+        Raises:
+            SealError: The frame is malformed, or not the next one of this lane.
+        """
+        view = flat(frame, "frame")
+        found, _ = parse_header(view)
+        kind = TensorKind.parse(found.kind)
+        with self._lane.lock:
+            due = self._lane.header(kind, found.step, found.microbatch)
+        _compare(found, due)
+        _explain_size(view.nbytes, frame_size(kind, due.encode(), due.chunk_bytes))
+        return Announced(kind, found.step, found.microbatch)
+
+    def open(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:
+        """Return the plain tensor; as `open_into` with a new buffer."""
+        plain = bytearray(kind.size_bytes)
+        self.open_into(frame, kind, step, microbatch, plain)
+        return plain
+
+    def open_into(self, frame: Readable, kind: TensorKind, step: int, microbatch: int, plain: Writable) -> None:
+        """Decrypt the frame that is due into memory of the caller; the only pass over its bytes.
+
+        Args:
+            frame: What arrived.
+            kind: The tensor that is due.
+            step: The step that is due.
+            microbatch: The microbatch that is due.
+            plain: Contiguous memory of exactly ``kind.size_bytes``; zeros where the frame is refused half-way.
+
+        Raises:
+            SealError: It is any other frame, or altered; `reason` tells which. Or the lane is closed or forked.
+        """
+        lane, view, out = self._lane, flat(frame, "frame"), flat(plain, f"tensor {kind.name}")
+        if out.nbytes != kind.size_bytes or out.readonly:
+            raise SealError(Refusal.MALFORMED, f"tensor {kind}: to {out.nbytes} bytes, expected {kind.size_bytes}")
+        with lane.lock:
+            cipher, header = lane.cipher(kind.purpose), lane.header(kind, step, microbatch)
+            # what is authenticated is what this side expects; the peer's header is only compared with it
+            encoded = header.encode()
+            size = len(encoded) + kind.size_bytes + TAG_BYTES * header.chunks
+            if view.nbytes != size or view[: len(encoded)] != encoded:
+                _explain(view, header, size)
+            lane.check_room(header.chunks)
+            try:
+                about, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
+                for index in range(header.chunks):
+                    chunk = out[index * chunk_bytes : (index + 1) * chunk_bytes]
+                    end = position + chunk.nbytes + TAG_BYTES
+                    cipher.decrypt_into(
+                        lane.nonce(header.counter + index), view[position:end], about + index.to_bytes(4, "big"), chunk
+                    )
+                    position = end
+            except InvalidTag as exc:
+                wipe(out)
+                raise SealError(
+                    Refusal.ALTERED, f"frame {header.counter}: chunk {index} of {header.chunks} does not open"
+                ) from exc
+            except BaseException:
+                wipe(out)
+                raise
+            lane.counter += header.chunks
+
+    def close(self) -> None:
+        """Forget the keys; closing twice is harmless."""
+        self._lane.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Receiver({self._lane!r})"
+
+
+def _explain(frame: memoryview, due: Header, size: int) -> NoReturn:
+    """Raise the reason for which a frame is not the one that is due."""
+    found, _ = parse_header(frame)
+    _compare(found, due)
+    if found != due:
+        raise SealError(Refusal.OTHER_TENSOR, f"frame: holds {_named(found)}, due is {_named(due)}")
+    _explain_size(frame.nbytes, size)
+    raise SealError(Refusal.MALFORMED, "frame: is not the one that is due")
+
+
+def _explain_size(found: int, due: int) -> None:
+    if found < due:
+        raise SealError(Refusal.TRUNCATED, f"frame: {found} bytes, expected {due}")
+    if found > due:
+        raise SealError(Refusal.TOO_LONG, f"frame: {found} bytes, expected {due}")
+
+
+def _compare(found: Header, due: Header) -> None:
+    if found.session != due.session:
+        raise SealError(Refusal.FOREIGN_SESSION, "frame: belongs to another session than this channel")
+    if found.direction != due.direction:
+        raise SealError(Refusal.FOREIGN_DIRECTION, "frame: goes the other way; it was sent back to where it came from")
+    if found.epoch != due.epoch:
+        raise SealError(Refusal.FOREIGN_EPOCH, f"frame: of epoch {found.epoch}, this channel is of epoch {due.epoch}")
+    if found.counter < due.counter:
+        raise SealError(Refusal.REPLAYED, f"frame: number {found.counter} was here before, due is {due.counter}")
+    if found.counter > due.counter:
+        raise SealError(Refusal.OUT_OF_ORDER, f"frame: number {found.counter} is too early, due is {due.counter}")
+
+
+def _named(header: Header) -> str:
+    kind = TensorKind.parse(header.kind)
+    return f"{kind} of step {header.step}, microbatch {header.microbatch}, {header.chunks} x {header.chunk_bytes} bytes"

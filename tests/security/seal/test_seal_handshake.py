@@ -1,0 +1,258 @@
+import copy
+import hashlib
+import json
+import secrets
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sealed_pair import CLIENT, CUT, SERVER, TERMS, CountingEpochs, other_terms, plain, shake_hands
+
+from phalanx.config import canonical_json
+from phalanx.errors import PhalanxError, RollbackError, SealError, SignatureError
+from phalanx.security.crypto import Identity, in_domain
+from phalanx.security.seal import Offer, Refusal, answer, handshake
+
+
+def offer(terms=TERMS, identity=CLIENT):
+    return Offer(terms, identity, CountingEpochs())
+
+
+def answered(hello, terms=TERMS, identity=SERVER, client=CLIENT.public):
+    return answer(hello, terms, identity, CountingEpochs(), client)
+
+
+def reason_of(action):
+    with pytest.raises(SealError) as caught:
+        action()
+    return caught.value.reason
+
+
+def signed_again(data, identity, **changes):
+    """The same hello with other contents, signed by whoever does this."""
+    body = json.loads(data)["body"] | changes
+    signature = identity.sign(in_domain("seal-hello/1", canonical_json(body)))
+    return canonical_json({"body": body, "signature": signature.hex()})
+
+
+def test_both_ends_have_the_same_keys_and_each_handshake_has_others():
+    first, second = shake_hands(), shake_hands()
+
+    for client, server in (first, second):
+        assert server.receiver.open(client.sender.seal(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
+        assert client.receiver.open(server.sender.seal(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
+    assert first[0].context.session != second[0].context.session
+
+
+def test_each_handshake_raises_the_epoch_of_both_sides():
+    epochs = CountingEpochs(), CountingEpochs()
+
+    found = [(end.sender.epoch, end.receiver.epoch) for _ in range(2) for end in shake_hands(TERMS, *epochs)]
+
+    assert found == [(1, 1), (1, 1), (2, 2), (2, 2)]
+
+
+def test_where_shares_sessions_and_epochs_repeat_fresh_salts_still_give_other_keys(monkeypatch):
+    fresh, private = secrets.token_bytes, handshake.X25519PrivateKey.generate()
+
+    class Same:
+        generate = staticmethod(lambda: private)
+
+    monkeypatch.setattr(handshake.secrets, "token_bytes", lambda size: bytes(16) if size == 16 else fresh(size))
+    monkeypatch.setattr(handshake, "X25519PrivateKey", Same)
+    first, second = shake_hands(), shake_hands()
+
+    frame = first[0].sender.seal(CUT, 0, 0, plain())
+
+    assert first[0].context == second[0].context
+    assert reason_of(lambda: second[1].receiver.open(frame, CUT, 0, 0)) == Refusal.ALTERED
+    assert first[1].receiver.open(frame, CUT, 0, 0) == plain()
+
+
+def test_every_byte_of_a_hello_counts():
+    hello = offer().hello
+
+    for position in range(len(hello)):
+        altered = bytearray(hello)
+        altered[position] ^= 0x01
+        with pytest.raises((SealError, SignatureError)):
+            answered(bytes(altered))
+
+
+def test_every_byte_of_a_reply_counts_and_the_right_one_is_still_accepted():
+    mine = offer()
+    reply, server = answered(mine.hello)
+
+    for position in range(len(reply)):
+        altered = bytearray(reply)
+        altered[position] ^= 0x01
+        with pytest.raises((SealError, SignatureError)):
+            mine.accept(bytes(altered), SERVER.public)
+
+    client = mine.accept(reply, SERVER.public)
+    assert server.receiver.open(client.sender.seal(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"run": "run-2"}, Refusal.FOREIGN_RUN),
+        ({"config_digest": b"\x12" * 32}, Refusal.FOREIGN_CONFIG),
+        ({"attestation": b"\x23" * 32}, Refusal.FOREIGN_ATTESTATION),
+        ({"server": "enclave-b"}, Refusal.FOREIGN_PARTY),
+        ({"chunk_bytes": 64}, Refusal.FOREIGN_CHUNKING),
+    ],
+)
+def test_a_side_that_means_something_else_is_refused_by_name(change, reason):
+    assert reason_of(lambda: answered(offer(other_terms(**change)).hello)) == reason
+
+
+def test_a_hello_for_another_client_is_refused():
+    other = Identity.without_certificate("client-b")
+    hello = signed_again(offer().hello, CLIENT, client="client-b")
+
+    assert reason_of(lambda: answered(hello)) == Refusal.FOREIGN_PARTY
+    assert reason_of(lambda: offer(identity=other)) == Refusal.FOREIGN_PARTY
+    assert reason_of(lambda: answered(offer().hello, client=other.public)) == Refusal.FOREIGN_PARTY
+    assert reason_of(lambda: answered(offer().hello, identity=other)) == Refusal.FOREIGN_PARTY
+    assert reason_of(lambda: offer().accept(b"", other.public)) == Refusal.FOREIGN_PARTY
+
+
+def test_a_man_in_the_middle_with_a_key_of_his_own_is_refused_on_both_sides():
+    impostor_client = Identity.without_certificate("client-a")
+    impostor_server = Identity.without_certificate("enclave")
+    mine = offer()
+
+    with pytest.raises(SignatureError, match="client-a"):
+        answered(offer(identity=impostor_client).hello)
+    reply, _ = answered(mine.hello, identity=impostor_server)
+    with pytest.raises(SignatureError, match="enclave"):
+        mine.accept(reply, SERVER.public)
+
+
+def test_a_reply_to_another_hello_is_refused_and_the_right_one_accepted():
+    first, second = offer(), offer()
+    old, _ = answered(first.hello)
+    new, _ = answered(second.hello)
+
+    assert reason_of(lambda: second.accept(old, SERVER.public)) == Refusal.STALE_REPLY
+    # it does not help to repeat the session
+    session = json.loads(second.hello)["body"]["session"]
+    forged = signed_again(old, SERVER, session=session)
+    assert reason_of(lambda: second.accept(forged, SERVER.public)) == Refusal.STALE_REPLY
+
+    second.accept(new, SERVER.public)
+
+
+def test_a_hello_is_no_reply_and_a_reply_is_no_hello():
+    mine = offer()
+    reply, _ = answered(mine.hello)
+
+    assert reason_of(lambda: answered(signed_again(reply, CLIENT))) == Refusal.MALFORMED
+    assert reason_of(lambda: offer().accept(signed_again(mine.hello, SERVER), SERVER.public)) == Refusal.STALE_REPLY
+
+
+def test_an_offer_is_accepted_once():
+    mine = offer()
+    reply, _ = answered(mine.hello)
+    mine.accept(reply, SERVER.public)
+
+    assert reason_of(lambda: mine.accept(reply, SERVER.public)) == Refusal.CLOSED
+    with pytest.raises(TypeError, match="never copied"):
+        copy.copy(offer())
+
+
+def test_a_hello_that_is_replayed_leads_to_a_channel_in_which_nothing_opens():
+    mine = offer()
+    reply, server = answered(mine.hello)
+    client = mine.accept(reply, SERVER.public)
+
+    _, again = answered(mine.hello)
+
+    frame = client.sender.seal(CUT, 0, 0, plain())
+    assert reason_of(lambda: again.receiver.open(frame, CUT, 0, 0)) == Refusal.ALTERED
+    assert server.receiver.open(frame, CUT, 0, 0) == plain()
+
+
+def test_a_side_whose_machine_was_turned_back_is_known_by_its_epoch():
+    mine = offer()
+    reply, _ = answered(mine.hello)
+
+    assert reason_of(lambda: mine.accept(reply, SERVER.public, after_epoch=1)) == Refusal.STALE_EPOCH
+    mine.accept(reply, SERVER.public, after_epoch=0)
+
+    epochs = CountingEpochs()
+    replayed = lambda: answer(mine.hello, TERMS, SERVER, epochs, CLIENT.public, after_epoch=1)  # noqa: E731
+    assert reason_of(replayed) == Refusal.STALE_EPOCH
+    assert epochs.given == 0
+
+
+def test_a_share_of_low_order_is_refused():
+    for share in (bytes(32), b"\x01" + bytes(31)):
+        hello = signed_again(offer().hello, CLIENT, share=share.hex())
+        assert reason_of(lambda hello=hello: answered(hello)) == Refusal.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epoch": 0},
+        {"epoch": 2**32},
+        {"epoch": "1"},
+        {"epoch": True},
+        {"salt": "00"},
+        {"salt": "zz" * 32},
+        {"session": ""},
+        {"reply_to": "00"},
+        {"share": 5},
+        {"more": 1},
+    ],
+)
+def test_a_signed_hello_with_odd_contents_is_refused(changes):
+    assert reason_of(lambda: answered(signed_again(offer().hello, CLIENT, **changes))) == Refusal.MALFORMED
+
+
+def test_a_hello_of_another_version_is_refused():
+    hello = signed_again(offer().hello, CLIENT, version=2)
+
+    assert reason_of(lambda: answered(hello)) == Refusal.OTHER_VERSION
+
+
+@given(st.binary(max_size=300) | st.sampled_from([b"{}", b'{"body":{},"signature":""}', b"x" * 9000]))
+def test_what_is_no_hello_is_refused(data):
+    assert reason_of(lambda: answered(data)) == Refusal.MALFORMED
+    assert reason_of(lambda: offer().accept(data, SERVER.public)) == Refusal.MALFORMED
+
+
+def test_a_hello_that_is_too_long_is_not_even_parsed():
+    with pytest.raises(SealError, match="at most 8192"):
+        answered(b'{"body":"' + b"x" * 9000 + b'"}')
+
+
+def test_no_epoch_is_spent_on_a_hello_that_is_refused():
+    epochs = CountingEpochs()
+
+    with pytest.raises(PhalanxError):
+        answer(b"junk", TERMS, SERVER, epochs, CLIENT.public)
+
+    assert epochs.given == 0
+
+
+def test_without_a_fresh_epoch_there_is_no_handshake():
+    class Stuck:
+        def raise_epoch(self):
+            raise RollbackError("stuck")
+
+    with pytest.raises(RollbackError):
+        Offer(TERMS, CLIENT, Stuck())
+    with pytest.raises(RollbackError):
+        answer(offer().hello, TERMS, SERVER, Stuck(), CLIENT.public)
+
+
+def test_a_hello_holds_no_secret():
+    mine = offer()
+
+    private = mine._private.private_bytes_raw()
+
+    assert private.hex().encode() not in mine.hello
+    assert hashlib.sha256(private).hexdigest().encode() not in mine.hello

@@ -1,0 +1,160 @@
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from phalanx.config import digest
+from phalanx.errors import ReleaseRefusedError
+from phalanx.security.seal import Release, ReleaseGate, ReleasePolicy, Update, Withheld
+
+POLICY = ReleasePolicy(min_clients=3, clip_norm=2.0)
+
+
+def gate(policy=POLICY, clients=("a", "b", "c")):
+    made = ReleaseGate(policy)
+    for client in clients:
+        made.contributed(client, 8)
+    return made
+
+
+def refused(made, update):
+    with pytest.raises(ReleaseRefusedError) as caught:
+        made.permit(update)
+    return caught.value.reason
+
+
+def test_an_update_of_enough_clients_within_its_bound_leaves():
+    assert gate().permit(Update(norm=2.0)) == Release(1, 3, 2.0, 0.0, digest(POLICY))
+
+
+@pytest.mark.parametrize("clients", [(), ("a",), ("a", "b"), ("a", "b", "b", "a")])
+def test_an_update_of_too_few_clients_stays(clients):
+    assert refused(gate(clients=clients), Update(norm=1.0)) == Withheld.TOO_FEW_CLIENTS
+
+
+def test_a_client_with_too_few_examples_does_not_count():
+    made = gate(ReleasePolicy(min_clients=3, min_examples=10, clip_norm=2.0))
+
+    assert refused(made, Update(1.0)) == Withheld.TOO_FEW_CLIENTS
+    for client in "abc":
+        made.contributed(client, 2)
+    assert made.permit(Update(1.0)).num_clients == 3
+
+
+def test_what_one_client_added_after_a_release_does_not_leave_alone():
+    made = gate()
+    made.permit(Update(1.0))
+    made.contributed("a", 100)
+
+    assert refused(made, Update(1.0)) == Withheld.TOO_FEW_CLIENTS
+
+    made.contributed("b", 1)
+    made.contributed("d", 1)
+    assert made.permit(Update(1.0)).number == 2
+
+
+@pytest.mark.parametrize("norm", [math.nextafter(2.0, 3.0), 1e300])
+def test_an_update_beyond_its_bound_stays(norm):
+    assert refused(gate(), Update(norm)) == Withheld.NOT_CLIPPED
+
+
+@pytest.mark.parametrize(
+    "update", [Update(math.nan), Update(math.inf), Update(-1.0), Update(1.0, math.nan), Update(1.0, -1.0)]
+)
+def test_a_norm_or_noise_that_is_no_number_stays(update):
+    assert refused(gate(), update) == Withheld.NOT_FINITE
+
+
+def test_an_update_without_the_promised_noise_stays():
+    made = gate(ReleasePolicy(min_clients=3, clip_norm=2.0, noise_multiplier=0.5))
+
+    assert refused(made, Update(1.0)) == Withheld.NOT_NOISED
+    assert refused(made, Update(1.0, math.nextafter(1.0, 0.0))) == Withheld.NOT_NOISED
+    assert made.permit(Update(1.0, 1.0)).noise_std == 1.0
+
+
+def test_after_the_last_release_nothing_leaves():
+    made = gate(ReleasePolicy(min_clients=2, clip_norm=2.0, max_releases=1))
+    made.permit(Update(1.0))
+    for client in "abc":
+        made.contributed(client, 8)
+
+    assert refused(made, Update(1.0)) == Withheld.TOO_MANY
+
+
+def test_a_refusal_changes_nothing():
+    made = gate()
+    before = made.state()
+
+    refused(made, Update(3.0))
+
+    assert made.state() == before
+    assert made.permit(Update(1.0)).number == 1
+
+
+def test_the_books_go_on_after_a_restart():
+    made = gate(clients=("a", "b"))
+
+    again = ReleaseGate(POLICY, made.state())
+
+    assert refused(again, Update(1.0)) == Withheld.TOO_FEW_CLIENTS
+    again.contributed("c", 1)
+    assert again.permit(Update(1.0)).number == 1
+
+
+def test_books_that_were_kept_under_another_policy_are_refused():
+    with pytest.raises(ReleaseRefusedError, match="another policy"):
+        ReleaseGate(ReleasePolicy(min_clients=2, clip_norm=2.0), gate().state())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"examples": []},
+        {"examples": {"A": 1}},
+        {"examples": {"a": 0}},
+        {"examples": {"a": True}},
+        {"examples": {"a": "1"}},
+        {"num_releases": -1},
+        {"num_releases": True},
+        {"more": 1},
+    ],
+)
+def test_damaged_books_are_refused(changes):
+    with pytest.raises(ReleaseRefusedError, match="malformed"):
+        ReleaseGate(POLICY, gate().state() | changes)
+
+
+@pytest.mark.parametrize(("client", "examples"), [("", 1), ("A b", 1), (5, 1), ("a", 0), ("a", -1), ("a", 1.0)])
+def test_an_odd_contribution_is_refused(client, examples):
+    with pytest.raises(ReleaseRefusedError, match="malformed"):
+        ReleaseGate(POLICY).contributed(client, examples)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"min_clients": 1},
+        {"min_clients": 0},
+        {"min_clients": "3"},
+        {"min_clients": True},
+        {"min_examples": 0},
+        {"clip_norm": 0.0},
+        {"clip_norm": -1.0},
+        {"clip_norm": math.inf},
+        {"clip_norm": math.nan},
+        {"clip_norm": None},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": math.nan},
+        {"max_releases": 0},
+        {"unknown": 1},
+    ],
+)
+def test_a_policy_that_protects_nobody_is_refused(changes):
+    with pytest.raises(ValidationError):
+        ReleasePolicy(**{"clip_norm": 1.0} | changes)
+
+
+def test_a_policy_without_a_bound_is_none():
+    with pytest.raises(ValidationError, match="clip_norm"):
+        ReleasePolicy()
