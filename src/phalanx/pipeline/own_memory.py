@@ -9,8 +9,9 @@ import torch
 ALONE = ""
 """In the place of a name: memory that no other process of the run uses."""
 
-_SHARE = 0.9
-"""Of what is available; the rest is for buffers of the transport, for what the allocator keeps, and for others."""
+_SHARE = 0.75
+"""Of what is available; the rest is for buffers of the transport, for what the allocator keeps, and for others. With a
+stage of 9.5 million numbers a holder's process grew by 1.37 times its footprint, a shadow's by 1.1 times."""
 
 _UNLIMITED = 2**60
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
