@@ -13,6 +13,7 @@ from phalanx.data import BpeConfig, DataConfig
 from phalanx.data.config import FileTokenizerConfig, HtmlConfig, JsonlConfig, ModelTokenizerConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
+from phalanx.parallel import ParallelConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.transport import TransportConfig
@@ -30,6 +31,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data.tokenizer file": FileTokenizerConfig,
     "train": TrainConfig,
     "optimizer": OptimizerConfig,
+    "parallel": ParallelConfig,
     "pipeline": PipelineConfig,
     "pipeline.transport": TransportConfig,
     "guard": GuardConfig,

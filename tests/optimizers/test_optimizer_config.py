@@ -40,8 +40,10 @@ def test_an_optimizer_section_is_read_from_toml(tmp_path):
         ("lr = 1e-3\nwarmup_steps = -1", "warmup_steps"),
         ("lr = 1e-3\nmin_lr_ratio = 1.5", "min_lr_ratio"),
         ('lr = 1e-3\nschedule = "linear"', "schedule"),
-        ('lr = 1e-3\nkind = "sgd"', "kind"),
-        ("lr = 1e-3\nmomentum = 0.9", "momentum: unknown key"),
+        ('lr = 1e-3\nkind = "lion"', "kind"),
+        ("lr = 1e-3\nmomentum = 0.5", "momentum has no meaning"),
+        ('lr = 1e-3\nkind = "sgd"\neps = 1e-6', "eps has no meaning"),
+        ("lr = 1e-3\ndampening = 0.9", "dampening: unknown key"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(tmp_path, text, named):

@@ -7,6 +7,7 @@ from phalanx.bench.chaos import bench_chaos
 from phalanx.bench.checkpoint import bench_checkpoint
 from phalanx.bench.detection import bench_detection
 from phalanx.bench.overhead import bench_overhead
+from phalanx.bench.parallel import bench_parallel
 from phalanx.bench.pipeline import bench_pipeline
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -14,6 +15,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "checkpoint": bench_checkpoint,
     "detection": bench_detection,
     "overhead": bench_overhead,
+    "parallel": bench_parallel,
     "pipeline": bench_pipeline,
 }
 
@@ -30,5 +32,6 @@ __all__ = [
     "bench_checkpoint",
     "bench_detection",
     "bench_overhead",
+    "bench_parallel",
     "bench_pipeline",
 ]

@@ -60,7 +60,7 @@ def train(
 
         die_with_parent()
     from phalanx.report import write_report
-    from phalanx.train import describe, load_run
+    from phalanx.train import describe, follow, load_run, plays_rank
     from phalanx.train import train as train_run
 
     run = load_run(run_file, overrides or ())
@@ -72,6 +72,9 @@ def train(
         from rich.console import Console
 
         Console().print(describe(run))
+        return
+    if plays_rank(run):
+        follow(run, run_dir)
         return
     summary = train_run(run, run_dir=run_dir, resume=resume, from_step=from_step, from_run=from_run)
     say_figures({key: summary[key] for key in SHOWN if key in summary})

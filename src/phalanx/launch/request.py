@@ -61,6 +61,11 @@ class Launch:
             ConfigError: The run file is wrong, or says nowhere whose keys are to be used.
         """
         run = load_run(self.run_file, self.overrides)
+        if run.parallel is not None:
+            raise ConfigError(
+                f"{self.run_file}: [parallel] is not launched: `phalanx train` starts its ranks on this machine, and "
+                f"`torchrun --nproc-per-node {run.parallel.world} -m phalanx train RUN.toml` wherever torchrun does"
+            )
         if run.pipeline.pki is None:
             names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
             raise ConfigError(

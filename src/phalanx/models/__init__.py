@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         build_stage,
         estimate_costs,
         parameter_names,
+        parameter_shapes,
         stage_table,
     )
     from phalanx.models.digest import weights_digest
@@ -37,6 +38,7 @@ __all__ = [
     "estimate_costs",
     "open_model",
     "parameter_names",
+    "parameter_shapes",
     "parse_hub_config",
     "partition",
     "stage_table",
@@ -55,6 +57,7 @@ _HOMES = {
     "estimate_costs": "build",
     "open_model": "source",
     "parameter_names": "build",
+    "parameter_shapes": "build",
     "parse_hub_config": "families",
     "stage_table": "build",
     "tie": "stage",

@@ -123,8 +123,18 @@ def parameter_names(hub_config: Any) -> list[str]:
     Raises:
         ModelError: As ``build_stage``.
     """
+    return list(parameter_shapes(hub_config))
+
+
+def parameter_shapes(hub_config: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a whole model's parameters by name, a tied head left out.
+
+    Raises:
+        ModelError: As ``build_stage``.
+    """
     whole = meta_stage(hub_config, StageSpec(0, 1, 0, int(hub_config.num_hidden_layers)), None)
-    return [name for name in whole.all_parameters() if not (whole.ties_head and name == HEAD_WEIGHT)]
+    found = whole.all_parameters().items()
+    return {name: tuple(value.shape) for name, value in found if not (whole.ties_head and name == HEAD_WEIGHT)}
 
 
 def _skeleton(

@@ -6,10 +6,10 @@ from types import ModuleType
 from typing import Any
 
 from phalanx.train.config import RunConfig, TrainConfig, load_run
+from phalanx.train.entry import describe, follow, plays_rank, train
 from phalanx.train.loop import Engine, run_loop, step_inputs
 from phalanx.train.past_run import PastRun
 from phalanx.train.run_directory import ADDRESS_FILE, default_directory, holds_run
-from phalanx.train.session import describe, train
 
 __all__ = [
     "ADDRESS_FILE",
@@ -19,8 +19,10 @@ __all__ = [
     "TrainConfig",
     "default_directory",
     "describe",
+    "follow",
     "holds_run",
     "load_run",
+    "plays_rank",
     "run_loop",
     "step_inputs",
     "train",

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config
 from phalanx.data import DataConfig
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
+from phalanx.parallel import ParallelConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 
 _THIRD_PARTY = 3
@@ -54,11 +55,36 @@ class RunConfig(StrictModel):
     data: DataConfig
     train: TrainConfig
     optimizer: OptimizerConfig
+    parallel: ParallelConfig | None = None
     pipeline: PipelineConfig = PipelineConfig()
     guard: GuardConfig = GuardConfig()
     attack: AttackConfig = AttackConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     _name: str = PrivateAttr(default="run")
+
+    @model_validator(mode="after")
+    def _check_domain(self) -> Self:
+        if self.parallel is None:
+            if self.optimizer.kind != "adamw":
+                raise ValueError(f'optimizer.kind = "{self.optimizer.kind}" is for [parallel]; stages have "adamw"')
+            return self
+        for name in ("pipeline", "guard", "attack"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"[parallel] and [{name}] exclude each other: the ranks of a domain trust each other; remove one"
+                )
+        if self.model.activation_checkpointing:
+            raise ValueError('model.activation_checkpointing: set parallel.activation_checkpointing = "full" instead')
+        refused = {
+            "model.adapter": self.model.adapter is not None,
+            "checkpoint.journal": bool(self.checkpoint.journal),
+            "checkpoint.asynchronous": self.checkpoint.asynchronous,
+            'train.precision = "bf16" with pp above 1': self.train.precision != "fp32" and self.parallel.pp > 1,
+        }
+        for name, is_set in refused.items():
+            if is_set:
+                raise ValueError(f"[parallel] has no {name}; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -101,6 +127,12 @@ class RunConfig(StrictModel):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_the_other(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the sections of the engine that the run does not have."""
+        left_out = ("parallel",) if self.parallel is None else ("pipeline", "guard", "attack")
+        return {name: value for name, value in write(self).items() if name not in left_out}
+
     @property
     def journals(self) -> bool:
         """Whether the owner keeps a journal and local processes their states; remote ones where their files say so."""
@@ -111,8 +143,22 @@ class RunConfig(StrictModel):
     @property
     def _can_journal(self) -> bool:
         unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
-        elsewhere = self.train.device != "cpu" or unverified
+        elsewhere = self.train.device != "cpu" or unverified or self.parallel is not None
         return not (elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of all who may ever work beside the owner; the ranks of a domain have none."""
+        return () if self.parallel is not None else (*self.pipeline.workers, *self.pipeline.late_workers)
+
+    @property
+    def world(self) -> dict[str, int]:
+        """How many processes there are, and how many stages they hold."""
+        if self.parallel is None:
+            return {"processes": 1 + len(self.pipeline.workers), "stages": self.pipeline.stages}
+        axes = {axis: getattr(self.parallel, axis) for axis in ("dp", "tp", "pp", "cp")}
+        layout = self.parallel.layout
+        return {"processes": self.parallel.world, "stages": layout.pp * layout.stages_per_rank, **axes}
 
     @property
     def name(self) -> str:

@@ -1,17 +1,45 @@
 """What happens around the steps of a run: validation and checkpoints, when it is time for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
-from phalanx.data import Corpus, validation_batches
+from phalanx.data import Batch, Corpus, validation_batches
 from phalanx.errors import FailedBatchError
 from phalanx.pipeline import PipelineEngine, StepResult
 from phalanx.train.config import RunConfig
 from phalanx.train.record import RunRecorder
-from phalanx.train.saver import Saver
+from phalanx.train.saver import PlainSaver
 from phalanx.train.summary import Figures
 from phalanx.train.validation import perplexity
 
 _VALIDATION_BATCH = 8
+
+
+class Trained(Protocol):
+    """What is trained, as far as it is measured and saved."""
+
+    def measure(self, batches: Iterator[Batch]) -> float:
+        """Perplexity on held-out batches."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until nothing of a finished step is under way."""
+        ...
+
+
+class StagesInTurn:
+    """A pipeline's stages, measured by the owner alone, one behind the other."""
+
+    def __init__(self, engine: PipelineEngine) -> None:
+        self._engine = engine
+
+    def measure(self, batches: Iterator[Batch]) -> float:
+        """Perplexity on held-out batches."""
+        return perplexity((copy.module for copy in self._engine.copies("weights")), batches)
+
+    def settle(self) -> None:
+        """Wait for verdicts that are behind."""
+        self._engine.settle()
 
 
 class RunHooks:
@@ -20,14 +48,14 @@ class RunHooks:
     def __init__(
         self,
         run: RunConfig,
-        engine: PipelineEngine,
+        trained: Trained,
         corpus: Corpus,
         recorder: RunRecorder,
-        saver: Saver,
+        saver: PlainSaver,
         figures: Figures,
     ) -> None:
         self._run = run
-        self._engine = engine
+        self._trained = trained
         self._corpus = corpus
         self._recorder = recorder
         self._saver = saver
@@ -73,7 +101,7 @@ class RunHooks:
         beside = self._run.checkpoint.asynchronous and not (last or self._went_back or saver.is_overdue)
         if not beside or self._run.guard.commit_lag:
             # what the log says before it is what the checkpoint's figures have counted
-            self._engine.settle()
+            self._trained.settle()
         # the log must not be behind a checkpoint that survives the machine's crash
         self._recorder.observe("checkpoint", {"step": num_steps})
         self._recorder.log.sync()
@@ -84,7 +112,6 @@ class RunHooks:
             self._went_back = False
 
     def _measure(self, num_steps: int) -> float:
-        modules = (copy.module for copy in self._engine.copies("weights"))
-        value = perplexity(modules, validation_batches(self._corpus, _VALIDATION_BATCH))
+        value = self._trained.measure(validation_batches(self._corpus, _VALIDATION_BATCH))
         self._recorder.validated(value, num_steps)
         return value

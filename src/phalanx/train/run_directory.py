@@ -171,7 +171,7 @@ class RunDirectory:
             # a crash in the middle leaves no record, so what it made is made anew
             shutil.rmtree(self.pki, ignore_errors=True)
             create_authority(self.pki)
-            for name in (OWNER, *self._run.pipeline.workers, *self._run.pipeline.late_workers):
+            for name in (OWNER, *self._run.workers):
                 issue(self.pki, name)
         run_id = secrets.token_hex(16)
         temporary = self.path / f".{_RECORD}.tmp"

@@ -1,6 +1,6 @@
 """When a checkpoint is taken and written: at once, or beside the training; what fails is said, and training goes on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -11,34 +11,38 @@ from phalanx.train.journal import Journal
 from phalanx.train.savepoint import Saved, Savepoint
 
 
-class Saver:
-    """Saves, now or in the background; one checkpoint is under way at a time.
+class PlainSaver:
+    """Saves at once.
+
+    Args:
+        shards: Collects the state as it is now, one shard at a time.
+        savepoint: Writes it.
+        observe: Told of what was saved and what was not.
 
     Guarantees:
         A checkpoint that cannot be written is an event and a message, and never ends the run, unless it is the last
-        one, without which the result would be lost. What is in the background is of one step, bit for bit, and
-        checked against what holder and shadow have signed before it is published.
+        one, without which the result would be lost.
     """
 
-    def __init__(
-        self, engine: PipelineEngine, savepoint: Savepoint, observe: Observe, journal: Journal | None = None
-    ) -> None:
-        self._engine = engine
+    def __init__(self, shards: Callable[[], Iterable[Shard]], savepoint: Savepoint, observe: Observe) -> None:
+        self._shards = shards
         self._savepoint = savepoint
-        self._journal = journal
         self._observe = observe
-        self._duplicate: Duplicate | None = None
-        self._state: dict[str, Any] = {}
-        self._writing: Future[Saved] | None = None
-        self._written_step = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.is_overdue = False
         """Whether one that was begun had to be given up, so that the next step should be saved."""
 
     def opened(self, step: int) -> None:
-        """Note in the journal where the run is, before the step's batch is drawn."""
-        if self._journal is not None:
-            self._journal.open_step(self._savepoint.state(step))
+        """A step is about to begin, and its batch is not drawn yet."""
+
+    def poll(self) -> None:
+        """Bring what is under way further; called once a step."""
+
+    def finish(self) -> None:
+        """Wait until nothing is under way."""
+
+    def begin(self, num_steps: int) -> None:
+        """Save; others than this one go on meanwhile."""
+        self.save_now(num_steps)
 
     def save_now(self, num_steps: int, *, alone: bool = False, last: bool = False) -> bool:
         """Save and wait for it.
@@ -57,9 +61,8 @@ class Saver:
         """
         self.finish()
         self.is_overdue = False
-        shards = (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in self._engine.copies("state"))
         try:
-            saved = self._savepoint.write(num_steps, shards, self._savepoint.state(num_steps), alone=alone)
+            saved = self._savepoint.write(num_steps, self._shards(), self._savepoint.state(num_steps), alone=alone)
         except CheckpointError as exc:
             self._say_failed(num_steps, str(exc))
             if last:
@@ -67,6 +70,44 @@ class Saver:
             return False
         self._say_saved(saved)
         return True
+
+    def _say_saved(self, saved: Saved) -> None:
+        self._observe("checkpoint_saved", saved.body())
+        if saved.remote_failure is not None:
+            self._observe("checkpoint_not_copied", {"step": saved.step, "reason": saved.remote_failure[:500]})
+
+    def _say_failed(self, step: int, reason: str) -> None:
+        self._observe("checkpoint_failed", {"step": step, "reason": reason[:500]})
+
+
+class Saver(PlainSaver):
+    """Saves, now or in the background; one checkpoint is under way at a time.
+
+    Guarantees:
+        What is in the background is of one step, bit for bit, and checked against what holder and shadow have signed
+        before it is published.
+    """
+
+    def __init__(
+        self, engine: PipelineEngine, savepoint: Savepoint, observe: Observe, journal: Journal | None = None
+    ) -> None:
+        super().__init__(
+            lambda: (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in engine.copies("state")),
+            savepoint,
+            observe,
+        )
+        self._engine = engine
+        self._journal = journal
+        self._duplicate: Duplicate | None = None
+        self._state: dict[str, Any] = {}
+        self._writing: Future[Saved] | None = None
+        self._written_step = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def opened(self, step: int) -> None:
+        """Note in the journal where the run is, before the step's batch is drawn."""
+        if self._journal is not None:
+            self._journal.open_step(self._savepoint.state(step))
 
     def begin(self, num_steps: int) -> None:
         """Take a duplicate and go on; it is collected and written while further steps run.
@@ -135,14 +176,6 @@ class Saver:
             self._say_saved(writing.result())
         except (CheckpointError, VerificationError) as exc:
             self._say_failed(self._written_step, str(exc))
-
-    def _say_saved(self, saved: Saved) -> None:
-        self._observe("checkpoint_saved", saved.body())
-        if saved.remote_failure is not None:
-            self._observe("checkpoint_not_copied", {"step": saved.step, "reason": saved.remote_failure[:500]})
-
-    def _say_failed(self, step: int, reason: str) -> None:
-        self._observe("checkpoint_failed", {"step": step, "reason": reason[:500]})
 
 
 def _checked(duplicate: Duplicate) -> Iterator[Shard]:

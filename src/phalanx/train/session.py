@@ -3,13 +3,12 @@
 import contextlib
 import functools
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
-from phalanx.checkpoint import Certified, Checkpoint
+from phalanx.checkpoint import Certified, Checkpoint, Shard
 from phalanx.config import digest
 from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
 from phalanx.errors import AuditLogError, CheckpointError, ConfigError, NoHolderError
@@ -18,66 +17,22 @@ from phalanx.optimizers import learning_rate
 from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEngine, StepPlan
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
-from phalanx.train.adopt import adopted_state, cut_anew, open_origin
+from phalanx.train.adopt import adopted_state, cut_anew
 from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
 from phalanx.train.ground_truth import GroundTruth
 from phalanx.train.history import UNDOINGS, History, read_history
-from phalanx.train.hooks import RunHooks
+from phalanx.train.hooks import RunHooks, StagesInTurn
 from phalanx.train.journal import Journal, collect, discard, newer_entry
-from phalanx.train.layout import describe_stages, estimate_stages, make_plan
+from phalanx.train.layout import estimate_stages, make_plan
 from phalanx.train.library import StageLibrary
-from phalanx.train.loop import run_loop
-from phalanx.train.process import deterministic, interruptible
+from phalanx.train.loop import Engine, run_loop
 from phalanx.train.record import RunRecorder, Totals, in_words
-from phalanx.train.run_directory import RunDirectory, cache_beside, default_directory
+from phalanx.train.run_directory import RunDirectory
 from phalanx.train.savepoint import Savepoint
 from phalanx.train.saver import Saver
 from phalanx.train.summary import Figures, summarise
-
-
-def train(
-    run: RunConfig,
-    run_dir: str | Path | None = None,
-    *,
-    resume: bool = False,
-    from_step: int | None = None,
-    from_run: str | Path | None = None,
-    console: Console | None = None,
-) -> dict[str, Any]:
-    """Train what a run file says.
-
-    Args:
-        run: From `load_run`.
-        run_dir: Where everything goes; ``runs/NAME`` when left out.
-        resume: Go on from the last good checkpoint in `run_dir`; a run that is complete is left as it is.
-        from_step: With `resume`: give up the checkpoints of later steps and go on from that of this one.
-        from_run: Begin a new run where the one in this directory is; stages, copies and guard may be others.
-        console: Where progress is shown; standard output when left out.
-
-    Returns:
-        What ``summary.json`` holds, and ``run_dir``. Ctrl-C and SIGTERM end a run with the status "interrupted".
-
-    Raises:
-        PhalanxError: As the tree in `phalanx.errors` says; once the run has begun, a summary with the status
-            "failed" is left behind.
-    """
-    if from_step is not None and not resume:
-        raise ConfigError("--from-step names a checkpoint of a run that is there already; add --resume")
-    if from_run is not None and resume:
-        raise ConfigError("--from begins a new run and --resume goes on with an old one; leave one of them out")
-    with deterministic(run.train.threads), interruptible():
-        # before the directory of the new run is made: a refusal leaves nothing behind
-        origin = None if from_run is None else open_origin(run, Path(from_run))
-        home = RunDirectory(_directory(run, run_dir), run, resume=resume)
-        return Session(run, home, console or Console(), from_step, origin).run(resume=resume)
-
-
-def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
-    """The resolved config, the stage table and the expected memory; trains nothing."""
-    cache = cache_beside(_directory(run, run_dir))
-    return describe_stages(run, open_model(run.model, cache / "models", run.train.seed))
 
 
 class Session:
@@ -165,7 +120,7 @@ class Session:
         plan = make_plan(run, source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
         savepoint = Savepoint(run, home, loader, self.figures, self.totals, source=source, certified=history.certified)
-        self._adopt(log, history, savepoint, StageLibrary(source, plan, None))
+        self._adopt(log, history, savepoint, lambda origin: cut_anew(origin, StageLibrary(source, plan, None)))
         self._accept_older(log, history, savepoint)
         workers = [name for name in run.pipeline.workers if name not in history.convicted]
         late = [name for name in run.pipeline.late_workers if name not in history.convicted]
@@ -207,7 +162,7 @@ class Session:
             )
             saver = self.saver = Saver(engine, savepoint, observe, journal)
             stack.callback(saver.close)
-            hooks = RunHooks(run, engine, corpus, recorder, saver, self.figures)
+            hooks = RunHooks(run, StagesInTurn(engine), corpus, recorder, saver, self.figures)
             fallback = Fallback(source, plan, savepoint, saver, metrics, observe)
             ended = False
             while not ended:
@@ -239,7 +194,9 @@ class Session:
         self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
 
-    def _adopt(self, log: AuditLog, history: History, savepoint: Savepoint, library: StageLibrary) -> None:
+    def _adopt(
+        self, log: AuditLog, history: History, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]
+    ) -> None:
         """Write the first checkpoint of a run that goes on where another one is."""
         if self.origin is None:
             if history.adopted and history.certified.newest is None:
@@ -249,7 +206,7 @@ class Session:
         # first the log: a crash from here on must not pass for a run that begins from nothing
         log.append("adopted", state["origin"])
         log.sync()
-        saved = savepoint.write(self.origin.step, cut_anew(self.origin, library), state)
+        saved = savepoint.write(self.origin.step, cut(self.origin), state)
         self._tell(log, history, "checkpoint_saved", saved.body())
 
     def _accept_older(self, log: AuditLog, history: History, savepoint: Savepoint) -> None:
@@ -324,7 +281,7 @@ class Session:
 
         return observe
 
-    def _train(self, engine: PipelineEngine, loader: BatchLoader, hooks: RunHooks, start: int) -> None:
+    def _train(self, engine: Engine, loader: BatchLoader, hooks: RunHooks, start: int) -> None:
         run = self.config
         if start == 0:
             hooks.begin(self.console.print)
@@ -366,7 +323,3 @@ class Session:
     def _say(self, phase: str, documents: int) -> None:
         if documents:
             self.console.print(f"  {phase}: {documents} documents", style="dim")
-
-
-def _directory(run: RunConfig, run_dir: str | Path | None) -> Path:
-    return Path(run_dir) if run_dir is not None else default_directory(run)

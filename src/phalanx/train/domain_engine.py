@@ -1,0 +1,88 @@
+"""The loop's Engine over the ranks of one domain."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from phalanx.checkpoint import Checkpoint, Shard
+from phalanx.data import IGNORE, Batch
+from phalanx.parallel import Lead
+from phalanx.pipeline import StepInputs, StepResult
+
+_WEIGHT = "weight/"
+
+
+class DomainEngine:
+    """Turns what the loop has and wants into what ranks understand.
+
+    Args:
+        lead: All ranks.
+        dp: How many of them see different rows.
+    """
+
+    def __init__(self, lead: Lead, dp: int) -> None:
+        self._lead = lead
+        self._dp = dp
+        self._num_steps = 0
+
+    def step(self, step: int, inputs: StepInputs) -> StepResult:
+        """Run one optimizer step on all ranks.
+
+        Raises:
+            FailedBatchError: Loss or gradient is not finite; nothing was updated.
+            PeerLostError: A rank has ended.
+        """
+        outcome = self._lead.step(step, torch.cat(inputs.ids), torch.cat(inputs.labels))
+        self._num_steps = step + 1
+        return StepResult(
+            step=step,
+            loss=outcome.loss,
+            num_targets=inputs.num_targets,
+            gradient_norm=outcome.gradient_norm,
+            attempts=1,
+            num_audits=0,
+            num_alarms=0,
+            verdicts=(),
+            phases=self._lead.timer.take(),
+            bytes_by_link={},
+            batch=inputs.digest(),
+        )
+
+    def settle(self) -> None:
+        """Nothing of a finished step is under way."""
+
+    def measure(self, batches: Iterator[Batch]) -> float:
+        """Perplexity on held-out batches; infinity when it overflows."""
+        total, count = 0.0, 0
+        for batch in batches:
+            # rows that no target is taken from, so that every copy has as many
+            missing = -len(batch.indices) % self._dp
+            ids = functional.pad(batch.input_ids, (0, 0, 0, missing))
+            labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
+            loss, targets = self._lead.evaluate(ids, labels)
+            total, count = total + loss, count + targets
+        return math.exp(total / count) if count and total / count < 700 else math.inf
+
+    def shards(self) -> Iterator[Shard]:
+        """The whole state, one stage at a time."""
+        for stage in range(self._lead.num_stages):
+            yield Shard(stage, self._lead.collect(stage), self._num_steps)
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """All parameters by name, a tied head left out."""
+        for shard in self.shards():
+            for name, tensor in shard.tensors.items():
+                if name.startswith(_WEIGHT):
+                    yield name.removeprefix(_WEIGHT), tensor
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, whatever layout it was saved under.
+
+        Raises:
+            CheckpointError: It lacks a tensor.
+        """
+        self._num_steps = checkpoint.num_steps(checkpoint.stages[0])
+        self._lead.load(self._num_steps, checkpoint.tensor)

@@ -1,0 +1,99 @@
+"""What a run file asks for: a verified pipeline, or the ranks of one domain."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from phalanx.errors import ConfigError
+from phalanx.models import open_model
+from phalanx.parallel.place import find_place
+from phalanx.train.adopt import open_origin
+from phalanx.train.config import RunConfig
+from phalanx.train.layout import describe_stages
+from phalanx.train.process import deterministic, interruptible
+from phalanx.train.run_directory import RunDirectory, cache_beside, default_directory
+from phalanx.train.session import Session
+
+
+def train(
+    run: RunConfig,
+    run_dir: str | Path | None = None,
+    *,
+    resume: bool = False,
+    from_step: int | None = None,
+    from_run: str | Path | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Train what a run file says.
+
+    Args:
+        run: From `load_run`.
+        run_dir: Where everything goes; ``runs/NAME`` when left out.
+        resume: Go on from the last good checkpoint in `run_dir`; a run that is complete is left as it is.
+        from_step: With `resume`: give up the checkpoints of later steps and go on from that of this one.
+        from_run: Begin a new run where the one in this directory is; stages, copies, guard and layout may be others.
+        console: Where progress is shown; standard output when left out.
+
+    Returns:
+        What ``summary.json`` holds, and ``run_dir``. Ctrl-C and SIGTERM end a run with the status "interrupted".
+
+    Raises:
+        PhalanxError: As the tree in `phalanx.errors` says; once the run has begun, a summary with the status
+            "failed" is left behind.
+    """
+    if from_step is not None and not resume:
+        raise ConfigError("--from-step names a checkpoint of a run that is there already; add --resume")
+    if from_run is not None and resume:
+        raise ConfigError("--from begins a new run and --resume goes on with an old one; leave one of them out")
+    with deterministic(run.train.threads), interruptible():
+        # before the directory of the new run is made: a refusal leaves nothing behind
+        origin = None if from_run is None else open_origin(run, Path(from_run))
+        home = RunDirectory(_directory(run, run_dir), run, resume=resume)
+        return _session_of(run)(run, home, console or Console(), from_step, origin).run(resume=resume)
+
+
+def plays_rank(run: RunConfig) -> bool:
+    """Whether this process was started to be a rank other than 0, which leaves the run directory alone.
+
+    Raises:
+        ConfigError: Whoever started it gave it a place that is none.
+    """
+    place = find_place(os.environ) if run.parallel is not None else None
+    return place is not None and not place.is_lead
+
+
+def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
+    """Be a rank other than 0 until the run is over.
+
+    Raises:
+        PhalanxError: As `train`.
+    """
+    from phalanx.train.domain import play_rank  # noqa: PLC0415 - a pipeline has no use for it
+
+    with deterministic(run.train.threads):
+        play_rank(run, cache_beside(_directory(run, run_dir)) / "models")
+
+
+def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
+    """The resolved config, the stage table and the expected memory; trains nothing."""
+    cache = cache_beside(_directory(run, run_dir))
+    source = open_model(run.model, cache / "models", run.train.seed)
+    if run.parallel is None:
+        return describe_stages(run, source)
+    from phalanx.train.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it
+
+    return describe_domain(run, source)
+
+
+def _session_of(run: RunConfig) -> type[Session]:
+    if run.parallel is None:
+        return Session
+    from phalanx.train.domain import DomainSession  # noqa: PLC0415 - a pipeline has no use for it
+
+    return DomainSession
+
+
+def _directory(run: RunConfig, run_dir: str | Path | None) -> Path:
+    return Path(run_dir) if run_dir is not None else default_directory(run)

@@ -1,0 +1,143 @@
+"""The layouts that are compared with one process, and the small models that they train; imports no torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+STEPS, BATCH, TOKENS, VOCAB, MICROBATCHES = 20, 8, 16, 64, 4
+
+_NO_DROPOUT = {
+    "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    "opt": ("dropout", "attention_dropout"),
+    "bloom": ("hidden_dropout", "attention_dropout"),
+    "llama": ("attention_dropout",),
+}
+_SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": TOKENS},
+    "opt": {
+        "num_hidden_layers": 4,
+        "hidden_size": 32,
+        "ffn_dim": 48,
+        "num_attention_heads": 4,
+        "max_position_embeddings": TOKENS,
+        "word_embed_proj_dim": 16,
+        "do_layer_norm_before": True,
+    },
+    "bloom": {"n_layer": 4, "hidden_size": 32, "n_head": 4},
+    "llama": {
+        "num_hidden_layers": 4,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": TOKENS,
+    },
+}
+
+
+def architecture(family: str, vocab_size: int = VOCAB) -> dict[str, Any]:
+    """The hub config of a tiny model without dropout."""
+    known = {"model_type": family, "vocab_size": vocab_size, **_SIZES[family]}
+    return known | dict.fromkeys(_NO_DROPOUT[family], 0.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout on one model; `saves` and `loads` name a file of its state after half the steps."""
+
+    parallel: dict[str, Any]
+    optimizer: str = "sgd"
+    family: str = "gpt2"
+    vocab: int = VOCAB
+    saves: str | None = None
+    loads: str | None = None
+    microbatches: int = MICROBATCHES
+    allowed: float = 1e-5
+
+    @property
+    def world(self) -> int:
+        """How many ranks it has."""
+        sizes = [self.parallel.get(axis, 1) for axis in ("dp", "tp", "pp", "cp")]
+        return sizes[0] * sizes[1] * sizes[2] * sizes[3]
+
+    @property
+    def name(self) -> str:
+        """What a test is called."""
+        words = [f"{key}={value}" for key, value in self.parallel.items()]
+        extra = [f"vocab={self.vocab}"] if self.vocab != VOCAB else []
+        extra += [f"loads={self.loads}"] if self.loads else []
+        return " ".join([self.family, *words, *extra])
+
+    @property
+    def model(self) -> str:
+        """Which reference it is compared with."""
+        return f"{self.family} {self.vocab} {self.optimizer}"
+
+
+def adamw(family: str = "gpt2", **parallel: Any) -> Case:
+    """A case of data parallel ranks: each has the whole gradient, so AdamW's own scale hides nothing."""
+    return Case(parallel, "adamw", family)
+
+
+def sgd(family: str = "gpt2", **parallel: Any) -> Case:
+    """A case of ranks that share a gradient: a wrong scale would show."""
+    return Case(parallel, "sgd", family)
+
+
+FAST = [
+    adamw(dp=2, zero=1),
+    sgd("opt", tp=2, sequence_parallel=True, activation_checkpointing="selective"),
+    sgd("llama", cp=2, zero=3),
+    sgd(pp=2, schedule="interleaved"),
+    Case({"dp": 2, "zero": 3}, "adamw", saves="half"),
+    Case({"tp": 2, "pp": 2}, "adamw", loads="half"),
+]
+
+SLOW = [
+    Case({"dp": 2, "gradient_compression": "fp16"}, "adamw", allowed=1e-3),
+    Case({"dp": 2, "zero": 1, "gradient_compression": "bf16"}, "adamw", allowed=5e-3),
+    Case({"dp": 2, "gradient_compression": "powersgd"}, "adamw", allowed=5e-2),
+    sgd(),
+    adamw(dp=2),
+    adamw(dp=2, zero=2),
+    adamw("llama", dp=2, zero=3),
+    adamw("opt", dp=2, zero=3, offload=True, activation_checkpointing="full"),
+    sgd(dp=2, zero=2, activation_checkpointing="selective"),
+    sgd(tp=2),
+    sgd("opt", tp=2),
+    sgd("llama", tp=2),
+    sgd("bloom", tp=2),
+    Case({"tp": 2}, vocab=61),
+    sgd(tp=2, sequence_parallel=True),
+    sgd(pp=2),
+    sgd("llama", pp=2, schedule="gpipe"),
+    sgd("opt", pp=2, schedule="zero-bubble"),
+    sgd(cp=2),
+    sgd(dp=2, tp=2),
+    sgd(dp=2, pp=2),
+    sgd(dp=2, pp=2, zero=3),
+    sgd(tp=2, pp=2, sequence_parallel=True),
+    sgd(tp=2, cp=2),
+    Case({"dp": 2, "zero": 3}, "adamw", saves="half"),
+    Case({"dp": 2, "zero": 1}, "adamw", loads="half"),
+    Case({}, "adamw", loads="half"),
+    Case({"tp": 2, "sequence_parallel": True}, vocab=61),
+    Case({"tp": 2, "pp": 2}, vocab=61),
+    sgd(cp=4),
+    sgd(tp=4),
+    sgd("opt", pp=2, schedule="zero-bubble", activation_checkpointing="full"),
+    sgd("llama", tp=2, pp=2, schedule="zero-bubble"),
+    Case({"dp": 4, "zero": 3}, "adamw", microbatches=2),
+    Case({"dp": 4, "zero": 1}, "adamw", "bloom", microbatches=2),
+]
+
+LARGE = [
+    *(sgd(dp=2, tp=2, pp=2, zero=zero) for zero in range(4)),
+    sgd("llama", dp=2, tp=2, pp=2, zero=3, sequence_parallel=True),
+    sgd("opt", dp=2, tp=2, pp=2, schedule="interleaved"),
+    sgd("bloom", dp=2, tp=2, pp=2, zero=3, schedule="interleaved"),
+    Case({"dp": 4, "tp": 2, "zero": 2, "sequence_parallel": True}, family="bloom", microbatches=2),
+    sgd(tp=2, pp=2, cp=2),
+    sgd(dp=2, tp=2, cp=2, zero=1),
+    sgd(dp=2, pp=2, cp=2, zero=2, schedule="interleaved"),
+    sgd("llama", pp=4, dp=2, schedule="gpipe"),
+]

@@ -1,0 +1,248 @@
+"""Whole runs of a domain: what they leave, how they go on under other layouts, how they end when a rank dies."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from phalanx.checkpoint.export import export_model
+from phalanx.errors import ConfigError, PeerLostError
+from phalanx.models import open_model, weights_digest
+from phalanx.telemetry import read_metrics
+from phalanx.train import PastRun, hooks, load_run, train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TINY = """
+[model]
+from_scratch = true
+
+[model.architecture]
+model_type = "gpt2"
+vocab_size = 300
+n_positions = 16
+n_embd = 32
+n_layer = 4
+n_head = 4
+resid_pdrop = 0.0
+embd_pdrop = 0.0
+attn_pdrop = 0.0
+bos_token_id = 0
+eos_token_id = 0
+
+[data]
+sources = [{ kind = "python_manual" }]
+tokenizer = { kind = "bpe", vocab_size = 300 }
+sequence_length = 16
+validation_share = 0.2
+max_documents = 12
+max_validation_sequences = 9
+
+[train]
+steps = 6
+batch_size = 8
+microbatches = 4
+seed = 3
+validate_every = 3
+
+[optimizer]
+lr = 1e-2
+
+[checkpoint]
+every = 2
+"""
+PHALANX = ("-m", "phalanx")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", *PHALANX)
+ALONE = "[pipeline]\nstages = 2\n"
+
+
+def exists(pid):
+    """Whether a process still runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PHALANX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(section, *overrides):
+        path = tmp_path / "tiny.toml"
+        path.write_text(TINY + section)
+        return load_run(path, overrides)
+
+    return make
+
+
+def quietly(run, directory, **options):
+    return train(run, directory, console=Console(file=io.StringIO(), width=200), **options)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, cache):
+    """The same run by the other engine, in one process."""
+    home = tmp_path_factory.mktemp("alone")
+    (home / "tiny.toml").write_text(TINY.replace("every = 2", "every = 2\njournal = false") + ALONE)
+    return quietly(load_run(home / "tiny.toml"), home / "run"), home / "run"
+
+
+def stop_before_saving(monkeypatch, num_steps, act):
+    save = hooks.RunHooks.save
+
+    def stop(self, at):
+        if at == num_steps:
+            act()
+        save(self, at)
+
+    monkeypatch.setattr(hooks.RunHooks, "save", stop)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def check_same(run_dir, summary, alone):
+    expected, directory = alone
+    mine, theirs = read_metrics(run_dir / "metrics.jsonl"), read_metrics(directory / "metrics.jsonl")
+    assert summary["status"] == "completed"
+    assert [line["batch"] for line in mine] == [line["batch"] for line in theirs]
+    for key in ("loss", "grad_norm", "lr", "tokens"):
+        assert [line[key] for line in mine] == pytest.approx([line[key] for line in theirs], rel=1e-5)
+    for key in ("loss_first", "loss_last", "validation_perplexity_first", "validation_perplexity", "tokens", "steps"):
+        assert summary[key] == pytest.approx(expected[key], rel=1e-5)
+
+
+def ranks_of(monkeypatch):
+    """Every set of ranks that is started from here on."""
+    from phalanx.train import domain
+
+    started = []
+
+    class Noted(domain.LocalRanks):
+        def start(self):
+            started.append(self)
+            super().start()
+
+    monkeypatch.setattr(domain, "LocalRanks", Noted)
+    return started
+
+
+def kill_a_rank(run, directory, monkeypatch):
+    """Let a run lose rank 1 before its second checkpoint; seconds until it ended, and the process ids of all ranks."""
+    with monkeypatch.context() as patch:
+        ranks, killed_at = ranks_of(patch), []
+
+        def kill():
+            killed_at.append(time.monotonic())
+            os.kill(ranks[0].pids()[1], signal.SIGKILL)
+
+        stop_before_saving(patch, 4, kill)
+        with pytest.raises(PeerLostError, match=r"rank 1 ended with signal 9"):
+            quietly(run, directory)
+    return time.monotonic() - killed_at[0], ranks[0].pids().values()
+
+
+def test_a_killed_rank_ends_the_run_at_once_and_leaves_no_process(make_run, tmp_path, monkeypatch):
+    seconds, pids = kill_a_rank(make_run("[parallel]\ndp = 2\nzero = 3\n"), tmp_path / "run", monkeypatch)
+
+    assert seconds < 15
+    assert not any(exists(pid) for pid in pids)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint(make_run, alone, tmp_path, monkeypatch):
+    run = make_run("[parallel]\ndp = 2\nzero = 3\n")
+    kill_a_rank(run, tmp_path / "run", monkeypatch)
+
+    summary = quietly(run, tmp_path / "run", resume=True)
+
+    assert summary["resumed_from"] == 2
+    assert summary["world"] == {"processes": 2, "stages": 1, "dp": 2, "tp": 1, "pp": 1, "cp": 1}
+    check_same(tmp_path / "run", summary, alone)
+
+
+def test_a_layout_that_cannot_work_is_refused_before_a_process_starts(make_run, tmp_path, monkeypatch):
+    started = ranks_of(monkeypatch)
+
+    with pytest.raises(ConfigError, match=r"tp=3 does not divide 4 attention heads.*nearest that works is"):
+        quietly(make_run("[parallel]\ntp = 3\n"), tmp_path / "run")
+
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ("[parallel]\ndp = 2\n[guard]\naudit_rate = 1.0\n", "exclude each other"),
+        ("[parallel]\nzero = 1\n", "there is one"),
+        ("[parallel]\ndp = 2\nzero = 2\ngradient_compression = 'fp16'\n", "all-reduce"),
+        ("[parallel]\ndp = 2\noffload = true\n", "zero = 2 or 3"),
+        ("[parallel]\nsequence_parallel = true\n", "tensor parallel"),
+        ("[parallel]\ndp = 2\npp = 2\nschedule = 'zero-bubble'\n", "wrong gradients"),
+        ("[parallel]\ndp = 2\n[model.adapter]\nrank = 2\n", "no model.adapter"),
+        ("[parallel]\ndp = 2\nring = 1\n", "unknown key"),
+    ],
+)
+def test_sections_that_contradict_each_other_are_refused(make_run, section, words):
+    with pytest.raises(ConfigError, match=words):
+        make_run(section)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["[parallel]\ntp = 2\n", "[parallel]\npp = 2\n", "[parallel]\ndp = 1\n", ALONE])
+def test_a_checkpoint_of_one_layout_goes_on_under_another(make_run, alone, tmp_path, monkeypatch, other):
+    with monkeypatch.context() as patch:
+        stop_before_saving(patch, 5, interrupt)
+        stopped = quietly(make_run("[parallel]\ndp = 2\nzero = 3\n"), tmp_path / "first")
+
+    summary = quietly(make_run(other), tmp_path / "second", from_run=tmp_path / "first")
+
+    assert stopped["status"] == "interrupted"
+    assert summary["resumed_from"] == 4
+    assert summary["loss_last"] == pytest.approx(alone[0]["loss_last"], rel=1e-5)
+    assert summary["validation_perplexity"] == pytest.approx(alone[0]["validation_perplexity"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_slices_is_a_transformers_model(make_run, tmp_path):
+    run = make_run("[parallel]\ntp = 2\n")
+    summary = quietly(run, tmp_path / "run")
+    past = PastRun(tmp_path / "run")
+    source = open_model(run.model, Path(os.environ["PHALANX_CACHE"]) / "models", run.train.seed)
+
+    export_model(past.open(), source, tmp_path / "model", adapter=None)
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+    assert weights_digest(model.named_parameters()) == summary["final_weights_digest"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", [["-m", "phalanx"], ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "phalanx"]]
+)
+def test_the_command_line_and_torchrun_run_the_same_file(make_run, alone, tmp_path, program):
+    make_run("[parallel]\npp = 2\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    command = [sys.executable, *program, "train", str(tmp_path / "tiny.toml"), "--run-dir", str(tmp_path / "run")]
+
+    subprocess.run(command, check=True, env=environment, timeout=250, cwd=tmp_path, capture_output=True)
+
+    check_same(tmp_path / "run", json.loads((tmp_path / "run" / "summary.json").read_text()), alone)
+    assert (tmp_path / "run" / "report.html").exists()

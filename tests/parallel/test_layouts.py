@@ -1,0 +1,98 @@
+"""Every layout gives the loss curve of one process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rank_layouts import FAST, LARGE, SLOW, STEPS, Case
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PATIENCE_S = 880
+
+
+def run_table(name, home):
+    """Play one table in one set of rank processes; the results lie in `home`."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(HERE / "rank_player.py"), name, str(home)]
+    with (home / "log").open("wb") as log:
+        subprocess.run(command, check=True, env=environment, timeout=PATIENCE_S, stdout=log, stderr=log)
+    return home
+
+
+@pytest.fixture(scope="session")
+def fast(tmp_path_factory):
+    return run_table("fast", tmp_path_factory.mktemp("fast"))
+
+
+@pytest.fixture(scope="session")
+def slow(tmp_path_factory):
+    return run_table("slow", tmp_path_factory.mktemp("slow"))
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory):
+    return run_table("large", tmp_path_factory.mktemp("large"))
+
+
+def result_of(home, table, case):
+    texts = [path.read_text() for path in sorted(home.glob(f"result-{table.index(case)}-*.json"))]
+    errors = [text for text in texts if "error" in text]
+    assert not errors, errors[0].replace("\\n", "\n")
+    return json.loads((home / f"result-{table.index(case)}-0.json").read_text())
+
+
+def largest_differences(home, case: Case, found):
+    """Of the loss and of the gradient's norm, relative."""
+    expected = json.loads((home / "references.json").read_text())[case.model][-len(found) :]
+    return [
+        max(abs(mine[n] - theirs[n]) / abs(theirs[n]) for mine, theirs in zip(found, expected, strict=True))
+        for n in (0, 1)
+    ]
+
+
+def check(home, table, case):
+    found = result_of(home, table, case)["curve"]
+
+    loss, norm = largest_differences(home, case, found)
+
+    assert len(found) == (STEPS // 2 if case.loads else STEPS)
+    assert loss <= case.allowed
+    # what is lossy on purpose must differ, or it does nothing
+    assert norm <= 1e-4 if case.allowed == 1e-5 else loss > 1e-7
+    if not case.loads:
+        assert found[-1][0] < 0.996 * found[0][0]
+
+
+@pytest.mark.parametrize("case", FAST, ids=[case.name for case in FAST])
+def test_a_layout_gives_the_curve_of_one_process(fast, case):
+    check(fast, FAST, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", SLOW, ids=[case.name for case in SLOW])
+def test_another_layout_gives_the_curve_of_one_process(slow, case):
+    check(slow, SLOW, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", LARGE, ids=[case.name for case in LARGE])
+def test_eight_ranks_give_the_curve_of_one_process(large, case):
+    check(large, LARGE, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_held_out_batches_give_all_layouts_the_same_loss(slow):
+    alike = [case for case in SLOW if case.model == "gpt2 64 sgd"]
+
+    found = [result_of(slow, SLOW, case)["held_out"] for case in alike]
+
+    assert len(found) > 10
+    assert {targets for _, targets in found} == {8 * 16 - 5 - 7}
+    assert max(loss for loss, _ in found) == pytest.approx(min(loss for loss, _ in found), rel=1e-5)
