@@ -48,7 +48,7 @@ class ParallelConfig(StrictModel):
                 f"zero = {self.zero} shares what dp * cp copies have, and there is one; set dp to 2 or more"
             )
         if self.schedule == "zero-bubble" and self.pp > 1 and copies > 1:
-            # measured: torch adds up the gradients of copies wrongly when it computes those of weights apart
+            # measured with torch 2.13; the cause is not known
             raise ValueError(
                 f'schedule = "zero-bubble" gives wrong gradients with dp * cp = {copies} copies; take "1f1b" or '
                 '"interleaved", or set dp and cp to 1'
