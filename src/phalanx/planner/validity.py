@@ -139,5 +139,10 @@ def _wrong_pipeline(layout: Layout, shape: ModelShape, microbatches: int) -> Ite
             f"schedule={layout.schedule} needs at least pp={layout.pp} microbatches, got {microbatches}; "
             "raise the microbatches or take gpipe"
         )
+    if layout.schedule == "zero-bubble" and layout.shards > 1:
+        yield (
+            f"schedule=zero-bubble with dp * cp = {layout.shards} copies: the engine's gradients are wrong there; "
+            "take 1f1b or interleaved"
+        )
     if layout.schedule == "interleaved" and layout.stages_per_rank == 1:
         yield "schedule=interleaved with one stage a rank is 1f1b; set chunks to 2 or more"
