@@ -87,8 +87,8 @@ class SealError(TransportError):
         detail: What was found and expected, for people.
     """
 
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
 
@@ -165,8 +165,8 @@ class ReleaseRefusedError(VerificationError):
         detail: What was found and expected, for people.
     """
 
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
 

@@ -38,10 +38,12 @@ class Recorder:
     def __init__(self, summary: dict[str, Any] | None = None, fault: BaseException | None = None) -> None:
         self.summary = summary or {}
         self.fault = fault
+        self.is_rank = False
         self.calls: list[tuple[Any, ...]] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._module(monkeypatch, "phalanx.train", load_run=self.load_run, train=self.train, describe=self.describe)
+        verbs = {"load_run": self.load_run, "train": self.train, "describe": self.describe, "follow": self.follow}
+        self._module(monkeypatch, "phalanx.train", plays_rank=lambda run: self.is_rank, **verbs)
         self._module(monkeypatch, "phalanx.report", write_report=self.write_report)
         self._module(monkeypatch, "phalanx.bench", BENCHES={"pipeline": self.bench}, KEEPING_ROWS={})
 
@@ -66,6 +68,9 @@ class Recorder:
         if self.fault is not None:
             raise self.fault
         return self.summary
+
+    def follow(self, run: str, run_dir: Path | None) -> None:
+        self.calls.append(("follow", run, run_dir))
 
     def describe(self, run: str) -> str:
         return f"described: {run}"
@@ -161,6 +166,15 @@ def test_the_exit_code_of_train_is_that_of_its_status(monkeypatch: pytest.Monkey
     install(monkeypatch, Recorder({"status": status, "run_dir": "runs/x"}))
 
     assert run(["train", "run.toml"]) == code
+
+
+def test_a_rank_that_is_not_the_first_follows_and_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = install(monkeypatch, Recorder())
+    recorder.is_rank = True
+
+    assert run(["train", "run.toml"]) == 0
+
+    assert [call[0] for call in recorder.calls] == ["load_run", "follow"]
 
 
 def test_a_dry_run_describes_and_trains_nothing(

@@ -8,7 +8,8 @@ import pytest
 from phalanx.checkpoint.state_files import read_state, state_path
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import open_model
-from phalanx.pipeline import OWNER, PipelineEngine
+from phalanx.pipeline import OWNER
+from phalanx.pipeline.stepping import Stepping
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
@@ -26,16 +27,16 @@ def journaled(make_run):
 @pytest.fixture
 def died(journaled, quietly, tmp_path, monkeypatch):
     """A run without a checkpoint that was stopped inside step 4, after its states were noted and before its update."""
-    honest = PipelineEngine._apply
+    honest = Stepping.apply
 
     def stop(self, step, *rest):
         if step == 4:
-            self._noting.look()
+            self.noting.look()
             raise KeyboardInterrupt
         return honest(self, step, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PipelineEngine, "_apply", stop)
+        patch.setattr(Stepping, "apply", stop)
         assert quietly(journaled(), tmp_path / "run")["status"] == "interrupted"
     return tmp_path / "run"
 
