@@ -1,5 +1,8 @@
 """When a checkpoint is taken and written: at once, or beside the training; what fails is said, and training goes on."""
 
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -9,6 +12,8 @@ from phalanx.errors import CheckpointError, VerificationError
 from phalanx.pipeline import Duplicate, Observe, PipelineEngine
 from phalanx.train.journal import Journal
 from phalanx.train.savepoint import Saved, Savepoint
+
+_LOWEST_PRIORITY = 19
 
 
 class PlainSaver:
@@ -102,7 +107,7 @@ class Saver(PlainSaver):
         self._state: dict[str, Any] = {}
         self._writing: Future[Saved] | None = None
         self._written_step = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_step_aside)
 
     def opened(self, step: int) -> None:
         """Note in the journal where the run is, before the step's batch is drawn."""
@@ -176,6 +181,13 @@ class Saver(PlainSaver):
             self._say_saved(writing.result())
         except (CheckpointError, VerificationError) as exc:
             self._say_failed(self._written_step, str(exc))
+
+
+def _step_aside() -> None:
+    """What is written beside the training takes processor time that nobody else wants (Linux)."""
+    if sys.platform.startswith("linux"):
+        # a priority is each thread's own there
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 def _checked(duplicate: Duplicate) -> Iterator[Shard]:
