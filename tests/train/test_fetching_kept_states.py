@@ -1,0 +1,32 @@
+"""Whom an owner that was killed asks for what its workers have kept."""
+
+import pytest
+
+from phalanx.errors import CheckpointError
+from phalanx.train import company
+from phalanx.train.company import Crowd
+
+
+@pytest.fixture
+def crowd():
+    """Only `north` has come; nothing but its address is looked at."""
+    found = object.__new__(Crowd)
+    members = type("Present", (), {"addresses": {"north": "127.0.0.1:1"}})()
+    for name, value in {"members": members, "workers": None, "wire": None, "endpoint": "the owner's"}.items():
+        object.__setattr__(found, name, value)
+    return found
+
+
+def test_who_has_not_come_back_is_named(crowd):
+    with pytest.raises(CheckpointError, match="stage 2: south, who kept its state, has not come back"):
+        crowd.fetch_kept("south", 2, 7, {})
+
+
+@pytest.mark.parametrize("party", ["north", "north.2"])
+def test_whoever_came_back_in_the_last_session_is_asked_under_its_certificates_name(crowd, monkeypatch, party):
+    asked = []
+    monkeypatch.setattr(company, "fetch_kept", lambda *arguments: asked.append(arguments) or {})
+
+    crowd.fetch_kept(party, 2, 7, {})
+
+    assert asked == [("the owner's", "north", 2, 7, {})]
