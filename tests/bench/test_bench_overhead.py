@@ -17,6 +17,7 @@ from phalanx.bench.shifts import EIGHTH, PAPER, SNAPSHOT, STATISTICS, UNGUARDED,
 from phalanx.errors import TrainingError
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
+from phalanx.planner.shape import shape_of
 from phalanx.train import RunConfig
 
 LIGHT = GuardConfig(audit_rate=0.5, owner_audit_rate=0.0)
@@ -33,7 +34,7 @@ KEYS = {
     "extra_wall",
     "recovery_s",
 }
-LAYOUT = Layout(stages=4, microbatches=8, num_untrusted=2, untrusted_share=0.75, trained_untrusted=25)
+LAYOUT = Layout(model="tiny", stages=4, microbatches=8, num_untrusted=2, untrusted_share=0.75, trained_untrusted=25)
 NO_PID = 2**22 + 1
 
 
@@ -149,7 +150,14 @@ def test_every_guard_audits_at_least_one_microbatch_without_rounding_up() -> Non
 
 def test_the_long_bench_has_the_guards_of_the_goal_and_both_baselines() -> None:
     found = {
-        (shift.run.pipeline.stages, guard.mode, guard.audit_rate, guard.step_audit_rate, guard.owner_audit_rate > 0)
+        (
+            shift.model,
+            shift.run.pipeline.stages,
+            guard.mode,
+            guard.audit_rate,
+            guard.step_audit_rate,
+            guard.owner_audit_rate > 0,
+        )
         for shift in shifts(quick=False)
         for guard in shift.guards
         if guard.audits
@@ -157,9 +165,18 @@ def test_the_long_bench_has_the_guards_of_the_goal_and_both_baselines() -> None:
     goals = {(1 / 8, 1 / 32), (1 / 16, 1 / 64), (1 / 64, 1 / 64)}
 
     for stages in (4, 6):
-        assert {(stages, "phalanx", q, p, False) for q, p in goals} <= found
-        assert (stages, "paper", 1.0, 0.0, False) in found
-    assert (4, "phalanx", 1 / 8, 1 / 32, True) in found
+        for model in ("scratch-10m", "scratch-34m"):
+            assert {(model, stages, "phalanx", q, p, False) for q, p in goals} <= found
+        assert ("scratch-10m", stages, "paper", 1.0, 0.0, False) in found
+    assert ("scratch-10m", 4, "phalanx", 1 / 8, 1 / 32, True) in found
+
+
+def test_each_model_has_the_size_of_its_name() -> None:
+    for shift in shifts(quick=False):
+        parameters = shape_of(shift.run.model.architecture).parameters
+
+        # "10m" is a name older than the count
+        assert shift.model == {9: "scratch-10m", 34: "scratch-34m"}[round(parameters / 1e6)]
 
 
 def test_what_is_extrapolated_is_marked_by_its_formula() -> None:
@@ -178,7 +195,13 @@ def test_memory_of_a_process_that_is_not_there_is_no_figure() -> None:
 @pytest.mark.slow
 def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
     shift = Shift(
-        tiny, (LIGHT, LIGHT.model_copy(update={"shadow": "update"}), PAPER), steps=2, rounds=2, warm_ups=1, budget_s=60
+        "tiny",
+        tiny,
+        (LIGHT, LIGHT.model_copy(update={"shadow": "update"}), PAPER),
+        steps=2,
+        rounds=2,
+        warm_ups=1,
+        budget_s=60,
     )
 
     result = json.loads(json.dumps(measure([shift], quick=True), allow_nan=False))
@@ -204,7 +227,7 @@ def test_snapshots_and_replicas_are_measured_and_a_lost_worker_is_timed(tiny: Ru
         for changes in ({"shadow": "snapshot", "snapshot_every": 2}, {"shadow": "replica"})
     )
 
-    rows = measure([Shift(tiny, guards, steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)["rows"]
+    rows = measure([Shift("tiny", tiny, guards, steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)["rows"]
 
     bare, snapshot, replica = rows
     assert [row["shadow"] for row in rows] == [None, "snapshot", "replica"]
@@ -225,7 +248,9 @@ def test_adapters_are_measured_against_a_run_that_trains_adapters(tiny: RunConfi
     adapted = tiny.model_copy(update={"model": tiny.model.model_copy(update={"adapter": LoraConfig(rank=2)})})
     guard = LIGHT.model_copy(update={"shadow": "adapters"})
 
-    bare, row = measure([Shift(adapted, (guard,), steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)["rows"]
+    bare, row = measure([Shift("tiny", adapted, (guard,), steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)[
+        "rows"
+    ]
 
     assert (row["shadow"], row["alarms"], row["loss_last"]) == ("adapters", 0, bare["loss_last"])
     assert row["recovery_s"] > 0

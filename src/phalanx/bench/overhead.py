@@ -60,7 +60,7 @@ def _measure_shift(shift: Shift, directory: Path) -> list[Row]:
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     source = open_model(run.model, cache / "models", run.train.seed)
     prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
-    name = f"K = {run.pipeline.stages}, M = {run.train.microbatches}"
+    name = f"{shift.model}, K = {run.pipeline.stages}, M = {run.train.microbatches}"
     with contextlib.ExitStack() as stack:
         crew: dict[str, ArmProcess] = {}
         for arm, guard in shift.arms.items():
@@ -104,6 +104,7 @@ def _layout(shift: Shift, source: ModelSource) -> Layout:
     watched = [stage for stage in stages if 0 < stage.index < len(stages) - 1]
     first, last = (int(text) for text in (watched[0].layers.split("-")[0], watched[-1].layers.split("-")[1]))
     return Layout(
+        model=shift.model,
         stages=len(stages),
         microbatches=run.train.microbatches,
         num_untrusted=len(watched),

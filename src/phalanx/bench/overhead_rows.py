@@ -38,6 +38,7 @@ class Layout:
     """What a formula needs to know about a run.
 
     Attributes:
+        model: Name in the rows; None where a formula speaks for every model.
         stages: K.
         microbatches: M.
         num_untrusted: Stages in other hands.
@@ -45,6 +46,7 @@ class Layout:
         trained_untrusted: Numbers that they train.
     """
 
+    model: str | None
     stages: int
     microbatches: int
     num_untrusted: int
@@ -121,7 +123,7 @@ def extrapolated() -> list[Row]:
         for q, p, per_stage in ((1 / 8, 1 / 32, 2), (1 / 16, 1 / 64, 2), (1 / 64, 1 / 64, 4)):
             guard = GuardConfig(audit_rate=q, step_audit_rate=p, owner_audit_rate=0.0)
             microbatches = max(per_stage * stages, round(1 / q))
-            layout = Layout(stages, microbatches, stages - 2, (stages - 2) / stages, 0)
+            layout = Layout(None, stages, microbatches, stages - 2, (stages - 2) / stages, 0)
             extra = layout.predicted(guard)
             row: Row = {"K": stages, "M": microbatches, "q": q, "p": p, "formula": FORMULA}
             row |= {"predicted_extra_compute": extra, "bubble_share": layout.bubble_share}
@@ -131,6 +133,7 @@ def extrapolated() -> list[Row]:
 
 def _settings(guard: GuardConfig, layout: Layout) -> Row:
     return {
+        "model": layout.model,
         "mode": guard.mode if guard.enabled else UNGUARDED,
         "q": guard.audit_rate if guard.audits else None,
         "p": guard.step_audit_rate if guard.audits else None,

@@ -1,6 +1,6 @@
 """What `bench overhead` runs: guards side by side with an unguarded arm of the same stages and microbatches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.bench.workloads import scratch_run
 from phalanx.models import LoraConfig
@@ -21,12 +21,17 @@ LOCKSTEP = EIGHTH.model_copy(update={"shadow": "lockstep"})
 PAPER = GuardConfig(mode="paper")
 STATISTICS = GuardConfig(mode="statistics")
 
+NARROW, WIDE = 288, 576
+MODELS = {NARROW: "scratch-10m", WIDE: "scratch-34m"}
+"""Names of the models from scratch, by width."""
+
 
 @dataclass(frozen=True)
 class Shift:
     """Arms that live side by side and take turns.
 
     Attributes:
+        model: Name in the rows.
         run: Without a guard; each arm puts its own in.
         guards: One for each arm beside the unguarded one.
         steps: Steps of one turn.
@@ -35,6 +40,7 @@ class Shift:
         budget_s: No new round begins after this time; the first one always does.
     """
 
+    model: str
     run: RunConfig
     guards: tuple[GuardConfig, ...]
     steps: int
@@ -53,34 +59,57 @@ def shifts(quick: bool) -> list[Shift]:
     """All shifts; every q has as many microbatches as it takes to audit at least one."""
     if quick:
         return [
-            Shift(_run(4, 32, 8), (EIGHTH, UPDATE, SNAPSHOT, PAPER), steps=2, rounds=4, warm_ups=1, budget_s=130.0),
-            Shift(_adapted(_run(4, 32, 8)), (ADAPTERS,), steps=2, rounds=4, warm_ups=1, budget_s=40.0),
-            Shift(_run(4, 32, 16), (SIXTEENTH, REPLICA), steps=2, rounds=4, warm_ups=1, budget_s=80.0),
-            Shift(_run(4, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=4, warm_ups=2, budget_s=60.0),
+            _shift(4, 32, 8, (EIGHTH, UPDATE, SNAPSHOT, PAPER), rounds=4, budget_s=130.0),
+            _adapted(_shift(4, 32, 8, (ADAPTERS,), rounds=4, budget_s=40.0)),
+            _shift(4, 32, 16, (SIXTEENTH, REPLICA), rounds=4, budget_s=80.0),
+            _shift(4, 64, 64, (SIXTY_FOURTH,), rounds=4, budget_s=60.0),
         ]
     upkeeps = (EIGHTH, WITH_OWNER, UPDATE, SNAPSHOT, LOCKSTEP, PAPER, STATISTICS)
     return [
-        Shift(_run(4, 32, 8), upkeeps, steps=2, rounds=12, warm_ups=1, budget_s=700.0),
+        _shift(4, 32, 8, upkeeps, rounds=12, budget_s=700.0),
         # a lane of a replica then has 8 microbatches, of which q = 1/8 draws one
-        Shift(_run(4, 32, 16), (SIXTEENTH, REPLICA), steps=2, rounds=16, warm_ups=1, budget_s=330.0),
-        Shift(_run(4, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=16, warm_ups=2, budget_s=240.0),
-        Shift(_adapted(_run(4, 32, 8)), (ADAPTERS,), steps=2, rounds=12, warm_ups=1, budget_s=180.0),
+        _shift(4, 32, 16, (SIXTEENTH, REPLICA), rounds=16, budget_s=330.0),
+        _shift(4, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
+        _adapted(_shift(4, 32, 8, (ADAPTERS,), rounds=12, budget_s=180.0)),
         # more stages change what a guard costs, not how a shadow is kept
-        Shift(_run(6, 32, 8), (EIGHTH, PAPER), steps=2, rounds=12, warm_ups=1, budget_s=300.0),
-        Shift(_run(6, 32, 16), (SIXTEENTH,), steps=2, rounds=16, warm_ups=1, budget_s=240.0),
-        Shift(_run(6, 64, 64), (SIXTY_FOURTH,), steps=1, rounds=16, warm_ups=2, budget_s=240.0),
+        _shift(6, 32, 8, (EIGHTH, PAPER), rounds=12, budget_s=300.0),
+        _shift(6, 32, 16, (SIXTEENTH,), rounds=16, budget_s=240.0),
+        _shift(6, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
+        *wide_shifts(),
     ]
 
 
-def _run(stages: int, batch_size: int, microbatches: int) -> RunConfig:
-    run = scratch_run()
-    return run.model_copy(
+def wide_shifts() -> list[Shift]:
+    """The three rates on a model twice as wide, where signatures, digests and copies weigh less."""
+    return [
+        _shift(stages, batch_size, microbatches, (guard,), rounds=16, budget_s=240.0, width=WIDE)
+        for stages in (4, 6)
+        for batch_size, microbatches, guard in ((32, 8, EIGHTH), (32, 16, SIXTEENTH), (64, 64, SIXTY_FOURTH))
+    ]
+
+
+def _shift(
+    stages: int,
+    batch_size: int,
+    microbatches: int,
+    guards: tuple[GuardConfig, ...],
+    *,
+    rounds: int,
+    budget_s: float,
+    width: int = NARROW,
+) -> Shift:
+    run = scratch_run(width)
+    run = run.model_copy(
         update={
             "pipeline": run.pipeline.model_copy(update={"stages": stages}),
             "train": run.train.model_copy(update={"batch_size": batch_size, "microbatches": microbatches}),
         }
     )
+    # a step of many microbatches or of the wide model is long enough to be a turn
+    steps = 2 if width == NARROW and microbatches < 64 else 1
+    return Shift(MODELS[width], run, guards, steps, rounds, warm_ups=2 // steps, budget_s=budget_s)
 
 
-def _adapted(run: RunConfig) -> RunConfig:
-    return run.model_copy(update={"model": run.model.model_copy(update={"adapter": LoraConfig(rank=8)})})
+def _adapted(shift: Shift) -> Shift:
+    model = shift.run.model.model_copy(update={"adapter": LoraConfig(rank=8)})
+    return replace(shift, run=shift.run.model_copy(update={"model": model}))

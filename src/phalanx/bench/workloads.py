@@ -59,15 +59,19 @@ def workloads(quick: bool) -> list[Workload]:
     ]
 
 
-def scratch_run() -> RunConfig:
-    """The small model from scratch: 32 sequences of 128 tokens a step in 8 microbatches, 4 stages."""
+def scratch_run(width: int = 288) -> RunConfig:
+    """A model from scratch, 8 blocks: 32 sequences of 128 tokens a step in 8 microbatches, 4 stages.
+
+    Args:
+        width: Numbers a token has between blocks, a multiple of 32; 288 makes "scratch-10m", 576 "scratch-34m".
+    """
     architecture: dict[str, str | int | float | bool | None] = {
         "model_type": "gpt2",
         "vocab_size": 4096,
         "n_positions": 128,
-        "n_embd": 288,
+        "n_embd": width,
         "n_layer": 8,
-        "n_head": 9,
+        "n_head": width // 32,
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
