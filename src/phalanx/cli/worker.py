@@ -1,9 +1,13 @@
 """``phalanx worker``: host middle stages for an owner on another machine."""
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from phalanx.pipeline import WorkerConfig, WrapCopy
 
 
 def worker(
@@ -11,7 +15,7 @@ def worker(
 ) -> None:
     """Join a run as a worker; it ends when the owner ends the run."""
     from phalanx.config import load_config
-    from phalanx.pipeline import WorkerConfig, born_file, die_with_parent, run_worker
+    from phalanx.pipeline import WorkerConfig, born_file, die_with_parent, unwrapped
 
     die_with_parent()
     # an owner that starts workers again and again has them forked
@@ -19,10 +23,31 @@ def worker(
     if file is None:
         return
     config = load_config(file, WorkerConfig)
+    if config.tensor_parallel == 1:
+        _serve(config, unwrapped)
+    else:
+        _serve_together(config, file)
+
+
+def _serve_together(config: "WorkerConfig", file: Path) -> None:
+    from phalanx.parallel import find_place
+    from phalanx.stage_group import follow, open_group
+
+    place = find_place(os.environ)
+    if place is not None and place.rendezvous is not None and not place.is_lead:
+        follow(config, place)
+        return
+    with open_group(config, file) as group:
+        _serve(config, group.wrap)
+
+
+def _serve(config: "WorkerConfig", wrap_copy: "WrapCopy") -> None:
     if config.attack is None or config.attack.kind == "none":
-        run_worker(config)
+        from phalanx.pipeline import run_worker
+
+        run_worker(config, wrap_copy)
         return
     # an honest worker never loads the red team
     from phalanx.attacks import run_worker_with_attack
 
-    run_worker_with_attack(config)
+    run_worker_with_attack(config, wrap_copy)

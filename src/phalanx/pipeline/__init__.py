@@ -20,7 +20,7 @@ from phalanx.pipeline.paper import MAX_ATTEMPTS, skipping
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
-from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec
+from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.verdict import Verdict
 from phalanx.pipeline.wide import WideRunner, recompute_in
@@ -72,4 +72,5 @@ __all__ = [
     "token_distance",
     "token_distances",
     "token_residual",
+    "unwrapped",
 ]

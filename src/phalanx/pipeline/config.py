@@ -269,6 +269,8 @@ class WorkerConfig(StrictModel):
     join_timeout_s: float = Field(default=300.0, gt=0, le=86400, allow_inf_nan=False)
     """How long to look for an owner that does not listen yet, seconds."""
     threads: int = Field(default=1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    """Processes of this machine that share every matrix product of this worker's stages; 1: this one alone."""
     device: str = "cpu"
     memory_mib: int | None = Field(default=None, ge=1, le=2**40)
     """Memory that this worker gives to stages; left out, most of what is available on its machine when it joins."""

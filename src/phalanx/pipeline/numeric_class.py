@@ -19,11 +19,13 @@ class NumericClass(StrictModel):
     device: str
     instructions: str
     threads: int
+    ranks: int = 1
+    """Processes that share every matrix product: they add up in another order than one does."""
 
     @property
     def label(self) -> str:
         """A short name for the class: equal labels, equal class."""
-        return hashlib.sha256(canonical_json(self.model_dump())).hexdigest()[:16]
+        return hashlib.sha256(canonical_json(self.model_dump(exclude_defaults=True))).hexdigest()[:16]
 
 
 def settle_numerics(threads: int) -> None:
@@ -38,14 +40,15 @@ def settle_numerics(threads: int) -> None:
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - mypy knows no such member
 
 
-def local_numeric_class(device: str) -> NumericClass:
-    """Describe this process."""
+def local_numeric_class(device: str, ranks: int = 1) -> NumericClass:
+    """Describe this process, or a group of so many ranks like it."""
     on_gpu = device.startswith("cuda")
     return NumericClass(
         torch=torch.__version__,
         device=torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} {_cpu_model()}",
         instructions="cuda" if on_gpu else torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
+        ranks=ranks,
     )
 
 

@@ -42,7 +42,7 @@ def run_worker(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped, open_endpo
 
     Args:
         config: Who this worker is and where the owner listens.
-        wrap_copy: Puts something else in the place of an honest copy; for drills only.
+        wrap_copy: Puts something else in the place of a plain copy: a group of ranks, or in drills an attacker.
         open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
 
     Raises:
@@ -97,7 +97,7 @@ class Worker:
             ConfigError: The run is not the pinned one.
         """
         config = self._config
-        label = local_numeric_class(config.device).label
+        label = local_numeric_class(config.device, config.tensor_parallel).label
         rooms = own_rooms(self._endpoint.run, config.device, config.memory_mib)
         self._mail.post(config.owner_name, Hello(epoch=0, address=address, numeric_class=label, memory=rooms))
         last_mail = time.monotonic()

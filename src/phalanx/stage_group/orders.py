@@ -1,0 +1,81 @@
+"""What rank 0 tells the other ranks of its group to do next; JSON over a pipe, tensors over the group."""
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+from torch import distributed as dist
+
+from phalanx.config import StrictModel
+from phalanx.errors import FrameError
+
+Deed = Literal["build", "weights", "forward", "backward", "recompute", "gradients", "abandon"]
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
+
+
+class Cargo(StrictModel):
+    """A tensor that follows an order; None in its place stands for no tensor."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "bfloat16", "float16", "int64"]
+
+
+class Order(StrictModel):
+    """One thing that all ranks do together.
+
+    Attributes:
+        deed: What.
+        copy_id: With which copy of a stage.
+        step: Optimizer step, where the deed has one.
+        microbatch: Index in the step, where the deed has one.
+        cargo: Tensors that rank 0 broadcasts right after.
+        dropped: Copies that are no longer used.
+        stage: Which stage to build.
+        plan: The run's plan, for building.
+    """
+
+    deed: Deed
+    copy_id: Annotated[int, Field(ge=0)]
+    step: int = 0
+    microbatch: int = 0
+    cargo: tuple[Cargo | None, ...] = ()
+    dropped: tuple[int, ...] = ()
+    stage: int = 0
+    plan: dict[str, Any] | None = None
+
+
+def read_order(line: bytes) -> Order:
+    """Parse an order.
+
+    Raises:
+        FrameError: It is none.
+    """
+    try:
+        return Order.model_validate_json(line)
+    except ValidationError as exc:
+        raise FrameError(f"stage group: rank 0 sent no order: {exc}; all ranks must run the same version") from exc
+
+
+def cargo_of(tensor: Tensor | None) -> Cargo | None:
+    """Describe a tensor that will be broadcast."""
+    if tensor is None:
+        return None
+    return Cargo.model_validate({"shape": tuple(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")})
+
+
+def hand_round(tensor: Tensor | None, cargo: Cargo | None, device: torch.device) -> Tensor | None:
+    """Give every rank rank 0's tensor; all of them call this together.
+
+    Args:
+        tensor: At rank 0, where there is one.
+        cargo: What it is like.
+        device: Where this rank computes.
+    """
+    if cargo is None:
+        return None
+    mine = torch.empty(cargo.shape, dtype=_DTYPES[cargo.dtype], device=device)
+    if tensor is not None:
+        mine.copy_(tensor)
+    dist.broadcast(mine, src=0)
+    return mine
