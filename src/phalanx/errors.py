@@ -20,6 +20,7 @@
     │   ├── SignatureError                          a signature does not match
     │   ├── AuditLogError                           the audit log is broken
     │   ├── EvidenceError                           an evidence file does not hold up
+    │   ├── IsolationError                          a process cannot be kept apart as it must be
     │   ├── RefusedEvidenceError                    attestation evidence was appraised and refused
     │   ├── RollbackError                           a counter or a sealed state went back in time
     │   ├── TranscriptError                         two ends of a sealed channel saw different frames
@@ -133,6 +134,10 @@ class AuditLogError(VerificationError):
 
 class EvidenceError(VerificationError):
     """An evidence file does not prove what it says."""
+
+
+class IsolationError(VerificationError):
+    """A process cannot be kept apart from others as is required, so nothing was run in it."""
 
 
 class RefusedEvidenceError(VerificationError):
