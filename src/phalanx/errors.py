@@ -22,6 +22,7 @@
     │   ├── EvidenceError                           an evidence file does not hold up
     │   ├── IsolationError                          a process cannot be kept apart as it must be
     │   ├── RefusedEvidenceError                    attestation evidence was appraised and refused
+    │   ├── TpmError                                a TPM is absent, refuses, or keeps a secret
     │   ├── RollbackError                           a counter or a sealed state went back in time
     │   ├── TranscriptError                         two ends of a sealed channel saw different frames
     │   ├── ReleaseRefusedError                     the policy keeps an update sealed
@@ -152,6 +153,18 @@ class RefusedEvidenceError(VerificationError):
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
+
+
+class TpmError(VerificationError):
+    """A TPM cannot be reached, refuses a command, or keeps a secret because the machine's state is another one.
+
+    Attributes:
+        code: The TPM's response code; 0 where it did not answer.
+    """
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class RollbackError(VerificationError):

@@ -1,4 +1,4 @@
-"""Another process of the same user: reads memory, ``python isolation_thief.py PID ADDRESS SIZE``; prints what it got."""
+"""Another process of the same user reads memory: ``python isolation_thief.py PID ADDRESS SIZE``; says what it got."""
 
 import ctypes
 import json
@@ -41,4 +41,4 @@ if __name__ == "__main__":
             told[way.__name__] = way(*map(int, sys.argv[1:]))
         except OSError as exc:
             told[way.__name__] = type(exc).__name__
-    print(json.dumps(told))
+    sys.stdout.write(json.dumps(told))

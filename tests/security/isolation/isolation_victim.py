@@ -1,4 +1,4 @@
-"""Holds a secret: ``python -m isolation_victim TELL_FD HOLD_FD``, or ``crash DIRECTORY SECRET`` to die with a core dump."""
+"""Holds a secret: ``python -m isolation_victim TELL_FD HOLD_FD``; or crashes: ``crash DIRECTORY SECRET``."""
 
 import ctypes
 import hashlib

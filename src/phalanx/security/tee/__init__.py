@@ -6,12 +6,17 @@ from phalanx.security.tee.binding import NONCE_BYTES, Binding, Expected, RawRepo
 from phalanx.security.tee.claims import Backend, Claims, Reference
 from phalanx.security.tee.eat import Token, issue_token, read_token
 from phalanx.security.tee.evidence import Evidence, parse_evidence
+from phalanx.security.tee.key_release import KeyRelease
 from phalanx.security.tee.policy import Policy, PolicyConfig, build_policy, load_policy, packaged_roots
 from phalanx.security.tee.ra_tls import appraise_certificate, make_certificate, read_evidence, tls_key_digest
 from phalanx.security.tee.reason import Reason
-from phalanx.security.tee.roles import Attester, Verifier
+from phalanx.security.tee.roles import Attester, Sealer, Verifier
 from phalanx.security.tee.sim import SimAttester, make_sim_evidence
+from phalanx.security.tee.tpm_attester import TpmAttester
+from phalanx.security.tee.tpm_counter import TpmCounter
+from phalanx.security.tee.tpm_device import TpmDevice, open_tpm
 from phalanx.security.tee.tpm_enrol import Enrolment, begin_enrolment
+from phalanx.security.tee.tpm_sealer import TpmSealer
 
 __all__ = [
     "BACKENDS",
@@ -24,13 +29,19 @@ __all__ = [
     "Enrolment",
     "Evidence",
     "Expected",
+    "KeyRelease",
     "Policy",
     "PolicyConfig",
     "RawReportData",
     "Reason",
     "Reference",
+    "Sealer",
     "SimAttester",
     "Token",
+    "TpmAttester",
+    "TpmCounter",
+    "TpmDevice",
+    "TpmSealer",
     "Verifier",
     "appraise",
     "appraise_certificate",
@@ -42,6 +53,7 @@ __all__ = [
     "load_policy",
     "make_certificate",
     "make_sim_evidence",
+    "open_tpm",
     "packaged_roots",
     "parse_evidence",
     "read_evidence",
