@@ -1,6 +1,7 @@
 """Every error that Phalanx raises on purpose, in one tree.
 
     PhalanxError                      exit code 1
+    ├── ReasonedError                               mixed into those with one word for programs
     ├── ConfigError                             2   a run or worker file is wrong
     ├── InputError                              3   something read from disk is wrong
     │   ├── DataError                               text, tokenizer, packed data
@@ -43,6 +44,20 @@ class PhalanxError(Exception):
     exit_code = 1
 
 
+class ReasonedError(PhalanxError):
+    """Has one word for programs beside the text for people; mixed into errors that others go by.
+
+    Attributes:
+        reason: One word, a member of the enumeration that the class names.
+        detail: What was found and expected.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
 class ConfigError(PhalanxError):
     """A run or worker file is wrong: unknown key, wrong type, impossible combination."""
 
@@ -81,18 +96,8 @@ class OrderError(TransportError):
     """A frame was replayed, skipped or arrived out of order."""
 
 
-class SealError(TransportError):
-    """A sealed frame is not the one that is due, or a sealed channel cannot be used.
-
-    Attributes:
-        reason: One word for programs, a member of `phalanx.security.seal.Refusal`.
-        detail: What was found and expected, for people.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+class SealError(TransportError, ReasonedError):
+    """A frame is not the one that is due, or its channel is closed; `reason` is of `phalanx.security.seal.Refusal`."""
 
 
 class PeerRefusedError(TransportError):
@@ -141,18 +146,8 @@ class IsolationError(VerificationError):
     """A process cannot be kept apart from others as is required, so nothing was run in it."""
 
 
-class RefusedEvidenceError(VerificationError):
-    """Attestation evidence was appraised and refused.
-
-    Attributes:
-        reason: One word for programs, a member of `phalanx.security.tee.Reason`.
-        detail: What was found and expected, for people.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+class RefusedEvidenceError(VerificationError, ReasonedError):
+    """Attestation evidence was appraised and refused; `reason` is of `phalanx.security.tee.Reason`."""
 
 
 class TpmError(VerificationError):
@@ -175,18 +170,8 @@ class TranscriptError(VerificationError):
     """The two ends of a sealed channel did not see the same frames, or a statement about them is malformed."""
 
 
-class ReleaseRefusedError(VerificationError):
-    """The release policy keeps an update sealed.
-
-    Attributes:
-        reason: One word for programs, a member of `phalanx.security.seal.Withheld`.
-        detail: What was found and expected, for people.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+class ReleaseRefusedError(VerificationError, ReasonedError):
+    """The release policy keeps an update sealed; `reason` is of `phalanx.security.seal.Withheld`."""
 
 
 class StaleReplicaError(VerificationError):

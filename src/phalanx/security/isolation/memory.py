@@ -4,18 +4,16 @@ import ctypes
 import mmap
 import os
 import resource
-from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from phalanx.security.closing import Closing
 from phalanx.security.isolation import kernel
 from phalanx.security.isolation.report import Finding, Measure
 
 _SWAPS = Path("/proc/swaps")
 
 
-class SecretMemory:
+class SecretMemory(Closing):
     """Memory that the kernel took out of its own map (memfd_secret): nobody reads it through /proc or with a debugger.
 
     What Python computes from it lies elsewhere again; it keeps long-lived keys, not everything that was derived.
@@ -56,14 +54,6 @@ class SecretMemory:
         self._view.release()
         self._map.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return "SecretMemory(...)"
 
@@ -71,7 +61,7 @@ class SecretMemory:
 def find_secret_memory() -> Finding:
     """Try whether there is memory for keys."""
     try:
-        with closing(SecretMemory(mmap.PAGESIZE)) as memory:
+        with SecretMemory(mmap.PAGESIZE) as memory:
             memory.view[:1] = b"\x01"
     except OSError as exc:
         detail = f"memfd_secret: {exc.strerror}; Linux 5.14 or later, and before 6.5 secretmem.enable=1 at boot"

@@ -6,10 +6,10 @@ import select
 import subprocess
 import sys
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from phalanx.errors import IsolationError
+from phalanx.security.closing import Closing
 from phalanx.security.isolation.report import IsolationReport, findings_from_json
 from phalanx.security.isolation.sandbox import Order, Program, Sandbox
 
@@ -17,7 +17,7 @@ _HANDED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "HF_HUB_OFFLINE
 _STOP_S = 5.0
 
 
-class IsolatedProcess:
+class IsolatedProcess(Closing):
     """A program that runs in a sandbox.
 
     Attributes:
@@ -46,14 +46,6 @@ class IsolatedProcess:
     def close(self) -> None:
         """End it at once if it still runs; closing twice is harmless."""
         _end(self._outer)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"IsolatedProcess(pid={self.pid})"

@@ -99,6 +99,7 @@ class PadLedger:
         Raises:
             PadError: The next range could not be written down; the hardware counter was raised by somebody else, or
                 failed; or this process was forked from the one that opened the ledger.
+            RollbackError: The hardware counter cannot be read or moved.
 
         Guarantees:
             No two tickets lead to the same key and number. Safe to use from several threads.

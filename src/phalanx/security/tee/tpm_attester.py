@@ -2,11 +2,10 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Self
 
 from phalanx.config import canonical_json
 from phalanx.errors import RefusedEvidenceError, TpmError
+from phalanx.security.closing import Closing
 from phalanx.security.tee import tpm_wire as wire
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.evidence import Evidence
@@ -21,7 +20,7 @@ EK_CERTIFICATE_INDEX = 0x01C00002
 _ATTEMPTS = 3
 
 
-class TpmAttester:
+class TpmAttester(Closing):
     """Makes evidence with an attestation key that never leaves its TPM.
 
     The key is derived from the TPM's endorsement seed: it is the same after every start, and needs no storage.
@@ -98,14 +97,6 @@ class TpmAttester:
         if self._is_open:
             self._is_open = False
             self._tpm.flush(self._ak)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _is_of(quote: bytes, values: Mapping[int, bytes]) -> bool:

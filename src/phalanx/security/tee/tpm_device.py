@@ -6,10 +6,9 @@ What it is asked lies open to whoever listens on the bus to the chip: its parame
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 from phalanx.errors import TpmError
+from phalanx.security.closing import Closing
 from phalanx.security.tee import tpm_wire as wire
 from phalanx.security.tee.tpm_link import DEFAULT_ADDRESS, TpmLink, open_link
 from phalanx.security.tee.tpm_wire import Answer, Command
@@ -20,7 +19,7 @@ _SOFTWARE_MAKERS = ("IBM", "MSFT", "GOOG", "AMZN", "XEN", "SW")
 """Who writes TPMs as programs, as far as known; such a one holds what its host lets it hold."""
 
 
-class TpmDevice:
+class TpmDevice(Closing):
     """One connection to a TPM 2.0.
 
     Args:
@@ -123,14 +122,6 @@ class TpmDevice:
     def close(self) -> None:
         """End the connection; closing twice is harmless."""
         self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(
         self, code: Command, handles: Sequence[int], parameters: bytes, sessions: Sequence[bytes], *, with_handle: bool
