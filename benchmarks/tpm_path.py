@@ -21,9 +21,10 @@ from typing import Any
 from phalanx.bench.machine import current_commit, describe_machine, load_average
 from phalanx.security.tee import Binding, TpmAttester, TpmCounter, TpmDevice, TpmSealer
 
+# the tests know how a software TPM is started
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "security" / "tee"))
-from bare_tpm import BareTpm  # noqa: E402 - the tests know how a software TPM is started
-from tpm_path import KEY, ROLE, RUN, Company, policy_for, whole_path  # noqa: E402
+from bare_tpm import BareTpm
+from key_path import KEY, ROLE, RUN, Company, policy_for, whole_path
 
 PCRS = (0, 7, 16)
 

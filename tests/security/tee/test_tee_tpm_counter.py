@@ -62,8 +62,13 @@ def test_memory_that_is_no_counter_is_refused(device):
 def test_somebody_else_who_raises_it_at_the_same_time_is_found(device):
     counter = TpmCounter.create(device, INDEX)
     other, read = TpmCounter(device, INDEX), counter.read
-    readings = iter([lambda: (read(), other.increment())[0], read])
-    counter.read = lambda: next(readings)()
+
+    def interrupted() -> int:
+        value, counter.read = read(), read
+        other.increment()
+        return value
+
+    counter.read = interrupted
 
     with pytest.raises(RollbackError, match="somebody else"):
         counter.increment()

@@ -42,8 +42,8 @@ def test_nobody_at_an_address_is_said(tmp_path):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\x80\x01", answer(b"")[:-1] + b"", answer(b"\0" * 4) + b"\0", answer(b"", tag=0x1234), answer(b"\0", tag=0x8002)],
-)  # fmt: skip
+    [b"", b"\x80\x01", answer(b""), answer(b"\0" * 4) + b"\0", answer(b"", tag=0x1234), answer(b"\0", tag=0x8002)],
+)
 def test_an_answer_that_is_none_is_refused(data):
     with pytest.raises(TpmError):
         TpmDevice(Says(data)).manufacturer()

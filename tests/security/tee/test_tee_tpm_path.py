@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from key_path import KEY, ROLE, RUN, Company, policy_for, whole_path
 from refusals import refusal
-from tpm_path import KEY, ROLE, RUN, Company, policy_for, whole_path
 
 from phalanx.security.crypto import Identity
 from phalanx.security.tee import (
