@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from phalanx.errors import TpmError
-from phalanx.security.tee import TpmDevice, open_tpm
+from phalanx.security.tee import TpmDevice, open_tpm, tpm_device
 from phalanx.security.tee.tpm_wire import Command, pcr_selection
 
 
@@ -50,10 +50,19 @@ def test_an_answer_that_is_none_is_refused(data):
 
 
 def test_a_refusal_carries_the_code_of_the_tpm():
-    with pytest.raises(TpmError, match="0x922") as caught:
-        TpmDevice(Says(answer(b"", 0x922))).read_pcrs((0,))
+    with pytest.raises(TpmError, match="0x98e") as caught:
+        TpmDevice(Says(answer(b"", 0x98E))).read_pcrs((0,))
 
-    assert caught.value.code == 0x922
+    assert caught.value.code == 0x98E
+
+
+def test_a_command_that_a_busy_tpm_did_not_begin_is_sent_again(monkeypatch):
+    monkeypatch.setattr(tpm_device, "_PAUSES_S", (0.0, 0.0))
+    busy, made_by = answer(b"", 0x922), bytes(13) + b"IBM\0"
+
+    assert TpmDevice(Says(busy, busy, answer(made_by))).manufacturer() == "IBM"
+    with pytest.raises(TpmError, match="0x922"):
+        TpmDevice(Says(busy, busy, busy)).manufacturer()
 
 
 def test_a_tpm_without_a_sha256_bank_is_refused():

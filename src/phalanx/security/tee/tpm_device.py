@@ -4,6 +4,7 @@ What it is asked lies open to whoever listens on the bus to the chip: its parame
 """
 
 import struct
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,6 +16,9 @@ from phalanx.security.tee.tpm_wire import Answer, Command
 
 _PROPERTIES, _MANUFACTURER = 6, 0x105
 _PCRS_AT_ONCE, _NV_BYTES_AT_ONCE = 8, 512
+_TRY_AGAIN = (0x908, 0x920, 0x922)
+"""TPM_RC_YIELDED, NV_RATE and RETRY: nothing was done, and the same command will be."""
+_PAUSES_S = (0.0, 0.001, 0.01, 0.1, 1.0)
 _SOFTWARE_MAKERS = ("IBM", "MSFT", "GOOG", "AMZN", "XEN", "SW")
 """Who writes TPMs as programs, as far as known; such a one holds what its host lets it hold."""
 
@@ -126,8 +130,15 @@ class TpmDevice(Closing):
     def _run(
         self, code: Command, handles: Sequence[int], parameters: bytes, sessions: Sequence[bytes], *, with_handle: bool
     ) -> tuple[int, Answer]:
-        data = self._link.exchange(wire.encode_command(code, handles, sessions, parameters))
-        return wire.decode_response(code, data, with_handle=with_handle)
+        command = wire.encode_command(code, handles, sessions, parameters)
+        for pause_s in _PAUSES_S:
+            try:
+                return wire.decode_response(code, self._link.exchange(command), with_handle=with_handle)
+            except TpmError as exc:
+                if exc.code not in _TRY_AGAIN:
+                    raise
+                time.sleep(pause_s)
+        return wire.decode_response(code, self._link.exchange(command), with_handle=with_handle)
 
 
 def open_tpm(address: str = DEFAULT_ADDRESS) -> TpmDevice:
