@@ -83,7 +83,9 @@ def _keep_only(*kept: int) -> None:
     """Close every file descriptor but these and the standard ones."""
     previous = -1
     for fd in (*sorted({*_STANDARD, *kept}), os.sysconf("SC_OPEN_MAX")):
-        os.closerange(previous + 1, fd)
+        # an empty range that begins at 0 would be taken for all of them
+        if previous + 1 < fd:
+            os.closerange(previous + 1, fd)
         previous = fd
 
 
