@@ -6,7 +6,8 @@
     ├── InputError                              3   something read from disk is wrong
     │   ├── DataError                               text, tokenizer, packed data
     │   ├── ModelError                              model directory, slicing, adapters
-    │   └── CheckpointError                         shard, manifest, resume
+    │   ├── CheckpointError                         shard, manifest, resume
+    │   └── NoEvidenceError                         this machine gives no attestation evidence
     ├── TransportError                          4   a peer or a link is wrong
     │   ├── FrameError                              malformed: truncated, over-long, mistyped
     │   ├── OrderError                              replayed, skipped or out of order
@@ -80,6 +81,10 @@ class ModelError(InputError):
 
 class CheckpointError(InputError):
     """A checkpoint is missing, damaged, foreign or from another run."""
+
+
+class NoEvidenceError(InputError):
+    """This machine gives no attestation evidence of the kind that is asked for, or what it gave cannot be used."""
 
 
 class TransportError(PhalanxError):
