@@ -26,6 +26,10 @@ class IdlePads:
         self._desk, self._reserve = desk, reserve
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idle-pads", daemon=True)
+        self.full = threading.Event()
+        """Set while every product has its reserve, as far as this thread has seen."""
+        self.ended = threading.Event()
+        """Set when the thread has stopped, by itself or because it was told to."""
         self.failure: PhalanxError | None = None
         """Why it stopped; pads are then made, or refused, where they are needed, and the reason shows there as well."""
 
@@ -45,9 +49,12 @@ class IdlePads:
             while not self._is_over.is_set():
                 if self._desk.pads_taken.wait(_LOOK_EVERY_S):
                     self._desk.pads_taken.clear()
+                    self.full.clear()
                     self._fill()
         except PhalanxError as exc:
             self.failure = exc
+        finally:
+            self.ended.set()
 
     def _fill(self) -> None:
         # one of each at a time: a product that is out of pads must not wait for the reserve of all others
@@ -55,3 +62,4 @@ class IdlePads:
             if self._is_over.is_set():
                 return
             self._desk.fill(count)
+        self.full.set()

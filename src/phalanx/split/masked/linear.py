@@ -98,6 +98,9 @@ def mask_linears(module: nn.Module, desk: Desk, names: Sequence[str] | None = No
     if not wanted:
         raise ModelError("this module has no frozen linear layer, so there is nothing to mask; is everything trained?")
     for name in wanted:
+        # all before the first: a module is changed as a whole or not at all
+        _frozen_weight(found[name][0], name)
+    for name in wanted:
         place = found[name]
         masked = MaskedLinear(place[0], name, desk).train(place[0].training)
         for parent, leaf in place[1]:

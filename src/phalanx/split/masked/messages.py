@@ -11,6 +11,7 @@
 Numbers are little-endian, and row after row.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,10 +22,12 @@ from phalanx.config import StrictModel
 from phalanx.errors import FrameError
 from phalanx.security.mask import Masked, Product
 from phalanx.security.mask.message import Direction
+from phalanx.transport import Endpoint
 
 LOAD, MULTIPLY, PRODUCT, REFUSED, END = "mask.load", "mask.multiply", "mask.product", "mask.refused", "mask.end"
 
 _MOST_ROWS = 2**24
+_RECEIPTS_KEPT = 64
 
 
 class About(StrictModel):
@@ -131,6 +134,18 @@ def read_refusal(body: dict[str, Any]) -> str:
 
 
 _Body = TypeVar("_Body", bound=StrictModel)
+
+
+def send(
+    endpoint: Endpoint, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[memoryview] = ()
+) -> None:
+    """Send a frame and forget the receipts of old ones: what was masked is disputed by its check, not by signatures.
+
+    Raises:
+        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send`.
+    """
+    header = endpoint.send(receiver, kind, body, payload)
+    endpoint.receipts.forget_before(receiver, header.fields.sequence - _RECEIPTS_KEPT)
 
 
 def _read(kind: type[_Body], body: dict[str, Any]) -> _Body:

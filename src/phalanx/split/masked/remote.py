@@ -12,7 +12,7 @@ from phalanx.errors import FrameError, PeerLostError
 from phalanx.security.crypto import Identity
 from phalanx.security.mask import Masked, Product
 from phalanx.split.masked.mail import Mail
-from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, write_masked
+from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send, write_masked
 from phalanx.split.masked.process import LocalMaskedWorkers
 from phalanx.transport import Endpoint, GrpcWire, TransportConfig
 
@@ -47,7 +47,7 @@ class RemoteWorker:
     def load(self, product: Product, values: NDArray[np.int32]) -> None:
         """As `WorkerPort` says; the matrix travels in as many frames as it needs."""
         for body, payload in load_parts(product, values, self._limits.max_frame_bytes - _HEADER_BYTES):
-            self._endpoint.send(self.name, LOAD, body, [payload])
+            send(self._endpoint, self.name, LOAD, body, [payload])
 
     def multiply(self, requests: Sequence[Masked]) -> list[Masked]:
         """As `WorkerPort` says.
@@ -59,7 +59,7 @@ class RemoteWorker:
         self._mail.expect(self.name, requests)
         for request in requests:
             body, payload = write_masked(request)
-            self._endpoint.send(self.name, MULTIPLY, body, [payload])
+            send(self._endpoint, self.name, MULTIPLY, body, [payload])
         answers = self._mail.collect(self.name, requests, self._limits.timeout_s, self._is_alive)
         for request, answer in zip(requests, answers, strict=True):
             if len(answer.values) != len(request.values):

@@ -21,6 +21,7 @@ from phalanx.split.masked.messages import (
     Refusal,
     read_load,
     read_masked,
+    send,
     write_masked,
 )
 from phalanx.transport import Endpoint, GrpcWire, Joined, LinkFault, Received, describe
@@ -119,11 +120,11 @@ class ProductService:
             handle(item)
         except (FrameError, ValueError) as exc:
             # a matrix for which this device has no exact way is a ValueError
-            self._endpoint.send(item.sender, REFUSED, Refusal(reason=str(exc)[:1000]).model_dump())
+            send(self._endpoint, item.sender, REFUSED, Refusal(reason=str(exc)[:1000]).model_dump())
 
     def _multiply(self, item: Received) -> None:
         body, payload = write_masked(self._multiplier.answer(read_masked(item.body, item.payload)))
-        self._endpoint.send(item.sender, PRODUCT, body, [payload])
+        send(self._endpoint, item.sender, PRODUCT, body, [payload])
 
     def _load(self, item: Received) -> None:
         about, rows = read_load(item.body, item.payload)
