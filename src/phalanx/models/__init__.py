@@ -3,7 +3,15 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from phalanx.models.config import PACKAGED_MODELS, Attention, LoraConfig, ModelConfig
+from phalanx.models.config import (
+    PACKAGED_MODELS,
+    AdapterConfig,
+    Attention,
+    LoraConfig,
+    ModelConfig,
+    PrefixConfig,
+    SpfConfig,
+)
 from phalanx.models.layout import StageSpec, partition
 
 if TYPE_CHECKING:
@@ -25,11 +33,14 @@ if TYPE_CHECKING:
 __all__ = [
     "FAMILIES",
     "PACKAGED_MODELS",
+    "AdapterConfig",
     "Attention",
     "Family",
     "LoraConfig",
     "ModelConfig",
     "ModelSource",
+    "PrefixConfig",
+    "SpfConfig",
     "StageModule",
     "StageRow",
     "StageSpec",

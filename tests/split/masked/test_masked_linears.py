@@ -22,6 +22,7 @@ from masked_worlds import (
 from torch import nn
 
 from phalanx.errors import ConfigError, FixedPointError, ModelError, PadError, WrongProductError
+from phalanx.models import PrefixConfig, SpfConfig
 from phalanx.security.mask import P, Product
 from phalanx.split.masked import (
     IdlePads,
@@ -402,3 +403,16 @@ def test_a_worker_process_needs_no_torch():
     program = "import sys, phalanx.split.masked, phalanx.cli.app; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("adapter", [SpfConfig(kind="spf"), PrefixConfig(kind="ptuning")], ids=lambda one: one.kind)
+def test_other_kinds_of_adapters_stay_inside_as_well(cache, adapter):
+    plain, masked, ids = a_model(cache, adapter=adapter), a_model(cache, adapter=adapter), some_ids()[:, :8]
+
+    replaced = mask_linears(masked, a_desk())
+
+    assert len(replaced) == 4 * LAYERS + 1
+    for stage in (plain, masked):
+        lm_loss(stage(ids), ids).backward()
+    for name, value in plain.trainable().items():
+        assert relative(masked.trainable()[name].grad, value.grad) <= 5e-3, name

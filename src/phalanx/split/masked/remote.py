@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.errors import FrameError, PeerLostError
+from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import Identity
 from phalanx.security.mask import Masked, Product
 from phalanx.split.masked.mail import Mail
@@ -106,9 +106,10 @@ def remote_workers(
         mail = Mail(endpoint)
         stack.callback(mail.close)
         yield {name: RemoteWorker(name, endpoint, mail, transport, _watch(name, processes)) for name in names}
-        for name in names:
-            endpoint.send(name, END, {})
-        with contextlib.suppress(PeerLostError):
+        # whoever is gone by now need not be told
+        with contextlib.suppress(TransportError):
+            for name in names:
+                endpoint.send(name, END, {})
             endpoint.flush(_FLUSH_S)
         if processes is not None:
             processes.close()
