@@ -120,9 +120,7 @@ def test_virtual_tokens_take_positions_of_a_model_that_has_few(cache):
     stages = build_all(tiny_source("gpt2", cache), 1, adapter=FIVE)
 
     assert chain(stages, some_ids(seq=19)).shape[1] == 19
-    with pytest.raises(
-        ModelError, match="found a sequence of 25 tokens, 5 of them virtual; the model has 24 positions"
-    ):
+    with pytest.raises(ModelError, match="a sequence of 25 tokens, 5 of them virtual; the model has 24 pos"):
         chain(stages, some_ids(seq=20))
 
 
@@ -171,14 +169,14 @@ def test_a_run_file_chooses_the_kind_and_lora_needs_none():
 
 @pytest.mark.parametrize("adapter", [SpfConfig(kind="spf"), FIVE], ids=lambda one: one.kind)
 def test_the_verified_pipeline_refuses_other_kinds_with_a_reason(adapter):
-    with pytest.raises(ValidationError, match=f'model.adapter.kind = "{adapter.kind}": .* have no such adapter yet'):
+    with pytest.raises(ValidationError, match=rf'model\.adapter\.kind = "{adapter.kind}": .* have no such adapter yet'):
         tiny_run(adapter=adapter)
 
 
 def test_an_engine_that_knows_lora_alone_says_so():
     config = ModelConfig(path="a", adapter=FIVE)
 
-    with pytest.raises(ConfigError, match='model.adapter.kind = "ptuning": this engine trains low-rank adapters'):
+    with pytest.raises(ConfigError, match=r'model\.adapter\.kind = "ptuning": this engine trains low-rank adapters'):
         _ = config.lora
     assert ModelConfig(path="a", adapter=LoraConfig()).lora == LoraConfig()
     assert ModelConfig(path="a").lora is None

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import CheckpointError
-from phalanx.models import AdapterConfig, LoraConfig, ModelSource, PrefixConfig, SpfConfig, parameter_names
-from phalanx.models.spf import add_spf
+from phalanx.models import AdapterConfig, LoraConfig, ModelSource, PrefixConfig, SpfConfig, add_spf, parameter_names
 
 _LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
 _SPF = ".spf_delta"

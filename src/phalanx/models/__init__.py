@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from phalanx.models.families import FAMILIES, parse_hub_config
     from phalanx.models.family import Family
     from phalanx.models.source import ModelSource, open_model
+    from phalanx.models.spf import add_spf
     from phalanx.models.stage import StageModule, tie
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "StageModule",
     "StageRow",
     "StageSpec",
+    "add_spf",
     "build_empty_stage",
     "build_stage",
     "estimate_costs",
@@ -63,6 +65,7 @@ _HOMES = {
     "ModelSource": "source",
     "StageModule": "stage",
     "StageRow": "build",
+    "add_spf": "spf",
     "build_empty_stage": "build",
     "build_stage": "build",
     "estimate_costs": "build",

@@ -110,7 +110,7 @@ def _share_of(groups: Tensor, share: float) -> int:
 
 
 def _heaviest(weight: Tensor, groups: Tensor, chosen: int) -> Tensor:
-    """Of each kind the rows of so many groups, ``[rows]``; in float64, so that the order of adding matters to nobody."""
+    """Of each kind the rows of so many groups, ``[rows]``; added up in float64, in one order for everybody."""
     norms = weight.abs().sum(dim=1, dtype=torch.float64).cpu()
     weights = norms[groups].sum(dim=2)
     order = torch.argsort(weights, dim=1, descending=True, stable=True)[:, :chosen].sort(dim=1).values

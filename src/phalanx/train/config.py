@@ -135,7 +135,7 @@ class RunConfig(StrictModel):
         why = {
             "spf": "which heads and rows are trained follows from the model's weights, and a stage in other hands is "
             "counted, placed and made before it has any",
-            "ptuning": "stages are timed, audited and taken over by sequences of one length, which virtual tokens change",
+            "ptuning": "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit",
         }[adapter.kind]
         raise ValueError(
             f'model.adapter.kind = "{adapter.kind}": [pipeline] and [parallel] have no such adapter yet: {why}; set '
