@@ -111,7 +111,7 @@ def _share_of(groups: Tensor, share: float) -> int:
 
 def _heaviest(weight: Tensor, groups: Tensor, chosen: int) -> Tensor:
     """Of each kind the rows of so many groups, ``[rows]``; added up in float64, in one order for everybody."""
-    norms = weight.abs().sum(dim=1, dtype=torch.float64).cpu()
+    norms = weight.contiguous().abs().sum(dim=1, dtype=torch.float64).cpu()
     weights = norms[groups].sum(dim=2)
     order = torch.argsort(weights, dim=1, descending=True, stable=True)[:, :chosen].sort(dim=1).values
     return groups[torch.arange(len(groups)).unsqueeze(1), order].flatten()
