@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_se
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config
 from phalanx.data import DataConfig
-from phalanx.models import ModelConfig
+from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
@@ -126,6 +126,21 @@ class RunConfig(StrictModel):
                 f"train.steps = {self.train.steps}; lower it"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> Self:
+        adapter = self.model.adapter
+        if adapter is None or isinstance(adapter, LoraConfig):
+            return self
+        why = {
+            "spf": "which heads and rows are trained follows from the model's weights, and a stage in other hands is "
+            "counted, placed and made before it has any",
+            "ptuning": "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit",
+        }[adapter.kind]
+        raise ValueError(
+            f'model.adapter.kind = "{adapter.kind}": [pipeline] and [parallel] have no such adapter yet: {why}; set '
+            'kind = "lora"'
+        )
 
     @model_serializer(mode="wrap")
     def _without_the_other(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
