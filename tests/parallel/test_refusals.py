@@ -1,0 +1,57 @@
+"""What a model, an optimizer or a machine cannot do with a layout is refused with what to change."""
+
+import pytest
+from rank_layouts import architecture
+
+from phalanx.errors import ConfigError
+from phalanx.parallel import ParallelConfig, Workload, check_layout
+from phalanx.parallel.compiled import why_no_compiler
+
+
+def check(family="gpt2", load=None, **parallel):
+    numbers = {"batch_size": 8, "microbatches": 4, "sequence_length": 16, **(load or {})}
+    check_layout(ParallelConfig(**parallel), architecture(family), Workload(**numbers))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"tp": 2, "load": {"adapted": ("c_attn", "c_proj")}}, "adapters on c_proj.*take attn.c_attn, mlp.c_fc"),
+        ({"family": "llama", "tp": 2, "load": {"adapted": ("down_proj",)}}, "adapters on down_proj"),
+        ({"tp": 2, "load": {"optimizer": "adafactor"}}, "rows and columns of whole matrices"),
+        ({"dp": 2, "zero": 2, "load": {"optimizer": "adafactor"}}, "set tp to 1 and zero to 0 or 1"),
+        ({"cp": 2, "load": {"attention": "eager"}}, 'needs model.attention = "sdpa"'),
+        ({"cp": 2, "family": "bloom"}, "bloom's bias"),
+    ],
+)
+def test_what_a_layout_cannot_do_is_refused(keys, words):
+    with pytest.raises(ConfigError, match=words):
+        check(**keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"tp": 2, "load": {"adapted": ()}},
+        {"tp": 2, "load": {"adapted": ("c_fc",)}},
+        {"dp": 2, "load": {"adapted": ("c_proj",)}},
+        {"pp": 2, "load": {"optimizer": "adafactor"}},
+        {"dp": 2, "zero": 1, "load": {"optimizer": "adafactor"}},
+    ],
+)
+def test_what_it_can_do_is_not(keys):
+    check(**keys)
+
+
+def test_a_machine_without_a_compiler_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+
+    with pytest.raises(ConfigError, match="compile: no C\\+\\+ compiler"):
+        check(dp=2, compile=True)
+
+
+def test_a_gpu_needs_another_compiler():
+    found = why_no_compiler("cuda")
+
+    assert found is None or "triton" in found
