@@ -58,6 +58,7 @@ class Case:
     allowed: float = 1e-5
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     adapted: tuple[str, ...] | None = None
+    attention: str = "sdpa"
 
     @property
     def world(self) -> int:
@@ -71,6 +72,7 @@ class Case:
         words = [f"{key}={value}" for key, value in self.parallel.items()]
         extra = [f"vocab={self.vocab}"] if self.vocab != VOCAB else []
         extra += [f"loads={self.loads}"] if self.loads else []
+        extra += [self.attention] if self.attention != "sdpa" else []
         extra += [self.precision] if self.precision != "fp32" else []
         extra += ["adapter", *self.adapted] if self.adapted is not None else []
         extra += [self.optimizer] if self.optimizer == "adafactor" else []
@@ -190,6 +192,10 @@ SLOW = [
     Case({"cp": 2}, "adafactor", "llama"),
     sgd("opt", dp=2, pp=2, zero=1, schedule="zero-bubble"),
     sgd(pp=2, cp=2, schedule="zero-bubble", activation_checkpointing="full"),
+    Case({"cp": 2}, attention="eager"),
+    sgd("bloom", cp=2),
+    sgd("bloom", cp=2, tp=2, sequence_parallel=True),
+    sgd("bloom", cp=4, zero=3),
     Case({"pp": 2}, precision="bf16", allowed=2e-2),
     Case({"dp": 2, "zero": 3}, "adamw", "llama", precision="bf16", allowed=2e-2),
     Case({"tp": 2, "pp": 2}, precision="fp16", allowed=2e-2),

@@ -29,6 +29,7 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
         case.microbatches,
         TOKENS,
         STEPS,
+        attention=case.attention,
         precision=case.precision,
         adapter=adapter_of(case),
     )

@@ -20,8 +20,6 @@ def check(family="gpt2", load=None, **parallel):
         ({"family": "llama", "tp": 2, "load": {"adapted": ("down_proj",)}}, "adapters on down_proj"),
         ({"tp": 2, "load": {"optimizer": "adafactor"}}, "rows and columns of whole matrices"),
         ({"dp": 2, "zero": 2, "load": {"optimizer": "adafactor"}}, "set tp to 1 and zero to 0 or 1"),
-        ({"cp": 2, "load": {"attention": "eager"}}, 'needs model.attention = "sdpa"'),
-        ({"cp": 2, "family": "bloom"}, "bloom's bias"),
     ],
 )
 def test_what_a_layout_cannot_do_is_refused(keys, words):
@@ -41,6 +39,14 @@ def test_what_a_layout_cannot_do_is_refused(keys, words):
 )
 def test_what_it_can_do_is_not(keys):
     check(**keys)
+
+
+def test_bloom_that_cuts_its_own_matrices_is_refused():
+    odd = {**architecture("bloom"), "slow_but_exact": True, "pretraining_tp": 2}
+
+    for parallel in (ParallelConfig(tp=2), ParallelConfig(cp=2)):
+        with pytest.raises(ConfigError, match="slow_but_exact = true cuts matrices itself"):
+            check_layout(parallel, odd, Workload(8, 4, 16))
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch):

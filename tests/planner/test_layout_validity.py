@@ -79,13 +79,6 @@ def test_heads_that_share_keys_limit_tensor_parallel() -> None:
     )
 
 
-def test_bloom_has_no_context_parallel() -> None:
-    bloom = shape_of({"model_type": "bloom", "hidden_size": 64, "n_layer": 4, "n_head": 8, "vocab_size": 128})
-
-    assert "cp=2: bloom's bias on attention scores" in (why_not(Layout(cp=2), bloom, **WORKING) or "")
-    assert nearest(Layout(cp=2), bloom, **WORKING) == Layout(dp=2)
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     axes=st.tuples(*[st.integers(1, 3)] * 4),

@@ -106,8 +106,6 @@ def _wrong_tensors(layout: Layout, shape: ModelShape) -> Iterator[str]:
     for name, number in parts.items():
         if number % layout.tp:
             yield f"tp={layout.tp} does not divide {number} {name}; lower tp"
-    if layout.cp > 1 and not shape.fused:
-        yield f"cp={layout.cp}: {shape.family}'s bias on attention scores has no context parallel kernel; set cp to 1"
     # context parallel ranks exchange whole heads against parts of the sequence
     for name, number in list(parts.items())[:2]:
         if number % (layout.tp * layout.cp):

@@ -199,7 +199,6 @@ def _check(run: RunConfig, source: ModelSource) -> None:
         run.train.batch_size,
         run.train.microbatches,
         run.data.sequence_length,
-        attention=run.model.attention,
         adapted=None if run.model.adapter is None else run.model.adapter.targets,
         optimizer=run.optimizer.kind,
         device=run.train.device,
