@@ -231,6 +231,12 @@ def test_a_checkpoint_of_one_layout_goes_on_under_another(make_run, alone, tmp_p
     assert summary["validation_perplexity"] == pytest.approx(alone[0]["validation_perplexity"], rel=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("section", ["pp = 2", "tp = 2\npp = 2", "dp = 2\nzero = 3", "dp = 2\npp = 2\nzero = 2"])
+def test_every_precision_goes_with_every_layout(make_run, section, precision):
+    assert make_run(f"[parallel]\n{section}\n", f"train.precision={precision}").train.precision == precision
+
+
 def test_what_only_a_domain_has_is_refused_to_stages(make_run):
     with pytest.raises(ConfigError, match=r"fp16.*is for \[parallel\].*an audit would"):
         make_run(ALONE, "train.precision=fp16")
