@@ -1,9 +1,11 @@
 """Blocks compiled by torch's inductor, and whether this machine can do that."""
 
+import functools
 import importlib.util
 import os
 import shutil
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +36,17 @@ def why_no_compiler(device: str) -> str | None:
 def compile_blocks(stage: "StageModule") -> None:
     """Have each block of a stage compiled at its first call; blocks that are alike share what was compiled.
 
-    Hooks of a block stay outside, so that copies which share parameters have gathered them before.
+    Hooks of a block stay outside, so that copies which share parameters have gathered them before. Without gradients the
+    block runs as it is: held-out batches are few, and of many shapes.
     """
     import torch  # noqa: PLC0415 - whoever only asks for a compiler needs none of it
 
     for block in stage.own_blocks:
         anything: Any = block
-        anything.forward = torch.compile(anything.forward, dynamic=False)
+        plain = anything.forward
+        compiled = torch.compile(plain, dynamic=False)
+        anything.forward = functools.partial(_run, torch.is_grad_enabled, compiled, plain)
+
+
+def _run(wants: Callable[[], bool], compiled: Callable[..., Any], plain: Callable[..., Any], *x: Any, **y: Any) -> Any:
+    return compiled(*x, **y) if wants() else plain(*x, **y)
