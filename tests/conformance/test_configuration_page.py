@@ -13,7 +13,7 @@ from phalanx.data import BpeConfig, DataConfig
 from phalanx.data.config import FileTokenizerConfig, HtmlConfig, JsonlConfig, ModelTokenizerConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import ParallelConfig
+from phalanx.parallel import OuterConfig, ParallelConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.train import RunConfig, TrainConfig
@@ -35,6 +35,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
+    "parallel.outer": OuterConfig,
     "pipeline": PipelineConfig,
     "pipeline.transport": TransportConfig,
     "guard": GuardConfig,

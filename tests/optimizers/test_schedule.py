@@ -28,12 +28,35 @@ def test_cosine_goes_from_the_peak_to_the_minimum_at_the_last_step():
     assert learning_rate(config, 50, 11) == pytest.approx(0.2)
 
 
+def test_linear_goes_down_evenly_to_the_minimum_at_the_last_step():
+    config = OptimizerConfig(lr=1.0, warmup_steps=1, schedule="linear", min_lr_ratio=0.2)
+
+    rates = [learning_rate(config, step, 6) for step in range(6)]
+
+    assert rates == pytest.approx([1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
+    assert learning_rate(config, 9, 6) == pytest.approx(0.2)
+
+
+def test_wsd_stays_at_the_peak_and_goes_down_in_its_last_share():
+    config = OptimizerConfig(lr=1.0, warmup_steps=2, schedule="wsd", min_lr_ratio=0.0, decay_share=0.4)
+
+    rates = [learning_rate(config, step, 10) for step in range(10)]
+
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0])
+
+
+def test_wsd_in_a_run_that_is_all_warm_up_and_decay_is_linear():
+    config = OptimizerConfig(lr=1.0, warmup_steps=2, schedule="wsd", min_lr_ratio=0.0, decay_share=1.0)
+
+    assert [learning_rate(config, step, 5) for step in range(5)] == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
+
+
 @given(
     step=st.integers(0, 50),
     total=st.integers(1, 40),
     warmup=st.integers(0, 50),
     ratio=st.floats(0, 1),
-    schedule=st.sampled_from(["constant", "cosine"]),
+    schedule=st.sampled_from(["constant", "linear", "cosine", "wsd"]),
 )
 def test_the_rate_is_never_above_the_peak_nor_below_zero(step, total, warmup, ratio, schedule):
     config = OptimizerConfig(lr=0.5, warmup_steps=warmup, min_lr_ratio=ratio, schedule=schedule)

@@ -1,7 +1,7 @@
 """The layouts that are compared with one process, and the small models that they train; imports no torch."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 STEPS, BATCH, TOKENS, VOCAB, MICROBATCHES = 20, 8, 16, 64, 4
 
@@ -40,6 +40,10 @@ def architecture(family: str, vocab_size: int = VOCAB) -> dict[str, Any]:
     return known | dict.fromkeys(_NO_DROPOUT[family], 0.0)
 
 
+_NOT_MATHS = ("compression", "islands")
+"""Keys of an outer step that its reference does not have, or has elsewhere."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One layout on one model; `saves` and `loads` name a file of its state after half the steps."""
@@ -52,6 +56,9 @@ class Case:
     loads: str | None = None
     microbatches: int = MICROBATCHES
     allowed: float = 1e-5
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    adapted: tuple[str, ...] | None = None
+    attention: str = "sdpa"
 
     @property
     def world(self) -> int:
@@ -65,12 +72,27 @@ class Case:
         words = [f"{key}={value}" for key, value in self.parallel.items()]
         extra = [f"vocab={self.vocab}"] if self.vocab != VOCAB else []
         extra += [f"loads={self.loads}"] if self.loads else []
+        extra += [self.attention] if self.attention != "sdpa" else []
+        extra += [self.precision] if self.precision != "fp32" else []
+        extra += ["adapter", *self.adapted] if self.adapted is not None else []
+        extra += [self.optimizer] if self.optimizer == "adafactor" else []
         return " ".join([self.family, *words, *extra])
 
     @property
     def model(self) -> str:
         """Which reference it is compared with."""
-        return f"{self.family} {self.vocab} {self.optimizer}"
+        words = [self.family, str(self.vocab), self.optimizer]
+        words += ["adapter", *self.adapted] if self.adapted is not None else []
+        outer = self.parallel.get("outer")
+        if outer is not None:
+            words.append(f"islands={self.islands} {sorted((k, v) for k, v in outer.items() if k not in _NOT_MATHS)}")
+        return " ".join(words)
+
+    @property
+    def islands(self) -> int:
+        """How many models its reference trains, and joins now and then."""
+        outer = self.parallel.get("outer")
+        return 1 if outer is None else outer.get("islands", self.parallel["dp"])
 
 
 def adamw(family: str = "gpt2", **parallel: Any) -> Case:
@@ -83,6 +105,13 @@ def sgd(family: str = "gpt2", **parallel: Any) -> Case:
     return Case(parallel, "sgd", family)
 
 
+def adapter(family: str = "gpt2", targets: tuple[str, ...] = (), **parallel: Any) -> Case:
+    """A case that trains adapters alone; its gradient's norm shows a wrong scale."""
+    return Case(parallel, "adamw", family, adapted=targets)
+
+
+_JOINED = {"every": 5, "lr": 0.7, "momentum": 0.9}
+
 FAST = [
     adamw(dp=2, zero=1),
     sgd("opt", tp=2, sequence_parallel=True, activation_checkpointing="selective"),
@@ -90,6 +119,14 @@ FAST = [
     sgd(pp=2, schedule="interleaved"),
     Case({"dp": 2, "zero": 3}, "adamw", saves="half"),
     Case({"tp": 2, "pp": 2}, "adamw", loads="half"),
+    Case({"dp": 2, "outer": _JOINED}, "adamw", saves="islands"),
+    Case({"dp": 2, "outer": _JOINED}, "adamw", loads="islands"),
+    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
+    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
+    Case({"dp": 4, "zero": 3, "replicas": 2}, "sgd", microbatches=2),
+    adapter("llama", dp=2, zero=3),
+    sgd(dp=2, pp=2, schedule="zero-bubble"),
+    sgd("llama", dp=2, pp=2, zero=2, schedule="zero-bubble"),
 ]
 
 SLOW = [
@@ -128,6 +165,47 @@ SLOW = [
     sgd("llama", tp=2, pp=2, schedule="zero-bubble"),
     Case({"dp": 4, "zero": 3}, "adamw", microbatches=2),
     Case({"dp": 4, "zero": 1}, "adamw", "bloom", microbatches=2),
+    Case({"dp": 4, "zero": 2, "replicas": 2}, "adamw", "opt", microbatches=2),
+    Case({"dp": 4, "zero": 3, "replicas": 2}, "adamw", microbatches=2, saves="hybrid"),
+    Case({"dp": 2, "zero": 3}, "adamw", loads="hybrid"),
+    Case({"dp": 4, "zero": 3, "replicas": 2}, "adamw", microbatches=2, loads="hybrid"),
+    Case({"dp": 4, "zero": 3, "outer": {**_JOINED, "islands": 2}}, "adamw", microbatches=2, saves="shared islands"),
+    Case({"dp": 4, "zero": 1, "outer": {**_JOINED, "islands": 2}}, "adamw", microbatches=2, loads="shared islands"),
+    Case({"dp": 4, "outer": _JOINED}, "sgd", "llama", microbatches=2),
+    Case({"dp": 2, "outer": {"every": 1, "lr": 1.0, "momentum": 0.0}}, "adamw"),
+    Case({"dp": 2, "pp": 2, "outer": _JOINED}, "sgd"),
+    Case({"dp": 2, "tp": 2, "outer": {**_JOINED, "compression": "int8"}}, "sgd", allowed=1e-2),
+    Case({"dp": 2, "cp": 2, "outer": _JOINED}, "sgd"),
+    adapter(dp=2),
+    adapter("opt", dp=2, zero=1),
+    adapter("bloom", dp=2, zero=2),
+    adapter("gpt2", ("c_attn", "c_fc", "c_proj"), dp=2, zero=3),
+    adapter(tp=2),
+    adapter("llama", ("q_proj", "v_proj", "up_proj"), tp=2, sequence_parallel=True),
+    adapter("opt", pp=2),
+    adapter("llama", cp=2, pp=2),
+    adapter("bloom", tp=2, pp=2),
+    adapter("opt", pp=2, schedule="zero-bubble"),
+    Case({"dp": 2}, "adafactor"),
+    Case({"dp": 2, "zero": 1}, "adafactor", saves="rows"),
+    Case({"pp": 2}, "adafactor", loads="rows"),
+    Case({"cp": 2}, "adafactor", "llama"),
+    sgd("opt", dp=2, pp=2, zero=1, schedule="zero-bubble"),
+    sgd(pp=2, cp=2, schedule="zero-bubble", activation_checkpointing="full"),
+    Case({"cp": 2}, attention="eager"),
+    sgd("bloom", cp=2),
+    sgd("bloom", cp=2, tp=2, sequence_parallel=True),
+    sgd("bloom", cp=4, zero=3),
+    Case({"pp": 2}, precision="bf16", allowed=2e-2),
+    Case({"dp": 2, "zero": 3}, "adamw", "llama", precision="bf16", allowed=2e-2),
+    Case({"tp": 2, "pp": 2}, precision="fp16", allowed=2e-2),
+    Case({"dp": 2, "zero": 3}, "adamw", precision="fp16", allowed=2e-2),
+]
+
+COMPILED = [
+    sgd(dp=2, compile=True),
+    sgd("llama", dp=2, zero=3, compile=True, activation_checkpointing="full"),
+    sgd("opt", pp=2, compile=True),
 ]
 
 LARGE = [
@@ -140,4 +218,7 @@ LARGE = [
     sgd(dp=2, tp=2, cp=2, zero=1),
     sgd(dp=2, pp=2, cp=2, zero=2, schedule="interleaved"),
     sgd("llama", pp=4, dp=2, schedule="gpipe"),
+    sgd(dp=2, tp=2, pp=2, zero=2, schedule="zero-bubble"),
+    Case({"dp": 4, "pp": 2, "zero": 3, "replicas": 2}, microbatches=2),
+    Case({"dp": 4, "tp": 2, "zero": 2, "outer": {**_JOINED, "islands": 2}}, microbatches=2),
 ]

@@ -8,75 +8,31 @@ import traceback
 from pathlib import Path
 
 import torch
-from rank_layouts import BATCH, FAST, LARGE, SLOW, STEPS, TOKENS, Case, architecture
+from rank_layouts import BATCH, COMPILED, FAST, LARGE, SLOW, STEPS, TOKENS, Case
+from references import adapter_of, batch_of, one_process, optimizer_of, source_of
 from safetensors.torch import load_file, save_file
-from torch.nn.utils import clip_grad_norm_
 
-from phalanx.data import IGNORE
-from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, open_model
-from phalanx.objectives import causal_lm
-from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.parallel import Member, ParallelConfig, Place, Recipe, join
 from phalanx.parallel.mesh import open_domain
 from phalanx.pipeline import die_with_parent
 
-TABLES = {"fast": FAST, "slow": SLOW, "large": LARGE}
-
-
-def optimizer_of(case: Case) -> OptimizerConfig:
-    if case.optimizer == "sgd":
-        # nothing is clipped: a wrong scale of the whole gradient would show as well
-        return OptimizerConfig(kind="sgd", lr=0.1, warmup_steps=3, clip_norm=1e6, weight_decay=0.01)
-    return OptimizerConfig(lr=5e-3, warmup_steps=3, clip_norm=0.5)
-
-
-def batch_of(step: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random tokens, with another number of targets in each row; two batches take turns, so that both are learnt."""
-    generator = torch.Generator().manual_seed(77 + step % 2)
-    tokens = torch.randint(0, vocab, (BATCH, TOKENS + 1), generator=generator)
-    labels = tokens[:, 1:].clone()
-    labels[0, :5] = IGNORE
-    labels[3, 9:] = IGNORE
-    return tokens[:, :-1].contiguous(), labels
-
-
-def source_of(case: Case, cache: Path) -> ModelSource:
-    config = ModelConfig(from_scratch=True, architecture=architecture(case.family, case.vocab))
-    return open_model(config, cache, seed=3)
-
-
-def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
-    """Loss and gradient norm of each step by torch's own optimizer and clipping, and no engine."""
-    source, config = source_of(case, cache), optimizer_of(case)
-    spec = StageSpec(0, 1, 0, source.num_layers)
-    model = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
-    trained = list(model.parameters())
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    if config.kind == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=1.0, momentum=config.momentum)
-    else:
-        optimizer = torch.optim.AdamW(groups, lr=1.0, betas=config.betas, eps=config.eps)
-    curve = []
-    for step in range(STEPS):
-        ids, labels = batch_of(step, case.vocab)
-        total, count = causal_lm(model(ids), labels)
-        (total / count).backward()
-        norm = float(clip_grad_norm_(trained, config.clip_norm or 1e9))
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step, STEPS)
-        optimizer.step()
-        optimizer.zero_grad()
-        curve.append((float(total.detach()) / count, norm))
-    return curve
+TABLES = {"fast": FAST, "slow": SLOW, "large": LARGE, "compiled": COMPILED}
 
 
 def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
     """One layout on this rank; the same on all ranks but for what only rank 0 is told."""
     config = ParallelConfig(**case.parallel)
-    recipe = Recipe(config, optimizer_of(case), BATCH, case.microbatches, TOKENS, STEPS)
+    recipe = Recipe(
+        config,
+        optimizer_of(case),
+        BATCH,
+        case.microbatches,
+        TOKENS,
+        STEPS,
+        attention=case.attention,
+        precision=case.precision,
+        adapter=adapter_of(case),
+    )
     place = Place(rank, case.world, rank, case.world, home / f"meeting-{number}")
     device = torch.device("cpu")
     with join(place, device, "00" * 32):

@@ -194,8 +194,20 @@ def test_a_layout_that_cannot_work_is_refused_before_a_process_starts(make_run, 
         ("[parallel]\ndp = 2\nzero = 2\ngradient_compression = 'fp16'\n", "all-reduce"),
         ("[parallel]\ndp = 2\noffload = true\n", "zero = 2 or 3"),
         ("[parallel]\nsequence_parallel = true\n", "tensor parallel"),
-        ("[parallel]\ndp = 2\npp = 2\nschedule = 'zero-bubble'\n", "wrong gradients"),
-        ("[parallel]\ndp = 2\n[model.adapter]\nrank = 2\n", "no model.adapter"),
+        ("[parallel]\ndp = 2\npp = 2\nzero = 3\nschedule = 'zero-bubble'\n", "would lose gradients.*take zero = 2"),
+        ("[parallel]\ndp = 2\npp = 2\nschedule = 'zero-bubble'\ngradient_compression = 'fp16'\n", "do not see them"),
+        ("[parallel]\ndp = 4\nreplicas = 2\n", "replicas = 2 needs zero = 2 or 3"),
+        ("[parallel]\ndp = 3\nzero = 3\nreplicas = 2\n", "replicas = 2 does not divide dp = 3"),
+        ("[parallel]\ndp = 2\nzero = 3\nreplicas = 2\n", "shares nothing; set zero to 0 or 1"),
+        ("[parallel]\ntp = 2\ncompile = true\n", "exchange inside a block"),
+        ("[parallel]\ndp = 2\ncompile = true\nactivation_checkpointing = 'selective'\n", 'take "full" or "none"'),
+        ("[parallel]\npp = 2\ncompile = true\nschedule = 'zero-bubble'\n", "splits the backward pass"),
+        ("[parallel.outer]\nevery = 2\n", "dp = 1; set dp to 2 or more"),
+        ("[parallel]\ndp = 3\n[parallel.outer]\nevery = 2\nislands = 2\n", "islands = 2 does not divide dp = 3"),
+        ("[parallel]\ndp = 2\nzero = 1\n[parallel.outer]\nevery = 2\n", "of an island have, and there is one"),
+        ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 4\n", "train.steps = 6 is no multiple.*make it 8"),
+        ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 6\n", "train.validate_every = 3 is no multiple.*make it 6"),
+        ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 3\n", "checkpoint.every = 2 is no multiple.*make it 3"),
         ("[parallel]\ndp = 2\nring = 1\n", "unknown key"),
     ],
 )
@@ -217,6 +229,54 @@ def test_a_checkpoint_of_one_layout_goes_on_under_another(make_run, alone, tmp_p
     assert summary["resumed_from"] == 4
     assert summary["loss_last"] == pytest.approx(alone[0]["loss_last"], rel=1e-5)
     assert summary["validation_perplexity"] == pytest.approx(alone[0]["validation_perplexity"], rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("section", ["pp = 2", "tp = 2\npp = 2", "dp = 2\nzero = 3", "dp = 2\npp = 2\nzero = 2"])
+def test_every_precision_goes_with_every_layout(make_run, section, precision):
+    assert make_run(f"[parallel]\n{section}\n", f"train.precision={precision}").train.precision == precision
+
+
+def test_what_only_a_domain_has_is_refused_to_stages(make_run):
+    with pytest.raises(ConfigError, match=r"fp16.*is for \[parallel\].*an audit would"):
+        make_run(ALONE, "train.precision=fp16")
+    with pytest.raises(ConfigError, match=r'kind = "adafactor" is for \[parallel\].*two moments'):
+        make_run(ALONE, "optimizer.kind=adafactor")
+
+
+@pytest.mark.slow
+def test_islands_that_were_stopped_end_with_the_bits_of_those_that_were_not(make_run, tmp_path, monkeypatch):
+    section = "[parallel]\ndp = 2\n[parallel.outer]\nevery = 2\ncompression = 'int8'\n"
+    run = make_run(section, "train.validate_every=0")
+    with monkeypatch.context() as patch:
+        stop_before_saving(patch, 5, interrupt)
+        quietly(run, tmp_path / "stopped")
+
+    stopped = quietly(run, tmp_path / "stopped", resume=True)
+    whole = quietly(run, tmp_path / "whole")
+    # one process has one island's moments, and needs nothing of what joins islands
+    other = quietly(
+        make_run("[parallel]\n", "train.validate_every=0"), tmp_path / "other", from_run=tmp_path / "stopped"
+    )
+
+    assert stopped["resumed_from"] == 4
+    assert stopped["final_weights_digest"] == whole["final_weights_digest"] == other["final_weights_digest"]
+
+
+@pytest.mark.slow
+def test_adapters_go_on_from_ranks_to_stages(make_run, tmp_path, monkeypatch):
+    adapter = "[model.adapter]\nrank = 2\n"
+    whole = quietly(make_run("[parallel]\n" + adapter), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_before_saving(patch, 5, interrupt)
+        quietly(make_run("[parallel]\ndp = 2\nzero = 3\n" + adapter), tmp_path / "ranks")
+
+    stages = quietly(
+        make_run(ALONE + adapter, "checkpoint.journal=false"), tmp_path / "stages", from_run=tmp_path / "ranks"
+    )
+
+    assert stages["resumed_from"] == 4
+    assert stages["loss_last"] == pytest.approx(whole["loss_last"], rel=1e-5)
 
 
 @pytest.mark.slow

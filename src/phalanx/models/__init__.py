@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         parameter_names,
         parameter_shapes,
         stage_table,
+        trained_shapes,
     )
     from phalanx.models.digest import weights_digest
     from phalanx.models.families import FAMILIES, parse_hub_config
@@ -56,6 +57,7 @@ __all__ = [
     "partition",
     "stage_table",
     "tie",
+    "trained_shapes",
     "weights_digest",
 ]
 
@@ -75,6 +77,7 @@ _HOMES = {
     "parse_hub_config": "families",
     "stage_table": "build",
     "tie": "stage",
+    "trained_shapes": "build",
     "weights_digest": "digest",
 }
 

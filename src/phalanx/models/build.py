@@ -137,8 +137,17 @@ def parameter_shapes(hub_config: Any) -> dict[str, tuple[int, ...]]:
     Raises:
         ModelError: As ``build_stage``.
     """
-    whole = meta_stage(hub_config, StageSpec(0, 1, 0, int(hub_config.num_hidden_layers)), None)
-    found = whole.all_parameters().items()
+    return trained_shapes(hub_config, None)
+
+
+def trained_shapes(hub_config: Any, adapter: LoraConfig | None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what is trained by name, a tied head left out: all parameters, or the adapter's alone.
+
+    Raises:
+        ModelError: As ``build_stage``.
+    """
+    whole = meta_stage(hub_config, StageSpec(0, 1, 0, int(hub_config.num_hidden_layers)), adapter)
+    found = whole.trainable().items()
     return {name: tuple(value.shape) for name, value in found if not (whole.ties_head and name == HEAD_WEIGHT)}
 
 

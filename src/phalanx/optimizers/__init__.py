@@ -1,4 +1,4 @@
-"""AdamW for one stage, global-norm clipping over stages, learning-rate schedules.
+"""AdamW for one stage, global-norm clipping over stages, learning-rate schedules, what optimizers keep.
 
 The config is there at once; what needs torch is imported at its first use.
 """
@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from phalanx.optimizers.config import OptimizerConfig
+from phalanx.optimizers.moments import moment_names, moment_shapes
 from phalanx.optimizers.schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ __all__ = [
     "clip_coefficient",
     "gradient_norm_squared",
     "learning_rate",
+    "moment_names",
+    "moment_shapes",
 ]
 
 _LATER = {

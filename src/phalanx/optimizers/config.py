@@ -8,26 +8,32 @@ from phalanx.config import StrictModel
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
+_FOREIGN = {"adamw": ("momentum",), "sgd": ("betas", "eps"), "adafactor": ("betas", "eps", "momentum")}
+"""Keys that say nothing about an optimizer."""
+
 
 class OptimizerConfig(StrictModel):
-    """AdamW or SGD, global-norm clipping and a learning-rate schedule.
+    """AdamW, SGD or Adafactor, global-norm clipping and a learning-rate schedule.
 
     Attributes:
-        kind: "adamw", or "sgd" with momentum, which a run with ``[parallel]`` can have.
+        kind: "adamw"; or, in a run with ``[parallel]``, "sgd" with momentum, or "adafactor", which keeps a row and a
+            column for each matrix instead of two moments of its size.
         lr: Peak learning rate.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.
         momentum: Of SGD.
-        weight_decay: Decoupled, times the learning rate, in AdamW, and added to the gradient in SGD; only for tensors
-            of two or more dimensions, so norms and biases are left alone.
+        weight_decay: Decoupled, times the learning rate, in AdamW and Adafactor, and added to the gradient in SGD; only
+            for tensors of two or more dimensions, so norms and biases are left alone.
         clip_norm: Largest Euclidean norm of the whole gradient over all stages; 1.0 when left out, and a very
             large number switches clipping off.
         warmup_steps: The learning rate rises linearly over so many steps.
-        schedule: What follows: "cosine" down to ``min_lr_ratio * lr`` at the last step, or "constant".
+        schedule: What follows: "cosine" or "linear" down to ``min_lr_ratio * lr`` at the last step, "constant", or
+            "wsd", which is constant first and then linear down to it.
         min_lr_ratio: See `schedule`.
+        decay_share: Last share of the run's steps, in which "wsd" goes down.
     """
 
-    kind: Literal["adamw", "sgd"] = "adamw"
+    kind: Literal["adamw", "sgd", "adafactor"] = "adamw"
     lr: float = Field(gt=0.0, allow_inf_nan=False)
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0.0, allow_inf_nan=False)
@@ -35,13 +41,18 @@ class OptimizerConfig(StrictModel):
     weight_decay: float = Field(default=0.1, ge=0.0, allow_inf_nan=False)
     clip_norm: float | None = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     warmup_steps: int = Field(default=0, ge=0)
-    schedule: Literal["constant", "cosine"] = "cosine"
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     min_lr_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
+    decay_share: float = Field(default=0.1, gt=0.0, le=1.0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        foreign = ("momentum",) if self.kind == "adamw" else ("betas", "eps")
-        for name in foreign:
-            if getattr(self, name) != type(self).model_fields[name].default:
+        for name in _FOREIGN[self.kind]:
+            if self._is_set(name):
                 raise ValueError(f'{name} has no meaning with kind = "{self.kind}"; leave it out')
+        if self.schedule != "wsd" and self._is_set("decay_share"):
+            raise ValueError(f'decay_share has no meaning with schedule = "{self.schedule}"; leave it out')
         return self
+
+    def _is_set(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).model_fields[name].default)

@@ -7,25 +7,27 @@ from phalanx.optimizers.config import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of one step: linear warm-up, then constant or cosine.
+    """Learning rate of one step: linear warm-up, then what the schedule says.
 
     Args:
         config: Peak, warm-up and schedule.
         step: Counts from 0; the first step of a warm-up of n has ``lr / n``, the n-th ``lr``.
-        total_steps: Of the run; the last one, and any later, has ``min_lr_ratio * lr`` under cosine.
+        total_steps: Of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is constant.
 
     Raises:
         TrainingError: `step` is negative or `total_steps` is not positive.
 
-    Source: Loshchilov and Hutter 2017 (cosine annealing, one period).
+    Source: Loshchilov and Hutter 2017 (cosine annealing, one period); Hu et al. 2024 (warm-up, stable, decay).
     """
     if step < 0 or total_steps < 1:
         raise TrainingError(f"learning rate: step {step} of {total_steps}; expected a step from 0 of at least 1")
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
+    start = config.warmup_steps
+    if config.schedule == "wsd":
+        start = max(start, total_steps - 1 - max(1, round(config.decay_share * total_steps)))
+    if config.schedule == "constant" or step < start:
         return config.lr
-    span = max(1, total_steps - 1 - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / span)
-    share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    progress = min(1.0, (step - start) / max(1, total_steps - 1 - start))
+    share = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1.0 - progress
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)

@@ -7,9 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from phalanx.parallel.config import ParallelConfig
+from phalanx.parallel.outer_config import OuterConfig
 from phalanx.parallel.refusal import Workload, check_layout
 
 if TYPE_CHECKING:
+    from phalanx.parallel.keeper import stand_in
     from phalanx.parallel.launch import LocalRanks
     from phalanx.parallel.lead import Lead, follow
     from phalanx.parallel.meeting import join
@@ -21,6 +23,7 @@ __all__ = [
     "LocalRanks",
     "Member",
     "Outcome",
+    "OuterConfig",
     "ParallelConfig",
     "Place",
     "Recipe",
@@ -29,6 +32,7 @@ __all__ = [
     "find_place",
     "follow",
     "join",
+    "stand_in",
 ]
 
 _HOMES = {
@@ -41,6 +45,7 @@ _HOMES = {
     "find_place": "place",
     "follow": "lead",
     "join": "meeting",
+    "stand_in": "keeper",
 }
 
 

@@ -5,10 +5,14 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.parallel.outer_config import OuterConfig
 from phalanx.planner import Layout
 
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
 Recompute = Literal["none", "selective", "full"]
+
+SHARED_GRADIENTS = 2
+"""Lowest ZeRO level at which gradients are shared."""
 
 
 class ParallelConfig(StrictModel):
@@ -21,12 +25,16 @@ class ParallelConfig(StrictModel):
         cp: Context parallel: ranks that share every sequence.
         zero: What the dp * cp copies share instead of each having it: 0 nothing, 1 optimizer state, 2 gradients too,
             3 parameters too.
+        replicas: With zero 2 or 3, cut the copies into so many groups that each share among themselves (hybrid
+            sharding): parameters travel inside a group, gradients between groups once a step.
         schedule: Order of a pipeline's microbatches; "interleaved" gives every rank two stages.
         sequence_parallel: Tensor parallel ranks share the sequence too, where they would do the same work.
         gradient_compression: How gradients travel between copies; with zero below 2.
         offload: Parameters, gradients and optimizer state stay in the host's memory; with zero 2 or 3.
         activation_checkpointing: What the backward pass computes again: nothing, all but matrix products and
             attention ("selective"), or whole blocks ("full").
+        compile: Blocks are compiled by torch's inductor.
+        outer: Copies train apart for some steps; None joins their gradients in every step.
     """
 
     dp: int = Field(default=1, ge=1, le=65536)
@@ -34,35 +42,91 @@ class ParallelConfig(StrictModel):
     pp: int = Field(default=1, ge=1, le=65536)
     cp: int = Field(default=1, ge=1, le=65536)
     zero: int = Field(default=0, ge=0, le=3)
+    replicas: int = Field(default=1, ge=1, le=65536)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
     sequence_parallel: bool = False
     gradient_compression: Compression = "none"
     offload: bool = False
     activation_checkpointing: Recompute = "none"
+    compile: bool = False
+    outer: OuterConfig | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        copies = self.dp * self.cp
-        if self.zero and copies == 1:
+    def _check_copies(self) -> Self:
+        if self.dp % self.islands:
+            raise ValueError(f"outer.islands = {self.islands} does not divide dp = {self.dp}; change one of them")
+        if self.outer is not None and self.islands == 1:
+            raise ValueError(f"outer joins islands of data parallel copies, and dp = {self.dp}; set dp to 2 or more")
+        found = f"dp * cp = {self.copies} copies" + (f" on {self.islands} islands" if self.islands > 1 else "")
+        if self.zero and self.partners == 1:
             raise ValueError(
-                f"zero = {self.zero} shares what dp * cp copies have, and there is one; set dp to 2 or more"
+                f"zero = {self.zero} shares what dp * cp copies of an island have, and there is one: {found}; "
+                "raise dp, or set zero to 0"
             )
-        if self.schedule == "zero-bubble" and self.pp > 1 and copies > 1:
-            # measured with torch 2.13; the cause is not known
+        if self.gradient_compression != "none" and (self.partners == 1 or self.zero >= SHARED_GRADIENTS):
             raise ValueError(
-                f'schedule = "zero-bubble" gives wrong gradients with dp * cp = {copies} copies; take "1f1b" or '
-                '"interleaved", or set dp and cp to 1'
+                f'gradient_compression = "{self.gradient_compression}" is for gradients that {found} all-reduce, '
+                f'with zero = 0 or 1, found {self.zero}; set it to "none"'
             )
+        if self.offload and self.zero < SHARED_GRADIENTS:
+            raise ValueError(f"offload = true needs zero = 2 or 3, found {self.zero}")
+        self._check_replicas()
+        return self
+
+    @model_validator(mode="after")
+    def _check_rest(self) -> Self:
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel = true needs tensor parallel ranks; set tp to 2 or more, or cp instead")
-        if self.gradient_compression != "none" and (copies == 1 or self.zero >= 2):
-            raise ValueError(
-                f'gradient_compression = "{self.gradient_compression}" is for gradients that dp * cp = {copies} copies '
-                f'all-reduce, with zero = 0 or 1, found {self.zero}; set it to "none"'
-            )
-        if self.offload and self.zero < 2:
-            raise ValueError(f"offload = true needs zero = 2 or 3, found {self.zero}")
+        if self.schedule == "zero-bubble" and self.pp > 1:
+            self._check_zero_bubble()
+        if self.compile:
+            self._check_compile()
         return self
+
+    def _check_replicas(self) -> None:
+        if self.replicas == 1:
+            return
+        if self.zero < SHARED_GRADIENTS:
+            raise ValueError(f"replicas = {self.replicas} needs zero = 2 or 3, found {self.zero}; leave it out")
+        if (self.dp // self.islands) % self.replicas:
+            raise ValueError(
+                f"replicas = {self.replicas} does not divide dp = {self.dp}"
+                + (f" on {self.islands} islands" if self.islands > 1 else "")
+                + "; change one of them"
+            )
+        if self.partners == self.replicas:
+            raise ValueError(
+                f"replicas = {self.replicas} leaves each group one copy, which shares nothing; set zero to 0 or 1"
+            )
+
+    def _check_zero_bubble(self) -> None:
+        if self.gradient_compression != "none":
+            raise ValueError(
+                'schedule = "zero-bubble" computes weight gradients apart from the backward pass, where hooks that '
+                'compress them do not see them; set gradient_compression to "none", or take "1f1b"'
+            )
+        if self.zero > SHARED_GRADIENTS:
+            raise ValueError(
+                'schedule = "zero-bubble" with zero = 3 would lose gradients: a block\'s parameters are shared out '
+                'again before their gradients are computed; take zero = 2, or "1f1b" or "interleaved"'
+            )
+
+    def _check_compile(self) -> None:
+        if self.tp > 1 or self.cp > 1:
+            raise ValueError(
+                f"compile = true: tp = {self.tp} and cp = {self.cp} exchange inside a block, which the compiler would "
+                "cut into pieces; set both to 1, or compile to false"
+            )
+        if self.activation_checkpointing == "selective":
+            raise ValueError(
+                'compile = true: activation_checkpointing = "selective" goes by single operations, which a compiled '
+                'block has no more; take "full" or "none"'
+            )
+        if self.schedule == "zero-bubble" and self.pp > 1:
+            raise ValueError(
+                'compile = true: schedule = "zero-bubble" splits the backward pass, a compiled one is in one piece; '
+                'take "1f1b" or "interleaved"'
+            )
 
     @property
     def layout(self) -> Layout:
@@ -76,5 +140,17 @@ class ParallelConfig(StrictModel):
 
     @property
     def copies(self) -> int:
-        """How many ranks have the same parameters, or share them under ZeRO."""
+        """How many ranks have the same part of the model."""
         return self.dp * self.cp
+
+    @property
+    def islands(self) -> int:
+        """Into how many islands the copies are cut; one where gradients are joined in every step."""
+        if self.outer is None:
+            return 1
+        return self.dp if self.outer.islands is None else self.outer.islands
+
+    @property
+    def partners(self) -> int:
+        """How many copies join their gradients in every step: those of an island."""
+        return self.copies // self.islands

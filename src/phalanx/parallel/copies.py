@@ -2,32 +2,36 @@
 
 import contextlib
 import warnings
+from collections.abc import Iterator
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.parallel.compress import compress_gradients
+from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
 from phalanx.parallel.mesh import Domain
 from phalanx.parallel.part import StagePart
 
-_SHARED_PARAMETERS = 2
-"""Lowest ZeRO level at which gradients are shared, for which FSDP2 shares parameters between steps as well."""
+_BUCKET = 1 << 23
+"""Numbers that are averaged at once, 32 MiB."""
 
 
 def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
     """Join a part with its copies on other ranks.
 
-    Gradients are averaged over the copies; with ZeRO 2 and 3 each copy ends up with a slice of them. ZeRO 1 concerns
-    the optimizer alone.
+    Gradients are averaged over the copies of an island; with ZeRO 2 and 3 each copy ends up with a slice of them.
+    ZeRO 1 concerns the optimizer alone.
 
     Returns:
         What is called in the part's place.
     """
     config = domain.config
-    if config.copies == 1:
+    if config.partners == 1 or averages_afterwards(config):
         return part
-    if config.zero < _SHARED_PARAMETERS:
+    if config.zero < SHARED_GRADIENTS:
         with warnings.catch_warnings():
             # the new name of this option, which older versions do not know
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
@@ -40,11 +44,44 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     on_gpu = domain.device.type == "cuda"
     policy = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
-    reshard = config.zero > _SHARED_PARAMETERS
+    reshard = config.zero > SHARED_GRADIENTS
     for block in part.stage.own_blocks:
         fully_shard(block, mesh=domain.copy_mesh, reshard_after_forward=reshard, offload_policy=policy)
     fully_shard(part, mesh=domain.copy_mesh, reshard_after_forward=reshard, offload_policy=policy)
     return part
+
+
+def averages_afterwards(config: ParallelConfig) -> bool:
+    """Whether copies average their gradients by `average_gradients`, after the last microbatch.
+
+    torch computes the weight gradients of a split backward pass by ``autograd.grad`` and assigns them, so that hooks of
+    parameters, by which DDP joins its copies, never run.
+    """
+    is_split = config.schedule == "zero-bubble" and config.pp > 1
+    return is_split and config.partners > 1 and config.zero < SHARED_GRADIENTS
+
+
+@torch.no_grad()
+def average_gradients(part: StagePart, domain: Domain) -> None:
+    """Average a part's gradients over the copies of its island."""
+    gradients = [one.grad for one in part.parameters() if one.grad is not None]
+    for bucket in _buckets(gradients):
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(domain.config.partners)
+        dist.all_reduce(flat, group=domain.copies)
+        pieces = flat.split([gradient.numel() for gradient in bucket])
+        for gradient, piece in zip(bucket, pieces, strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        if bucket and sum(one.numel() for one in bucket) + tensor.numel() > _BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
 
 
 def microbatch_scope(

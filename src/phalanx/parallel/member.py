@@ -2,27 +2,31 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
 from phalanx.errors import FailedBatchError
-from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, parameter_shapes, partition
+from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
 from phalanx.objectives import IGNORE
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.copies import share_again, share_with_copies
+from phalanx.parallel.keeper import Keeper, catalogue
+from phalanx.parallel.loss_scale import LossScale
 from phalanx.parallel.mesh import Domain
-from phalanx.parallel.parameters import by_name, counted_gradients, fill, held_parameters, settle_gradients, whole
+from phalanx.parallel.outer import OuterStep
+from phalanx.parallel.parameters import Held, counted_gradients, held_parameters, settle_gradients
 from phalanx.parallel.part import StagePart
 from phalanx.parallel.pipelining import accumulate, pipelined
-from phalanx.parallel.update import MOMENTS, Update
+from phalanx.parallel.update import Update
 from phalanx.telemetry import PhaseTimer
 
-WEIGHT = "weight"
+_NARROW = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Recipe:
         total_steps: Of the run.
         seed: Of dropout.
         attention: Kernel.
-        bf16: Compute in bfloat16 while training.
+        precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
+        adapter: What is trained, where not all parameters are.
     """
 
     parallel: ParallelConfig
@@ -49,7 +54,8 @@ class Recipe:
     total_steps: int
     seed: int = 0
     attention: str = "sdpa"
-    bf16: bool = False
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    adapter: LoraConfig | None = None
 
     def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
@@ -91,7 +97,10 @@ class Member:
         self._modules: list[nn.Module] = [share_with_copies(part, domain) for part in self._parts]
         self._held = [one for part in self._parts for one in held_parameters(part, domain)]
         self._update = Update(self._held, recipe.optimizer, domain)
-        self._catalogue = _catalogue(source, self._specs)
+        self._outer = _outer_step(self._held, domain)
+        stages = catalogue(source, self._specs, recipe.adapter)
+        self._keeper = Keeper(stages, self._held, self._update, self._outer, domain, recipe.optimizer)
+        self._scale = LossScale(is_needed=recipe.precision == "fp16")
         self._num_targets = 1
         self._losses: list[Tensor] = []
         rows = recipe.batch_size // (recipe.parallel.dp * recipe.microbatches)
@@ -118,27 +127,29 @@ class Member:
             FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
                 updated.
         """
-        domain, timer = self._domain, self.timer
-        self._num_targets = int((labels != IGNORE).sum())
-        if not self._num_targets:
+        timer, config = self.timer, self._recipe.optimizer
+        all_targets = int((labels != IGNORE).sum())
+        if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
-        self._losses.clear()
-        self._seed(step)
-        with timer.phase("compute"):
-            self._run(self._own_rows(ids), self._own_labels(labels))
-        with timer.phase("reduce"):
-            settle_gradients(self._held, domain)
-            norm, loss = self._norm_and_loss()
-        if not (math.isfinite(norm) and math.isfinite(loss)):
+        self._num_targets = max(1, int((self._island_rows(labels) != IGNORE).sum()))
+        loss, norms = self._compute(step, ids, labels)
+        while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.lower():
+            self._update.clear()
+            loss, norms = self._compute(step, ids, labels)
+        if not (math.isfinite(loss) and all(map(math.isfinite, norms))):
             self._update.clear()
             raise FailedBatchError(
-                f"step {step}: loss {loss}, gradient norm {norm}; lower optimizer.lr or set optimizer.clip_norm"
+                f"step {step}: loss {loss}, gradient norm {max(norms)}; lower optimizer.lr or set optimizer.clip_norm"
             )
         with timer.phase("update"):
-            config = self._recipe.optimizer
             lr = learning_rate(config, step, self._recipe.total_steps)
-            self._update.step(lr, clip_coefficient(norm, config.clip_norm))
-        return Outcome(loss, norm)
+            clipped = clip_coefficient(norms[self._domain.island], config.clip_norm)
+            self._update.step(lr, clipped / self._scale.value)
+            self._scale.settle()
+        if self._outer is not None and self._outer.is_due(step + 1):
+            with timer.phase("outer"):
+                self._outer.step()
+        return Outcome(loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms)))
 
     @torch.no_grad()
     def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
@@ -162,30 +173,10 @@ class Member:
         dist.all_reduce(total)
         return float(total[0]), int(total[1])
 
-    @torch.no_grad()
     def collect(self, stage: int) -> dict[str, Tensor]:
-        """Bring one stage's whole tensors to rank 0: ``weight/...`` and moments; other ranks get none."""
-        domain = self._domain
-        owner = stage % self._recipe.parallel.pp
-        found: dict[str, Tensor] = {}
-        mine = by_name([one for one in self._held if not one.is_second])
-        for kind, name, shape in self._tensors(stage):
-            key = f"{kind}/{name}"
-            if domain.pp == owner:
-                one = mine[name][0]
-                value = one.parameter if kind == WEIGHT else self._update.moment(one, kind)
-                full = whole(one, value, domain)
-                if dist.get_rank() == 0:
-                    # not a view of what the next step changes
-                    found[key] = full.clone()
-                elif domain.is_leader:
-                    dist.send(full.contiguous(), dst=0)
-            elif dist.get_rank() == 0:
-                found[key] = torch.empty(shape)
-                dist.recv(found[key], src=domain.leader_of(owner))
-        return found
+        """Bring one stage's whole tensors to rank 0: ``weight/...``, moments, what joins islands; others get none."""
+        return self._keeper.collect(stage)
 
-    @torch.no_grad()
     def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
         """Take one stage's state from rank 0, whatever layout it was saved under.
 
@@ -194,56 +185,57 @@ class Member:
             stage: Which one.
             tensors: As `collect` names them; on rank 0 alone.
         """
-        mine = by_name(self._held)
-        for kind, name, shape in self._tensors(stage):
-            full = torch.empty(shape) if tensors is None else tensors[f"{kind}/{name}"].contiguous()
-            dist.broadcast(full, src=0)
-            for one in mine.get(name, ()):
-                place = one.parameter if kind == WEIGHT else self._update.target(one, kind, num_steps)
-                if place is not None:
-                    fill(one, place, full, self._domain)
+        self._keeper.load(num_steps, stage, tensors)
 
     def names(self, stage: int) -> list[str]:
         """Names of the tensors of a stage, as `collect` and `load` have them."""
-        return [f"{kind}/{name}" for kind, name, _ in self._tensors(stage)]
-
-    def _tensors(self, stage: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        for kind in (WEIGHT, *MOMENTS[self._recipe.optimizer.kind]):
-            for name, shape in self._catalogue[stage]:
-                yield kind, name, shape
+        return self._keeper.names(stage)
 
     def _build(self, source: ModelSource, spec: StageSpec) -> StagePart:
         recipe = self._recipe
         stage = build_stage(
             source,
             spec,
-            adapter=None,
+            adapter=recipe.adapter,
             activation_checkpointing=False,
             attention="eager" if recipe.attention == "eager" else "sdpa",
             seed=recipe.seed,
             device=str(self._domain.device),
         )
-        return StagePart(stage, self._domain, bf16=recipe.bf16)
+        return StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         part = self._parts[-1]
         total = part.loss(logits, labels)
         self._losses.append(total.detach())
         # copies average their gradients, the step wants their sum
-        return total * (self._recipe.parallel.copies / self._num_targets)
+        return total * (self._scale.value * self._recipe.parallel.partners / self._num_targets)
 
-    def _norm_and_loss(self) -> tuple[float, float]:
+    def _compute(self, step: int, ids: Tensor, labels: Tensor) -> tuple[float, list[float]]:
+        """Forward and backward; summed loss of all ranks, and the norm of each island's gradient."""
+        self._losses.clear()
+        self._seed(step)
+        with self.timer.phase("compute"):
+            self._run(self._own_rows(ids), self._own_labels(labels))
+        with self.timer.phase("reduce"):
+            settle_gradients(self._held, self._domain)
+            return self._loss_and_norms()
+
+    def _loss_and_norms(self) -> tuple[float, list[float]]:
         gradients = dict(counted_gradients(self._held, self._domain))
-        sums = torch.zeros(2, dtype=torch.float64)
-        sums[0] = gradient_norm_squared(gradients)
+        sums = torch.zeros(1 + self._recipe.parallel.islands, dtype=torch.float64)
         if self._losses and self._domain.tp == 0:
-            sums[1] = sum(float(loss) for loss in self._losses)
+            sums[0] = sum(float(loss) for loss in self._losses)
+        sums[1 + self._domain.island] = gradient_norm_squared(gradients)
         dist.all_reduce(sums)
-        square = float(sums[0])
-        return (math.sqrt(square) if square >= 0 else math.nan), float(sums[1]) / self._num_targets
+        loss, *squares = sums.tolist()
+        return loss, [math.sqrt(square) / self._scale.value if square >= 0 else math.nan for square in squares]
 
     def _own_rows(self, x: Tensor) -> Tensor:
         return x.chunk(self._recipe.parallel.dp)[self._domain.dp].to(self._domain.device)
+
+    def _island_rows(self, x: Tensor) -> Tensor:
+        return x.chunk(self._recipe.parallel.islands)[self._domain.island]
 
     def _own_labels(self, labels: Tensor) -> Tensor:
         return self._parts[-1].own_labels(self._own_rows(labels)).contiguous()
@@ -267,17 +259,7 @@ class Member:
         torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 
-def _catalogue(source: ModelSource, specs: Sequence[StageSpec]) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Names and shapes of the whole model's parameters by stage; a tied head is the first stage's embedding."""
-    family = source.family
-    found: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in specs]
-    blocks = f"{family.trunk}.{family.blocks}."
-    first = tuple(f"{family.trunk}.{part}." for part in family.first_parts)
-    for name, shape in parameter_shapes(source.hub_config).items():
-        if name.startswith(blocks):
-            layer = int(name.removeprefix(blocks).partition(".")[0])
-            index = next(spec.index for spec in specs if spec.first_layer <= layer < spec.end_layer)
-        else:
-            index = 0 if name.startswith(first) else len(specs) - 1
-        found[index].append((name, shape))
-    return found
+def _outer_step(held: Sequence[Held], domain: Domain) -> OuterStep | None:
+    if domain.config.outer is None or domain.islands is None:
+        return None
+    return OuterStep(held, domain.config.outer, domain.islands)

@@ -1,4 +1,4 @@
-"""Where this rank stands among all others: one DeviceMesh with the axes pp, dp, cp and tp."""
+"""Where this rank stands among all others: one DeviceMesh with the axes pp, island, replica, dp, cp and tp."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from phalanx.parallel.config import ParallelConfig
 
-_AXES = ("pp", "dp", "cp", "tp")
 _COPIES = "copies"
 
 
@@ -16,12 +15,17 @@ _COPIES = "copies"
 class Domain:
     """One rank's place and groups; ranks count along tp first, then cp, dp and pp.
 
+    Data parallel copies count along those that share first, then groups that are replicas of each other, then islands.
+
     Attributes:
         config: The layout.
         device: Where this rank computes.
         pp: Coordinate along the pipeline; `dp`, `cp` and `tp` likewise.
-        copy_mesh: Mesh of the dp * cp ranks that have the same parameters.
-        copies: Their group.
+        island: Which of the islands this rank is on.
+        replica: Which of the island's groups that share.
+        copy_mesh: Mesh of the ranks that share what ZeRO shares; with replicas, groups by ranks of a group.
+        copies: Group of the island's ranks that have the same parameters.
+        islands: Group of the ranks that have this rank's place on all islands; None where there is one.
         tensors: Group of the tensor parallel ranks.
         context: Group of the context parallel ranks.
         pipeline: Group of the pipeline's ranks.
@@ -34,8 +38,11 @@ class Domain:
     dp: int
     cp: int
     tp: int
+    island: int
+    replica: int
     copy_mesh: DeviceMesh
     copies: dist.ProcessGroup
+    islands: dist.ProcessGroup | None
     tensors: dist.ProcessGroup
     context: dist.ProcessGroup
     pipeline: dist.ProcessGroup
@@ -43,18 +50,23 @@ class Domain:
 
     @property
     def copy(self) -> int:
-        """Which of the copies this rank has."""
+        """Which of all copies this rank has."""
         return self.dp * self.config.cp + self.cp
 
     @property
-    def is_leader(self) -> bool:
-        """Whether this rank speaks for its place in the pipeline."""
-        return self.copy == 0 and self.tp == 0
+    def partner(self) -> int:
+        """Which of its island's copies this rank has."""
+        return self.copy % self.config.partners
 
-    def leader_of(self, pp: int) -> int:
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank speaks for its island at its place in the pipeline."""
+        return self.partner == 0 and self.tp == 0
+
+    def leader_of(self, pp: int, island: int = 0) -> int:
         """Global rank of the one that speaks for a place in the pipeline."""
         config = self.config
-        return pp * config.copies * config.tp
+        return (pp * config.copies + island * config.partners) * config.tp
 
     def peer(self, pp: int) -> int:
         """Global rank of the one that has this rank's coordinates at another place in the pipeline."""
@@ -69,21 +81,41 @@ def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
         config: Its `world` is the size of the default group.
         device: Where this rank computes.
     """
-    sizes = tuple(getattr(config, axis) for axis in _AXES)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=_AXES)
-    copy_mesh = mesh["dp", "cp"]._flatten(_COPIES)
-    places = {axis: mesh.get_local_rank(axis) for axis in _AXES}
+    sizes = _sizes(config)
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    joined = tuple(axis for axis in ("replica", "dp", "cp") if axis in sizes)
+    copy_mesh = mesh[joined]._flatten(_COPIES)
+    places = dict.fromkeys(("island", "replica"), 0) | {axis: mesh.get_local_rank(axis) for axis in sizes}
+    # whose rows: counted over all islands and groups
+    places["dp"] += (places["island"] * config.replicas + places["replica"]) * sizes["dp"]
     return Domain(
         config=config,
         device=device,
         **places,
-        copy_mesh=copy_mesh,
+        copy_mesh=copy_mesh if config.replicas == 1 else _hybrid_mesh(config, device),
         copies=copy_mesh.get_group(),
+        islands=mesh.get_group("island") if config.islands > 1 else None,
         tensors=mesh.get_group("tp"),
         context=mesh.get_group("cp"),
         pipeline=mesh.get_group("pp"),
         ends=_ends(config),
     )
+
+
+def _sizes(config: ParallelConfig) -> dict[str, int]:
+    """The axes, slowest first; islands and replicas are parts of dp, and axes only where there are several."""
+    parts = {"island": config.islands, "replica": config.replicas}
+    sizes = {"pp": config.pp, **{axis: size for axis, size in parts.items() if size > 1}}
+    sizes["dp"] = config.dp // (config.islands * config.replicas)
+    return {**sizes, "cp": config.cp, "tp": config.tp}
+
+
+def _hybrid_mesh(config: ParallelConfig, device: torch.device) -> DeviceMesh:
+    """Groups by ranks of a group: a flattened axis cannot be one of two that are taken from a mesh."""
+    shards = config.partners // config.replicas
+    sizes = (config.pp * config.islands, config.replicas, shards, config.tp)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("rest", "replicas", "shards", "tensors"))
+    return mesh["replicas", "shards"]
 
 
 def _ends(config: ParallelConfig) -> dist.ProcessGroup | None:

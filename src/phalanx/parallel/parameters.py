@@ -37,22 +37,23 @@ class Held:
 
 
 def held_parameters(part: StagePart, domain: Domain) -> list[Held]:
-    """Parameters of a part, after it was joined with its copies, in the order of the model."""
+    """What is trained of a part, after it was joined with its copies, in the order of the model."""
     stage = part.stage
     ends_apart = domain.config.pp > 1 and stage.ties_head
     blocks = f"{stage.family.trunk}.{stage.family.blocks}."
     last = tuple(f"{stage.family.trunk}.{name}." for name in stage.family.last_parts)
     found = []
-    for name, parameter in stage.all_parameters().items():
+    for name, parameter in stage.trainable().items():
         split = part.cut.splits.get(name)
         is_second = ends_apart and stage.spec.is_last and name == _HEAD_WEIGHT
+        is_sliced = domain.config.sequence_parallel and split is None and name.startswith((blocks, *last))
         is_embedding = ends_apart and stage.spec.is_first and name == stage.family.embedding_weight
         found.append(
             Held(
                 name=stage.family.embedding_weight if is_second else name,
                 parameter=parameter,
                 split=split,
-                is_partial=domain.config.sequence_parallel and split is None and name.startswith((blocks, *last)),
+                is_partial=is_sliced or name in part.cut.partial,
                 is_second=is_second,
                 is_tied=is_second or is_embedding,
             )
@@ -82,12 +83,13 @@ def settle_gradients(held: Sequence[Held], domain: Domain) -> None:
 
 
 def counted_gradients(held: Sequence[Held], domain: Domain) -> Iterator[tuple[str, Tensor]]:
-    """Slices of the whole gradient; over all ranks each number of it occurs once."""
+    """Slices of an island's whole gradient; over its ranks each number of it occurs once."""
     for one in held:
         gradient = one.parameter.grad
         if gradient is None or one.is_second:
             continue
-        alone_among_copies = isinstance(one.parameter, DTensor) or domain.copy == 0
+        shares = isinstance(one.parameter, DTensor)
+        alone_among_copies = domain.replica == 0 if shares else domain.partner == 0
         alone_among_tensors = one.split is not None or domain.tp == 0
         if alone_among_copies and alone_among_tensors:
             yield one.name, local(gradient)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from phalanx.models import StageModule
 from phalanx.objectives import causal_lm
+from phalanx.parallel.compiled import compile_blocks
 from phalanx.parallel.exchange import enter, gather_copies, gather_parts, keep_slice
 from phalanx.parallel.mesh import Domain
 from phalanx.parallel.recompute import recomputing
@@ -29,24 +30,27 @@ class StagePart(nn.Module):
     Args:
         stage: Whole; it is cut here.
         domain: This rank's place.
-        bf16: Compute in bfloat16 while training.
+        narrow: Type in which products of matrices are computed while training; None is float32. Parameters, and what
+            passes between stages, are in float32 either way.
 
     Attributes:
         stage: What is left of it on this rank.
         cut: How parameters were cut.
     """
 
-    def __init__(self, stage: StageModule, domain: Domain, *, bf16: bool) -> None:
+    def __init__(self, stage: StageModule, domain: Domain, *, narrow: torch.dtype | None = None) -> None:
         super().__init__()
         config = domain.config
         self._domain = domain
-        self._bf16 = bf16
+        self._narrow = narrow
         self._cuts_sequence = config.sequence_parallel
         # masks and tables are made by the config as it was, whatever kernel runs
         self._tables_by = copy.deepcopy(stage.hub_config)
         self.cut: Cut = cut_stage(stage, domain.tensors, cuts_sequence=self._cuts_sequence)
         share_context(stage, domain.context)
         self.stage = stage
+        if config.compile:
+            compile_blocks(stage)
         self._run = recomputing(_run_block, config.activation_checkpointing)
 
     @property
@@ -69,7 +73,9 @@ class StagePart(nn.Module):
             context = self._context(hidden)
             for block in stage.own_blocks:
                 hidden = self._run(block, hidden, context)
-            return self._finish(hidden) if stage.spec.is_last else hidden
+            result = self._finish(hidden) if stage.spec.is_last else hidden
+        # the shapes that a pipeline was told of are those of float32
+        return result.to(torch.float32)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Summed loss of this rank's slice of the sequence, the same on all tensor parallel ranks.
@@ -129,9 +135,9 @@ class StagePart(nn.Module):
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         # as for a whole model: validation is in float32
-        if not (self._bf16 and torch.is_grad_enabled()):
+        if self._narrow is None or not torch.is_grad_enabled():
             return contextlib.nullcontext()
-        return torch.autocast(self._domain.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self._domain.device.type, dtype=self._narrow)
 
 
 def _run_block(block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from phalanx.parallel.copies import microbatch_scope
+from phalanx.parallel.copies import average_gradients, averages_afterwards, microbatch_scope
 from phalanx.parallel.mesh import Domain
 from phalanx.parallel.part import StagePart
 
@@ -79,6 +79,9 @@ def pipelined(
     def run(ids: Tensor, labels: Tensor) -> None:
         inputs = (ids,) if has_first else ()
         schedule.step(*inputs, target=labels if has_last else None, return_outputs=False)
+        if averages_afterwards(domain.config):
+            for part in parts:
+                average_gradients(part, domain)
 
     return run
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.parallel.config import ParallelConfig
+from phalanx.parallel.compiled import why_no_compiler
+from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
+from phalanx.parallel.tensor_plans import PLANS
 from phalanx.planner import nearest, shape_of, why_not
 
 
@@ -17,13 +19,17 @@ class Workload:
         batch_size: Sequences of one step, all ranks together.
         microbatches: Parts that each copy's sequences are cut into.
         sequence_length: Tokens of a sequence.
-        attention: Attention kernel that the run file asks for.
+        adapted: Layers that adapters are asked for, empty for the usual ones; None where all parameters are trained.
+        optimizer: Its kind.
+        device: Of the ranks.
     """
 
     batch_size: int
     microbatches: int
     sequence_length: int
-    attention: str = "sdpa"
+    adapted: tuple[str, ...] | None = None
+    optimizer: str = "adamw"
+    device: str = "cpu"
 
 
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: Workload) -> None:
@@ -50,15 +56,34 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: Wo
 
 
 def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: Workload) -> Iterator[str]:
-    family = hub_config.get("model_type")
-    if config.cp > 1 and family == "bloom":
-        yield f"cp={config.cp}: bloom's bias on attention scores has no context parallel kernel; set cp to 1, raise tp"
-    if config.cp > 1 and load.attention != "sdpa":
-        yield f'cp={config.cp} needs model.attention = "sdpa", found "{load.attention}"'
+    yield from _about_the_model(config, hub_config, load)
     if config.sequence_parallel and load.sequence_length % (config.cp * config.tp):
         yield (
             f"sequence_parallel: cp={config.cp} * tp={config.tp} does not divide a sequence of "
             f"{load.sequence_length} tokens; change one of them"
         )
-    if config.tp > 1 and hub_config.get("slow_but_exact") and hub_config.get("pretraining_tp", 1) > 1:
-        yield f"tp={config.tp}: slow_but_exact = true cuts matrices itself; set it to false in the model's config"
+    if load.optimizer == "adafactor" and (config.tp > 1 or config.zero >= SHARED_GRADIENTS):
+        yield (
+            f"tp={config.tp} zero={config.zero}: adafactor keeps rows and columns of whole matrices, and ranks would "
+            'have slices; set tp to 1 and zero to 0 or 1, or take optimizer.kind = "adamw"'
+        )
+    lacking = why_no_compiler(load.device) if config.compile else None
+    if lacking is not None:
+        yield f"compile: {lacking}"
+
+
+def _about_the_model(config: ParallelConfig, hub_config: Mapping[str, Any], load: Workload) -> Iterator[str]:
+    family = str(hub_config.get("model_type"))
+    rows = PLANS[family].rows if config.tp > 1 and family in PLANS else ()
+    stray = [target for target in load.adapted or () if any(f".{row}".endswith(f".{target}") for row in rows)]
+    if stray:
+        yield (
+            f"tp={config.tp}: adapters on {', '.join(stray)}, of whose inputs each rank has a part, are not cut; take "
+            f"{', '.join(PLANS[family].columns)}, or set tp to 1"
+        )
+    cuts_itself = hub_config.get("slow_but_exact") and hub_config.get("pretraining_tp", 1) > 1
+    if cuts_itself and (config.tp > 1 or config.cp > 1):
+        yield (
+            f"tp={config.tp} cp={config.cp}: slow_but_exact = true cuts matrices itself; set it to false in the "
+            "model's config"
+        )

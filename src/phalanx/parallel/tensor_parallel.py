@@ -12,6 +12,8 @@ from phalanx.parallel.split import Split
 from phalanx.parallel.tensor_plans import PLANS, BlockPlan
 
 _HEAD = "lm_head"
+_ADAPTED = "base_layer"
+"""Where an adapter has put the layer that it stands before."""
 
 
 @dataclass
@@ -20,10 +22,12 @@ class Cut:
 
     Attributes:
         splits: How each cut parameter lies in the whole one, by name.
+        partial: Names of parameters that every rank has, and of whose gradient it has a part of the sum.
         shares_vocabulary: Embedding and head are cut along the vocabulary.
     """
 
     splits: dict[str, Split] = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
     shares_vocabulary: bool = False
 
 
@@ -40,7 +44,7 @@ def cut_stage(stage: StageModule, group: Group, *, cuts_sequence: bool) -> Cut:
     cut = Cut()
     if group.size() == 1:
         return cut
-    knife = _Knife(stage, group, cut.splits, cuts_sequence)
+    knife = _Knife(stage, group, cut, cuts_sequence)
     for block, name in zip(stage.own_blocks, _block_names(stage), strict=True):
         knife.cut_block(block, name, PLANS[stage.family.model_type])
     cut.shares_vocabulary = int(stage.hub_config.vocab_size) % group.size() == 0
@@ -57,10 +61,10 @@ def _block_names(stage: StageModule) -> list[str]:
 class _Knife:
     """Cuts modules in place and notes how."""
 
-    def __init__(self, stage: StageModule, group: Group, splits: dict[str, Split], cuts_sequence: bool) -> None:
+    def __init__(self, stage: StageModule, group: Group, cut: Cut, cuts_sequence: bool) -> None:
         self._stage = stage
         self._group = group
-        self._splits = splits
+        self._cut = cut
         self._cuts_sequence = cuts_sequence
 
     def cut_block(self, block: nn.Module, name: str, plan: BlockPlan) -> None:
@@ -93,12 +97,22 @@ class _Knife:
             known = made.get(id(head.weight))
             head.weight = known if known is not None else self._slice(head.weight, f"{_HEAD}.weight", Split(0))
 
-    def _cut_columns(self, linear: Any, name: str, dim: int, parts: int) -> None:
+    def _cut_columns(self, layer: Any, name: str, dim: int, parts: int) -> None:
+        linear = getattr(layer, _ADAPTED, layer)
+        if linear is not layer:
+            self._cut_adapter(layer, name, parts)
         linear.weight = self._slice(linear.weight, f"{name}.weight", Split(dim, parts))
         if linear.bias is not None:
             linear.bias = self._slice(linear.bias, f"{name}.bias", Split(0, parts))
         if hasattr(linear, "nf"):
             linear.nf = linear.weight.shape[dim]
+
+    def _cut_adapter(self, layer: Any, name: str, parts: int) -> None:
+        """Of what an adapter adds each rank has the columns that it has of the layer itself."""
+        for adapter in layer.lora_B.values():
+            adapter.weight = self._slice(adapter.weight, f"{name}.lora_B.weight", Split(0, parts))
+        # a rank's columns alone say what its gradient is
+        self._cut.partial.add(f"{name}.lora_A.weight")
 
     def _cut_rows(self, block: nn.Module, path: str, name: str, dim: int) -> None:
         linear: Any = block.get_submodule(path)
@@ -113,5 +127,5 @@ class _Knife:
         setattr(block.get_submodule(parent), leaf, rows)
 
     def _slice(self, whole: nn.Parameter, name: str, split: Split) -> nn.Parameter:
-        self._splits[name] = split
+        self._cut.splits[name] = split
         return local_parameter(split.take(whole.detach(), self._group.rank(), self._group.size()), whole)

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.optimizers import OptimizerConfig
+from phalanx.optimizers import OptimizerConfig, moment_shapes
+from phalanx.parallel.config import SHARED_GRADIENTS
 from phalanx.parallel.mesh import Domain
 from phalanx.parallel.parameters import Held, local
 
 _OPTIMIZER_STATE_ALONE = 1
 _STEP = "step"
-MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""Names of what an optimizer keeps for each parameter."""
 
 
 class Update:
@@ -36,17 +35,12 @@ class Update:
             for is_decayed, decay in ((True, config.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
-        kind, options = _settings(config)
+        kind, options = _settings(config, domain.config.zero)
         self._zero: Any = None
         if domain.config.zero == _OPTIMIZER_STATE_ALONE:
             self._zero = _sharing()(groups, kind, process_group=domain.copies, **options)
         self._optimizer: torch.optim.Optimizer = kind(groups, **options) if self._zero is None else self._zero
         self._parameters = parameters
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """Names of what it keeps for each parameter."""
-        return MOMENTS[self._config.kind]
 
     @torch.no_grad()
     def step(self, lr: float, clip_coefficient: float) -> None:
@@ -66,7 +60,7 @@ class Update:
     def moment(self, one: Held, name: str) -> Tensor:
         """What is kept for a parameter; with ZeRO 1 all copies call this together."""
         kept = self._state.get(one.parameter, {}).get(name)
-        value: Tensor = torch.zeros_like(one.parameter.detach()) if kept is None else kept
+        value: Tensor = self._nothing(one, name) if kept is None else kept
         if self._zero is None:
             return value
         # one copy has it and the others have zeros
@@ -79,10 +73,17 @@ class Update:
         if self._zero is not None and not self._is_mine(one.parameter):
             return None
         kept = self._state.setdefault(one.parameter, {})
-        if self._config.kind == "adamw":
+        if self._config.kind != "sgd":
             kept[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
-        value: Tensor = kept.setdefault(name, torch.zeros_like(one.parameter.detach()))
+        value: Tensor = kept.setdefault(name, self._nothing(one, name))
         return value
+
+    def _nothing(self, one: Held, name: str) -> Tensor:
+        shape = moment_shapes(self._config.kind, one.parameter.shape)[name]
+        if shape == tuple(one.parameter.shape):
+            # shared out as the parameter is
+            return torch.zeros_like(one.parameter.detach())
+        return one.parameter.detach().new_zeros(shape)
 
     @property
     def _inner(self) -> torch.optim.Optimizer:
@@ -106,7 +107,10 @@ def _sharing() -> Any:
         return ZeroRedundancyOptimizer
 
 
-def _settings(config: OptimizerConfig) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
+def _settings(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
     if config.kind == "sgd":
-        return torch.optim.SGD, {"lr": config.lr, "momentum": config.momentum}
+        # torch's fused kernel has no rule for tensors that copies share
+        return torch.optim.SGD, {"lr": config.lr, "momentum": config.momentum, "fused": zero < SHARED_GRADIENTS}
+    if config.kind == "adafactor":
+        return torch.optim.Adafactor, {"lr": config.lr}
     return torch.optim.AdamW, {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}

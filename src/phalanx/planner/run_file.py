@@ -50,7 +50,7 @@ def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
 
     Args:
         model: A config.json, its directory, or the name of a known model.
-        recipe: How it is trained; run files know ``fp32`` and ``bf16``.
+        recipe: How it is trained; the weights of a run are in fp32, whatever it computes in.
         tokens: Of the whole training; None is one step.
     """
     steps = max(1, round((tokens or 0.0) / recipe.tokens))
@@ -64,7 +64,7 @@ def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
         "train": {
             "steps": steps,
             "batch_size": recipe.sequences,
-            "precision": "fp32" if recipe.precision == "fp32" else "bf16",
+            "precision": "bf16" if recipe.precision == "autocast" else recipe.precision,
         },
         "optimizer": {"lr": 3e-4},
     }

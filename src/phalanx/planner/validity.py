@@ -8,6 +8,7 @@ from phalanx.planner.layout import AXES, SCHEDULES, Layout, distance, layouts
 from phalanx.planner.shape import ModelShape
 
 HIGHEST_ZERO = 3
+_GRADIENTS_SHARED = 2
 
 
 def why_not(layout: Layout, shape: ModelShape, sequences: int, microbatches: int, sequence_length: int) -> str | None:
@@ -105,8 +106,6 @@ def _wrong_tensors(layout: Layout, shape: ModelShape) -> Iterator[str]:
     for name, number in parts.items():
         if number % layout.tp:
             yield f"tp={layout.tp} does not divide {number} {name}; lower tp"
-    if layout.cp > 1 and not shape.fused:
-        yield f"cp={layout.cp}: {shape.family}'s bias on attention scores has no context parallel kernel; set cp to 1"
     # context parallel ranks exchange whole heads against parts of the sequence
     for name, number in list(parts.items())[:2]:
         if number % (layout.tp * layout.cp):
@@ -139,10 +138,15 @@ def _wrong_pipeline(layout: Layout, shape: ModelShape, microbatches: int) -> Ite
             f"schedule={layout.schedule} needs at least pp={layout.pp} microbatches, got {microbatches}; "
             "raise the microbatches or take gpipe"
         )
-    if layout.schedule == "zero-bubble" and layout.shards > 1:
+    if layout.schedule == "zero-bubble" and microbatches % max(1, microbatches // layout.pp):
         yield (
-            f"schedule=zero-bubble with dp * cp = {layout.shards} copies: the engine's gradients are wrong there; "
-            "take 1f1b or interleaved"
+            f"schedule=zero-bubble goes round in {microbatches // layout.pp} turns, which do not divide {microbatches} "
+            f"microbatches; take a multiple of pp={layout.pp}"
+        )
+    if layout.schedule == "zero-bubble" and layout.zero > _GRADIENTS_SHARED:
+        yield (
+            f"schedule=zero-bubble with zero={layout.zero}: parameters are shared out again before their gradients are "
+            "computed; take zero=2, 1f1b or interleaved"
         )
     if layout.schedule == "interleaved" and layout.stages_per_rank == 1:
         yield "schedule=interleaved with one stage a rank is 1f1b; set chunks to 2 or more"

@@ -30,7 +30,8 @@ class TrainConfig(StrictModel):
     max_failed_batches: int = Field(default=3, ge=0)
     """How many batches in a row may be given up because their loss or gradient is NaN or infinite; one more ends the
     run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What matrix products are computed in while training; weights, moments and messages are in fp32 either way."""
     objective: Literal["causal_lm"] = "causal_lm"
     validate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates before the first step and after the last one only."""
@@ -65,8 +66,7 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _check_domain(self) -> Self:
         if self.parallel is None:
-            if self.optimizer.kind != "adamw":
-                raise ValueError(f'optimizer.kind = "{self.optimizer.kind}" is for [parallel]; stages have "adamw"')
+            self._check_stages()
             return self
         for name in ("pipeline", "guard", "attack"):
             if getattr(self, name) != type(self).model_fields[name].default:
@@ -76,15 +76,42 @@ class RunConfig(StrictModel):
         if self.model.activation_checkpointing:
             raise ValueError('model.activation_checkpointing: set parallel.activation_checkpointing = "full" instead')
         refused = {
-            "model.adapter": self.model.adapter is not None,
             "checkpoint.journal": bool(self.checkpoint.journal),
             "checkpoint.asynchronous": self.checkpoint.asynchronous,
-            'train.precision = "bf16" with pp above 1': self.train.precision != "fp32" and self.parallel.pp > 1,
         }
         for name, is_set in refused.items():
             if is_set:
                 raise ValueError(f"[parallel] has no {name}; leave it out")
+        if self.parallel.outer is not None:
+            self._check_islands(self.parallel.outer.every)
         return self
+
+    def _check_stages(self) -> None:
+        if self.optimizer.kind != "adamw":
+            raise ValueError(
+                f'optimizer.kind = "{self.optimizer.kind}" is for [parallel]; stages have "adamw": what shadows '
+                "follow, audits replay and rollbacks undo are its two moments"
+            )
+        if self.train.precision == "fp16":
+            raise ValueError(
+                'train.precision = "fp16" is for [parallel]: its loss scale depends on every stage, and an audit would '
+                'have to know it; take "bf16"'
+            )
+
+    def _check_islands(self, every: int) -> None:
+        """Between outer steps islands have different weights, and there is no one model to measure or save."""
+        steps = {
+            "train.steps": self.train.steps,
+            "train.validate_every": self.train.validate_every,
+            "checkpoint.every": self.checkpoint.every,
+        }
+        for name, number in steps.items():
+            if number % every:
+                nearest = max(1, round(number / every)) * every
+                raise ValueError(
+                    f"{name} = {number} is no multiple of parallel.outer.every = {every}, and islands differ "
+                    f"between two outer steps; make it {nearest}"
+                )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

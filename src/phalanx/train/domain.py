@@ -58,7 +58,8 @@ def recipe_of(run: RunConfig) -> Recipe:
         total_steps=run.train.steps,
         seed=run.train.seed,
         attention=run.model.attention,
-        bf16=run.train.precision == "bf16",
+        precision=run.train.precision,
+        adapter=run.model.adapter,
     )
 
 
@@ -95,7 +96,7 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     for name in ("stage", "layers", "parameters", "pipeline rank"):
         table.add_column(name, justify="right")
     specs = recipe_of(run).stages(source)
-    for spec, row in zip(specs, stage_table(source.hub_config, specs, None), strict=True):
+    for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True):
         layers = f"{spec.first_layer}-{spec.end_layer - 1}"
         table.add_row(str(spec.index), layers, f"{row.parameters:,}", str(spec.index % config.pp))
     return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
@@ -194,7 +195,14 @@ def _section(run: RunConfig) -> ParallelConfig:
 
 
 def _check(run: RunConfig, source: ModelSource) -> None:
-    load = Workload(run.train.batch_size, run.train.microbatches, run.data.sequence_length, run.model.attention)
+    load = Workload(
+        run.train.batch_size,
+        run.train.microbatches,
+        run.data.sequence_length,
+        adapted=None if run.model.adapter is None else run.model.adapter.targets,
+        optimizer=run.optimizer.kind,
+        device=run.train.device,
+    )
     check_layout(_section(run), source.hub_config_dict, load)
 
 

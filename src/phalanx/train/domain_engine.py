@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, Batch
-from phalanx.parallel import Lead
+from phalanx.parallel import Lead, stand_in
 from phalanx.pipeline import StepInputs, StepResult
 
 _WEIGHT = "weight/"
@@ -85,4 +85,12 @@ class DomainEngine:
             CheckpointError: It lacks a tensor.
         """
         self._num_steps = checkpoint.num_steps(checkpoint.stages[0])
-        self._lead.load(self._num_steps, checkpoint.tensor)
+        known = checkpoint.names()
+
+        def read(key: str) -> Tensor:
+            name = stand_in(key, known)
+            if name is None:
+                return torch.zeros_like(checkpoint.tensor(f"{_WEIGHT}{key.partition('/')[2]}"))
+            return checkpoint.tensor(name)
+
+        self._lead.load(self._num_steps, read)

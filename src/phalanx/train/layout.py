@@ -56,7 +56,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         sequence_length=run.data.sequence_length,
         total_steps=run.train.steps,
         seed=run.train.seed,
-        precision=run.train.precision,
+        precision="bf16" if run.train.precision == "bf16" else "fp32",
         device=run.train.device,
         attention=run.model.attention,
         activation_checkpointing=run.model.activation_checkpointing,

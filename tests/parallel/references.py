@@ -1,0 +1,111 @@
+"""What layouts are compared with: torch's own optimizers in one process, and no engine."""
+
+from pathlib import Path
+
+import torch
+from rank_layouts import BATCH, STEPS, TOKENS, Case, architecture
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from phalanx.data import IGNORE
+from phalanx.models import LoraConfig, ModelConfig, ModelSource, StageSpec, build_stage, open_model
+from phalanx.objectives import causal_lm
+from phalanx.optimizers import OptimizerConfig, learning_rate
+
+
+def optimizer_of(case: Case) -> OptimizerConfig:
+    if case.optimizer == "sgd":
+        # nothing is clipped: a wrong scale of the whole gradient would show as well
+        return OptimizerConfig(kind="sgd", lr=0.1, warmup_steps=3, clip_norm=1e6, weight_decay=0.01)
+    if case.optimizer == "adafactor":
+        return OptimizerConfig(kind="adafactor", lr=5e-2, warmup_steps=3, clip_norm=0.5, schedule="linear")
+    if case.adapted is not None:
+        return OptimizerConfig(lr=5e-2, warmup_steps=3, clip_norm=0.5, schedule="wsd", decay_share=0.5)
+    return OptimizerConfig(lr=5e-3, warmup_steps=3, clip_norm=0.5)
+
+
+def adapter_of(case: Case) -> LoraConfig | None:
+    return None if case.adapted is None else LoraConfig(rank=4, alpha=32, targets=case.adapted)
+
+
+def batch_of(step: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random tokens, with another number of targets in each row; two batches take turns, so that both are learnt."""
+    generator = torch.Generator().manual_seed(77 + step % 2)
+    tokens = torch.randint(0, vocab, (BATCH, TOKENS + 1), generator=generator)
+    labels = tokens[:, 1:].clone()
+    labels[0, :5] = IGNORE
+    labels[3, 9:] = IGNORE
+    return tokens[:, :-1].contiguous(), labels
+
+
+def source_of(case: Case, cache: Path) -> ModelSource:
+    config = ModelConfig(from_scratch=True, architecture=architecture(case.family, case.vocab))
+    return open_model(config, cache, seed=3)
+
+
+def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step; islands are models of their own, joined by torch's own Nesterov steps."""
+    islands = [_Island(case, cache) for _ in range(case.islands)]
+    outer = case.parallel.get("outer")
+    anchors = [nn.Parameter(p.detach().clone()) for p in islands[0].trained]
+    joining = None if outer is None else _nesterov(anchors, outer["lr"], outer["momentum"])
+    curve = []
+    for step in range(STEPS):
+        ids, labels = batch_of(step, case.vocab)
+        rows = zip(islands, ids.chunk(len(islands)), labels.chunk(len(islands)), strict=True)
+        found = [island.step(step, x, y) for island, x, y in rows]
+        loss = sum(total for total, _ in found) / int((labels != IGNORE).sum())
+        curve.append((loss, (sum(norm**2 for _, norm in found) / len(found)) ** 0.5))
+        if joining is not None and (step + 1) % outer["every"] == 0:
+            _join(islands, anchors, joining)
+    return curve
+
+
+class _Island:
+    def __init__(self, case: Case, cache: Path) -> None:
+        source, self.config = source_of(case, cache), optimizer_of(case)
+        spec = StageSpec(0, 1, 0, source.num_layers)
+        adapter = adapter_of(case)
+        self.model = build_stage(
+            source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=0
+        )
+        self.trained = list(self.model.trainable().values())
+        self.optimizer = _torch_optimizer(self.trained, self.config)
+
+    def step(self, step: int, ids: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+        """Summed loss, and the norm before clipping."""
+        total, count = causal_lm(self.model(ids), labels)
+        (total / count).backward()
+        norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, step, STEPS)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(total.detach()), norm
+
+
+def _torch_optimizer(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.kind == "sgd":
+        return torch.optim.SGD(groups, lr=1.0, momentum=config.momentum)
+    if config.kind == "adafactor":
+        return torch.optim.Adafactor(groups, lr=1.0)
+    return torch.optim.AdamW(groups, lr=1.0, betas=config.betas, eps=config.eps)
+
+
+def _nesterov(anchors: list[nn.Parameter], lr: float, momentum: float) -> torch.optim.SGD:
+    return torch.optim.SGD(anchors, lr=lr, momentum=momentum, nesterov=momentum > 0)
+
+
+@torch.no_grad()
+def _join(islands: list[_Island], anchors: list[nn.Parameter], joining: torch.optim.SGD) -> None:
+    for number, anchor in enumerate(anchors):
+        anchor.grad = sum(anchor - island.trained[number] for island in islands) / len(islands)
+    joining.step()
+    for island in islands:
+        for parameter, anchor in zip(island.trained, anchors, strict=True):
+            parameter.copy_(anchor)

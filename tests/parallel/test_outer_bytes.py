@@ -1,0 +1,56 @@
+"""What islands send each other as bytes, and what a checkpoint of other islands stands in for."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phalanx.parallel import stand_in
+from phalanx.parallel.outer import from_bytes, to_bytes
+
+
+@settings(max_examples=25, deadline=None)
+@given(number=st.integers(1, 2500), seed=st.integers(0, 99), size=st.sampled_from([0.0, 1e-30, 1e-6, 1.0, 1e6]))
+def test_no_number_is_off_by_more_than_half_a_unit_of_its_block(number, seed, size):
+    values = size * torch.randn(number, generator=torch.Generator().manual_seed(seed))
+
+    sent, scales = to_bytes(values)
+
+    assert sent.dtype == torch.int8
+    units = scales.expand(-1, 1024).reshape(-1)[:number]
+    assert torch.all((from_bytes(sent, scales, values) - values).abs() <= 0.5001 * units)
+
+
+def test_a_block_of_small_numbers_is_not_rounded_by_a_large_one_elsewhere():
+    values = torch.cat([torch.full((1024,), 1e-3), torch.full((1024,), 1e3)])
+
+    sent, scales = to_bytes(values)
+
+    assert torch.allclose(from_bytes(sent, scales, values), values, rtol=1e-6)
+
+
+def test_what_rounding_loses_is_sent_in_the_end():
+    wanted, residual, received = torch.linspace(-1.0, 1.0, 50), torch.zeros(50), torch.zeros(50)
+
+    for _ in range(100):
+        sent, scales = to_bytes(wanted + residual)
+        came = from_bytes(sent, scales, wanted)
+        residual = wanted + residual - came
+        received += came
+
+    assert torch.allclose(received / 100, wanted, atol=1.0 / 127 / 100)
+
+
+@pytest.mark.parametrize(
+    ("key", "read"),
+    [
+        ("weight/w", "weight/w"),
+        ("exp_avg/w", "exp_avg/w"),
+        ("exp_avg@1/w", "exp_avg/w"),
+        ("outer_momentum/w", None),
+        ("outer_residual@1/w", None),
+    ],
+)
+def test_islands_that_a_checkpoint_lacks_begin_as_the_first(key, read):
+    assert stand_in(key, {"weight/w": 0, "exp_avg/w": 0}) == read
+    assert stand_in(key, {key: 0}) == key

@@ -1,0 +1,63 @@
+"""What a model, an optimizer or a machine cannot do with a layout is refused with what to change."""
+
+import pytest
+from rank_layouts import architecture
+
+from phalanx.errors import ConfigError
+from phalanx.parallel import ParallelConfig, Workload, check_layout
+from phalanx.parallel.compiled import why_no_compiler
+
+
+def check(family="gpt2", load=None, **parallel):
+    numbers = {"batch_size": 8, "microbatches": 4, "sequence_length": 16, **(load or {})}
+    check_layout(ParallelConfig(**parallel), architecture(family), Workload(**numbers))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"tp": 2, "load": {"adapted": ("c_attn", "c_proj")}}, "adapters on c_proj.*take attn.c_attn, mlp.c_fc"),
+        ({"family": "llama", "tp": 2, "load": {"adapted": ("down_proj",)}}, "adapters on down_proj"),
+        ({"tp": 2, "load": {"optimizer": "adafactor"}}, "rows and columns of whole matrices"),
+        ({"dp": 2, "zero": 2, "load": {"optimizer": "adafactor"}}, "set tp to 1 and zero to 0 or 1"),
+    ],
+)
+def test_what_a_layout_cannot_do_is_refused(keys, words):
+    with pytest.raises(ConfigError, match=words):
+        check(**keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"tp": 2, "load": {"adapted": ()}},
+        {"tp": 2, "load": {"adapted": ("c_fc",)}},
+        {"dp": 2, "load": {"adapted": ("c_proj",)}},
+        {"pp": 2, "load": {"optimizer": "adafactor"}},
+        {"dp": 2, "zero": 1, "load": {"optimizer": "adafactor"}},
+    ],
+)
+def test_what_it_can_do_is_not(keys):
+    check(**keys)
+
+
+def test_bloom_that_cuts_its_own_matrices_is_refused():
+    odd = {**architecture("bloom"), "slow_but_exact": True, "pretraining_tp": 2}
+
+    for parallel in (ParallelConfig(tp=2), ParallelConfig(cp=2)):
+        with pytest.raises(ConfigError, match="slow_but_exact = true cuts matrices itself"):
+            check_layout(parallel, odd, Workload(8, 4, 16))
+
+
+def test_a_machine_without_a_compiler_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+
+    with pytest.raises(ConfigError, match="compile: no C\\+\\+ compiler"):
+        check(dp=2, compile=True)
+
+
+def test_a_gpu_needs_another_compiler():
+    found = why_no_compiler("cuda")
+
+    assert found is None or "triton" in found
