@@ -1,4 +1,4 @@
-"""``phalanx bench split``: one run in every mode, as processes, in turns: time, bytes, cryptography, and the weights."""
+"""``phalanx bench split``: one run in every mode, as processes, in turns: time, bytes, cryptography, weights."""
 
 import io
 import os
