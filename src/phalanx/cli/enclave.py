@@ -8,6 +8,7 @@ import typer
 
 from phalanx.cli.enclave_attest import ATTEST_EXAMPLES, attest
 from phalanx.cli.enclave_pack import pack, read_file
+from phalanx.cli.enclave_serve import serve
 from phalanx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ enclave_app.command(epilog=ATTEST_EXAMPLES)(attest)
 enclave_app.command(
     epilog="Example: phalanx enclave pack report.bin --kind snp --add vcek=vcek.der --add chain=ark.pem --out e.json"
 )(pack)
+enclave_app.command(epilog="Example: phalanx enclave serve enclave.toml")(serve)
 
 
 def _load(path: Path) -> "Evidence":

@@ -4,7 +4,7 @@ from phalanx.security.tee.appraisal import AppraisalResult, appraise, appraise_t
 from phalanx.security.tee.attesters import ATTESTED_KINDS, find_kind, open_attester
 from phalanx.security.tee.backends import BACKENDS, inspect_evidence
 from phalanx.security.tee.binding import NONCE_BYTES, Binding, Expected, RawReportData
-from phalanx.security.tee.claims import Backend, Claims, Reference
+from phalanx.security.tee.claims import Backend, Claims, Reference, check_measurements
 from phalanx.security.tee.eat import Token, issue_token, read_token
 from phalanx.security.tee.evidence import Evidence, parse_evidence
 from phalanx.security.tee.key_release import KeyRelease
@@ -58,6 +58,7 @@ __all__ = [
     "appraise_together",
     "begin_enrolment",
     "build_policy",
+    "check_measurements",
     "find_kind",
     "inspect_evidence",
     "issue_token",
