@@ -32,6 +32,7 @@ from phalanx.reproduce.leaks.texts import private_ids, public_ids
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
+Texts = Callable[[], tuple[Tensor, Tensor]]
 
 ATTACKS = ("nearest_neighbour", "linear_map", "trained_inverter", "candidate_search")
 """Those that have a column, as the table of attacks on privacy names them."""
@@ -55,12 +56,13 @@ class Lab:
 
     Args:
         size: How much is measured.
-        source: The model, with a tokenizer.
+        source: The model.
+        texts: Gives the host's own text and the one that it is to recover, ``[sequences, seq]`` each.
         say: Told what takes long.
     """
 
-    def __init__(self, size: Size, source: ModelSource, say: Say) -> None:
-        self._size, self._source, self._say = size, source, say
+    def __init__(self, size: Size, source: ModelSource, texts: Texts, say: Say) -> None:
+        self._size, self._source, self._read, self._say = size, source, texts, say
 
     def __call__(self, cell: Cell) -> Row:
         """Measure one cell.
@@ -101,10 +103,7 @@ class Lab:
     @cached_property
     def _texts(self) -> tuple[Tensor, Tensor]:
         self._say("preparing text")
-        tokenizer = self._source.tokenizer_path
-        if tokenizer is None:
-            raise ModelError(f"{self._source.directory}: has no tokenizer.json; leaks needs the model's own")
-        return public_ids(tokenizer, self._size.public_sequences), private_ids(tokenizer, self._size.private_sequences)
+        return self._read()
 
     @cached_property
     def _front(self) -> Front:
@@ -143,4 +142,12 @@ def open_lab(size: Size, cache: Path, say: Say) -> Lab:
     Raises:
         ModelError: Its package is not installed.
     """
-    return Lab(size, open_model(ModelConfig(name=MODEL), cache / "models", 0), say)
+    source = open_model(ModelConfig(name=MODEL), cache / "models", 0)
+
+    def texts() -> tuple[Tensor, Tensor]:
+        if source.tokenizer_path is None:
+            raise ModelError(f"{source.directory}: has no tokenizer.json; leaks needs the model's own")
+        tokenizer = source.tokenizer_path
+        return public_ids(tokenizer, size.public_sequences), private_ids(tokenizer, size.private_sequences)
+
+    return Lab(size, source, texts, say)
