@@ -8,8 +8,10 @@ from phalanx.planner.cuts.cost import Cost, cost_of
 from phalanx.planner.cuts.leaks import Leak, LeakTable
 from phalanx.planner.cuts.parties import Machine, Parties
 from phalanx.planner.hardware import GIB
+from phalanx.planner.layout import Layout
 from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape
+from phalanx.planner.validity import why_not
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,11 @@ def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, le
     """Judge every cut of a model.
 
     Raises:
-        ConfigError: The link is not known, or the batch has no such microbatches.
+        ConfigError: The link is not known, or the batch or its sequences do not fit the model.
     """
+    wrong = why_not(Layout(), shape, recipe.sequences, 1, recipe.sequence_length)
+    if wrong is not None:
+        raise ConfigError(f"plan: {wrong}")
     cuts = tuple(_judge(shape, recipe, parties, leaks, depth) for depth in range(shape.layers))
     return CutAnswer(model, shape, recipe, parties, leaks, cuts)
 
