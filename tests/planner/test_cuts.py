@@ -149,6 +149,14 @@ def test_a_slow_enclave_has_few_layers_and_a_slow_client_many_left_to_it(tiny, l
     assert one == pytest.approx(4 * many)
 
 
+def test_a_back_of_too_few_blocks_is_refused(tiny, leaks):
+    answer = ask(tiny, leaks, min_back=3)
+
+    assert sorted(cut.depth for cut in answer.usable) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(ConfigError, match=r"--cut 7: 1 blocks are left to adapt, .* works is 5"):
+        answer.require(7)
+
+
 def test_the_back_holds_what_the_front_gives_up(tiny):
     costs = [cost_of(tiny, RECIPE, parties(), depth) for depth in range(8)]
 

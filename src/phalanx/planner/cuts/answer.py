@@ -145,14 +145,14 @@ def _judge(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable
     for number in _divisors(recipe.sequences):
         variant = replace(recipe, microbatches=number)
         cost = cost_of(shape, variant, parties, depth)
-        options.append(Cut(depth, variant, cost, leak, _why_not(cost, leak, parties)))
+        options.append(Cut(depth, variant, cost, leak, _why_not(cost, leak, parties, shape.layers - depth)))
     usable = [option for option in options if option.reason is None]
     if usable:
         return min(usable, key=lambda option: option.cost.step_s)
     return min(options, key=lambda option: option.cost.enclave_bytes)
 
 
-def _why_not(cost: Cost, leak: Leak, parties: Parties) -> str | None:
+def _why_not(cost: Cost, leak: Leak, parties: Parties, back: int) -> str | None:
     # what no machine can mend comes first
     if leak.beyond_chance > parties.max_leak:
         return (
@@ -160,6 +160,8 @@ def _why_not(cost: Cost, leak: Leak, parties: Parties) -> str | None:
             f"chance, at most {parties.max_leak:.1%} more are allowed"
             + ("; take mode sealed" if parties.mode == "plaintext" else "")
         )
+    if back < parties.min_back:
+        return f"{back} blocks are left to adapt, at least {parties.min_back} are wanted"
     return _too_large("enclave", cost.enclave_bytes, parties.enclave) or _too_large(
         "client", cost.client_bytes, parties.client
     )

@@ -50,6 +50,7 @@ class Parties(StrictModel):
         link: Between a client and the enclave's machine: a known link, or latency and bandwidth.
         max_leak: Share of tokens beyond chance that the host may recover.
         adapter_rank: Of LoRA on queries and values in the back.
+        min_back: Blocks that stay with the enclave at least: what is not there is not adapted.
     """
 
     title: str = ""
@@ -60,6 +61,7 @@ class Parties(StrictModel):
     link: str | Link = "wan"
     max_leak: float = Field(default=0.01, ge=0, le=1)
     adapter_rank: int = Field(default=8, ge=1)
+    min_back: int = Field(default=1, ge=1)
 
     def wire(self, where: str = "parties") -> Link:
         """Return the link as tensors see it: where they are sealed, that takes its time.
