@@ -30,6 +30,7 @@ class CandidateSearch:
         widths: How many proposals are run at a position that does not match; the next number where none of those does.
         tolerance: Root mean square distance, in standard deviations of each column, up to which two states are the
             same: bfloat16 moves a number by 0.4 % at most.
+        loose: The same behind a token that was not found, which moves all states after it.
         patience: Positions without a match after which it gives up, if there never was one.
     """
 
@@ -38,6 +39,7 @@ class CandidateSearch:
     proposer: Inverter
     widths: tuple[int, ...] = (16, 64)
     tolerance: float = 0.03
+    loose: float = 0.3
     patience: int = 1
     _scale: Tensor = field(default_factory=lambda: torch.ones(1), init=False, repr=False)
 
@@ -63,12 +65,13 @@ class CandidateSearch:
         ids, place, misses, matches = proposals[:, 0].clone(), 0, 0, 0
         while place < len(ids):
             off = self._distance(self.front.at(ids[None], self.depth)[0], seen)
-            wrong = next((p for p in range(place, len(ids)) if not off[p] <= self.tolerance), len(ids))
+            allowed = self.loose if misses else self.tolerance
+            wrong = next((p for p in range(place, len(ids)) if not off[p] <= allowed), len(ids))
             matches += wrong - place
             if wrong == len(ids):
                 break
             ids[wrong], distance = self._best(ids[:wrong], proposals[wrong], seen[wrong], is_clean=misses == 0)
-            hit = distance <= self.tolerance
+            hit = distance <= allowed
             matches, misses = matches + hit, misses + (not hit)
             if misses > self.patience and not matches:
                 return proposals[:, 0]

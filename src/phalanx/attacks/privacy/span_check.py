@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_NOISE = 1e-6
+_NOISE = 1e-5
 """Singular values below this share of the largest are rounding."""
 
 
