@@ -183,9 +183,9 @@ def test_a_cut_that_does_not_fit_exits_2_with_the_nearest_one(
 ) -> None:
     (tmp_path / "parties.toml").write_text(PARTIES.replace("memory_gib = 4.0", "memory_gib = 0.5"))
 
-    assert run([*split, "--cut", "0"]) == 2
+    assert run([*split, "--cut", "1"]) == 2
 
-    assert "--cut 0: the enclave needs" in (said := capsys.readouterr().err)
+    assert "--cut 1: the enclave needs" in (said := capsys.readouterr().err)
     assert "the nearest cut that works is" in said
 
 

@@ -1,4 +1,4 @@
-"""``phalanx reproduce``: a table of the paper, trained here; and what leaks at each cut of a split, measured here."""
+"""``phalanx reproduce``: a table of a paper, trained here; and what leaks at each cut of a split, measured here."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,10 @@ from phalanx.cli.console import say_figures, say_rows, write_json
 from phalanx.errors import ConfigError
 
 LEAKS = "leaks"
+_LEGENDS = {
+    LEAKS: "tokens that the best attack recovers from what crosses a cut; each attack's own share is from plaintext",
+    "": "perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds",
+}
 
 
 def reproduce(
@@ -20,41 +24,40 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
 ) -> None:
-    """Train a table of Lu et al. 2023, or measure leaks; call it again after an interruption, and it goes on."""
+    """Train or measure a table and print it; call it again after an interruption, and it goes on."""
     if quick and small:
         raise ConfigError("reproduce: --quick and --small are two sizes; choose one")
     size = "quick" if quick else "small" if small else "full"
-    title, tables, result = (_leaks if table == LEAKS else _trained)(table, size, finished)
+    if table == LEAKS:
+        result, tables = _leaks(size, finished)
+    else:
+        result, tables = _lu(table, size, finished)
     if out is not None:
         write_json(out, result)
     if as_json:
         typer.echo(json.dumps(result, allow_nan=False))
         return
-    typer.echo(title)
-    for name, lines in tables.items():
-        typer.echo(f"\n{name}")
+    typer.echo(_LEGENDS.get(table, _LEGENDS[""]))
+    for title, lines in tables.items():
+        typer.echo(f"\n{title}")
         say_rows(lines)
     say_figures({key: result[key] for key in ("command", "commit", "load", "missing")})
 
 
-_Answer = tuple[str, dict[str, list[dict[str, str]]], dict[str, Any]]
-
-
-def _trained(table: str, size: str, finished: bool) -> _Answer:
+def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Lu et al. 2023."""
     from phalanx.reproduce import CELLS, as_tables
     from phalanx.reproduce import reproduce as train_table
 
     if table not in CELLS:
-        choices = ", ".join(sorted([*CELLS, LEAKS]))
-        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {choices}")
+        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, LEAKS)))}")
     result = train_table(table, size=size, only_finished=finished)
-    title = "perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds"
-    return title, as_tables(result["summary"]), result
+    return result, as_tables(result["summary"])
 
 
-def _leaks(table: str, size: str, finished: bool) -> _Answer:
+def _leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the host of a split recovers."""
     from phalanx.reproduce.leaks import as_lines, measure_leaks
 
     result = measure_leaks(size=size, only_finished=finished)
-    title = "tokens that the best attack recovers from what crosses a cut; each attack's share is in plaintext"
-    return title, {str(result["model"]["name"]): as_lines(result["summary"])}, result
+    return result, {str(result["model"]["name"]): as_lines(result["summary"])}

@@ -91,8 +91,8 @@ class CutAnswer:
             raise ConfigError(f"plan: no cut of {self.model} can be used: {self._reasons()}")
         if not 0 <= depth < len(self.cuts):
             raise ConfigError(
-                f"--cut {depth}: {self.model} has {len(self.cuts)} layers; give 0 to {len(self.cuts) - 1}, "
-                "so that the enclave has one at least"
+                f"--cut {depth}: {self.model} has {len(self.cuts)} layers; give 1 to {len(self.cuts) - 1}, "
+                "so that both sides have one at least"
             )
         found = self.cuts[depth]
         if found.reason is None:
@@ -103,13 +103,13 @@ class CutAnswer:
 
     def as_json(self) -> dict[str, Any]:
         """Return question, assumptions and answer as one JSON object."""
-        link = self.parties.wire()
+        link = self.parties.link_as_used()
         return {
             "name": "split-plan",
             "model": {"name": self.model, **asdict(self.shape), "parameters": self.shape.parameters},
             "recipe": asdict(self.recipe),
             "parties": self.parties.model_dump(mode="json"),
-            "wire": link.model_dump(),
+            "link_as_used": link.model_dump(),
             "leaks": {
                 "model": self.leaks.model.model_dump(),
                 "command": self.leaks.command,
@@ -121,8 +121,8 @@ class CutAnswer:
 
     def _reasons(self) -> str:
         # the first and the last cut are limited by different sides
-        ends = dict.fromkeys(f"cut {cut.depth}: {cut.reason}" for cut in (self.cuts[0], self.cuts[-1]))
-        return "; ".join(ends)
+        ends = (self.cuts[min(1, len(self.cuts) - 1)], self.cuts[-1])
+        return "; ".join(dict.fromkeys(f"cut {cut.depth}: {cut.reason}" for cut in ends))
 
 
 def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable) -> CutAnswer:
@@ -145,14 +145,23 @@ def _judge(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable
     for number in _divisors(recipe.sequences):
         variant = replace(recipe, microbatches=number)
         cost = cost_of(shape, variant, parties, depth)
-        options.append(Cut(depth, variant, cost, leak, _why_not(cost, leak, parties, shape.layers - depth)))
+        reason = _unsplit(depth, shape.layers - depth, parties) or _why_not(cost, leak, parties)
+        options.append(Cut(depth, variant, cost, leak, reason))
     usable = [option for option in options if option.reason is None]
     if usable:
         return min(usable, key=lambda option: option.cost.step_s)
     return min(options, key=lambda option: option.cost.enclave_bytes)
 
 
-def _why_not(cost: Cost, leak: Leak, parties: Parties, back: int) -> str | None:
+def _unsplit(front: int, back: int, parties: Parties) -> str | None:
+    if front < 1:
+        return "the client has no block, and the engine gives it one at least"
+    if back < parties.min_back:
+        return f"{back} blocks are left to adapt, at least {parties.min_back} are wanted"
+    return None
+
+
+def _why_not(cost: Cost, leak: Leak, parties: Parties) -> str | None:
     # what no machine can mend comes first
     if leak.beyond_chance > parties.max_leak:
         return (
@@ -160,8 +169,6 @@ def _why_not(cost: Cost, leak: Leak, parties: Parties, back: int) -> str | None:
             f"chance, at most {parties.max_leak:.1%} more are allowed"
             + ("; take mode sealed" if parties.mode == "plaintext" else "")
         )
-    if back < parties.min_back:
-        return f"{back} blocks are left to adapt, at least {parties.min_back} are wanted"
     return _too_large("enclave", cost.enclave_bytes, parties.enclave) or _too_large(
         "client", cost.client_bytes, parties.client
     )

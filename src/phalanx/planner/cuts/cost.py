@@ -9,8 +9,7 @@ from phalanx.planner.layout import Layout
 from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape
 
-WIRE_BYTES = 2
-"""Activations cross in bfloat16."""
+WIRE_BYTES = {"fp32": 4, "bf16": 2}
 LABEL_BYTES = 8
 ADAPTER_BYTES = 16
 """Of a trained number in fp32: itself, its gradient and two moments of AdamW."""
@@ -64,8 +63,8 @@ def cost_of(shape: ModelShape, recipe: Recipe, parties: Parties, depth: int) -> 
     work = back * (_FROZEN * flops.block + _SCORES * flops.scores) + _FROZEN * flops.head
     work += 3 * FORWARD * back * adapter_numbers(shape, parties.adapter_rank)
     enclave_s = tokens * work / parties.enclave.flops
-    link = parties.wire()
-    sent = tokens * (shape.hidden * WIRE_BYTES + LABEL_BYTES)
+    link = parties.link_as_used()
+    sent = tokens * (shape.hidden * WIRE_BYTES[parties.wire] + LABEL_BYTES)
     wire_s = sent / link.bytes_per_s
     stages = (client_s, wire_s, enclave_s)
     return Cost(

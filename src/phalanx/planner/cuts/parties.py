@@ -46,6 +46,7 @@ class Parties(StrictModel):
         mode: How tensors cross: ``sealed``, or ``plaintext``, where whoever hosts the back sees them.
         client: Runs the frozen front; one of several equal ones.
         enclave: Runs the back, with adapters and head.
+        wire: Precision in which activations cross.
         clients: How many share the sequences of a step.
         link: Between a client and the enclave's machine: a known link, or latency and bandwidth.
         max_leak: Share of tokens beyond chance that the host may recover.
@@ -57,13 +58,14 @@ class Parties(StrictModel):
     mode: Mode = "sealed"
     client: Machine
     enclave: Machine
+    wire: Literal["fp32", "bf16"] = "fp32"
     clients: int = Field(default=1, ge=1)
     link: str | Link = "wan"
     max_leak: float = Field(default=0.01, ge=0, le=1)
     adapter_rank: int = Field(default=8, ge=1)
     min_back: int = Field(default=1, ge=1)
 
-    def wire(self, where: str = "parties") -> Link:
+    def link_as_used(self, where: str = "parties") -> Link:
         """Return the link as tensors see it: where they are sealed, that takes its time.
 
         Raises:
