@@ -1,17 +1,20 @@
 """The leak table: measured cells, kept rows, one line for each cut."""
 
+from dataclasses import replace
+
 import pytest
 
 from phalanx.bench.row_file import sweep
 from phalanx.errors import ConfigError, DataError
 from phalanx.reproduce.leaks import as_lines, measure_leaks, rows_in, summarise
+from phalanx.reproduce.leaks.adapters import AdapterLab, adapter_cells
 from phalanx.reproduce.leaks.lab import ATTACKS, Cell, Lab
 from phalanx.reproduce.leaks.size import Size
 from phalanx.reproduce.leaks.table import cells_of
 from phalanx.reproduce.leaks.texts import private_ids
 from privacy_lab import at_most, text, tiny_model
 
-TINY = Size((0, 2), 128, 48, 8, steps=20, candidates=64)
+TINY = Size((0, 2), 128, 48, 8, steps=20, candidates=64, batches=(4, 11))
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +47,19 @@ def test_plaintext_gives_the_text_away_and_guarded_cuts_give_chance(rows):
             assert line[guard] <= at_most(line["chance"], rows[0]["searched_tokens"])
 
 
+def test_adapter_gradients_of_small_batches_are_read_in_plaintext_alone(tmp_path):
+    source = tiny_model(tmp_path)
+    lab = AdapterLab(source, lambda: (text(128, seed=1), text(48, seed=2)))
+
+    rows = [lab(cell) for cell in adapter_cells(TINY)]
+
+    assert [(row["guard"], row["tokens"]) for row in rows] == [
+        (guard, tokens) for guard in ("plaintext", "sealed", "masked") for tokens in (4, 11)
+    ]
+    assert all(row["recall"] >= 0.8 for row in rows if row["guard"] == "plaintext")
+    assert all(row["recall"] == 0.0 for row in rows if row["guard"] != "plaintext")
+
+
 def test_what_was_not_measured_is_a_dash(rows):
     (line,) = as_lines(summarise([row for row in rows if row["guard"] == "plaintext" and row["depth"] == 2]))
 
@@ -69,7 +85,7 @@ def test_another_size_has_rows_of_its_own(rows, tmp_path):
     rows_in(path, TINY).add(cell, rows[0])
 
     assert rows_in(path, TINY).find(cell) is not None
-    assert rows_in(path, Size((0, 2), 128, 48, 8, steps=21, candidates=64)).find(cell) is None
+    assert rows_in(path, replace(TINY, steps=21)).find(cell) is None
 
 
 def test_a_size_that_leaks_has_not_is_refused():

@@ -79,6 +79,7 @@ LEAKS = {
     "missing": 1,
     "model": {"name": "smollm2-135m"},
     "summary": [{"depth": 4}],
+    "adapters": [{"tokens": 8}],
 }
 
 
@@ -92,6 +93,7 @@ def leak_calls(calls, monkeypatch):
 
     module = ModuleType("phalanx.reproduce.leaks")
     vars(module).update(measure_leaks=measure_leaks, as_lines=lambda summary: [{"cut": "4", "plaintext": "99.2 %"}])
+    vars(module).update(adapter_lines=lambda rows: [{"tokens of the batch": "8", "plaintext": "87.5 %"}])
     monkeypatch.setitem(sys.modules, "phalanx.reproduce.leaks", module)
     return made
 
@@ -104,6 +106,7 @@ def test_reproduce_leaks_prints_the_leak_table(leak_calls, calls, capsys):
     shown = capsys.readouterr().out
     assert "smollm2-135m" in shown
     assert "99.2 %" in shown
+    assert "87.5 %" in shown
 
 
 def test_reproduce_leaks_json_is_one_object_on_stdout_and_in_the_file(leak_calls, capsys, tmp_path):

@@ -11,7 +11,7 @@ from phalanx.errors import ConfigError
 
 LEAKS = "leaks"
 _LEGENDS = {
-    LEAKS: "tokens that the best attack recovers from what crosses a cut; each attack's own share is from plaintext",
+    LEAKS: "what the host of a split recovers from what crosses the cut",
     "": "perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds",
 }
 
@@ -57,7 +57,13 @@ def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str
 
 def _leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the host of a split recovers."""
-    from phalanx.reproduce.leaks import as_lines, measure_leaks
+    from phalanx.reproduce.leaks import adapter_lines, as_lines, measure_leaks
 
     result = measure_leaks(size=size, only_finished=finished)
-    return result, {str(result["model"]["name"]): as_lines(result["summary"])}
+    title = str(result["model"]["name"])
+    return result, {
+        f"{title}: tokens that the best attack recovers, and each attack's own share of plaintext": as_lines(
+            result["summary"]
+        ),
+        f"{title}: tokens of a batch that its adapter's gradient gives away": adapter_lines(result["adapters"]),
+    }

@@ -1,5 +1,6 @@
 """The frozen front of a public model, which the host has as well, run up to each cut that is of interest."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,8 +84,12 @@ class Front:
             found[stage.spec.end_layer].append(x)
 
 
+class _ReachedError(Exception):
+    """The layer has its inputs."""
+
+
 def layer_inputs(stage: StageModule, layer: str, ids: Tensor) -> Tensor:
-    """Return what a linear layer of a stage's first block is given.
+    """Return what a linear layer of a stage's first block is given; the stage is run no further than to there.
 
     Args:
         stage: A first stage.
@@ -105,12 +110,14 @@ def layer_inputs(stage: StageModule, layer: str, ids: Tensor) -> Tensor:
 
     def keep(module: Any, inputs: tuple[Tensor, ...]) -> None:
         kept.append(inputs[0].detach())
+        raise _ReachedError
 
     hook = block.get_submodule(names[0]).register_forward_pre_hook(keep)
     try:
         with torch.inference_mode():
             for rows in ids.split(max(1, _TOKENS // ids.shape[1])):
-                stage(rows)
+                with contextlib.suppress(_ReachedError):
+                    stage(rows)
     finally:
         hook.remove()
     return torch.cat(kept).clone()

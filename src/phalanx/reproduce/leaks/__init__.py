@@ -10,13 +10,14 @@ from phalanx.bench.machine import current_commit, describe_machine, load_average
 from phalanx.bench.row_file import RowFile, sweep
 from phalanx.errors import ConfigError
 from phalanx.planner.catalog import known_models
-from phalanx.reproduce.leaks.lab import ATTACKS, Cell, Row, open_lab
+from phalanx.reproduce.leaks.adapters import AdapterCell, AdapterLab, adapter_cells
+from phalanx.reproduce.leaks.lab import ATTACKS, Cell, Lab, Row, open_source_and_texts
 from phalanx.reproduce.leaks.size import MODEL, SIZES, Size, describe
-from phalanx.reproduce.leaks.table import as_lines, cells_of, summarise
+from phalanx.reproduce.leaks.table import adapter_lines, as_lines, cells_of, summarise
 from phalanx.reproduce.leaks.texts import TEXTS
 from phalanx.train.process import deterministic
 
-__all__ = ["ATTACKS", "SIZES", "as_lines", "measure_leaks", "rows_in", "summarise"]
+__all__ = ["ATTACKS", "SIZES", "adapter_lines", "as_lines", "measure_leaks", "rows_in", "summarise"]
 
 PROTOCOL = 1
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
@@ -41,10 +42,17 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
     chosen = SIZES[size]
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     load, cells = load_average(), list(cells_of(chosen))
+    batches = list(adapter_cells(chosen))
     finished = rows_in(cache / "reproduce" / "leaks.jsonl", chosen)
+    known = _adapter_rows_in(cache / "reproduce" / "leaks-adapters.jsonl", chosen)
+    lab: Lab | None = None
+    adapters: AdapterLab | None = None
     with deterministic(threads=1):
-        lab = None if only_finished else open_lab(chosen, cache, _say)
-        rows = list(sweep(cells, finished, lab, lambda place, cell, row: _say(_in_words(place, cell, row))))
+        if not only_finished:
+            source, texts = open_source_and_texts(chosen, cache)
+            lab, adapters = Lab(chosen, source, texts, _say), AdapterLab(source, texts)
+        rows = list(sweep(cells, finished, lab, _tell))
+        gradients = list(sweep(batches, known, adapters, _tell_gradient))
     shape = known_models()[MODEL]
     return {
         "name": "leaks",
@@ -56,8 +64,9 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
         "load": load,
         "model": {"name": MODEL, "layers": shape.layers, "hidden": shape.hidden, "vocab": shape.vocab},
         "protocol": {"number": PROTOCOL, "texts": TEXTS, **describe(chosen)},
-        "missing": len(cells) - len(rows),
+        "missing": len(cells) + len(batches) - len(rows) - len(gradients),
         "summary": summarise(rows),
+        "adapters": gradients,
         "rows": rows,
     }
 
@@ -68,9 +77,18 @@ def rows_in(path: Path, size: Size) -> RowFile[Cell]:
     return RowFile(path, lambda cell: [PROTOCOL, versions, describe(size), cell.depth, cell.guard])
 
 
-def _in_words(place: str, cell: Cell, row: Row) -> str:
+def _adapter_rows_in(path: Path, size: Size) -> RowFile[AdapterCell]:
+    versions = [importlib.metadata.version(name) for name in ("numpy", "cryptography")]
+    return RowFile(path, lambda cell: [PROTOCOL, versions, describe(size), cell.tokens, cell.guard])
+
+
+def _tell(place: str, cell: Cell, row: Row) -> None:
     shown = ", ".join(f"{name.replace('_', ' ')} {100 * row[name]:.1f} %" for name in ATTACKS)
-    return f"{place}: {cell.label}: {shown}; chance {100 * row['chance']:.1f} %, {row['wall_s']:.0f} s"
+    _say(f"{place}: {cell.label}: {shown}; chance {100 * row['chance']:.1f} %, {row['wall_s']:.0f} s")
+
+
+def _tell_gradient(place: str, cell: AdapterCell, row: Row) -> None:
+    _say(f"{place}: {cell.label}: {100 * row['recall']:.0f} % of its tokens found")
 
 
 def _say(text: str) -> None:

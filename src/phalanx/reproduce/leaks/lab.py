@@ -136,8 +136,8 @@ class Lab:
         return candidate_states(self._front, self._candidates, self._commonest)
 
 
-def open_lab(size: Size, cache: Path, say: Say) -> Lab:
-    """Open the packaged model.
+def open_source_and_texts(size: Size, cache: Path) -> tuple[ModelSource, Texts]:
+    """Open the packaged model, and text in its tokens.
 
     Raises:
         ModelError: Its package is not installed.
@@ -150,4 +150,4 @@ def open_lab(size: Size, cache: Path, say: Say) -> Lab:
         tokenizer = source.tokenizer_path
         return public_ids(tokenizer, size.public_sequences), private_ids(tokenizer, size.private_sequences)
 
-    return Lab(size, source, texts, say)
+    return source, texts

@@ -50,6 +50,15 @@ def as_lines(summary: Sequence[Row]) -> list[dict[str, str]]:
     ]
 
 
+def adapter_lines(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Rows of adapter gradients for people: a line for each size of a batch, a column for each guard."""
+    lines: dict[int, dict[str, str]] = {}
+    for row in rows:
+        line = lines.setdefault(row["tokens"], {"tokens of the batch": str(row["tokens"]), "rank": str(row["rank"])})
+        line[row["guard"]] = _percent(row["recall"])
+    return list(lines.values())
+
+
 def _empty(row: Row) -> Row:
     names: list[str] = [*WIRES, *(f"{guard}_attack" for guard in WIRES), *ATTACKS]
     return {"depth": row["depth"], "chance": 0.0, **dict.fromkeys(names)}
