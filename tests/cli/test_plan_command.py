@@ -136,3 +136,71 @@ def test_planning_for_a_model_loads_no_torch() -> None:
     found = subprocess.run([sys.executable, "-c", code, "plan", *MODEL], capture_output=True, timeout=60, check=False)
 
     assert found.returncode == 0
+
+
+PARTIES = """
+title = "a clinic and a rented enclave"
+link = "wan"
+clients = 4
+client = { memory_gib = 8.0, tflops = 0.05 }
+enclave = { memory_gib = 4.0, tflops = 0.2 }
+"""
+SPLIT = ["plan", "--model", "gpt2", "--split", "--sequences", "8", "--sequence-length", "128", "--precision", "fp32"]
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> list[str]:
+    """A command line with a parties file and a leak table."""
+    parties, leaks = tmp_path / "parties.toml", tmp_path / "leaks.json"
+    parties.write_text(PARTIES)
+    lines = [{"depth": depth, "chance": 0.04, "plaintext": 0.99, "sealed": 0.04} for depth in (0, 6, 11)]
+    model = {"name": "gpt2", "layers": 12, "hidden": 768, "vocab": 50257}
+    table = {"model": model, "command": "phalanx reproduce leaks", "commit": None, "summary": lines}
+    leaks.write_text(json.dumps(table))
+    return [*SPLIT, "--parties", str(parties), "--leaks", str(leaks)]
+
+
+def test_a_cut_is_proposed_in_a_table(split: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(split) == 0
+
+    shown = capsys.readouterr().out
+    assert "if opened" in shown
+    assert "99.0 %" in shown
+    assert "leaks measured on  gpt2, by phalanx reproduce leaks" in shown
+
+
+def test_a_split_plan_is_one_json_object_on_stdout(split: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*split, "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["name"] == "split-plan"
+    assert answer["parties"]["clients"] == 4
+    assert len(answer["rows"]) + len(answer["refused"]) == 12
+
+
+def test_a_cut_that_does_not_fit_exits_2_with_the_nearest_one(
+    split: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "parties.toml").write_text(PARTIES.replace("memory_gib = 4.0", "memory_gib = 0.5"))
+
+    assert run([*split, "--cut", "1"]) == 2
+
+    assert "--cut 1: the enclave needs" in (said := capsys.readouterr().err)
+    assert "the nearest cut that works is" in said
+
+
+def test_a_run_file_can_be_split_on_this_machine(
+    split: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(RUN)
+
+    assert run(["plan", str(run_file), "--split", "--leaks", split[-1], "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert {row["leak_basis"] for row in answer["rows"]} == {"another model, same share of its layers"}
+    assert answer["recipe"]["sequences"] == 8
+
+
+def test_options_of_a_split_alone_are_refused_without_it(split: list[str]) -> None:
+    assert run([argument for argument in split if argument != "--split"]) == 2

@@ -58,7 +58,9 @@ def test_reproduce_json_is_one_object_on_stdout_and_in_the_file(calls, capsys, t
 def test_an_unknown_table_names_the_choices(calls, capsys):
     assert run(["reproduce", "defense"]) == 2
 
-    assert capsys.readouterr().err == "error: reproduce: unknown table 'defense'; choices: defence, vulnerability\n"
+    assert (
+        capsys.readouterr().err == "error: reproduce: unknown table 'defense'; choices: defence, leaks, vulnerability\n"
+    )
 
 
 def test_reproduce_small_is_a_size_of_its_own(calls, capsys):
@@ -67,3 +69,50 @@ def test_reproduce_small_is_a_size_of_its_own(calls, capsys):
 
     assert calls == [("defence", "small", False)]
     assert "choose one" in capsys.readouterr().err
+
+
+LEAKS = {
+    "name": "leaks",
+    "command": "phalanx reproduce leaks",
+    "commit": None,
+    "load": 0.1,
+    "missing": 1,
+    "model": {"name": "smollm2-135m"},
+    "summary": [{"depth": 4}],
+    "adapters": [{"tokens": 8}],
+}
+
+
+@pytest.fixture
+def leak_calls(calls, monkeypatch):
+    made = []
+
+    def measure_leaks(*, size, only_finished):
+        made.append((size, only_finished))
+        return LEAKS
+
+    module = ModuleType("phalanx.reproduce.leaks")
+    vars(module).update(measure_leaks=measure_leaks, as_lines=lambda summary: [{"cut": "4", "plaintext": "99.2 %"}])
+    vars(module).update(adapter_lines=lambda rows: [{"tokens of the batch": "8", "plaintext": "87.5 %"}])
+    monkeypatch.setitem(sys.modules, "phalanx.reproduce.leaks", module)
+    return made
+
+
+def test_reproduce_leaks_prints_the_leak_table(leak_calls, calls, capsys):
+    assert run(["reproduce", "leaks", "--quick"]) == 0
+
+    assert leak_calls == [("quick", False)]
+    assert calls == []
+    shown = capsys.readouterr().out
+    assert "smollm2-135m" in shown
+    assert "99.2 %" in shown
+    assert "87.5 %" in shown
+
+
+def test_reproduce_leaks_json_is_one_object_on_stdout_and_in_the_file(leak_calls, capsys, tmp_path):
+    out = tmp_path / "leaks.json"
+
+    assert run(["reproduce", "leaks", "--json", "--finished", "--out", str(out)]) == 0
+
+    assert leak_calls == [("full", True)]
+    assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == LEAKS

@@ -10,7 +10,8 @@ from phalanx.errors import ConfigError
 
 PLAN_EXAMPLES = (
     "Example: phalanx plan run.toml --html plan.html --out parallel.toml\n\n"
-    "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096"
+    "Example: phalanx plan --model llama-2-70b --cluster llama2-rsc --gpus 512 --tokens 2e12 --sequence-length 4096\n\n"
+    "Example: phalanx plan --model smollm2-135m --split --parties parties.toml --sequences 32 --sequence-length 256"
 )
 
 
@@ -42,6 +43,18 @@ def plan(
     probe: Annotated[
         Path | None, typer.Option("--probe", metavar="FILE", help="JSON of phalanx bench collectives: both links.")
     ] = None,
+    split: Annotated[
+        bool, typer.Option("--split", help="Propose the cut between clients and an enclave instead.")
+    ] = False,
+    parties: Annotated[
+        Path | None,
+        typer.Option("--parties", metavar="PARTIES.toml", help="With --split: who takes part; else this machine."),
+    ] = None,
+    cut: Annotated[int | None, typer.Option("--cut", metavar="N", help="With --split: judge this cut only.")] = None,
+    leaks: Annotated[
+        Path | None,
+        typer.Option("--leaks", metavar="FILE", help="With --split: JSON of phalanx reproduce leaks."),
+    ] = None,
     by: Annotated[str, typer.Option("--by", help="What counts as best: speed or cost.")] = "speed",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page.")] = None,
@@ -58,6 +71,12 @@ def plan(
 
     if (run_file is None) == (model is None):
         raise ConfigError("plan: give either a run file or --model")
+    if split or not (parties is cut is leaks is None):
+        from phalanx.cli.planned_split import asked_for_split, propose_cut
+
+        asked = asked_for_split(run_file, overrides or [], model, sequences, sequence_length, precision)
+        propose_cut(asked, split, parties, cut, leaks, as_json=as_json)
+        return
     there = planned_cluster(cluster, gpus, probe)
     if run_file is not None:
         question, data = from_run(run_file, overrides or [], there)

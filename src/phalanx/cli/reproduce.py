@@ -1,40 +1,69 @@
-"""``phalanx reproduce``: a table of the paper, trained here."""
+"""``phalanx reproduce``: a table of a paper, trained here; and what leaks at each cut of a split, measured here."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from phalanx.cli.console import say_figures, say_rows, write_json
 from phalanx.errors import ConfigError
 
+LEAKS = "leaks"
+_LEGENDS = {
+    LEAKS: "what the host of a split recovers from what crosses the cut",
+    "": "perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds",
+}
+
 
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="vulnerability or defence.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="vulnerability, defence or leaks.")],
     quick: Annotated[bool, typer.Option("--quick", help="Ends within 10 minutes on 2 cores.")] = False,
     small: Annotated[bool, typer.Option("--small", help="All cells, with less text, width and steps.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing; show what is finished.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
 ) -> None:
-    """Train a table of Lu et al. 2023 and print it; call it again after an interruption, and it goes on."""
-    from phalanx.reproduce import CELLS, as_tables
-    from phalanx.reproduce import reproduce as train_table
-
-    if table not in CELLS:
-        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted(CELLS))}")
+    """Train or measure a table and print it; call it again after an interruption, and it goes on."""
     if quick and small:
         raise ConfigError("reproduce: --quick and --small are two sizes; choose one")
     size = "quick" if quick else "small" if small else "full"
-    result = train_table(table, size=size, only_finished=finished)
+    if table == LEAKS:
+        result, tables = _leaks(size, finished)
+    else:
+        result, tables = _lu(table, size, finished)
     if out is not None:
         write_json(out, result)
     if as_json:
         typer.echo(json.dumps(result, allow_nan=False))
         return
-    typer.echo("perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds")
-    for title, lines in as_tables(result["summary"]).items():
+    typer.echo(_LEGENDS.get(table, _LEGENDS[""]))
+    for title, lines in tables.items():
         typer.echo(f"\n{title}")
         say_rows(lines)
     say_figures({key: result[key] for key in ("command", "commit", "load", "missing")})
+
+
+def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Lu et al. 2023."""
+    from phalanx.reproduce import CELLS, as_tables
+    from phalanx.reproduce import reproduce as train_table
+
+    if table not in CELLS:
+        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, LEAKS)))}")
+    result = train_table(table, size=size, only_finished=finished)
+    return result, as_tables(result["summary"])
+
+
+def _leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the host of a split recovers."""
+    from phalanx.reproduce.leaks import adapter_lines, as_lines, measure_leaks
+
+    result = measure_leaks(size=size, only_finished=finished)
+    title = str(result["model"]["name"])
+    return result, {
+        f"{title}: tokens that the best attack recovers, and each attack's own share of plaintext": as_lines(
+            result["summary"]
+        ),
+        f"{title}: tokens of a batch that its adapter's gradient gives away": adapter_lines(result["adapters"]),
+    }

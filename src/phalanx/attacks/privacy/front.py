@@ -1,0 +1,123 @@
+"""The frozen front of a public model, which the host has as well, run up to each cut that is of interest."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import ModelError
+from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
+
+_TOKENS = 512
+"""Tokens that are run at once, about."""
+
+
+class Front:
+    """Embedding and first blocks, which turn tokens into the hidden states that cross a cut.
+
+    Args:
+        source: The model.
+        depths: Cuts: so many blocks lie before each; 0 cuts right after the embedding.
+
+    Raises:
+        ModelError: A cut is not below the number of layers, or the model cannot be built.
+    """
+
+    def __init__(self, source: ModelSource, depths: Sequence[int]) -> None:
+        self.depths = tuple(sorted(set(depths)))
+        if not self.depths or not 0 <= self.depths[0] <= self.depths[-1] < source.num_layers:
+            raise ModelError(f"cuts {list(depths)}: expected numbers from 0 to {source.num_layers - 1}")
+        ends = [depth for depth in self.depths if depth] or [1]
+        starts = [0, *ends[:-1]]
+        self.stages = [
+            build_stage(
+                source,
+                StageSpec(index, len(ends) + 1, start, end),
+                adapter=None,
+                activation_checkpointing=False,
+                attention="sdpa",
+                seed=0,
+            ).eval()
+            for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+        ]
+        self.vocab_size = source.vocab_size
+
+    @property
+    def embedding(self) -> Tensor:
+        """The table of token embeddings, ``[vocab, features]``."""
+        first = self.stages[0]
+        return first.get_parameter(first.family.embedding_weight).detach()
+
+    def states(self, ids: Tensor, deepest: int | None = None) -> dict[int, Tensor]:
+        """Return the hidden states at every cut.
+
+        Args:
+            ids: ``[batch, seq]``.
+            deepest: The last cut that is wanted; None runs to the last one.
+
+        Returns:
+            By depth, ``[batch, seq, dim]`` each.
+        """
+        last = self.depths[-1] if deepest is None else deepest
+        found: dict[int, list[Tensor]] = {depth: [] for depth in self.depths if depth <= last}
+        with torch.inference_mode():
+            # about as many tokens at once whatever the length
+            for rows in ids.split(max(1, _TOKENS // ids.shape[1])):
+                self._run(rows, last, found)
+        return {depth: torch.cat(parts).clone() for depth, parts in found.items()}
+
+    def at(self, ids: Tensor, depth: int) -> Tensor:
+        """Return the hidden states at one cut, ``[batch, seq, dim]``."""
+        return self.states(ids, depth)[depth]
+
+    def _run(self, ids: Tensor, last: int, found: Mapping[int, list[Tensor]]) -> None:
+        first = self.stages[0]
+        if 0 in found:
+            found[0].append(first.family.embed(first.trunk, ids))
+        x = ids
+        for stage in self.stages:
+            if stage.spec.end_layer > last:
+                return
+            x = stage(x)
+            found[stage.spec.end_layer].append(x)
+
+
+class _ReachedError(Exception):
+    """The layer has its inputs."""
+
+
+def layer_inputs(stage: StageModule, layer: str, ids: Tensor) -> Tensor:
+    """Return what a linear layer of a stage's first block is given; the stage is run no further than to there.
+
+    Args:
+        stage: A first stage.
+        layer: End of the layer's name, such as ``q_proj``.
+        ids: ``[batch, seq]``.
+
+    Returns:
+        ``[batch, seq, features]``.
+
+    Raises:
+        ModelError: The block has no such layer.
+    """
+    block = stage.own_blocks[0]
+    names = [name for name, _ in block.named_modules() if name == layer or name.endswith(f".{layer}")]
+    if not names:
+        raise ModelError(f"layer {layer!r}: block {stage.spec.first_layer} has none of that name")
+    kept: list[Tensor] = []
+
+    def keep(module: Any, inputs: tuple[Tensor, ...]) -> None:
+        kept.append(inputs[0].detach())
+        raise _ReachedError
+
+    hook = block.get_submodule(names[0]).register_forward_pre_hook(keep)
+    try:
+        with torch.inference_mode():
+            for rows in ids.split(max(1, _TOKENS // ids.shape[1])):
+                with contextlib.suppress(_ReachedError):
+                    stage(rows)
+    finally:
+        hook.remove()
+    return torch.cat(kept).clone()

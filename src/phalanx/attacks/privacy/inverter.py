@@ -1,0 +1,70 @@
+"""What attacks on hidden states have in common: they rank, for each position, the tokens that may stand there."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_ROWS = 256
+
+
+class Inverter(Protocol):
+    """Guesses tokens from what crosses a cut."""
+
+    def fit(self, states: Tensor, ids: Tensor) -> None:
+        """Learn from text that the host has itself, sent under the same guard.
+
+        Args:
+            states: What it saw of that text, ``[batch, seq, dim]``.
+            ids: The text, ``[batch, seq]``.
+        """
+        ...
+
+    def ranked(self, states: Tensor, count: int) -> Tensor:
+        """Return the likeliest tokens of each position, best first.
+
+        Args:
+            states: What it sees, ``[batch, seq, dim]``.
+            count: How many.
+
+        Returns:
+            ``[batch, seq, count]``.
+        """
+        ...
+
+
+def recovered(inverter: Inverter, states: Tensor) -> Tensor:
+    """Return an attack's answer, ``[batch, seq]``."""
+    return inverter.ranked(states, 1)[..., 0]
+
+
+def share_of_tokens(found: Tensor, ids: Tensor) -> float:
+    """Return how many of the tokens were recovered, each in its place, as a share."""
+    return float((found == ids).double().mean())
+
+
+def chance(public: Tensor, private: Tensor) -> float:
+    """Return the share that is recovered without seeing anything: always the commonest token of public text."""
+    guess = int(public.flatten().bincount().argmax())
+    return share_of_tokens(torch.full_like(private, guess), private)
+
+
+def nearest_rows(queries: Tensor, table: Tensor, count: int, bias: Tensor | None = None) -> Tensor:
+    """Return the rows of a table in the directions nearest to the queries', best first.
+
+    Args:
+        queries: ``[..., dim]``.
+        table: ``[rows, dim]``.
+        count: How many rows.
+        bias: Added to each row's cosine, ``[rows]``; None adds nothing.
+
+    Returns:
+        Row numbers, ``[..., count]``.
+    """
+    directions = torch.nn.functional.normalize(table, dim=-1)
+    flat = torch.nn.functional.normalize(queries.reshape(-1, queries.shape[-1]), dim=-1)
+    best = [
+        (part @ directions.T if bias is None else part @ directions.T + bias).topk(count, dim=-1).indices
+        for part in flat.split(_ROWS)
+    ]
+    return torch.cat(best).reshape(*queries.shape[:-1], count)

@@ -1,0 +1,64 @@
+"""The table of attacks on privacy: what each sees, what it wins, what must stop it, and who described it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class PrivacyLine:
+    """One line of the table.
+
+    Attributes:
+        attack: Name of the class or function.
+        sees: What the attacker needs in the clear.
+        wins: What it has afterwards.
+        stopped_by: Guards under which it wins no more than chance.
+        source: Where it was described first.
+    """
+
+    attack: str
+    sees: str
+    wins: str
+    stopped_by: tuple[str, ...]
+    source: str
+
+
+_CUT = ("sealed", "masked")
+
+PRIVACY_ATTACKS: Mapping[str, PrivacyLine] = MappingProxyType(
+    {
+        "nearest_neighbour": PrivacyLine(
+            "NearestNeighbour", "activations of a cut", "tokens", _CUT, "Song and Raghunathan 2020"
+        ),
+        "linear_map": PrivacyLine(
+            "LinearMap", "activations of a cut, and of known text", "tokens", _CUT, "Song and Raghunathan 2020"
+        ),
+        "trained_inverter": PrivacyLine(
+            "TrainedInverter", "activations of a cut, and of known text", "tokens", _CUT, "Morris et al. 2023"
+        ),
+        "candidate_search": PrivacyLine(
+            "CandidateSearch", "activations of a cut", "tokens", _CUT, "Nikolaou et al. 2025 (SipIt)"
+        ),
+        "span_check": PrivacyLine(
+            "SpanCheck",
+            "one batch's adapter gradient",
+            "tokens of the batch",
+            ("sealed",),
+            "Petrov et al. 2024 (DAGER)",
+        ),
+        "released_update": PrivacyLine(
+            "SpanCheck.tokens_of_update",
+            "the adapter before and after one client's step",
+            "tokens of the batch",
+            ("release policy",),
+            "Petrov et al. 2024 (DAGER)",
+        ),
+        "logit_gradients": PrivacyLine(
+            "labels_of_logit_gradients", "gradients of logits", "labels", _CUT, "Zhao et al. 2020 (iDLG)"
+        ),
+        "cut_gradients": PrivacyLine(
+            "LabelsByDirection", "gradients of a cut, and of known labels", "labels", _CUT, "Li et al. 2022"
+        ),
+    }
+)

@@ -1,0 +1,119 @@
+"""What the machine between both ends sees of a tensor, under each guard; made by the guards themselves.
+
+An attacker wants numbers, so each wire gives the best reading as numbers that its bytes have: the tensor itself, the
+bytes of its ciphertext, or its masked integers.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phalanx.security.crypto import Identity
+from phalanx.security.mask import MaskedProduct, OsPads, P, Product, masked_linear
+from phalanx.security.seal import Channel, Offer, Purpose, TensorKind, Terms, answer
+from phalanx.security.seal.header import TAG_BYTES
+
+Guard = Literal["plaintext", "sealed", "masked"]
+
+
+class Wire(Protocol):
+    """One way for a tensor to cross."""
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Send a tensor and return what the host makes of it.
+
+        Args:
+            x: Activations or gradients, ``[..., dim]``, float32.
+
+        Returns:
+            Finite numbers of the same shape, float32.
+        """
+        ...
+
+
+class PlainWire:
+    """No guard: the host has the tensor as it crosses, in bfloat16."""
+
+    def seen(self, x: Tensor) -> Tensor:
+        """As `Wire` says."""
+        return x.detach().to(torch.bfloat16).float()
+
+
+class SealedWire:
+    """Frames of a real channel; the host takes the clear header and the tags away, and reads the rest as bfloat16.
+
+    Args:
+        purpose: Of the frames.
+    """
+
+    def __init__(self, purpose: Purpose = Purpose.ACTIVATION) -> None:
+        self._purpose = purpose
+        self._channel = _channel()
+        self._step = 0
+
+    def seen(self, x: Tensor) -> Tensor:
+        """As `Wire` says; numbers are squashed to their logarithms, as ciphertext has exponents of any size."""
+        plain = x.detach().to(torch.bfloat16).contiguous()
+        kind = TensorKind(self._purpose, "cut", "bfloat16", tuple(plain.shape))
+        frame = self._channel.sender.seal(kind, self._step, 0, memoryview(plain.view(torch.uint8).numpy()))
+        self._step += 1
+        found = _ciphertext(frame, kind.size_bytes, self._channel.context.terms.chunk_bytes)
+        numbers = torch.frombuffer(bytearray(found), dtype=torch.bfloat16).float().reshape(x.shape)
+        numbers = torch.nan_to_num(numbers, nan=0.0, posinf=0.0, neginf=0.0)
+        return numbers.sign() * numbers.abs().log1p()
+
+
+class MaskedWire:
+    """Requests of masked offload; the worker reads elements of Z_p as the numbers next to zero that they stand for."""
+
+    def seen(self, x: Tensor) -> Tensor:
+        """As `Wire` says, between -1 and 1."""
+        rows = np.ascontiguousarray(x.detach().reshape(-1, x.shape[-1]).numpy(), dtype=np.float32)
+        product = _product(rows.shape[0], rows.shape[1])
+        product.pool.make()
+        masked = product.send(rows).request.values.astype(np.int64)
+        centred = np.where(masked > P // 2, masked - P, masked) / (P // 2)
+        return torch.from_numpy(centred.astype(np.float32)).reshape(x.shape)
+
+
+WIRES: Mapping[Guard, Callable[[], Wire]] = MappingProxyType(
+    {"plaintext": PlainWire, "sealed": SealedWire, "masked": MaskedWire}
+)
+"""By guard; each call makes fresh keys."""
+
+
+def _channel() -> Channel:
+    terms = Terms("leaks", bytes([1]) * 32, bytes([2]) * 32, "client", "enclave")
+    client, enclave = Identity.without_certificate("client"), Identity.without_certificate("enclave")
+    offer = Offer(terms, client, _Once())
+    reply, _ = answer(offer.hello, terms, enclave, _Once(), client.public)
+    return offer.accept(reply, enclave.public)
+
+
+class _Once:
+    """The one epoch of keys that live as long as this process."""
+
+    def raise_epoch(self) -> int:
+        return 1
+
+
+def _ciphertext(frame: bytearray, size_bytes: int, chunk_bytes: int) -> bytes:
+    chunks = -(-size_bytes // chunk_bytes)
+    body = memoryview(frame)[len(frame) - size_bytes - chunks * TAG_BYTES :]
+    step = chunk_bytes + TAG_BYTES
+    return b"".join(bytes(body[index * step : (index + 1) * step][:-TAG_BYTES]) for index in range(chunks))
+
+
+def _product(rows: int, inner: int) -> MaskedProduct:
+    # what is sent does not depend on the matrix, so one column will do
+    weight = np.ones((inner, 1), np.float32)
+    return masked_linear("cut", weight, rows, _fresh_pads).forward
+
+
+def _fresh_pads(product: Product) -> OsPads:
+    del product
+    return OsPads()

@@ -1,0 +1,78 @@
+"""``phalanx plan --split``: where to cut between clients and an enclave, and how the answer is printed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.planned import from_run
+from phalanx.config import load_config
+from phalanx.errors import ConfigError
+from phalanx.planner.cuts import CutAnswer, Parties, ask_cuts, parties_here, read_leaks
+from phalanx.planner.local import this_machine
+from phalanx.planner.question import Question, about_model
+
+_SHOWN = 15
+
+
+def asked_for_split(
+    run_file: Path | None,
+    overrides: list[str],
+    model: str | None,
+    sequences: int,
+    sequence_length: int,
+    precision: str,
+) -> Question:
+    """Return model and recipe, with client and enclave as two ranks of this machine."""
+    here = this_machine(2)
+    if run_file is not None:
+        return from_run(run_file, overrides, here)[0]
+    return about_model(model or "", here, sequences, sequence_length, precision)
+
+
+def propose_cut(
+    asked: Question, is_split: bool, parties: Path | None, cut: int | None, leaks: Path | None, *, as_json: bool
+) -> None:
+    """Judge every cut, print them, and refuse with the nearest one that works.
+
+    Raises:
+        ConfigError: No cut can be used, or not the one that was asked for; or --split is missing.
+    """
+    if not is_split:
+        raise ConfigError("plan: --parties, --cut and --leaks belong to --split; add it")
+    found = parties_here(asked.cluster) if parties is None else load_config(parties, Parties)
+    answer = ask_cuts(asked.model, asked.shape, asked.recipe, found, read_leaks(leaks))
+    if as_json:
+        typer.echo(json.dumps(answer.as_json(), allow_nan=False))
+    best = answer.require(cut)
+    if as_json:
+        return
+    rows = [best] if cut is not None else answer.usable[:_SHOWN]
+    say_rows([_row(one.row()) for one in rows])
+    say_figures(_figures(answer, best.depth))
+    typer.echo("Estimates; the leaks were measured on the model named above. --json has what all of it rests on.")
+
+
+def _figures(answer: CutAnswer, best: int) -> dict[str, Any]:
+    refused = [cut for cut in answer.cuts if cut.reason is not None]
+    return {
+        "cut": best,
+        "mode": answer.parties.mode,
+        "usable": len(answer.usable),
+        "refused": len(refused),
+        **{f"  {cut.depth}": cut.reason for cut in refused[:3]},
+        "leaks measured on": f"{answer.leaks.model.name}, by {answer.leaks.command}",
+    }
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    figures = {"step_s": "step s", "client_gib": "client GiB", "enclave_gib": "enclave GiB", "wire_mb": "MB a step"}
+    shares = {"leak": "leak", "leak_if_opened": "if opened", "chance": "chance"}
+    return (
+        {"cut": row["cut"], "m": row["microbatches"]}
+        | {title: f"{row[key]:.3g}" for key, title in figures.items()}
+        | {title: f"{100 * row[key]:.1f} %" for key, title in shares.items()}
+        | {"leak is": row["leak_basis"]}
+    )

@@ -1,0 +1,184 @@
+"""Every cut of a model, the usable ones in order of merit, the others with their reason."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from phalanx.errors import ConfigError
+from phalanx.planner.cuts.cost import Cost, cost_of
+from phalanx.planner.cuts.leaks import Leak, LeakTable
+from phalanx.planner.cuts.parties import Machine, Parties
+from phalanx.planner.hardware import GIB
+from phalanx.planner.layout import Layout
+from phalanx.planner.recipe import Recipe
+from phalanx.planner.shape import ModelShape
+from phalanx.planner.validity import why_not
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut.
+
+    Attributes:
+        depth: Blocks that the client runs.
+        recipe: With the number of microbatches that is best for it.
+        cost: What a step costs.
+        leak: What the host recovers.
+        reason: Why it cannot be used; None where it can.
+    """
+
+    depth: int
+    recipe: Recipe
+    cost: Cost
+    leak: Leak
+    reason: str | None
+
+    def row(self) -> dict[str, Any]:
+        """Return the cut as one flat object."""
+        cost = self.cost
+        return {
+            "cut": self.depth,
+            "microbatches": self.recipe.microbatches,
+            "step_s": cost.step_s,
+            "client_gib": cost.client_bytes / GIB,
+            "enclave_gib": cost.enclave_bytes / GIB,
+            "wire_mb": cost.wire_bytes / 1e6,
+            "client_s": cost.client_s,
+            "wire_s": cost.wire_s,
+            "enclave_s": cost.enclave_s,
+            "leak": self.leak.seen,
+            "leak_if_opened": self.leak.opened,
+            "chance": self.leak.chance,
+            "leak_basis": self.leak.basis,
+        }
+
+
+@dataclass(frozen=True)
+class CutAnswer:
+    """What became of every cut.
+
+    Attributes:
+        model: Its name or path, for people.
+        shape: Its sizes.
+        recipe: As it was asked.
+        parties: Who takes part.
+        leaks: What the leaks rest on.
+        cuts: Every one, by depth.
+    """
+
+    model: str
+    shape: ModelShape
+    recipe: Recipe
+    parties: Parties
+    leaks: LeakTable
+    cuts: tuple[Cut, ...]
+
+    @property
+    def usable(self) -> list[Cut]:
+        """The cuts that can be used: the fastest first, of equally fast ones that with the least in the enclave."""
+        found = [cut for cut in self.cuts if cut.reason is None]
+        return sorted(found, key=lambda cut: (cut.cost.step_s, cut.cost.enclave_bytes))
+
+    def require(self, depth: int | None = None) -> Cut:
+        """Return the best cut, or the one that was asked for.
+
+        Raises:
+            ConfigError: It cannot be used; the message names the nearest that can, or says why none can.
+        """
+        usable = self.usable
+        if depth is None:
+            if usable:
+                return usable[0]
+            raise ConfigError(f"plan: no cut of {self.model} can be used: {self._reasons()}")
+        if not 0 <= depth < len(self.cuts):
+            raise ConfigError(
+                f"--cut {depth}: {self.model} has {len(self.cuts)} layers; give 1 to {len(self.cuts) - 1}, "
+                "so that both sides have one at least"
+            )
+        found = self.cuts[depth]
+        if found.reason is None:
+            return found
+        near = min(usable, key=lambda cut: (abs(cut.depth - depth), cut.cost.step_s), default=None)
+        hint = f"the nearest cut that works is {near.depth}" if near else f"no other cut works: {self._reasons()}"
+        raise ConfigError(f"--cut {depth}: {found.reason}; {hint}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return question, assumptions and answer as one JSON object."""
+        link = self.parties.link_as_used()
+        return {
+            "name": "split-plan",
+            "model": {"name": self.model, **asdict(self.shape), "parameters": self.shape.parameters},
+            "recipe": asdict(self.recipe),
+            "parties": self.parties.model_dump(mode="json"),
+            "link_as_used": link.model_dump(),
+            "leaks": {
+                "model": self.leaks.model.model_dump(),
+                "command": self.leaks.command,
+                "commit": self.leaks.commit,
+            },
+            "rows": [cut.row() for cut in self.usable],
+            "refused": [{"cut": cut.depth, "reason": cut.reason} for cut in self.cuts if cut.reason is not None],
+        }
+
+    def _reasons(self) -> str:
+        # the first and the last cut are limited by different sides
+        ends = (self.cuts[min(1, len(self.cuts) - 1)], self.cuts[-1])
+        return "; ".join(dict.fromkeys(f"cut {cut.depth}: {cut.reason}" for cut in ends))
+
+
+def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable) -> CutAnswer:
+    """Judge every cut of a model.
+
+    Raises:
+        ConfigError: The link is not known, or the batch or its sequences do not fit the model.
+    """
+    wrong = why_not(Layout(), shape, recipe.sequences, 1, recipe.sequence_length)
+    if wrong is not None:
+        raise ConfigError(f"plan: {wrong}")
+    cuts = tuple(_judge(shape, recipe, parties, leaks, depth) for depth in range(shape.layers))
+    return CutAnswer(model, shape, recipe, parties, leaks, cuts)
+
+
+def _judge(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable, depth: int) -> Cut:
+    """Take the number of microbatches that is fastest among those that fit, else the one that needs least."""
+    leak = leaks.at(shape, depth, parties.mode)
+    options = []
+    for number in _divisors(recipe.sequences):
+        variant = replace(recipe, microbatches=number)
+        cost = cost_of(shape, variant, parties, depth)
+        reason = _unsplit(depth, shape.layers - depth, parties) or _why_not(cost, leak, parties)
+        options.append(Cut(depth, variant, cost, leak, reason))
+    usable = [option for option in options if option.reason is None]
+    if usable:
+        return min(usable, key=lambda option: option.cost.step_s)
+    return min(options, key=lambda option: option.cost.enclave_bytes)
+
+
+def _unsplit(front: int, back: int, parties: Parties) -> str | None:
+    if front < 1:
+        return "the client has no block, and the engine gives it one at least"
+    if back < parties.min_back:
+        return f"{back} blocks are left to adapt, at least {parties.min_back} are wanted"
+    return None
+
+
+def _why_not(cost: Cost, leak: Leak, parties: Parties) -> str | None:
+    # what no machine can mend comes first
+    if leak.beyond_chance > parties.max_leak:
+        return (
+            f"{parties.mode}: the host recovers {leak.seen:.1%} of the tokens ({leak.basis}), {leak.chance:.1%} by "
+            f"chance, at most {parties.max_leak:.1%} more are allowed"
+            + ("; take mode sealed" if parties.mode == "plaintext" else "")
+        )
+    return _too_large("enclave", cost.enclave_bytes, parties.enclave) or _too_large(
+        "client", cost.client_bytes, parties.client
+    )
+
+
+def _too_large(side: str, needed: int, machine: Machine) -> str | None:
+    if needed <= machine.usable_bytes:
+        return None
+    return f"the {side} needs {needed / GIB:.3g} GiB, {machine.usable_bytes / GIB:.3g} are usable"
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -1,0 +1,49 @@
+"""How much is measured for the leak table."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+MODEL = "smollm2-135m"
+SEQUENCE_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class Size:
+    """What --quick makes smaller.
+
+    Attributes:
+        depths: Cuts.
+        public_sequences: Text that the attackers learn from.
+        private_sequences: Text that they are to recover.
+        searched_sequences: The first of those, on which the candidate search is tried.
+        steps: Of the trained inverter.
+        candidates: Tokens in the table of the nearest neighbour behind blocks.
+        batches: Tokens of the batches whose adapter gradients are looked at.
+    """
+
+    depths: tuple[int, ...]
+    public_sequences: int
+    private_sequences: int
+    searched_sequences: int
+    steps: int
+    candidates: int
+    batches: tuple[int, ...]
+
+
+SIZES: Mapping[str, Size] = MappingProxyType(
+    {
+        "full": Size((0, 1, 2, 4, 8, 15, 22, 29), 320, 16, 4, steps=40, candidates=1024, batches=(4, 8, 12, 24)),
+        "quick": Size((0, 4, 29), 128, 8, 2, steps=20, candidates=256, batches=(8,)),
+    }
+)
+
+
+def describe(size: Size) -> dict[str, Any]:
+    """Everything that decides a figure and is not in its row."""
+    return {
+        "model": MODEL,
+        "sequence_length": SEQUENCE_LENGTH,
+        "size": {**asdict(size), "depths": list(size.depths), "batches": list(size.batches)},
+    }
