@@ -51,6 +51,16 @@ def tensor_buffers(tensor: torch.Tensor) -> memoryview:
     return _bytes_of(raw).toreadonly()
 
 
+def tensor_memory(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor in place, to be written to; as `tensor_buffers` otherwise.
+
+    Raises:
+        FrameError: As `tensor_buffers`.
+    """
+    tensor_buffers(tensor)
+    return _bytes_of(tensor.detach().reshape(-1).view(torch.uint8))
+
+
 def tensor_from(
     buffer: bytes | memoryview,
     dtype: torch.dtype,

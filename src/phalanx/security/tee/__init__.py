@@ -3,7 +3,7 @@
 from phalanx.security.tee.appraisal import AppraisalResult, appraise, appraise_together
 from phalanx.security.tee.backends import BACKENDS, inspect_evidence
 from phalanx.security.tee.binding import NONCE_BYTES, Binding, Expected, RawReportData
-from phalanx.security.tee.claims import Backend, Claims, Reference
+from phalanx.security.tee.claims import Backend, Claims, Reference, check_measurements
 from phalanx.security.tee.eat import Token, issue_token, read_token
 from phalanx.security.tee.evidence import Evidence, parse_evidence
 from phalanx.security.tee.policy import Policy, PolicyConfig, build_policy, load_policy, packaged_roots
@@ -37,6 +37,7 @@ __all__ = [
     "appraise_together",
     "begin_enrolment",
     "build_policy",
+    "check_measurements",
     "inspect_evidence",
     "issue_token",
     "load_policy",

@@ -1,0 +1,69 @@
+"""Secure split fine-tuning: a client's frozen front, and an enclave with the back part, adapters, head and optimizer.
+
+The config is there at once; what needs torch is imported at its first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from phalanx.split.config import ENCLAVE, SplitConfig
+
+if TYPE_CHECKING:
+    from phalanx.split.client import SplitClient, client_of, microbatches_of
+    from phalanx.split.enclave import Enclave
+    from phalanx.split.kinds import Kinds
+    from phalanx.split.link import Link, PlainLink, SealedLink
+    from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
+    from phalanx.split.parts import FrontPart, build_back, cut_model
+    from phalanx.split.simulator import Crossing, Host, Scene, SimulatedStep, SplitSimulator, honest_host
+    from phalanx.split.task import TASKS, NextToken, Task
+    from phalanx.split.trainer import BackTrainer
+
+_HOMES = {
+    "client": ("SplitClient", "client_of", "microbatches_of"),
+    "enclave": ("Enclave",),
+    "kinds": ("Kinds",),
+    "link": ("Link", "PlainLink", "SealedLink"),
+    "meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
+    "parts": ("FrontPart", "build_back", "cut_model"),
+    "simulator": ("Crossing", "Host", "Scene", "SimulatedStep", "SplitSimulator", "honest_host"),
+    "task": ("TASKS", "NextToken", "Task"),
+    "trainer": ("BackTrainer",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ENCLAVE",
+    "TASKS",
+    "BackTrainer",
+    "Caller",
+    "Crossing",
+    "Doorkeeper",
+    "Enclave",
+    "FrontPart",
+    "Host",
+    "Kinds",
+    "Link",
+    "NextToken",
+    "Occasion",
+    "PlainLink",
+    "Scene",
+    "SealedLink",
+    "SimulatedStep",
+    "SplitClient",
+    "SplitConfig",
+    "SplitSimulator",
+    "Task",
+    "attested_keys",
+    "build_back",
+    "client_of",
+    "cut_model",
+    "honest_host",
+    "microbatches_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'phalanx.split' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"phalanx.split.{_HOME_OF[name]}"), name)

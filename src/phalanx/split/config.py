@@ -1,0 +1,74 @@
+"""What a run file says about its split; frozen, and free of torch."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from phalanx.config import StrictModel
+from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
+from phalanx.transport import TransportConfig
+
+ENCLAVE = "enclave"
+"""Party name of the process that has the back part."""
+MODES = ("sealed", "plaintext", "masked")
+TIERS = ("sim", "process", "tpm")
+
+
+class SplitConfig(StrictModel):
+    """A client's frozen front, and a back part with adapters in an enclave."""
+
+    mode: Literal["sealed", "plaintext", "masked"] = "sealed"
+    """How tensors cross: sealed for the enclave alone, or readable for its host, which `insecure` must allow. "masked":
+    sealed, and the enclave gives its frozen linear layers, masked, to a worker that is not trusted."""
+    cut: int = Field(ge=1)
+    """Layers at the client."""
+    clients: int = Field(default=1, ge=1, le=64)
+    """How many train one set of adapters, each on its own share of the sequences."""
+    wire: Literal["fp32", "bf16"] = "fp32"
+    """Precision in which activations cross; fp32 loses nothing."""
+    tier: Literal["sim", "process", "tpm"] = "sim"
+    """What stands behind the enclave's evidence."""
+    allow_insecure_sim: bool = False
+    """Whether evidence that proves nothing is accepted."""
+    insecure: bool = False
+    """Whether the host may read and alter what crosses; needed for "plaintext"."""
+    policy: str | None = None
+    """Policy file of the attestation; when left out, clients accept this release's own code at the tier. It is read
+    again at every step, so that a measurement that is revoked in it ends the run."""
+    reattest_every: int = Field(default=0, ge=0)
+    """Steps after which every client asks for new evidence; 0: never."""
+    reattest_s: float = Field(default=0.0, ge=0.0)
+    """Seconds after which every client asks for new evidence; 0: never."""
+    chunk_bytes: int = Field(default=DEFAULT_CHUNK_BYTES, ge=1, le=MAX_CHUNK_BYTES)
+    """Plain bytes under one authentication tag."""
+    release: ReleasePolicy | None = None
+    """When adapters may leave the enclave; without it they stay sealed."""
+    transport: TransportConfig = TransportConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.mode == "plaintext" and not self.insecure:
+            raise ValueError(
+                'mode = "plaintext" lets the enclave\'s host read and alter text, labels and gradients; '
+                'set mode = "sealed", or insecure = true to measure what that costs'
+            )
+        if self.mode != "plaintext" and self.insecure:
+            raise ValueError(f'insecure = true is for mode = "plaintext", the mode is "{self.mode}"; leave it out')
+        if self.tier == "sim" and not self.allow_insecure_sim:
+            raise ValueError(
+                'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to go on '
+                "all the same"
+            )
+        if self.allow_insecure_sim and self.tier != "sim":
+            raise ValueError(f'allow_insecure_sim is for tier = "sim", the tier is "{self.tier}"; leave it out')
+        if self.release is not None and self.release.min_clients > self.clients:
+            raise ValueError(
+                f"release.min_clients = {self.release.min_clients}: there are clients = {self.clients}, so nothing "
+                "could ever be released; lower it, or leave out [split.release]"
+            )
+        return self
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """Party names of the clients, in the order in which they take turns."""
+        return tuple(f"client-{number}" for number in range(self.clients))

@@ -1,0 +1,61 @@
+"""Which tensors cross, with what shape: decided by the run, never by whoever sends one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from phalanx.security.seal import Purpose, TensorKind
+
+What = Literal["train", "held_out"]
+WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+}
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The tensors of one run.
+
+    Attributes:
+        rows: Sequences of a microbatch.
+        seq: Tokens of a sequence.
+        hidden: Width of the model.
+        wire: Precision of activations, a key of `WIRE_DTYPES`.
+        label_shape: Shape of the labels of so many rows of so many tokens.
+    """
+
+    rows: int
+    seq: int
+    hidden: int
+    wire: str
+    label_shape: Callable[[int, int], tuple[int, ...]]
+
+    def cut(self, what: What, rows: int) -> TensorKind:
+        """Hidden states behind the front part, ``[rows, seq, hidden]``."""
+        dtype = _name(WIRE_DTYPES[self.wire])
+        return TensorKind(Purpose.ACTIVATION, f"cut.{what}", dtype, (rows, self.seq, self.hidden))
+
+    def labels(self, what: What, rows: int) -> TensorKind:
+        """What the task learns, int64."""
+        return TensorKind(Purpose.LABEL, f"labels.{what}", "int64", self.label_shape(rows, self.seq))
+
+    @staticmethod
+    def result(what: What, numbers: int) -> TensorKind:
+        """What comes back: losses, counts and the gradient's norm, float64."""
+        return TensorKind(Purpose.RESULT, f"result.{what}", "float64", (numbers,))
+
+    @staticmethod
+    def adapter(name: str, shape: tuple[int, ...]) -> TensorKind:
+        """A released parameter, float32."""
+        return TensorKind(Purpose.ADAPTER, name, "float32", shape)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,51 @@
+"""What the back part is trained on: its head, its labels and its loss; to add one: one class, one line of the table."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from phalanx.models import StageModule
+from phalanx.objectives import OBJECTIVES
+
+
+class Task(Protocol):
+    """One objective with its head, inside the enclave."""
+
+    def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
+        """Give the back part the head that the task needs; return what of it is trained, by canonical name."""
+        ...
+
+    def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """The summed float32 loss of one microbatch and its targets; `hidden`: ``[rows, seq, hidden]``, float32.
+
+        Raises:
+            DataError: The labels do not fit.
+        """
+        ...
+
+    def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
+        """Shape of the int64 labels of so many rows."""
+        ...
+
+
+class NextToken:
+    """Next-token prediction with the model's own head, which stays frozen."""
+
+    def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
+        """The model has its head already."""
+        del back
+        return {}
+
+    def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """As `Task` says."""
+        return OBJECTIVES["causal_lm"](back(hidden), labels)
+
+    def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
+        """One label a token."""
+        return (rows, seq)
+
+
+TASKS: Mapping[str, Callable[[], Task]] = MappingProxyType({"causal_lm": NextToken})
+"""By the name of the objective."""
