@@ -2,24 +2,15 @@
 
 import hashlib
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from phalanx.reproduce.medical.size import DELTA
-from phalanx.split import FrontPart
+from phalanx.split import Front
 from phalanx.split.kinds import WIRE_DTYPES
 
 _ROWS_AT_ONCE = 16
-
-
-class Front(Protocol):
-    """Ids ``[rows, tokens]`` to hidden states ``[rows, tokens, hidden]``."""
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Run the front."""
-        ...
 
 
 class RememberedFront:
@@ -30,7 +21,7 @@ class RememberedFront:
         wire: Precision of what is given out, a key of `WIRE_DTYPES`; what is remembered is float32.
     """
 
-    def __init__(self, front: FrontPart, wire: str = "fp32") -> None:
+    def __init__(self, front: Front, wire: str = "fp32") -> None:
         self._front, self._dtype = front, WIRE_DTYPES[wire]
         self._known: dict[bytes, Tensor] = {}
 
@@ -41,7 +32,7 @@ class RememberedFront:
         return other
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """As `Front` says; the same text has the same bits, whatever texts it comes with."""
+        """Run it; the same text has the same bits, whatever texts it comes with."""
         keys = [key_of(row) for row in ids]
         missing = [place for place, key in enumerate(keys) if key not in self._known]
         for begin in range(0, len(missing), _ROWS_AT_ONCE):
@@ -70,7 +61,7 @@ class NoisyFront:
         self._dtype = WIRE_DTYPES[wire]
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """As `Front` says."""
+        """Run it, clip, add the noise."""
         states = self._front(ids)
         lengths = states.norm(dim=2, keepdim=True).clamp_min(self._clip)
         clipped = states * (self._clip / lengths)

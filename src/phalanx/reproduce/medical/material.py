@@ -45,6 +45,8 @@ class Material:
         clients: Indices of each client's training texts.
         train_examples: The same as texts, for who reads words.
         test_examples: As texts.
+        train_cut: Training texts as far as the model sees them.
+        test_cut: Test texts as far as the model sees them.
     """
 
     num_classes: int
@@ -53,6 +55,8 @@ class Material:
     clients: tuple[Indices, ...]
     train_examples: tuple[Example, ...]
     test_examples: tuple[Example, ...]
+    train_cut: tuple[Example, ...]
+    test_cut: tuple[Example, ...]
 
     @property
     def all_at_once(self) -> tuple[Indices, ...]:
@@ -73,7 +77,14 @@ def make_material(task: Labelled, tokenizer: TextTokenizer, size: MedicalSize, s
     else:
         clients = dirichlet_clients(train, CLIENTS, ALPHA, seed, at_least=2 * size.rows)
     return Material(
-        len(task.classes), rows_of(train, tokenizer, size), rows_of(test, tokenizer, size), clients, train, test
+        len(task.classes),
+        rows_of(train, tokenizer, size),
+        rows_of(test, tokenizer, size),
+        clients,
+        train,
+        test,
+        _cut(train, tokenizer, size),
+        _cut(test, tokenizer, size),
     )
 
 
@@ -85,6 +96,12 @@ def rows_of(examples: Sequence[Example], tokenizer: TextTokenizer, size: Medical
         ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
     classes = tuple(example.label for example in examples)
     return Rows(ids, mark_classes(classes, [len(tokens) for tokens in encoded], size.tokens), classes)
+
+
+def _cut(examples: Sequence[Example], tokenizer: TextTokenizer, size: MedicalSize) -> tuple[Example, ...]:
+    encoded = tokenizer.encode([example.text for example in examples])
+    texts = [str(tokenizer.backend.decode(ids[: size.tokens])) for ids in encoded]
+    return tuple(Example(text, example.label) for text, example in zip(texts, examples, strict=True))
 
 
 def deal(indices: Indices, rows: int, seed: int, client: int) -> Iterator[Indices]:
