@@ -13,11 +13,27 @@ class BatchLoader:
 
     Sample k of a run depends on corpus, seed and k only, so a resumed run sees exactly the batches that it
     would have seen, none lost and none doubled, even with another batch size.
+
+    Args:
+        corpus: Where sequences come from.
+        batch_size: Sequences of a batch.
+        seed: Of the order.
+        share: (number, of so many): only every so manyth sequence is drawn, so that loaders of different numbers have
+            none in common.
+
+    Raises:
+        ConfigError: The batch size is not positive, or the corpus has not a sequence for every share.
     """
 
-    def __init__(self, corpus: Corpus, batch_size: int, seed: int) -> None:
+    def __init__(self, corpus: Corpus, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
         if batch_size < 1:
             raise ConfigError(f"train.batch_size={batch_size}: expected at least 1")
+        self._own = range(share[0], corpus.num_train_sequences, share[1])
+        self._share = share
+        if not self._own:
+            raise ConfigError(
+                f"data: {corpus.num_train_sequences} training sequences cannot be shared by {share[1]}; give more text"
+            )
         self._corpus = corpus
         self._batch_size = batch_size
         self._seed = seed
@@ -25,8 +41,8 @@ class BatchLoader:
 
     def next(self) -> Batch:
         """The next batch, ``[batch_size, seq]``."""
-        indices = sample_indices(self._num_samples, self._batch_size, self._corpus.num_train_sequences, self._seed)
-        batch = self._corpus.train_batch(indices)
+        indices = sample_indices(self._num_samples, self._batch_size, len(self._own), self._seed)
+        batch = self._corpus.train_batch([self._own[index] for index in indices])
         self._num_samples += self._batch_size
         return batch
 
@@ -58,7 +74,9 @@ class BatchLoader:
     def _identity(self) -> dict[str, int]:
         # 53 bits, so that a reader that takes JSON numbers for doubles keeps it whole
         corpus = int(self._corpus.digest[:13], 16)
-        return {"seed": self._seed, "num_sequences": self._corpus.num_train_sequences, "corpus": corpus}
+        whole = {"seed": self._seed, "num_sequences": self._corpus.num_train_sequences, "corpus": corpus}
+        number, shares = self._share
+        return whole if shares == 1 else {**whole, "share": number, "shares": shares}
 
 
 def validation_batches(corpus: Corpus, batch_size: int) -> Iterator[Batch]:

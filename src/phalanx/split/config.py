@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.security.crypto import LOCAL_HOSTS
 from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
 from phalanx.transport import TransportConfig
 
@@ -61,6 +62,11 @@ class SplitConfig(StrictModel):
             )
         if self.allow_insecure_sim and self.tier != "sim":
             raise ValueError(f'allow_insecure_sim is for tier = "sim", the tier is "{self.tier}"; leave it out')
+        if self.tier == "sim" and self.transport.bind not in LOCAL_HOSTS:
+            raise ValueError(
+                f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; '
+                "leave it out"
+            )
         if self.release is not None and self.release.min_clients > self.clients:
             raise ValueError(
                 f"release.min_clients = {self.release.min_clients}: there are clients = {self.clients}, so nothing "

@@ -1,0 +1,101 @@
+"""A party's line to the enclave: it says something and waits for the answer."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from phalanx.errors import FrameError, PeerLostError
+from phalanx.split.messages import Message, Refused, error_of, parse_message
+from phalanx.transport import Endpoint, LinkFault
+
+_LOOK_EVERY_S = 0.2
+Answer = TypeVar("Answer", bound=Message)
+Payload = Sequence[bytes | memoryview]
+
+
+class Line:
+    """One party's end.
+
+    Args:
+        endpoint: Of the party.
+        peer: Name of the enclave.
+        timeout_s: How long an answer may take.
+        look: Called while waiting; raises where there is nobody to wait for.
+    """
+
+    def __init__(self, endpoint: Endpoint, peer: str, timeout_s: float, look: Callable[[], None]) -> None:
+        self._endpoint, self._peer, self._timeout_s, self._look = endpoint, peer, timeout_s, look
+
+    @property
+    def bytes_crossed(self) -> int:
+        """Bytes of all frames so far, both ways."""
+        return self._endpoint.bytes_sent.get(self._peer, 0) + self._endpoint.bytes_received.get(self._peer, 0)
+
+    @property
+    def seconds_of_transport(self) -> float:
+        """Spent on the digests and signatures of the transport so far."""
+        return self._endpoint.seconds_hashing + self._endpoint.seconds_signing
+
+    def say(self, message: Message, payload: Payload = ()) -> None:
+        """Send and go on.
+
+        Raises:
+            PeerLostError: The link has failed.
+            FrameError: It is larger than a frame may be.
+        """
+        self._endpoint.send(self._peer, message.kind, message.model_dump(mode="json"), payload)
+
+    def hear(self, answer: type[Answer]) -> tuple[Answer, memoryview]:
+        """Wait for a message of this kind; as `hear_one_of`."""
+        return self.hear_one_of((answer,))
+
+    def hear_one_of(self, answers: tuple[type[Answer], ...]) -> tuple[Answer, memoryview]:
+        """Wait for a message of one of these kinds.
+
+        Returns:
+            The message and its payload.
+
+        Raises:
+            PhalanxError: The enclave refused, with its error; or `PeerLostError`, it is gone or silent; or
+                `FrameError`, it said something else.
+        """
+        expected = " or ".join(repr(one.kind) for one in answers)
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline:
+            item = self._endpoint.receive(_LOOK_EVERY_S)
+            if item is None:
+                self._look()
+                continue
+            if isinstance(item, LinkFault):
+                self._look()
+                raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
+            message = parse_message(item.kind, item.body)
+            if isinstance(message, Refused):
+                raise error_of(message, self._peer)
+            if not isinstance(message, answers):
+                raise FrameError(f"{self._peer}: said {item.kind!r}, expected {expected}")
+            return message, item.payload
+        raise PeerLostError(
+            f"{self._peer}: no {expected} within {self._timeout_s:g} s; raise split.transport.timeout_s, then --resume"
+        )
+
+    def ask(self, message: Message, answer: type[Answer], payload: Payload = ()) -> tuple[Answer, memoryview]:
+        """Send, then wait for the answer.
+
+        Raises:
+            PhalanxError: As `say` and `hear`.
+        """
+        self.say(message, payload)
+        return self.hear(answer)
+
+    def meet_at(self, address: str) -> None:
+        """The enclave listens there."""
+        self._endpoint.add_peer(self._endpoint.peers[self._peer], address)
+
+    def flush(self) -> None:
+        """Wait until everything said was taken.
+
+        Raises:
+            PeerLostError: It was not in time.
+        """
+        self._endpoint.flush(self._timeout_s)

@@ -1,0 +1,253 @@
+"""What crosses beside the frames: the bodies of all messages between the enclave and its parties, read once, strictly.
+
+Nothing in a body is believed for its own sake: a frame that is not what its body says does not open.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import (
+    CheckpointError,
+    DataError,
+    FrameError,
+    PeerRefusedError,
+    PhalanxError,
+    RefusedEvidenceError,
+    ReleaseRefusedError,
+    RollbackError,
+    SealError,
+    SignatureError,
+)
+
+_Text = Annotated[str, Field(max_length=500)]
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Message(StrictModel):
+    """A body; `kind` is the kind of the frame that has it."""
+
+    kind: ClassVar[str]
+
+
+class Ready(Message):
+    """The enclave listens."""
+
+    kind: ClassVar[str] = "ready"
+    address: _Text
+
+
+class Challenge(Message):
+    """Evidence is asked for."""
+
+    kind: ClassVar[str] = "challenge"
+    nonce: _Hex32
+
+
+class Proof(Message):
+    """The evidence, as payload."""
+
+    kind: ClassVar[str] = "proof"
+
+
+class Call(Message):
+    """Payload: a token of so many bytes, and the hello of a handshake; both are empty in a plaintext split."""
+
+    kind: ClassVar[str] = "call"
+    token_bytes: _Count
+
+
+class Welcome(Message):
+    """The reply to a hello, as payload; from now on the link is there."""
+
+    kind: ClassVar[str] = "welcome"
+
+
+class Upload(Message):
+    """A frame of a microbatch, as payload."""
+
+    kind: ClassVar[str] = "upload"
+    what: Literal["train", "held_out"]
+    microbatch: _Count
+    rows: _Count
+
+
+class Reply(Message):
+    """Feedback on a client's microbatches, a frame, as payload."""
+
+    kind: ClassVar[str] = "reply"
+    what: Literal["train", "held_out"]
+    crypto_s: float = Field(ge=0)
+    """Seconds that the enclave has spent on cryptography so far."""
+
+
+class Restore(Message):
+    """A sealed state, as payload: go on from it."""
+
+    kind: ClassVar[str] = "restore"
+    step: _Count
+
+
+class Restored(Message):
+    """That was done; or, without a state, training begins."""
+
+    kind: ClassVar[str] = "restored"
+    step: _Count
+
+
+class Keep(Message):
+    """The state is asked for, sealed."""
+
+    kind: ClassVar[str] = "keep"
+
+
+class Kept(Message):
+    """The sealed state, as payload."""
+
+    kind: ClassVar[str] = "kept"
+    step: _Count
+    number: _Count
+
+
+class Settle(Message):
+    """A sealed state is safe on the disk: every one before it is void."""
+
+    kind: ClassVar[str] = "settle"
+    number: _Count
+
+
+class Settled(Message):
+    """Older ones are void."""
+
+    kind: ClassVar[str] = "settled"
+
+
+class Weigh(Message):
+    """The digest of the final weights is asked for."""
+
+    kind: ClassVar[str] = "weigh"
+
+
+class Weighed(Message):
+    """SHA-256 over all parameters of the model by name, adapters included."""
+
+    kind: ClassVar[str] = "weighed"
+    digest: _Hex32
+
+
+class AskRelease(Message):
+    """The adapters are asked for."""
+
+    kind: ClassVar[str] = "ask_release"
+
+
+class Part(Message):
+    """One released parameter, a frame, as payload."""
+
+    kind: ClassVar[str] = "part"
+    name: _Text
+    shape: tuple[_Count, ...] = Field(max_length=8)
+
+
+class Released(Message):
+    """All parts were sent."""
+
+    kind: ClassVar[str] = "released"
+    parts: _Count
+    release: dict[str, Any]
+
+
+class AskStatement(Message):
+    """The enclave's word on what has crossed is asked for."""
+
+    kind: ClassVar[str] = "ask_statement"
+
+
+class Stated(Message):
+    """The signed statement, as payload."""
+
+    kind: ClassVar[str] = "stated"
+
+
+class Refused(Message):
+    """What was asked is not done; nothing has changed."""
+
+    kind: ClassVar[str] = "refused"
+    error: _Text
+    reason: _Text
+    detail: _Text
+
+
+class End(Message):
+    """The session is over."""
+
+    kind: ClassVar[str] = "end"
+
+
+_KINDS: dict[str, type[Message]] = {
+    one.kind: one
+    for one in (
+        Ready,
+        Challenge,
+        Proof,
+        Call,
+        Welcome,
+        Upload,
+        Reply,
+        Restore,
+        Restored,
+        Keep,
+        Kept,
+        Settle,
+        Settled,
+        Weigh,
+        Weighed,
+        AskRelease,
+        Part,
+        Released,
+        AskStatement,
+        Stated,
+        Refused,
+        End,
+    )
+}
+_WITH_REASON: dict[str, type[SealError | RefusedEvidenceError | ReleaseRefusedError]] = {
+    one.__name__: one for one in (SealError, RefusedEvidenceError, ReleaseRefusedError)
+}
+_WITHOUT: dict[str, type[PhalanxError]] = {
+    one.__name__: one
+    for one in (CheckpointError, DataError, FrameError, PeerRefusedError, RollbackError, SignatureError)
+}
+Body = TypeVar("Body", bound=Message)
+
+
+def parse_message(kind: str, body: dict[str, Any]) -> Message:
+    """Read a frame's body.
+
+    Raises:
+        FrameError: It is of no known kind, or malformed.
+    """
+    found = _KINDS.get(kind)
+    if found is None:
+        raise FrameError(f"message: of unknown kind {kind[:40]!r}; both ends must run the same release")
+    try:
+        return found.model_validate_json(canonical_json(body))
+    except ValidationError as exc:
+        raise FrameError(f"message: {kind} is malformed in {exc.error_count()} places") from exc
+
+
+def refusal_of(error: PhalanxError) -> Refused:
+    """Put an error into words that another process can raise again."""
+    name, reason = type(error).__name__, getattr(error, "reason", "")
+    detail = getattr(error, "detail", "") or str(error)
+    return Refused(error=name, reason=str(reason)[:500], detail=detail[:500])
+
+
+def error_of(refused: Refused, where: str) -> PhalanxError:
+    """The error that a refusal puts into words."""
+    detail = f"{where}: {refused.detail}"
+    if refused.error in _WITH_REASON:
+        return _WITH_REASON[refused.error](refused.reason, detail)
+    return _WITHOUT.get(refused.error, FrameError)(detail)

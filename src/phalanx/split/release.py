@@ -1,0 +1,95 @@
+"""Adapters on their way out: the difference from what left before, clipped, with noise, if the policy lets it go."""
+
+import math
+import secrets
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import CheckpointError, ReleaseRefusedError
+from phalanx.security.seal import Release, ReleaseGate, ReleasePolicy, Update, Withheld
+
+_BASE = "released/"
+# so that rounding never carries a clipped norm over its bound
+_SLACK = 1e-6
+
+
+class Releasing:
+    """Knows what has left, and makes the next release.
+
+    Args:
+        policy: When; None: never.
+        weights: What is trained, as it begins: that is public, as it depends on the seed only.
+    """
+
+    def __init__(self, policy: ReleasePolicy | None, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._policy = policy
+        self.gate = None if policy is None else ReleaseGate(policy)
+        self._base = {name: tensor.detach().clone() for name, tensor in weights}
+
+    def make(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[Release, dict[str, Tensor]]:
+        """Return what may leave now.
+
+        Raises:
+            ReleaseRefusedError: It stays sealed; `reason` tells why, and nothing has changed.
+        """
+        if self._policy is None or self.gate is None:
+            raise ReleaseRefusedError(
+                Withheld.TOO_FEW_CLIENTS, "release: the run has no [split.release], so adapters stay sealed"
+            )
+        moved = {name: tensor.double() - self._base[name].double() for name, tensor in weights}
+        found = norm(moved.values())
+        scale = 1.0 if found <= self._policy.clip_norm else self._policy.clip_norm * (1 - _SLACK) / found
+        moved = {name: tensor * scale for name, tensor in moved.items()}
+        noise_std = (self._policy.noise_multiplier or 0.0) * self._policy.clip_norm
+        release = self.gate.permit(Update(norm(moved.values()), noise_std))
+        out = {
+            name: (self._base[name].double() + tensor + noise_std * gaussian(tensor.shape)).float()
+            if noise_std
+            else (self._base[name].double() + tensor).float()
+            for name, tensor in moved.items()
+        }
+        self._base = {name: tensor.clone() for name, tensor in out.items()}
+        return release, out
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """What has left, and the books of the gate; for a sealed state."""
+        if self.gate is None:
+            return {}, {}
+        return {f"{_BASE}{name}": tensor for name, tensor in self._base.items()}, self.gate.state()
+
+    def load(self, tensors: dict[str, Tensor], books: Mapping[str, object]) -> dict[str, Tensor]:
+        """Take over a state.
+
+        Returns:
+            The tensors that are not about releases.
+
+        Raises:
+            CheckpointError: It is another model's.
+            ReleaseRefusedError: It was kept under another policy.
+        """
+        base = {name.removeprefix(_BASE): one for name, one in tensors.items() if name.startswith(_BASE)}
+        if self._policy is not None:
+            if base.keys() != self._base.keys():
+                raise CheckpointError("sealed state: what it says to have released is of another model")
+            self._base, self.gate = base, ReleaseGate(self._policy, books)
+        return {name: one for name, one in tensors.items() if not name.startswith(_BASE)}
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """Euclidean norm over all tensors, in float64."""
+    return math.sqrt(sum(float(torch.sum(tensor.double() ** 2)) for tensor in tensors))
+
+
+def gaussian(shape: torch.Size) -> Tensor:
+    """Standard normal numbers, float64, from the operating system's generator: no seed brings them back.
+
+    Source: Box and Muller 1958.
+    """
+    count = math.prod(shape)
+    raw = torch.frombuffer(bytearray(secrets.token_bytes(16 * count) or b"\0" * 16), dtype=torch.int64)[: 2 * count]
+    # 53 bits each, never 0: its logarithm is taken
+    uniform = ((raw >> 11 & (2**53 - 1)).double() + 0.5) / 2**53
+    radius = torch.sqrt(-2.0 * torch.log(uniform[:count]))
+    return (radius * torch.cos(2.0 * math.pi * uniform[count:])).reshape(shape)

@@ -1,0 +1,88 @@
+"""Sealed states: which of them an enclave goes on from, through crashes of anybody at any moment.
+
+Two counters, both only go up. The first numbers every state that is sealed, so no two have the same number. The second
+is moved up to a state's number once that state is safe on the disk of whoever keeps it. A state opens if its number is
+not below the second counter: everything older than the newest one that is known to be kept is void, and a crash between
+sealing and keeping costs no more than the steps in between, which are done again.
+
+A state that was sealed and never kept stays usable until the next one is kept, and not longer: by then the second
+counter has passed it, as it was numbered before.
+"""
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from phalanx.config import canonical_json
+from phalanx.errors import CheckpointError
+from phalanx.security.crypto import parse_canonical
+from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
+
+_BOOKS = "books"
+
+
+class StateKeeper:
+    """Seals states and opens the one to go on from.
+
+    Args:
+        key: 32 bytes that this enclave alone is given.
+        run: Name of the run, the same after a restart.
+        sealed: Numbers sealed states; used for nothing else.
+        settled: Number of the newest state that is kept; used for nothing else.
+    """
+
+    def __init__(self, key: bytes, run: str, sealed: MonotonicCounter, settled: MonotonicCounter) -> None:
+        self._sealer, self._run, self._sealed, self._settled = BlobSealer(key, sealed), run, sealed, settled
+
+    def seal(self, tensors: dict[str, Tensor], books: dict[str, object], step: int) -> tuple[bytearray, int]:
+        """Seal a state; the ones before stay usable until this one is settled.
+
+        Returns:
+            The sealed state and its number.
+
+        Raises:
+            RollbackError: The counter cannot be moved.
+        """
+        plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        plain[_BOOKS] = torch.frombuffer(bytearray(canonical_json(books)), dtype=torch.uint8)
+        # the last number given is this one: an enclave has one thread that seals
+        blob = self._sealer.seal(self._place(step), save_tensors(plain))
+        return blob, self._sealed.read()
+
+    def open(self, blob: bytes | memoryview, step: int) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """Open a state that is not older than the newest settled one.
+
+        Raises:
+            RollbackError: It is older.
+            CheckpointError: It is altered, or another enclave's, run's or step's.
+        """
+        behind = self._sealed.read() - self._settled.read()
+        plain = self._sealer.open(self._place(step), blob, unsafe_accept_behind=behind)
+        try:
+            tensors = load_tensors(bytes(plain))
+            books = parse_canonical(tensors.pop(_BOOKS).numpy().tobytes())
+        except (SafetensorError, KeyError, ValueError) as exc:
+            raise CheckpointError(f"sealed state of step {step}: holds no state of this release: {exc}") from exc
+        return tensors, books
+
+    def settle(self, number: int) -> None:
+        """A state is kept: every one that was sealed before it is void.
+
+        Raises:
+            CheckpointError: No state has that number.
+            RollbackError: The counter cannot be moved.
+        """
+        if number > self._sealed.read():
+            raise CheckpointError(f"sealed state {number}: was never sealed; the newest is {self._sealed.read()}")
+        while self._settled.read() < number:
+            self._settled.increment()
+
+    @property
+    def rollback_proof(self) -> bool:
+        """Whether the machine cannot turn either counter back."""
+        return self._sealed.rollback_proof and self._settled.rollback_proof
+
+    def _place(self, step: int) -> BlobPlace:
+        return BlobPlace(self._run, "state", step)
