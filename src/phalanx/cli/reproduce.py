@@ -21,6 +21,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Ends within 10 minutes on 2 cores.")] = False,
     small: Annotated[bool, typer.Option("--small", help="All cells, with less text, width and steps.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing; show what is finished.")] = False,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Folder of data files (medical).")] = None,
