@@ -10,8 +10,6 @@ from phalanx.reproduce.medical.size import DELTA
 from phalanx.split import Front
 from phalanx.split.kinds import WIRE_DTYPES
 
-_ROWS_AT_ONCE = 16
-
 
 class RememberedFront:
     """A front that remembers every text.
@@ -34,11 +32,10 @@ class RememberedFront:
     def __call__(self, ids: Tensor) -> Tensor:
         """Run it; the same text has the same bits, whatever texts it comes with."""
         keys = [key_of(row) for row in ids]
-        missing = [place for place, key in enumerate(keys) if key not in self._known]
-        for begin in range(0, len(missing), _ROWS_AT_ONCE):
-            places = missing[begin : begin + _ROWS_AT_ONCE]
-            states = self._front(ids[torch.tensor(places)])
-            self._known.update({keys[place]: state.clone() for place, state in zip(places, states, strict=True)})
+        for place, key in enumerate(keys):
+            if key not in self._known:
+                # alone: in a batch of another size the same text may be rounded otherwise
+                self._known[key] = self._front(ids[place : place + 1])[0].clone()
         return torch.stack([self._known[key] for key in keys]).to(self._dtype)
 
 
