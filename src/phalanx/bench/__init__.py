@@ -9,6 +9,7 @@ from phalanx.bench.detection import bench_detection
 from phalanx.bench.overhead import bench_overhead
 from phalanx.bench.parallel import bench_parallel
 from phalanx.bench.pipeline import bench_pipeline
+from phalanx.bench.split import bench_split
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
@@ -17,6 +18,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "overhead": bench_overhead,
     "parallel": bench_parallel,
     "pipeline": bench_pipeline,
+    "split": bench_split,
 }
 
 KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
@@ -34,4 +36,5 @@ __all__ = [
     "bench_overhead",
     "bench_parallel",
     "bench_pipeline",
+    "bench_split",
 ]

@@ -20,7 +20,8 @@ def headline(record: RunRecord) -> str:
     if not summary:
         steps = len({row["step"] for row in record.metrics})
         return f"No final figures: {plural(steps, 'step')} recorded so far."
-    parts = [_attacks(summary, record), *_blame(summary, record)]
+    split = split_facts(record)
+    parts = [words(split.get("worth"), 120)] if split else [_attacks(summary, record), *_blame(summary, record)]
     lost = number(summary.get("steps_lost"))
     if lost is not None:
         parts.append(f"{plural(lost, 'step')} lost")
@@ -43,9 +44,22 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
         ("Training loss", loss, "nats a token, first → last"),
         ("Validation perplexity", perplexity, ", ".join(remarks)),
         ("Speed", _speed(summary), duration(summary.get("wall_s"))),
-        ("Audits", count(summary.get("audits")), _takeovers(summary)),
+        _guard(record),
         ("World", _world(summary.get("world")), f"seed {words(summary.get('seed'), 30)}"),
     ]
+
+
+def split_facts(record: RunRecord) -> dict[str, Any]:
+    """Return what the summary says of a split: mode, tier and what that is worth; empty for other runs."""
+    found = record.summary.get("split")
+    return found if isinstance(found, dict) else {}
+
+
+def _guard(record: RunRecord) -> tuple[str, str, str]:
+    split = split_facts(record)
+    if split:
+        return ("Split", words(split.get("mode"), 20), words(split.get("worth"), 120))
+    return ("Audits", count(record.summary.get("audits")), _takeovers(record.summary))
 
 
 def guard_mode(record: RunRecord) -> str | None:

@@ -64,6 +64,9 @@ _SENTENCES = {
     "fault": "{party} about {about}: {reason}",
     "refused": "a message of {party}: {reason}",
     "link_broken": "{party}: {reason}",
+    "enclave_appraised": "{party} has appraised the enclave and accepts it",
+    "released": "adapters have left the enclave: {num_clients} clients, norm at most {clip_norm}, noise {noise_std}",
+    "release_refused": "adapters stay sealed: {detail}",
     "run_completed": "weights {final_weights_digest}",
 }
 

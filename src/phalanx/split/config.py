@@ -55,7 +55,7 @@ class SplitConfig(StrictModel):
             )
         if self.mode != "plaintext" and self.insecure:
             raise ValueError(f'insecure = true is for mode = "plaintext", the mode is "{self.mode}"; leave it out')
-        if self.tier == "sim" and not self.allow_insecure_sim:
+        if self.mode != "plaintext" and self.tier == "sim" and not self.allow_insecure_sim:
             raise ValueError(
                 'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to go on '
                 "all the same"

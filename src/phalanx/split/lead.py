@@ -163,10 +163,11 @@ class SplitLead:
         tensors: dict[str, Tensor] = {}
         while True:
             message, frame = self._owner.line.hear_one_of((say.Part, say.Released))
-            if isinstance(message, say.Released):
+            if isinstance(message, say.Part):
+                kind = Kinds.adapter(message.name, message.shape)
+                tensors[message.name] = self._owner.link.unpack(frame, kind, step, len(tensors))
+            elif isinstance(message, say.Released):
                 return message.release, tensors
-            kind = Kinds.adapter(message.name, message.shape)
-            tensors[message.name] = self._owner.link.unpack(frame, kind, step, len(tensors))
 
     def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
         """Return both ends' signed statements by party, all of which agree.

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxError, RollbackError
 from phalanx.models import ModelSource, open_model, parameter_names, weights_digest
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.split import messages as say
@@ -17,6 +17,7 @@ from phalanx.split.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.kinds import Kinds
 from phalanx.split.link import Link, PlainLink
 from phalanx.split.meeting import Doorkeeper, Occasion, attested_keys
+from phalanx.split.offload import offload
 from phalanx.split.parts import build_back
 from phalanx.split.release import Releasing
 from phalanx.split.state import StateKeeper
@@ -86,6 +87,8 @@ class EnclaveServer:
             seed=config.seed,
             activation_checkpointing=config.model.activation_checkpointing,
         )
+        if split.mode == "masked":
+            offload(back)
         task = TASKS[config.objective]()
         self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
         self._releasing = Releasing(split.release, self._trainer.weights())
@@ -93,7 +96,7 @@ class EnclaveServer:
         self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
         self._owner_link: Link | None = None
         self._waiting: dict[str, deque[tuple[say.Upload, memoryview]]] = {name: deque() for name in split.client_names}
-        self._is_over = False
+        self._is_over, self._is_current = False, False
 
     def announce(self, address: str) -> None:
         """Tell everybody where the enclave listens."""
@@ -151,6 +154,10 @@ class EnclaveServer:
     def _queue(self, sender: str, message: say.Upload, payload: memoryview) -> None:
         if sender not in self._waiting:
             raise PeerRefusedError(f"{sender}: is no client")
+        if self._keeper.has_kept and not self._is_current:
+            raise RollbackError(
+                "the enclave has a state to go on from and was given none; --resume from the newest checkpoint"
+            )
         self._waiting[sender].append((message, payload))
         self._take_what_is_due()
 
@@ -185,6 +192,7 @@ class EnclaveServer:
             tensors, books = self._keeper.open(payload, message.step)
             self._trainer.load_state(self._releasing.load(tensors, books), message.step)
             self._enclave.gate = self._releasing.gate
+            self._is_current = True
         self._enclave.begin_again()
         self._post(sender, say.Restored(step=self._trainer.num_steps))
 
@@ -196,6 +204,7 @@ class EnclaveServer:
 
     def _settle(self, sender: str, message: say.Settle, payload: memoryview) -> None:
         self._keeper.settle(message.number)
+        self._is_current = True
         self._post(sender, say.Settled())
 
     # --- the end ----------------------------------------------------------------------------------

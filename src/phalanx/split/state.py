@@ -80,6 +80,11 @@ class StateKeeper:
             self._settled.increment()
 
     @property
+    def has_kept(self) -> bool:
+        """Whether there is a state that whoever goes on must go on from."""
+        return self._settled.read() > 0
+
+    @property
     def rollback_proof(self) -> bool:
         """Whether the machine cannot turn either counter back."""
         return self._sealed.rollback_proof and self._settled.rollback_proof

@@ -13,6 +13,7 @@ from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.split import ENCLAVE, SplitConfig
 
 _THIRD_PARTY = 3
 """Workers at least, for one of them to be neither a stage's holder nor its shadow."""
@@ -56,6 +57,7 @@ class RunConfig(StrictModel):
     train: TrainConfig
     optimizer: OptimizerConfig
     parallel: ParallelConfig | None = None
+    split: SplitConfig | None = None
     pipeline: PipelineConfig = PipelineConfig()
     guard: GuardConfig = GuardConfig()
     attack: AttackConfig = AttackConfig()
@@ -68,6 +70,8 @@ class RunConfig(StrictModel):
             if self.optimizer.kind != "adamw":
                 raise ValueError(f'optimizer.kind = "{self.optimizer.kind}" is for [parallel]; stages have "adamw"')
             return self
+        if self.split is not None:
+            raise ValueError("[parallel] and [split] exclude each other; remove one")
         for name in ("pipeline", "guard", "attack"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
@@ -84,6 +88,33 @@ class RunConfig(StrictModel):
         for name, is_set in refused.items():
             if is_set:
                 raise ValueError(f"[parallel] has no {name}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_split(self) -> Self:
+        if self.split is None:
+            return self
+        for name in ("pipeline", "guard", "attack"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"[split] and [{name}] exclude each other: an enclave takes the place of stages; remove one"
+                )
+        if self.model.adapter is None:
+            raise ValueError("[split] trains adapters in the enclave, and [model] has none; add [model.adapter]")
+        if self.split.clients > self.train.microbatches:
+            raise ValueError(
+                f"split.clients = {self.split.clients} take turns with train.microbatches = {self.train.microbatches}, "
+                "so some would never have one; raise microbatches"
+            )
+        refused = {
+            'train.precision = "bf16"': self.train.precision != "fp32",
+            f'train.device = "{self.train.device}"': self.train.device != "cpu",
+            "checkpoint.journal": bool(self.checkpoint.journal),
+            "checkpoint.asynchronous": self.checkpoint.asynchronous,
+        }
+        for name, is_set in refused.items():
+            if is_set:
+                raise ValueError(f"[split] has no {name}; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -130,8 +161,15 @@ class RunConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _without_the_other(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the sections of the engine that the run does not have."""
-        left_out = ("parallel",) if self.parallel is None else ("pipeline", "guard", "attack")
+        left_out = {"parallel", "split", "pipeline", "guard", "attack"} - self._own_sections
         return {name: value for name, value in write(self).items() if name not in left_out}
+
+    @property
+    def _own_sections(self) -> set[str]:
+        """The sections of this run's engine."""
+        if self.split is not None:
+            return {"split"}
+        return {"pipeline", "guard", "attack"} if self.parallel is None else {"parallel"}
 
     @property
     def journals(self) -> bool:
@@ -143,17 +181,21 @@ class RunConfig(StrictModel):
     @property
     def _can_journal(self) -> bool:
         unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
-        elsewhere = self.train.device != "cpu" or unverified or self.parallel is not None
+        elsewhere = self.train.device != "cpu" or unverified or self.parallel is not None or self.split is not None
         return not (elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
 
     @property
     def workers(self) -> tuple[str, ...]:
         """Names of all who may ever work beside the owner; the ranks of a domain have none."""
+        if self.split is not None:
+            return (ENCLAVE, *self.split.client_names)
         return () if self.parallel is not None else (*self.pipeline.workers, *self.pipeline.late_workers)
 
     @property
     def world(self) -> dict[str, int]:
         """How many processes there are, and how many stages they hold."""
+        if self.split is not None:
+            return {"processes": 2, "stages": 2, "clients": self.split.clients}
         if self.parallel is None:
             return {"processes": 1 + len(self.pipeline.workers), "stages": self.pipeline.stages}
         axes = {axis: getattr(self.parallel, axis) for axis in ("dp", "tp", "pp", "cp")}

@@ -1,4 +1,4 @@
-"""What a run file asks for: a verified pipeline, or the ranks of one domain."""
+"""What a run file asks for: a verified pipeline, the ranks of one domain, or clients and an enclave."""
 
 import os
 from pathlib import Path
@@ -47,6 +47,11 @@ def train(
         raise ConfigError("--from-step names a checkpoint of a run that is there already; add --resume")
     if from_run is not None and resume:
         raise ConfigError("--from begins a new run and --resume goes on with an old one; leave one of them out")
+    if run.split is not None and (from_step is not None or from_run is not None):
+        raise ConfigError(
+            "--from and --from-step go back to a state that an enclave no longer opens: a sealed state is good while "
+            "it is the newest; begin a new run, or --resume"
+        )
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
         origin = None if from_run is None else open_origin(run, Path(from_run))
@@ -80,6 +85,10 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     """The resolved config, the stage table and the expected memory; trains nothing."""
     cache = cache_beside(_directory(run, run_dir))
     source = open_model(run.model, cache / "models", run.train.seed)
+    if run.split is not None:
+        from phalanx.train.split import describe_split  # noqa: PLC0415 - other runs have no use for it
+
+        return describe_split(run, source)
     if run.parallel is None:
         return describe_stages(run, source)
     from phalanx.train.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it
@@ -88,6 +97,10 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
 
 
 def _session_of(run: RunConfig) -> type[Session]:
+    if run.split is not None:
+        from phalanx.train.split import SplitSession  # noqa: PLC0415 - other runs have no use for it
+
+        return SplitSession
     if run.parallel is None:
         return Session
     from phalanx.train.domain import DomainSession  # noqa: PLC0415 - a pipeline has no use for it

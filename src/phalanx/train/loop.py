@@ -2,10 +2,10 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
-from phalanx.data import Batch, BatchLoader
+from phalanx.data import Batch
 from phalanx.errors import FailedBatchError
 from phalanx.pipeline import StepInputs, StepResult
 from phalanx.train.config import TrainConfig
@@ -19,6 +19,26 @@ class Engine(Protocol):
 
         Raises:
             FailedBatchError: Nothing was applied; the step can be run again with another batch.
+        """
+        ...
+
+
+class Loader(Protocol):
+    """Where batches come from."""
+
+    def next(self) -> Batch:
+        """The next batch."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Where it is, as JSON data."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken.
+
+        Raises:
+            CheckpointError: It is malformed, or of another corpus or seed.
         """
         ...
 
@@ -49,7 +69,7 @@ class Hooks(Protocol):
 
 def run_loop(
     engine: Engine,
-    loader: BatchLoader,
+    loader: Loader,
     steps: Iterable[int],
     config: TrainConfig,
     learning_rate: Callable[[int], float],

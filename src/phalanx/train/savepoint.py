@@ -23,11 +23,11 @@ from phalanx.checkpoint import (
     step_of,
 )
 from phalanx.config import digest
-from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelSource
 from phalanx.telemetry import MetricsFile
 from phalanx.train.config import RunConfig
+from phalanx.train.loop import Loader
 from phalanx.train.record import Totals
 from phalanx.train.run_directory import RunDirectory
 from phalanx.train.summary import Figures
@@ -70,7 +70,7 @@ class Savepoint:
         self,
         run: RunConfig,
         home: RunDirectory,
-        loader: BatchLoader,
+        loader: Loader,
         figures: Figures,
         totals: Totals,
         *,

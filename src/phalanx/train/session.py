@@ -27,7 +27,7 @@ from phalanx.train.hooks import RunHooks, StagesInTurn
 from phalanx.train.journal import Journal, collect, discard, newer_entry
 from phalanx.train.layout import estimate_stages, make_plan
 from phalanx.train.library import StageLibrary
-from phalanx.train.loop import Engine, run_loop
+from phalanx.train.loop import Engine, Loader, run_loop
 from phalanx.train.record import RunRecorder, Totals, in_words
 from phalanx.train.run_directory import RunDirectory
 from phalanx.train.savepoint import Savepoint
@@ -281,7 +281,7 @@ class Session:
 
         return observe
 
-    def _train(self, engine: Engine, loader: BatchLoader, hooks: RunHooks, start: int) -> None:
+    def _train(self, engine: Engine, loader: Loader, hooks: RunHooks, start: int) -> None:
         run = self.config
         if start == 0:
             hooks.begin(self.console.print)

@@ -35,6 +35,8 @@ class Figures:
     resumed_from: int | None = None
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
     audit_log_head: dict[str, Any] | None = None
+    split: dict[str, Any] | None = None
+    """Tier, evidence, release and cost of a split run; None of any other."""
 
     _SAVED = ("validation_first", "validation_last")
 
@@ -96,7 +98,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "seed": run.train.seed,
         "config_digest": digest(run),
         "final_weights_digest": figures.final_weights_digest,
-        "guard": "off" if run.parallel is not None else run.guard.mode,
+        "guard": _guard(run),
         "audits": totals.audits,
         "attacks_injected": len(truth.attacked) if known else None,
         "attacked_steps": sorted(truth.attacked_steps()) if known else None,
@@ -114,7 +116,14 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,
         "audit_log_head": figures.audit_log_head,
+        **({} if figures.split is None else {"split": figures.split}),
     }
+
+
+def _guard(run: RunConfig) -> str:
+    if run.split is not None:
+        return run.split.mode
+    return "off" if run.parallel is not None else run.guard.mode
 
 
 def _finite(value: float | None) -> float | None:

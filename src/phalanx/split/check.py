@@ -1,0 +1,38 @@
+"""What a split cannot be, said before any process is started."""
+
+from typing import Any
+
+from phalanx.errors import ConfigError
+from phalanx.models import ModelSource
+from phalanx.split.config import SplitConfig
+from phalanx.split.measure import policy_of
+from phalanx.split.offload import check_offload
+from phalanx.split.parts import cut_model
+from phalanx.split.task import TASKS
+from phalanx.split.tier import check_tier
+
+
+def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective: str) -> None:
+    """Return where clients and an enclave can be started.
+
+    Args:
+        split: The section of the run file.
+        source: The model.
+        seq: Tokens of a sequence.
+        objective: What is learned.
+
+    Raises:
+        ConfigError: The cut leaves a part without a layer, the tier or the mode is not to be had, the policy file is
+            wrong, the sequence is too long, or the objective has no task.
+    """
+    cut_model(source.num_layers, split.cut)
+    if objective not in TASKS:
+        raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(TASKS)}')
+    longest: Any = getattr(source.hub_config, "max_position_embeddings", None)
+    if longest is not None and seq > longest:
+        raise ConfigError(f"data.sequence_length = {seq}: the model has positions for {longest}; lower it")
+    if split.mode == "masked":
+        check_offload()
+    if split.mode != "plaintext":
+        check_tier(split.tier)
+        policy_of(split)

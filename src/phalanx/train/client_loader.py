@@ -1,0 +1,64 @@
+"""Batches of several clients, each from its own share of the sequences."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from phalanx.data import Batch, BatchLoader, Corpus
+from phalanx.errors import CheckpointError
+from phalanx.split import microbatches_of
+
+
+class ClientLoader:
+    """Puts together what every client draws for its own microbatches, in the order of the microbatches.
+
+    Args:
+        corpus: Shared out: client k of n has every nth sequence from the kth on.
+        clients: Party names, in the order of their turns.
+        batch_size: Sequences of a step.
+        microbatches: Of a step; clients take turns.
+        seed: Of the order.
+
+    Raises:
+        ConfigError: There are fewer sequences than clients.
+    """
+
+    def __init__(self, corpus: Corpus, clients: Sequence[str], batch_size: int, microbatches: int, seed: int) -> None:
+        rows = batch_size // microbatches
+        self._turns = {name: microbatches_of(name, microbatches, clients) for name in clients}
+        self._loaders = {
+            name: BatchLoader(corpus, rows * len(self._turns[name]), seed, (number, len(clients)))
+            for number, name in enumerate(clients)
+        }
+
+    def next(self) -> Batch:
+        """The next batch, ``[batch_size, seq]``."""
+        parts: dict[int, Batch] = {}
+        for name, loader in self._loaders.items():
+            turns = self._turns[name]
+            parts.update(zip(turns, loader.next().microbatches(len(turns)), strict=True))
+        ordered = [parts[number] for number in sorted(parts)]
+        return Batch(
+            torch.cat([one.input_ids for one in ordered]),
+            torch.cat([one.labels for one in ordered]),
+            tuple(index for one in ordered for index in one.indices),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Where every client's loader is."""
+        return {name: loader.state() for name, loader in self._loaders.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken.
+
+        Raises:
+            CheckpointError: It is malformed, or of other clients, another corpus or seed.
+        """
+        if set(state) != set(self._loaders):
+            raise CheckpointError(
+                f"loader state: of {sorted(state)[:5]}, this run has {sorted(self._loaders)[:5]}; "
+                "resume with the run file of the run that was saved"
+            )
+        for name, loader in self._loaders.items():
+            loader.load_state(state[name])

@@ -1,0 +1,113 @@
+"""Owner, clients and the enclave process, brought together and sent home again."""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+
+from phalanx.config import digest
+from phalanx.models import ModelSource
+from phalanx.pipeline import OWNER
+from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
+from phalanx.split import ENCLAVE, TASKS, FrontPart, Kinds, SplitConfig, SplitLead
+from phalanx.split.enclave_file import EnclaveConfig
+from phalanx.split.launch import LocalEnclave
+from phalanx.split.line import Line
+from phalanx.split.measure import policy_of
+from phalanx.split.meeting import Caller, Occasion, attested_keys
+from phalanx.split.party import Party
+from phalanx.split.tier import file_counter, open_epochs
+from phalanx.train.config import RunConfig
+from phalanx.train.run_directory import RunDirectory
+from phalanx.transport import Endpoint, GrpcWire
+
+
+def split_of(run: RunConfig) -> SplitConfig:
+    """The section ``[split]`` of a run that has one."""
+    if run.split is None:
+        raise TypeError("split: the run file has no such section")
+    return run.split
+
+
+def kinds_of(run: RunConfig, source: ModelSource) -> Kinds:
+    """What crosses in a run."""
+    rows = run.train.batch_size // run.train.microbatches
+    label_shape = TASKS[run.train.objective]().label_shape
+    return Kinds(rows, run.data.sequence_length, source.hidden_size, split_of(run).wire, label_shape)
+
+
+def enclave_of(home: RunDirectory) -> Peer:
+    """Whom the authority of the run knows as the enclave."""
+    return peer_from_certificate(home.certificate(ENCLAVE).encode("ascii"), home.owner.authority_pem)
+
+
+@contextlib.contextmanager
+def split_company(run: RunConfig, home: RunDirectory, source: ModelSource) -> Iterator[SplitLead]:
+    """Start the enclave, have every party meet it, and end it whatever happens.
+
+    Raises:
+        RefusedEvidenceError: A party does not accept the enclave's evidence.
+        PeerLostError: The enclave did not come up.
+    """
+    split = split_of(run)
+    # a new session name for each start, so that nothing of an earlier one can be replayed
+    session = f"{home.run_id}-{secrets.token_hex(8)}"
+    with contextlib.ExitStack() as stack:
+        addresses: dict[str, str] = {}
+        endpoints: dict[str, tuple[Identity, Endpoint]] = {}
+        for name in (OWNER, *split.client_names):
+            identity = home.owner if name == OWNER else load_identity(home.pki / name)
+            wire = GrpcWire(identity, split.transport)
+            stack.callback(wire.close)
+            endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, split.transport))
+            endpoint.add_peer(enclave_of(home))
+            addresses[name], endpoints[name] = wire.address, (identity, endpoint)
+        process = LocalEnclave(home.path / "workers", _enclave_config(run, home, session, addresses))
+        stack.enter_context(process)
+        process.start()
+        parties = [_party(run, home, identity, endpoint, process.look) for identity, endpoint in endpoints.values()]
+        front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
+        lead = SplitLead(split, parties[0], parties[1:], front, kinds_of(run, source), run.train.microbatches)
+        stack.callback(lead.close)
+        lead.meet()
+        yield lead
+        lead.end()
+        process.close()
+
+
+def _party(
+    run: RunConfig, home: RunDirectory, identity: Identity, endpoint: Endpoint, look: Callable[[], None]
+) -> Party:
+    split = split_of(run)
+    line = Line(endpoint, ENCLAVE, split.transport.timeout_s, look)
+    if split.mode == "plaintext":
+        return Party(identity, line, None)
+    directory = home.path / "clients" / identity.name
+    make_private_directory(directory)
+    epochs = open_epochs(directory, file_counter(directory, "epoch"))
+    enclave = enclave_of(home)
+    keys = attested_keys(enclave, home.certificate(ENCLAVE).encode("ascii"))
+    occasion = Occasion(endpoint.run, bytes.fromhex(digest(run)), enclave, keys, split.chunk_bytes)
+    return Party(identity, line, Caller(identity, occasion, epochs, lambda: policy_of(split)))
+
+
+def _enclave_config(run: RunConfig, home: RunDirectory, session: str, addresses: dict[str, str]) -> EnclaveConfig:
+    return EnclaveConfig(
+        identity=str((home.pki / ENCLAVE).resolve()),
+        directory=str((home.path / ENCLAVE).resolve()),
+        run=home.run_id,
+        session=session,
+        config_digest=digest(run),
+        addresses=addresses,
+        certificates={name: home.certificate(name) for name in addresses},
+        model=run.model,
+        cache=str((home.cache / "models").resolve()),
+        split=split_of(run),
+        optimizer=run.optimizer,
+        objective=run.train.objective,
+        rows=run.train.batch_size // run.train.microbatches,
+        seq=run.data.sequence_length,
+        microbatches=run.train.microbatches,
+        steps=run.train.steps,
+        seed=run.train.seed,
+        threads=run.train.threads,
+    )
