@@ -15,6 +15,7 @@ from phalanx.reproduce.medical.front import NoisyFront, RememberedFront
 from phalanx.reproduce.medical.material import Indices, Material, deal
 from phalanx.reproduce.medical.size import NOISE, MedicalSize
 from phalanx.split import BackTrainer, Classification, Front, Scene, SplitConfig, SplitSimulator, build_back
+from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
 
 _ROWS_TESTED_AT_ONCE = 32
 WIRE = "bf16"
@@ -183,7 +184,6 @@ def split_sealed(bench: Bench) -> Outcome:
 
 def split_masked(bench: Bench) -> Outcome:
     """The sealed split whose enclave leaves its frozen linear layers, masked, to a worker that it does not trust."""
-    from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads  # noqa: PLC0415
 
     def mask(back: StageModule) -> None:
         config = MaskedConfig(rows=bench.size.rows * bench.size.tokens)

@@ -43,8 +43,6 @@ def missing_part(arm: str) -> str | None:
     """Say what an arm needs and this installation has not; None where it can be run."""
     if arm.startswith("tfidf") and importlib.util.find_spec("sklearn") is None:
         return "needs scikit-learn: install phalanx-train[tasks]"
-    if arm == "split_masked" and importlib.util.find_spec("phalanx.split.masked") is None:
-        return "this release has no masked offload for the split engine"
     return None
 
 
