@@ -1,4 +1,4 @@
-"""The command prints a table or one JSON object, and refuses a table that the paper does not have."""
+"""The command prints a table or one JSON object, and refuses a table that no paper has."""
 
 import json
 import sys
@@ -59,7 +59,8 @@ def test_an_unknown_table_names_the_choices(calls, capsys):
     assert run(["reproduce", "defense"]) == 2
 
     assert (
-        capsys.readouterr().err == "error: reproduce: unknown table 'defense'; choices: defence, leaks, vulnerability\n"
+        capsys.readouterr().err
+        == "error: reproduce: unknown table 'defense'; choices: defence, leaks, medical, vulnerability\n"
     )
 
 
@@ -116,3 +117,50 @@ def test_reproduce_leaks_json_is_one_object_on_stdout_and_in_the_file(leak_calls
 
     assert leak_calls == [("full", True)]
     assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == LEAKS
+
+
+@pytest.fixture
+def medical_calls(monkeypatch):
+    made = []
+    found = {
+        "name": "medical",
+        "command": "phalanx reproduce medical",
+        "commit": None,
+        "load": 0.1,
+        "missing": 0,
+        "absent": {"medquad": "not found"},
+        "summary": [],
+        "comparisons": [{"task": "icd10", "arm": "split_sealed", "against": "fedavg", "difference": 0.02}],
+        "rows": [],
+    }
+
+    def reproduce_medical(*, size, only_finished, home):
+        made.append((size, only_finished, home))
+        return found
+
+    module = ModuleType("phalanx.reproduce.medical")
+    vars(module).update(
+        SIZES={"full": None, "quick": None},
+        reproduce_medical=reproduce_medical,
+        as_tables=lambda summary: {"icd10": [{"arm": "split_sealed", "accuracy": "0.812 ± 0.031"}]},
+    )
+    monkeypatch.setitem(sys.modules, "phalanx.reproduce.medical", module)
+    return made
+
+
+def test_the_medical_table_shows_arms_differences_and_what_is_absent(calls, medical_calls, capsys, tmp_path):
+    assert run(["reproduce", "medical", "--quick", "--data", str(tmp_path)]) == 0
+
+    assert medical_calls == [("quick", False, tmp_path)]
+    shown = capsys.readouterr().out
+    assert "0.812 ± 0.031" in shown
+    assert "paired by seed" in shown
+    assert "not found" in shown
+
+
+def test_what_a_table_does_not_have_is_refused(calls, medical_calls, capsys, tmp_path):
+    assert run(["reproduce", "medical", "--small"]) == 2
+    assert run(["reproduce", "defence", "--data", str(tmp_path)]) == 2
+
+    assert (calls, medical_calls) == ([], [])
+    assert "reads no data files" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """A model on disk: its config, its tokenizer, and its tensors read by name."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -58,6 +59,19 @@ class ModelSource:
     def vocab_size(self) -> int:
         """Rows of the embedding."""
         return int(self.hub_config.vocab_size)
+
+    def shortened(self, num_layers: int) -> "ModelSource":
+        """Return the model of its first blocks alone, with the same embedding, norm and head; no tensor is copied.
+
+        Raises:
+            ModelError: It has fewer blocks.
+        """
+        if not 1 <= num_layers <= self.num_layers:
+            raise ModelError(f"{self.directory}: has {self.num_layers} blocks; {num_layers} of them were asked for")
+        short = copy.copy(self)
+        short.hub_config = copy.deepcopy(self.hub_config)
+        short.hub_config.num_hidden_layers = num_layers
+        return short
 
     def files_digest(self) -> str:
         """Return the SHA-256, in hex, over names and contents of its config and its safetensors files."""

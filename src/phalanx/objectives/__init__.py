@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
+from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,10 +18,19 @@ class Objective(Protocol):
     """A loss over one microbatch, as a sum over its targets."""
 
     def __call__(self, logits: Tensor, labels: Tensor, /) -> tuple[Tensor, int]:
-        """``[batch, seq, vocab]`` and ``[batch, seq]`` to the summed float32 loss and its targets."""
+        """``[batch, seq, vocab or classes]`` and ``[batch, seq]`` to the summed float32 loss and its targets."""
         ...
 
 
-OBJECTIVES: Mapping[str, Objective] = MappingProxyType({"causal_lm": causal_lm})
+OBJECTIVES: Mapping[str, Objective] = MappingProxyType({"causal_lm": causal_lm, "classification": classification})
 
-__all__ = ["IGNORE", "OBJECTIVES", "Objective", "causal_lm"]
+__all__ = [
+    "IGNORE",
+    "OBJECTIVES",
+    "Confusion",
+    "Objective",
+    "causal_lm",
+    "classification",
+    "mark_classes",
+    "pooled_logits",
+]

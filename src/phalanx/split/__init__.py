@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING, Any
 from phalanx.split.config import ENCLAVE, SplitConfig
 
 if TYPE_CHECKING:
+    from phalanx.split.classification import Classification
     from phalanx.split.client import SplitClient, client_of, microbatches_of
     from phalanx.split.enclave import Enclave
     from phalanx.split.kinds import Kinds
     from phalanx.split.link import Link, PlainLink, SealedLink
     from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
-    from phalanx.split.parts import FrontPart, build_back, cut_model
+    from phalanx.split.parts import Front, FrontPart, build_back, cut_model
     from phalanx.split.simulator import Crossing, Host, Scene, SimulatedStep, SplitSimulator, honest_host
     from phalanx.split.task import TASKS, NextToken, Task
     from phalanx.split.trainer import BackTrainer
 
 _HOMES = {
+    "classification": ("Classification",),
     "client": ("SplitClient", "client_of", "microbatches_of"),
     "enclave": ("Enclave",),
     "kinds": ("Kinds",),
     "link": ("Link", "PlainLink", "SealedLink"),
     "meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
-    "parts": ("FrontPart", "build_back", "cut_model"),
+    "parts": ("Front", "FrontPart", "build_back", "cut_model"),
     "simulator": ("Crossing", "Host", "Scene", "SimulatedStep", "SplitSimulator", "honest_host"),
     "task": ("TASKS", "NextToken", "Task"),
     "trainer": ("BackTrainer",),
@@ -37,9 +39,11 @@ __all__ = [
     "TASKS",
     "BackTrainer",
     "Caller",
+    "Classification",
     "Crossing",
     "Doorkeeper",
     "Enclave",
+    "Front",
     "FrontPart",
     "Host",
     "Kinds",

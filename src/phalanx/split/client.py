@@ -9,7 +9,7 @@ from torch import Tensor
 from phalanx.errors import FrameError
 from phalanx.split.kinds import Kinds, What
 from phalanx.split.link import Frame, Link
-from phalanx.split.parts import FrontPart
+from phalanx.split.parts import Front
 
 
 def client_of(microbatch: int, clients: Sequence[str]) -> str:
@@ -69,7 +69,7 @@ class SplitClient:
         link: This side's.
     """
 
-    def __init__(self, name: str, front: FrontPart, kinds: Kinds, link: Link) -> None:
+    def __init__(self, name: str, front: Front, kinds: Kinds, link: Link) -> None:
         self.name, self.link = name, link
         self._front, self._kinds = front, kinds
 

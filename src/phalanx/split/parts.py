@@ -1,11 +1,16 @@
 """A model in two parts, cut at a depth: a frozen front, and a back part whose adapters are trained."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from phalanx.errors import ConfigError
 from phalanx.models import Attention, LoraConfig, ModelSource, StageModule, StageSpec, build_stage
 from phalanx.split.kinds import WIRE_DTYPES
+
+Front = Callable[[Tensor], Tensor]
+"""What a client runs: ids ``[rows, seq]`` to what leaves, ``[rows, seq, hidden]``, in the precision of the wire."""
 
 
 def cut_model(num_layers: int, cut: int) -> tuple[StageSpec, StageSpec]:

@@ -1,0 +1,37 @@
+"""Labelled medical texts, to be classified; to add a task: one file, one line of the table. Loads no torch.
+
+Nothing of them is part of Phalanx and nothing is fetched: two come with Python packages, the others from files that the
+user has (`files.find_file`). None holds a patient's record.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from phalanx.data.tasks.clients import dirichlet_clients, silo_clients
+from phalanx.data.tasks.drug_reviews import DRUG_REVIEWS
+from phalanx.data.tasks.icd10 import ICD10
+from phalanx.data.tasks.medical_abstracts import MEDICAL_ABSTRACTS
+from phalanx.data.tasks.medquad import MEDQUAD
+from phalanx.data.tasks.pubmedqa import PUBMEDQA, PUBMEDQA_SECTIONS
+from phalanx.data.tasks.split import balanced, split_by_class, take_by_class
+from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
+from phalanx.data.tasks.yardstick import majority_share, tfidf_predictions
+
+TASKS: Mapping[str, TaskCard] = MappingProxyType(
+    {card.name: card for card in (ICD10, MEDQUAD, MEDICAL_ABSTRACTS, PUBMEDQA, DRUG_REVIEWS, PUBMEDQA_SECTIONS)}
+)
+
+__all__ = [
+    "TASKS",
+    "Example",
+    "Labelled",
+    "TaskCard",
+    "balanced",
+    "dirichlet_clients",
+    "labelled",
+    "majority_share",
+    "silo_clients",
+    "split_by_class",
+    "take_by_class",
+    "tfidf_predictions",
+]

