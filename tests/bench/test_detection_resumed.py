@@ -10,7 +10,7 @@ from phalanx.bench.detection import measure, rows_in
 from phalanx.bench.duel import play
 from phalanx.bench.machine import code_version
 from phalanx.bench.row_file import Row
-from phalanx.cli.app import run as command_line
+from phalanx.cli import run as command_line
 
 CELLS = [Cell(small_run(3, guard), guard, 1) for guard in ("off", "statistics")]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.app import run
+from phalanx.cli import run
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 REPORT_DATA = "48656c6c6f2c20776f726c6421".ljust(128, "0")

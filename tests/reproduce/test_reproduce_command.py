@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from phalanx.cli.app import run
+from phalanx.cli import run
 
 RESULT = {
     "name": "defence",

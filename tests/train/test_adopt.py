@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from phalanx.cli.app import run as command_line
+from phalanx.cli import run as command_line
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import weights_digest
 from phalanx.telemetry import read_metrics

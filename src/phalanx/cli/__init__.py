@@ -1,5 +1,5 @@
 """The command line: ``phalanx <verb>``, one file per verb; a verb imports what it runs only when it runs."""
 
-from phalanx.cli.app import main, run
+from phalanx.cli.outcome import main, run
 
 __all__ = ["main", "run"]

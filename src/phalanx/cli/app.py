@@ -1,7 +1,5 @@
-"""All verbs in one app, and the one place where an outcome becomes an exit code."""
+"""All verbs in one app."""
 
-import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -12,7 +10,6 @@ from phalanx.cli.audit import audit_app
 from phalanx.cli.bench import bench
 from phalanx.cli.calibrate import calibrate
 from phalanx.cli.checkpoint import checkpoint_app
-from phalanx.cli.console import say_error
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.launch import launch
 from phalanx.cli.masked_worker import masked_worker
@@ -22,9 +19,7 @@ from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
 from phalanx.cli.train import train
 from phalanx.cli.worker import worker
-from phalanx.errors import PhalanxError
 
-INTERRUPTED = 130
 EXIT_CODES = (
     "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
     "3 something read from disk is wrong, 4 a peer or a link is wrong, "
@@ -75,27 +70,3 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(enclave_app, name="enclave")
 app.add_typer(pki_app, name="pki")
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code.
-
-    Errors of the tree become one message on stderr. Anything else is a bug and is raised, so
-    that Python prints a plain traceback, without the values of variables, and exits with 1.
-    """
-    try:
-        # the command, not the app: calling the app installs typer's own traceback printer
-        typer.main.get_command(app)(args=list(arguments), prog_name="phalanx")
-    except PhalanxError as exc:
-        say_error(str(exc))
-        return exc.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    return 0
-
-
-def main() -> None:
-    """Run the process's own command line and exit."""
-    sys.exit(run(sys.argv[1:]))

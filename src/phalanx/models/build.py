@@ -140,7 +140,7 @@ def parameter_shapes(hub_config: Any) -> dict[str, tuple[int, ...]]:
     return trained_shapes(hub_config, None)
 
 
-def trained_shapes(hub_config: Any, adapter: LoraConfig | None) -> dict[str, tuple[int, ...]]:
+def trained_shapes(hub_config: Any, adapter: AdapterConfig | None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of what is trained by name, a tied head left out: all parameters, or the adapter's alone.
 
     Raises:
