@@ -7,14 +7,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from phalanx.parallel.config import ParallelConfig
+from phalanx.parallel.elastic import fitted, worlds
 from phalanx.parallel.refusal import Workload, check_layout
 
 if TYPE_CHECKING:
     from phalanx.parallel.launch import LocalRanks
     from phalanx.parallel.lead import Lead, follow
-    from phalanx.parallel.meeting import join
+    from phalanx.parallel.meeting import join, stand_by
     from phalanx.parallel.member import Member, Outcome, Recipe
     from phalanx.parallel.place import Place, find_place
+    from phalanx.parallel.saving import Saving
 
 __all__ = [
     "Lead",
@@ -24,11 +26,15 @@ __all__ = [
     "ParallelConfig",
     "Place",
     "Recipe",
+    "Saving",
     "Workload",
     "check_layout",
     "find_place",
+    "fitted",
     "follow",
     "join",
+    "stand_by",
+    "worlds",
 ]
 
 _HOMES = {
@@ -38,9 +44,11 @@ _HOMES = {
     "Outcome": "member",
     "Place": "place",
     "Recipe": "member",
+    "Saving": "saving",
     "find_place": "place",
     "follow": "lead",
     "join": "meeting",
+    "stand_by": "meeting",
 }
 
 

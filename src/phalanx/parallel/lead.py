@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from phalanx.errors import FailedBatchError
+from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.parallel.launch import LocalRanks
 from phalanx.parallel.member import Member, Outcome
+from phalanx.parallel.saving import Saving
 from phalanx.telemetry import PhaseTimer
 
 _PATIENCE_S = 3.0
@@ -25,6 +26,7 @@ class Order(enum.IntEnum):
     COLLECT = 3
     LOAD = 4
     END = 5
+    DUPLICATE = 6
 
 
 class Lead:
@@ -33,11 +35,13 @@ class Lead:
     Args:
         member: Rank 0's own part.
         ranks: Children that play the other ranks; None where somebody else started them.
+        saving: Brings copies of the state here while training goes on; None where nobody asked for that.
     """
 
-    def __init__(self, member: Member, ranks: LocalRanks | None) -> None:
+    def __init__(self, member: Member, ranks: LocalRanks | None, saving: Saving | None = None) -> None:
         self._member = member
         self._ranks = ranks
+        self._saving = saving
 
     @property
     def timer(self) -> PhaseTimer:
@@ -88,6 +92,24 @@ class Lead:
             _tell(Order.COLLECT, stage)
             return self._member.collect(stage)
 
+    def duplicate(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Have all ranks copy their state as it is now.
+
+        Returns:
+            Stages with their whole tensors, as `collect` has them; any thread may go through them, and one must, to
+            the end, before the next copy is asked for. That ends with a `CheckpointError` where a rank is lost.
+
+        Raises:
+            ConfigError: The domain was opened without `saving`.
+            PeerLostError: A rank has ended.
+        """
+        if self._saving is None:
+            raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
+        with self._all_there():
+            _tell(Order.DUPLICATE)
+            self._saving.take()
+        return self._saving.receive()
+
     def load(self, num_steps: int, read: Callable[[str], Tensor]) -> None:
         """Give all ranks a state, whatever layout it was saved under.
 
@@ -125,7 +147,7 @@ class Lead:
             raise lost from exc
 
 
-def follow(member: Member) -> None:
+def follow(member: Member, saving: Saving | None = None) -> None:
     """Carry out what rank 0 says until the run is over."""
     while True:
         order, *numbers = _hear()
@@ -141,7 +163,12 @@ def follow(member: Member) -> None:
             member.collect(numbers[0])
         elif order == Order.LOAD:
             member.load(numbers[0], numbers[1], None)
+        elif order == Order.DUPLICATE and saving is not None:
+            saving.take()
+            saving.begin_sending()
         else:
+            if saving is not None:
+                saving.wait()
             dist.barrier()
             return
 

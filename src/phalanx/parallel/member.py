@@ -1,6 +1,7 @@
 """What every rank does: the same calls in the same order on all of them."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.copies import share_again, share_with_copies
 from phalanx.parallel.mesh import Domain
-from phalanx.parallel.parameters import by_name, counted_gradients, fill, held_parameters, settle_gradients, whole
+from phalanx.parallel.parameters import Held, by_name, counted_gradients, fill, held_parameters, settle_gradients, whole
 from phalanx.parallel.part import StagePart
 from phalanx.parallel.pipelining import accumulate, pipelined
 from phalanx.parallel.update import MOMENTS, Update
@@ -202,6 +203,23 @@ class Member:
                 place = one.parameter if kind == WEIGHT else self._update.target(one, kind, num_steps)
                 if place is not None:
                     fill(one, place, full, self._domain)
+
+    @torch.no_grad()
+    def held_state(self) -> Iterator[tuple[int, Held, Tensor]]:
+        """What this rank has of each tensor of the state, with its number in the catalogue; for all ranks together."""
+        mine = by_name([one for one in self._held if not one.is_second])
+        numbers = itertools.count()
+        for stage in range(self.num_stages):
+            for kind, name, _ in self._tensors(stage):
+                number = next(numbers)
+                if name in mine:
+                    one = mine[name][0]
+                    yield number, one, one.parameter if kind == WEIGHT else self._update.moment(one, kind)
+
+    def catalogue(self) -> list[list[tuple[str, tuple[int, ...]]]]:
+        """Names and whole shapes of the tensors of each stage, as `collect` has them."""
+        stages = range(self.num_stages)
+        return [[(f"{kind}/{name}", shape) for kind, name, shape in self._tensors(stage)] for stage in stages]
 
     def names(self, stage: int) -> list[str]:
         """Names of the tensors of a stage, as `collect` and `load` have them."""

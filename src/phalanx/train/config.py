@@ -78,7 +78,6 @@ class RunConfig(StrictModel):
         refused = {
             "model.adapter": self.model.adapter is not None,
             "checkpoint.journal": bool(self.checkpoint.journal),
-            "checkpoint.asynchronous": self.checkpoint.asynchronous,
             'train.precision = "bf16" with pp above 1': self.train.precision != "fp32" and self.parallel.pp > 1,
         }
         for name, is_set in refused.items():
@@ -153,12 +152,10 @@ class RunConfig(StrictModel):
 
     @property
     def world(self) -> dict[str, int]:
-        """How many processes there are, and how many stages they hold."""
+        """How many processes there are, and how many stages they hold; of a domain, as its run file has it."""
         if self.parallel is None:
             return {"processes": 1 + len(self.pipeline.workers), "stages": self.pipeline.stages}
-        axes = {axis: getattr(self.parallel, axis) for axis in ("dp", "tp", "pp", "cp")}
-        layout = self.parallel.layout
-        return {"processes": self.parallel.world, "stages": layout.pp * layout.stages_per_rank, **axes}
+        return self.parallel.figures
 
     @property
     def name(self) -> str:
