@@ -15,14 +15,20 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`"),
 ]
+# long enough for a machine to come, and for another one to be missed
+LONG = ("--set", "checkpoint.every=50", "--set", "train.steps=1500", "--set", "train.validate_every=1500")
 STARTS = ("run_started", "run_resumed", "run_completed")
+
+
+def curve(place, *options, run_dir="run"):
+    finish(train_domain(place, *options, run_dir=run_dir))
+    return losses(place, run_dir)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     place = make_place(tmp_path_factory.mktemp("undisturbed"))
-    finish(train_domain(place))
-    yield losses(place)
+    yield curve(place)
     end_all(place)
 
 
@@ -79,7 +85,8 @@ def worlds(place):
     return [body["world"] for _, body in events(place, "run_started", "run_resumed")]
 
 
-def test_machines_of_a_cluster_that_come_and_go_give_one_curve(place, undisturbed):
+def test_machines_of_a_cluster_that_come_and_go_give_one_curve(place):
+    expected = curve(place, *LONG, run_dir="undisturbed")
     with subprocess.Popen(
         [sys.executable, "-c", MACHINES],
         stdin=subprocess.PIPE,
@@ -93,7 +100,7 @@ def test_machines_of_a_cluster_that_come_and_go_give_one_curve(place, undisturbe
             assert machines.stdout.readline().strip() == answer
 
         address = machines.stdout.readline().strip()
-        process = launch_domain(place, "--engine", "ray", "--address", address)
+        process = launch_domain(place, "--engine", "ray", "--address", address, *LONG)
         wait_for_step(place, process, 2)
         assert worlds(place) == [2]
         tell("another", "come")
@@ -103,4 +110,4 @@ def test_machines_of_a_cluster_that_come_and_go_give_one_curve(place, undisturbe
         print("end", file=machines.stdin, flush=True)
 
     assert worlds(place) == [2, 3, 2]
-    check_continued(place, undisturbed, exact=False)
+    check_continued(place, expected, exact=False)
