@@ -118,6 +118,15 @@ def test_more_and_then_fewer_ranks_go_on_with_the_same_curve(place, undisturbed)
     assert found == [2, 3, 2]
 
 
+def test_a_rank_for_which_the_batch_has_no_equal_share_stands_by(place):
+    process = launch_domain(place, "--set", "parallel.dp=3", "--set", "train.batch_size=8")
+
+    finish(process)
+
+    assert place.summary()["world"]["dp"] == 2
+    assert place.summary()["status"] == "completed"
+
+
 def test_checkpoints_beside_the_training_change_nothing_and_are_gone_on_from(place, undisturbed):
     beside = ("--set", "checkpoint.asynchronous=true", "--set", "parallel.zero=3")
     process = train_domain(place, *beside)

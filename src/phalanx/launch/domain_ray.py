@@ -62,13 +62,14 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
     Raises:
         ConfigError: Ray is not installed, or cannot place the ranks.
     """
-    allowed = launch.sizes() if address is not None else [launch.world]
-    policy = Sizes(launch.sizes(), max(allowed, default=launch.world))
+    is_own = address is None
+    policy = Sizes(launch.sizes(), launch.world if is_own else max(launch.sizes(), default=launch.world))
     restarts = launch.restarts
     with connected(address, launch.world * launch.run.train.threads) as ray, Notice() as notice:
         while True:
             most = policy.next(launch.newest_checkpoint())
-            with Crew(ray, launch, [size for size in (*launch.sizes(), most) if size <= most]) as crew:
+            fewer = [] if is_own else [size for size in launch.sizes() if size < most]
+            with Crew(ray, launch, [most, *fewer]) as crew:
                 code = crew.watch(notice)
             if code is None:
                 typer.echo(f"launch: a machine has come; from {crew.world} ranks to more", err=True)
@@ -85,7 +86,7 @@ class Crew:
     Args:
         ray: The module, connected.
         launch: What is run.
-        sizes: Numbers of ranks that will do; the largest that finds room is taken.
+        sizes: Numbers of ranks that will do, most first; the first that finds room is taken.
 
     Raises:
         ConfigError: There is no room for any.
@@ -94,7 +95,7 @@ class Crew:
     def __init__(self, ray: Any, launch: DomainLaunch, sizes: list[int]) -> None:
         self._ray = ray
         self._launch = launch
-        self._sizes = sorted(set(sizes), reverse=True)
+        self._sizes = sizes
         self._stack = ExitStack()
         self._codes: dict[int, int] = {}
         self._questions: dict[int, Any] = {}

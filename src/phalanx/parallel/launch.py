@@ -144,9 +144,11 @@ class LocalRanks:
                 self._first_gone = gone[0]
                 self._is_over.wait(_GRACE_S)
                 break
-        with contextlib.suppress(OSError):
-            self._pulse.end()
-        if not self._is_over.is_set():
+        if self._is_over.is_set():
+            with contextlib.suppress(OSError):
+                self._pulse.end()
+        else:
+            # rank 0 gives no more signs of life: it has to come to its end soon
             for process in self._processes.values():
                 _end(process)
 

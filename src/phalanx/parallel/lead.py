@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from phalanx.errors import ConfigError, FailedBatchError
+from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
 from phalanx.parallel.launch import LocalRanks
 from phalanx.parallel.member import Member, Outcome
 from phalanx.parallel.saving import Saving
@@ -16,6 +16,7 @@ from phalanx.telemetry import PhaseTimer
 
 _PATIENCE_S = 3.0
 """A broken connection is seen before the process at its other end is."""
+_GLOO, _LONG = "gloo", 300
 
 
 class Order(enum.IntEnum):
@@ -142,13 +143,28 @@ class Lead:
             yield
         except RuntimeError as exc:
             lost = None if self._ranks is None else self._ranks.find_lost(_PATIENCE_S)
+            lost = lost or _lost_connection(exc)
             if lost is None:
                 raise
             raise lost from exc
 
 
 def follow(member: Member, saving: Saving | None = None) -> None:
-    """Carry out what rank 0 says until the run is over."""
+    """Carry out what rank 0 says until the run is over.
+
+    Raises:
+        PeerLostError: The connection to a rank is broken.
+    """
+    try:
+        _follow(member, saving)
+    except RuntimeError as exc:
+        lost = _lost_connection(exc)
+        if lost is None:
+            raise
+        raise lost from exc
+
+
+def _follow(member: Member, saving: Saving | None) -> None:
     while True:
         order, *numbers = _hear()
         if order == Order.STEP:
@@ -171,6 +187,15 @@ def follow(member: Member, saving: Saving | None = None) -> None:
                 saving.wait()
             dist.barrier()
             return
+
+
+def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
+    """What to raise for an error of torch's that says that somebody is gone; None for other errors."""
+    words = str(exc)
+    # gloo says so in an error of the most general kind
+    if not (isinstance(exc, dist.DistError) or _GLOO in words):
+        return None
+    return PeerLostError(f"a rank was lost: {words.splitlines()[0][:_LONG]}; go on with --resume")
 
 
 def _tell(order: Order, *numbers: int) -> None:
