@@ -30,6 +30,7 @@ class RunFile(str):
     """Stands in for a run that nobody attacks."""
 
     attack = SimpleNamespace(kind="none")
+    parallel = None
 
 
 class Recorder:
@@ -63,6 +64,7 @@ class Recorder:
         resume: bool = False,
         from_step: int | None = None,
         from_run: Path | None = None,
+        ranks: int | None = None,
     ) -> dict[str, Any]:
         self.calls.append(("train", run, run_dir, resume))
         if self.fault is not None:

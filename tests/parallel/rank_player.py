@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from rank_layouts import BATCH, COMPILED, FAST, LARGE, SLOW, STEPS, TOKENS, Case
 from references import adapter_of, batch_of, one_process, optimizer_of, source_of
 from safetensors.torch import load_file, save_file
 
-from phalanx.parallel import Member, ParallelConfig, Place, Recipe, join
+from phalanx.parallel import Member, ParallelConfig, Place, Recipe, Saving, join
 from phalanx.parallel.mesh import open_domain
 from phalanx.pipeline import die_with_parent
 
@@ -36,7 +37,8 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
     place = Place(rank, case.world, rank, case.world, home / f"meeting-{number}")
     device = torch.device("cpu")
     with join(place, device, "00" * 32):
-        member = Member(recipe, source_of(case, home / "models"), open_domain(config, device))
+        domain = open_domain(config, device)
+        member = Member(recipe, source_of(case, home / "models"), domain)
         first = STEPS // 2 if case.loads else 0
         whole = {}
         if case.loads and rank == 0:
@@ -54,7 +56,30 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
             outcome = member.step(step, *batch_of(step, case.vocab))
             curve.append((outcome.loss, outcome.gradient_norm))
         held_out = member.evaluate(*batch_of(999, case.vocab))
-        return {"curve": curve, "held_out": held_out}
+        beside = copied_beside(member, Saving(member, domain), rank, case.vocab)
+        return {"curve": curve, "held_out": held_out, "beside": beside}
+
+
+def copied_beside(member: Member, saving: Saving, rank: int, vocab: int) -> bool:
+    """Whether what is collected while another step runs is, to the bit, what was there before that step."""
+    stages = range(member.num_stages)
+    saving.take()
+    before = [member.collect(stage) for stage in stages]
+    with ThreadPoolExecutor(1) as worker:
+        if rank:
+            saving.begin_sending()
+        receiving = worker.submit(lambda: [tensors for _, tensors in saving.receive()] if rank == 0 else [])
+        member.step(STEPS - 1, *batch_of(998, vocab))
+        saving.wait()
+        received = receiving.result()
+    after = [member.collect(stage) for stage in stages]
+    if rank:
+        return True
+    pairs = [
+        (mine[name], tensor) for mine, theirs in zip(received, before, strict=True) for name, tensor in theirs.items()
+    ]
+    has_moved = any(not torch.equal(after[0][name], tensor) for name, tensor in before[0].items())
+    return has_moved and all(torch.equal(mine, tensor) for mine, tensor in pairs)
 
 
 def be_rank(rank: int, cases: list[Case], home: Path) -> None:

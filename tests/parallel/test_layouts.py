@@ -60,7 +60,8 @@ def largest_differences(home, case: Case, found):
 
 
 def check(home, table, case):
-    found = result_of(home, table, case)["curve"]
+    result = result_of(home, table, case)
+    found = result["curve"]
 
     loss, norm = largest_differences(home, case, found)
 
@@ -68,6 +69,8 @@ def check(home, table, case):
     assert loss <= case.allowed
     # what is lossy on purpose must differ, or it does nothing
     assert norm <= 1e-4 if case.allowed == 1e-5 else loss > 1e-7
+    # a copy that travels while a step is made is of the moment before that step
+    assert result["beside"] is True
     if not case.loads:
         assert found[-1][0] < 0.996 * found[0][0]
 

@@ -34,8 +34,9 @@ def launch(
         str | None, typer.Option("--advertise", metavar="HOST", help="How other machines reach this one.")
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="How often the owner, and with torchrun all, may start again.")
-    ] = 3,
+        int | None,
+        typer.Option("--max-restarts", min=0, help="How often the owner, or all, may start again; default 3."),
+    ] = None,
     nnodes: Annotated[
         str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="torchrun: machines of one operator.")
     ] = "1",
@@ -47,13 +48,15 @@ def launch(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; start nothing.")] = False,
 ) -> None:
-    """Start a run's owner and workers on torchrun or Ray, and again when they die."""
+    """Start a run's owner and workers, or the ranks of its domain, on torchrun or Ray, and again when they die."""
     from phalanx.launch import (
         Launch,
         Nodes,
+        as_domain,
         describe_ray,
         describe_torchrun,
         is_rank,
+        launch_domain,
         run_on_ray,
         run_rank,
         run_torchrun,
@@ -69,9 +72,12 @@ def launch(
         resume=resume,
         max_restarts=max_restarts,
     )
+    nodes = Nodes(nnodes, rendezvous)
+    domain = as_domain(request)
+    if domain is not None:
+        raise typer.Exit(launch_domain(domain, engine, nodes, address, dry_run=dry_run))
     if engine == "torchrun" and is_rank():
         raise typer.Exit(run_rank(request))
-    nodes = Nodes(nnodes, rendezvous)
     request.check()
     nodes.check(request)
     if dry_run:

@@ -51,11 +51,15 @@ def train(
         Path | None,
         typer.Option("--from", metavar="RUN_DIR", help="Begin where another run is; stages and guard may be others."),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", metavar="N", min=1, help="Ranks of [parallel] to start, within min_dp and max_dp."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> None:
     """Train a model across stages that check each other, then write the report."""
-    if "PHALANX_PARENT" in os.environ:
-        # started by `phalanx launch`: a second owner must never meet this one in the same directory
+    if {"PHALANX_PARENT", "TORCHELASTIC_RUN_ID"} & set(os.environ):
+        # started by an engine: a second owner must never meet this one in the same directory
         from phalanx.pipeline import die_with_parent
 
         die_with_parent()
@@ -76,7 +80,14 @@ def train(
     if plays_rank(run):
         follow(run, run_dir)
         return
-    summary = train_run(run, run_dir=run_dir, resume=resume, from_step=from_step, from_run=from_run)
+    if run.parallel is not None:
+        from phalanx.launch import DomainLaunch, goes_on, is_kept_here, keep_domain
+
+        domain = DomainLaunch(run_file, tuple(overrides or ()), run_dir, resume=resume, ranks=ranks)
+        if is_kept_here(run, os.environ):
+            raise typer.Exit(keep_domain(domain, from_step=from_step, from_run=from_run))
+        resume = resume or goes_on(domain.run_dir, os.environ)
+    summary = train_run(run, run_dir=run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks)
     say_figures({key: summary[key] for key in SHOWN if key in summary})
     typer.echo(f"report: {write_report(Path(summary['run_dir']))}")
     raise typer.Exit(EXIT_CODE_OF[summary["status"]])

@@ -108,7 +108,7 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
                 keeper.tend(address)
 
         with Notice() as notice:
-            code = watch_owner(owner, notice, tend, restarts=launch.max_restarts, renew=substitutes.refill)
+            code = watch_owner(owner, notice, tend, restarts=launch.restarts, renew=substitutes.refill)
         return exit_code(code)
 
 
@@ -122,11 +122,15 @@ def _configure_in_actor(launch: Launch) -> Configure:
 
 
 @contextmanager
-def cluster(launch: Launch, address: str | None) -> Iterator[Any]:
+def connected(address: str | None, processors: int) -> Iterator[Any]:
     """Ray, connected to a running cluster, or to one of its own that ends with the block.
 
+    Args:
+        address: As `ray.init` takes it; None starts one on this machine.
+        processors: That one of its own has: as many as are asked for, as `phalanx train` has.
+
     Raises:
-        ConfigError: Ray is not installed, or the run's parties could not hear each other on this cluster.
+        ConfigError: Ray is not installed.
     """
     # read when Ray is imported: nothing about this run is reported to anybody
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -139,12 +143,23 @@ def cluster(launch: Launch, address: str | None) -> Iterator[Any]:
     except ImportError as exc:
         raise ConfigError("--engine ray needs Ray; install the extra: pip install 'phalanx-train[ray]'") from exc
     if address is None:
-        # a machine of its own has as many processors as are asked for, as `phalanx train` has
-        wanted = sum(bundle["CPU"] for bundle in bundles(launch))
-        ray.init(address="local", num_cpus=int(wanted), include_dashboard=False)
+        ray.init(address="local", num_cpus=processors, include_dashboard=False)
     else:
         ray.init(address=address)
     try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def cluster(launch: Launch, address: str | None) -> Iterator[Any]:
+    """Ray for a run whose stages are in different hands.
+
+    Raises:
+        ConfigError: Ray is not installed, or the run's parties could not hear each other on this cluster.
+    """
+    with connected(address, int(sum(bundle["CPU"] for bundle in bundles(launch)))) as ray:
         machines = sum(1 for node in ray.nodes() if node["Alive"])
         if machines > 1 and launch.is_on_loopback:
             raise ConfigError(
@@ -152,8 +167,6 @@ def cluster(launch: Launch, address: str | None) -> Iterator[Any]:
                 f'{launch.run.pipeline.transport.bind!r} is heard on its own machine only; set it to "0.0.0.0"'
             )
         yield ray
-    finally:
-        ray.shutdown()
 
 
 def _place(ray: Any, launch: Launch, stack: ExitStack) -> list[Any]:

@@ -12,6 +12,7 @@ from phalanx.errors import ConfigError
 from phalanx.pipeline import OWNER, WorkerConfig
 from phalanx.train import RunConfig, default_directory, holds_run, load_run
 
+_RESTARTS = 3
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -41,7 +42,7 @@ class Launch:
         owner: ``host:port`` of an owner that somebody else started; None when it is part of this launch.
         advertise: Name or address of this machine for others; None for what it calls itself.
         resume: Go on with the run in the directory, if there is one.
-        max_restarts: How often the engine may start everything, or the owner, again.
+        max_restarts: How often the engine may start everything, or the owner, again; None for 3.
     """
 
     run_file: Path
@@ -51,7 +52,7 @@ class Launch:
     owner: str | None = None
     advertise: str | None = None
     resume: bool = False
-    max_restarts: int = 3
+    max_restarts: int | None = None
 
     @cached_property
     def run(self) -> RunConfig:
@@ -61,11 +62,6 @@ class Launch:
             ConfigError: The run file is wrong, or says nowhere whose keys are to be used.
         """
         run = load_run(self.run_file, self.overrides)
-        if run.parallel is not None:
-            raise ConfigError(
-                f"{self.run_file}: [parallel] is not launched: `phalanx train` starts its ranks on this machine, and "
-                f"`torchrun --nproc-per-node {run.parallel.world} -m phalanx train RUN.toml` wherever torchrun does"
-            )
         if run.pipeline.pki is None:
             names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
             raise ConfigError(
@@ -88,6 +84,11 @@ class Launch:
             "pipeline.respawns=0",
             "pipeline.spares=0",
         )
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine may start everything, or the owner, again."""
+        return _RESTARTS if self.max_restarts is None else self.max_restarts
 
     @property
     def run_dir(self) -> Path:

@@ -75,7 +75,7 @@ def torchrun_command(launch: Launch, nodes: Nodes, directory: Path | None = None
         directory: A private one, for a launch on one machine; None shows where its name would stand.
     """
     words = ["--nnodes", nodes.count, "--nproc-per-node", str(len(launch.parts))]
-    words += ["--max-restarts", str(launch.max_restarts), "--rdzv-backend", "c10d"]
+    words += ["--max-restarts", str(launch.restarts), "--rdzv-backend", "c10d"]
     words += ["--rdzv-id", digest(launch.run)[:16]]
     environment: dict[str, str] = {}
     if nodes.is_one:
@@ -129,18 +129,31 @@ def run_torchrun(launch: Launch, nodes: Nodes) -> int:
     Returns:
         The owner's exit code where it runs here, or that of the process that failed first.
     """
+    with tempfile.TemporaryDirectory(prefix="phalanx-launch-") as directory:
+        words, environment = torchrun_command(launch, nodes, Path(directory))
+        return start_torchrun(words, environment) or FileBoard(Path(directory)).code()
+
+
+def start_torchrun(words: list[str], environment: Mapping[str, str]) -> int:
+    """Run torchrun in this process.
+
+    Args:
+        words: Its command line.
+        environment: For it and its processes, beyond this process's own.
+
+    Returns:
+        0, or how the process ended that failed first.
+    """
     # its processes, which import this module too, have no use for it
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.run import main  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="phalanx-launch-") as directory:
-        words, environment = torchrun_command(launch, nodes, Path(directory))
-        with _settings(environment):
-            try:
-                main(words)
-            except ChildFailedError as exc:
-                return exit_code(exc.get_first_failure()[1].exitcode)
-            except SignalException:
-                return _INTERRUPTED
-        return FileBoard(Path(directory)).code()
+    with _settings(environment):
+        try:
+            main(words)
+        except ChildFailedError as exc:
+            return exit_code(exc.get_first_failure()[1].exitcode)
+        except SignalException:
+            return _INTERRUPTED
+    return 0

@@ -53,6 +53,7 @@ def watch_owner(
     *,
     restarts: int = 0,
     renew: Callable[[], None] = lambda: None,
+    who: str = "the owner",
 ) -> int:
     """Start an owner and watch it; the first notice asks it to end, the second one kills it.
 
@@ -62,6 +63,7 @@ def watch_owner(
         look: Called several times a second with where the owner listens, None while it does not.
         restarts: How often it is started again where it may end otherwise next time.
         renew: Called after each further start.
+        who: What it is called in messages.
 
     Returns:
         How it ended at last, negative for a signal.
@@ -74,7 +76,7 @@ def watch_owner(
             return code
         if code is not None:
             restarts -= 1
-            typer.echo(f"launch: the owner ended with exit code {exit_code(code)} and goes on", err=True)
+            typer.echo(f"launch: {who} ended with exit code {exit_code(code)} and goes on", err=True)
             owner.begin()
             renew()
         look(owner.address)

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from phalanx.parallel.config import ParallelConfig
+from phalanx.parallel.elastic import fitted, worlds
 from phalanx.parallel.outer_config import OuterConfig
 from phalanx.parallel.refusal import Workload, check_layout
 
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
     from phalanx.parallel.keeper import stand_in
     from phalanx.parallel.launch import LocalRanks
     from phalanx.parallel.lead import Lead, follow
-    from phalanx.parallel.meeting import join
+    from phalanx.parallel.meeting import join, stand_by
     from phalanx.parallel.member import Member, Outcome, Recipe
     from phalanx.parallel.place import Place, find_place
+    from phalanx.parallel.saving import Saving
 
 __all__ = [
     "Lead",
@@ -27,12 +29,16 @@ __all__ = [
     "ParallelConfig",
     "Place",
     "Recipe",
+    "Saving",
     "Workload",
     "check_layout",
     "find_place",
+    "fitted",
     "follow",
     "join",
+    "stand_by",
     "stand_in",
+    "worlds",
 ]
 
 _HOMES = {
@@ -42,10 +48,12 @@ _HOMES = {
     "Outcome": "member",
     "Place": "place",
     "Recipe": "member",
+    "Saving": "saving",
     "find_place": "place",
     "follow": "lead",
     "join": "meeting",
     "stand_in": "keeper",
+    "stand_by": "meeting",
 }
 
 

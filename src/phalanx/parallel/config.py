@@ -35,6 +35,12 @@ class ParallelConfig(StrictModel):
             attention ("selective"), or whole blocks ("full").
         compile: Blocks are compiled by torch's inductor.
         outer: Copies train apart for some steps; None joins their gradients in every step.
+        min_dp: How few copies the run may go on with where fewer ranks are there; left out, it is `dp`.
+        max_dp: How many copies there may be where more ranks are there; left out, it is `dp`.
+        restarts: How often the ranks are started again after one of them has died or hung.
+        silence_s: Seconds after which a rank that gives no sign of life is taken for hung.
+        unsafe_public_network: Let ranks talk over an address that is not private: whoever reaches it can run code in
+            every one of them.
     """
 
     dp: int = Field(default=1, ge=1, le=65536)
@@ -50,9 +56,19 @@ class ParallelConfig(StrictModel):
     activation_checkpointing: Recompute = "none"
     compile: bool = False
     outer: OuterConfig | None = None
+    min_dp: int | None = Field(default=None, ge=1, le=65536)
+    max_dp: int | None = Field(default=None, ge=1, le=65536)
+    restarts: int = Field(default=3, ge=0)
+    silence_s: float = Field(default=30.0, ge=2.0)
+    unsafe_public_network: bool = False
 
     @model_validator(mode="after")
     def _check_copies(self) -> Self:
+        if not self.fewest_dp <= self.dp <= self.most_dp:
+            raise ValueError(
+                f"dp = {self.dp} is not between min_dp = {self.fewest_dp} and max_dp = {self.most_dp}; change one of "
+                "the three"
+            )
         if self.dp % self.islands:
             raise ValueError(f"outer.islands = {self.islands} does not divide dp = {self.dp}; change one of them")
         if self.outer is not None and self.islands == 1:
@@ -137,6 +153,28 @@ class ParallelConfig(StrictModel):
     def world(self) -> int:
         """How many ranks there are."""
         return self.layout.world
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Ranks, stages and axes, for a run's summary."""
+        layout = self.layout
+        axes = {axis: getattr(self, axis) for axis in ("dp", "tp", "pp", "cp")}
+        return {"processes": self.world, "stages": layout.pp * layout.stages_per_rank, **axes}
+
+    @property
+    def fewest_dp(self) -> int:
+        """How few data parallel copies there may be."""
+        return self.dp if self.min_dp is None else self.min_dp
+
+    @property
+    def most_dp(self) -> int:
+        """How many data parallel copies there may be."""
+        return self.dp if self.max_dp is None else self.max_dp
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """How many ranks one data parallel copy has."""
+        return self.tp * self.pp * self.cp
 
     @property
     def copies(self) -> int:

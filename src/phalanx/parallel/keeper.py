@@ -101,6 +101,19 @@ class Keeper:
         """Names of a stage's tensors."""
         return [entry.key for entry in self._entries(stage)]
 
+    def catalogue(self) -> Catalogue:
+        """Names and whole shapes of the tensors of each stage, as `collect` has them."""
+        return [[(entry.key, entry.shape) for entry in self._entries(stage)] for stage in range(len(self._stages))]
+
+    def held(self) -> Iterator[tuple[int, Held, Tensor]]:
+        """What this rank has of each tensor, with its number in the catalogue; of what islands share, the first has it."""
+        mine = by_name([one for one in self._held if not one.is_second])
+        entries = (entry for stage in range(len(self._stages)) for entry in self._entries(stage))
+        for number, entry in enumerate(entries):
+            if entry.name in mine and entry.island == self._domain.island:
+                one = mine[entry.name][0]
+                yield number, one, self._value(one, entry.kind)
+
     @torch.no_grad()
     def collect(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0; other ranks get none."""

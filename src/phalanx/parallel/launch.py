@@ -1,5 +1,6 @@
 """Local ranks: one child process each, ended by id, never outliving rank 0."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from phalanx.errors import PeerLostError
 from phalanx.parallel.place import Place
+from phalanx.parallel.pulse import BEAT_EVERY_S, FilePulse, Silence
 
 _SECONDS_TO_END = 5.0
 _LOOK_EVERY_S = 0.2
@@ -20,30 +22,36 @@ _LAST_LINES = 3
 class LocalRanks:
     """Child processes for ranks 1 and up; a context manager that ends them all.
 
-    When one ends before it should, the others are ended a few seconds later: whoever waits for it on a socket is woken
-    by that, since gloo's waits cannot be cancelled otherwise.
+    When one ends before it should, or gives no sign of life any more, the others are ended a few seconds later: whoever
+    waits for it on a socket is woken by that, since gloo's waits cannot be cancelled otherwise.
 
     Args:
-        directory: Gets a log of each rank and the file by which they find each other; made private.
+        directory: Gets a log of each rank, its signs of life and the file by which they find each other; made private.
         command: Module and arguments of a rank.
         world: How many ranks there are, rank 0 included.
         threads: Threads of tensor kernels in each.
+        silence_s: Seconds after which one that gives no sign of life is taken for hung.
     """
 
-    def __init__(self, directory: Path, command: Sequence[str], world: int, threads: int) -> None:
+    def __init__(
+        self, directory: Path, command: Sequence[str], world: int, threads: int, silence_s: float = 30.0
+    ) -> None:
         self._directory = directory
         self._command = command
         self._world = world
         self._threads = threads
         self._rendezvous = (directory / "rendezvous").resolve()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._pulse = FilePulse(directory, 0, range(world))
+        self._silence = Silence(silence_s, time.monotonic())
+        self._hung: dict[int, float] = {}
         self._is_over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._first_gone: int | None = None
 
     def place(self, rank: int) -> Place:
         """The place of a rank."""
-        return Place(rank, self._world, rank, self._world, self._rendezvous)
+        return Place(rank, self._world, rank, self._world, self._rendezvous, is_kept=True)
 
     def start(self) -> None:
         """Start them; their output goes to ``rank-N.log``."""
@@ -51,6 +59,7 @@ class LocalRanks:
         self._directory.chmod(0o700)
         # one that an earlier session left would send ranks to addresses where nobody is
         self._rendezvous.unlink(missing_ok=True)
+        self._pulse.forget()
         for rank in range(1, self._world):
             self._processes[rank] = self._start(rank)
         self._watcher.start()
@@ -64,6 +73,8 @@ class LocalRanks:
             return None
         rank, code = self._first_gone, self._processes[self._first_gone].wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if rank in self._hung:
+            how = f"{how}, after {self._hung[rank]:.0f} s without a sign of life"
         return PeerLostError(f"rank {rank} ended with {how}: {self._last_words(rank)}; go on with --resume")
 
     def check(self) -> None:
@@ -122,15 +133,37 @@ class LocalRanks:
             )
 
     def _watch(self) -> None:
+        beaten = -BEAT_EVERY_S
         while not self._is_over.wait(_LOOK_EVERY_S):
+            now = time.monotonic()
+            if now - beaten >= BEAT_EVERY_S:
+                beaten = now
+                self._look_for_signs(now)
             gone = [rank for rank, process in self._processes.items() if process.poll() is not None]
             if gone:
                 self._first_gone = gone[0]
                 self._is_over.wait(_GRACE_S)
                 break
-        if not self._is_over.is_set():
+        if self._is_over.is_set():
+            with contextlib.suppress(OSError):
+                self._pulse.end()
+        else:
+            # rank 0 gives no more signs of life: it has to come to its end soon
             for process in self._processes.values():
                 _end(process)
+
+    def _look_for_signs(self, now: float) -> None:
+        """End ranks that hang: what waits for them learns of a process that has ended, and of nothing else."""
+        try:
+            self._pulse.beat()
+            self._silence.hear(self._pulse.counts(), now)
+        except OSError:
+            # the directory is gone; who has ended is still seen
+            return
+        for rank, seconds in self._silence.overdue(now).items():
+            if self._processes[rank].poll() is None:
+                self._hung[rank] = seconds
+                _end(self._processes[rank])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

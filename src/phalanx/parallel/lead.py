@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from phalanx.errors import FailedBatchError
+from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
 from phalanx.parallel.launch import LocalRanks
 from phalanx.parallel.member import Member, Outcome
+from phalanx.parallel.saving import Saving
 from phalanx.telemetry import PhaseTimer
 
 _PATIENCE_S = 3.0
 """A broken connection is seen before the process at its other end is."""
+_GLOO, _LONG = "gloo", 300
 
 
 class Order(enum.IntEnum):
@@ -25,6 +27,7 @@ class Order(enum.IntEnum):
     COLLECT = 3
     LOAD = 4
     END = 5
+    DUPLICATE = 6
 
 
 class Lead:
@@ -33,11 +36,13 @@ class Lead:
     Args:
         member: Rank 0's own part.
         ranks: Children that play the other ranks; None where somebody else started them.
+        saving: Brings copies of the state here while training goes on; None where nobody asked for that.
     """
 
-    def __init__(self, member: Member, ranks: LocalRanks | None) -> None:
+    def __init__(self, member: Member, ranks: LocalRanks | None, saving: Saving | None = None) -> None:
         self._member = member
         self._ranks = ranks
+        self._saving = saving
 
     @property
     def timer(self) -> PhaseTimer:
@@ -88,6 +93,24 @@ class Lead:
             _tell(Order.COLLECT, stage)
             return self._member.collect(stage)
 
+    def duplicate(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Have all ranks copy their state as it is now.
+
+        Returns:
+            Stages with their whole tensors, as `collect` has them; any thread may go through them, and one must, to
+            the end, before the next copy is asked for. That ends with a `CheckpointError` where a rank is lost.
+
+        Raises:
+            ConfigError: The domain was opened without `saving`.
+            PeerLostError: A rank has ended.
+        """
+        if self._saving is None:
+            raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
+        with self._all_there():
+            _tell(Order.DUPLICATE)
+            self._saving.take()
+        return self._saving.receive()
+
     def load(self, num_steps: int, read: Callable[[str], Tensor]) -> None:
         """Give all ranks a state, whatever layout it was saved under.
 
@@ -120,13 +143,28 @@ class Lead:
             yield
         except RuntimeError as exc:
             lost = None if self._ranks is None else self._ranks.find_lost(_PATIENCE_S)
+            lost = lost or _lost_connection(exc)
             if lost is None:
                 raise
             raise lost from exc
 
 
-def follow(member: Member) -> None:
-    """Carry out what rank 0 says until the run is over."""
+def follow(member: Member, saving: Saving | None = None) -> None:
+    """Carry out what rank 0 says until the run is over.
+
+    Raises:
+        PeerLostError: The connection to a rank is broken.
+    """
+    try:
+        _follow(member, saving)
+    except RuntimeError as exc:
+        lost = _lost_connection(exc)
+        if lost is None:
+            raise
+        raise lost from exc
+
+
+def _follow(member: Member, saving: Saving | None) -> None:
     while True:
         order, *numbers = _hear()
         if order == Order.STEP:
@@ -141,9 +179,23 @@ def follow(member: Member) -> None:
             member.collect(numbers[0])
         elif order == Order.LOAD:
             member.load(numbers[0], numbers[1], None)
+        elif order == Order.DUPLICATE and saving is not None:
+            saving.take()
+            saving.begin_sending()
         else:
+            if saving is not None:
+                saving.wait()
             dist.barrier()
             return
+
+
+def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
+    """What to raise for an error of torch's that says that somebody is gone; None for other errors."""
+    words = str(exc)
+    # gloo says so in an error of the most general kind
+    if not (isinstance(exc, dist.DistError) or _GLOO in words):
+        return None
+    return PeerLostError(f"a rank was lost: {words.splitlines()[0][:_LONG]}; go on with --resume")
 
 
 def _tell(order: Order, *numbers: int) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -186,6 +186,14 @@ class Member:
             tensors: As `collect` names them; on rank 0 alone.
         """
         self._keeper.load(num_steps, stage, tensors)
+
+    def held_state(self) -> Iterator[tuple[int, Held, Tensor]]:
+        """What this rank has of each tensor of the state, with its number in the catalogue."""
+        return self._keeper.held()
+
+    def catalogue(self) -> list[list[tuple[str, tuple[int, ...]]]]:
+        """Names and whole shapes of the tensors of each stage, as `collect` has them."""
+        return self._keeper.catalogue()
 
     def names(self, stage: int) -> list[str]:
         """Names of the tensors of a stage, as `collect` and `load` have them."""

@@ -1,12 +1,17 @@
 """Which rank a process is, as its environment says; imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from phalanx.errors import ConfigError
 
 RENDEZVOUS = "PHALANX_RENDEZVOUS"
+MEETINGS = "PHALANX_MEETINGS"
+"""Names a private directory, in which each start of the ranks meets by a file of its own."""
+KEPT = "PHALANX_KEPT"
+"""Set where whoever started this rank looks for its signs of life."""
+_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class Place:
         local_rank: Number among those of this machine.
         local_world: How many those are.
         rendezvous: The file, or None where torchrun's variables say.
+        is_kept: Whoever started this process looks for its signs of life, and it need not look for others'.
     """
 
     rank: int
@@ -26,6 +32,18 @@ class Place:
     local_rank: int
     local_world: int
     rendezvous: Path | None = None
+    is_kept: bool = False
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.local_world == self.world
+
+    def among(self, world: int) -> "Place":
+        """The same place where only the first ranks train; those on this machine are counted anew."""
+        if world == self.world:
+            return self
+        return replace(self, world=world, local_world=world if self.is_on_one_machine else self.local_world)
 
     @property
     def is_lead(self) -> bool:
@@ -40,6 +58,7 @@ class Place:
             "LOCAL_RANK": str(self.local_rank),
             "LOCAL_WORLD_SIZE": str(self.local_world),
             **({} if self.rendezvous is None else {RENDEZVOUS: str(self.rendezvous)}),
+            **({KEPT: "1"} if self.is_kept else {}),
         }
 
 
@@ -56,5 +75,12 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
         rank, world, local_rank, local_world = (int(environment[name]) for name in names)
     except (KeyError, ValueError) as exc:
         raise ConfigError(f"environment: expected numbers in {', '.join(names)}, found {exc}; use torchrun") from exc
+    return Place(rank, world, local_rank, local_world, _rendezvous(environment), KEPT in environment)
+
+
+def _rendezvous(environment: Mapping[str, str]) -> Path | None:
+    if MEETINGS in environment:
+        # one that an earlier start left would send ranks to addresses where nobody is
+        return Path(environment[MEETINGS]) / f"meeting-{environment.get(_ATTEMPT, '0')}"
     path = environment.get(RENDEZVOUS)
-    return Place(rank, world, local_rank, local_world, None if path is None else Path(path))
+    return None if path is None else Path(path)

@@ -81,7 +81,6 @@ class RunConfig(StrictModel):
             raise ValueError('model.activation_checkpointing: set parallel.activation_checkpointing = "full" instead')
         refused = {
             "checkpoint.journal": bool(self.checkpoint.journal),
-            "checkpoint.asynchronous": self.checkpoint.asynchronous,
         }
         for name, is_set in refused.items():
             if is_set:
@@ -235,14 +234,12 @@ class RunConfig(StrictModel):
 
     @property
     def world(self) -> dict[str, int]:
-        """How many processes there are, and how many stages they hold."""
+        """How many processes there are, and how many stages they hold; of a domain, as its run file has it."""
         if self.split is not None:
             return {"processes": 2, "stages": 2, "clients": self.split.clients}
         if self.parallel is None:
             return {"processes": 1 + len(self.pipeline.workers), "stages": self.pipeline.stages}
-        axes = {axis: getattr(self.parallel, axis) for axis in ("dp", "tp", "pp", "cp")}
-        layout = self.parallel.layout
-        return {"processes": self.parallel.world, "stages": layout.pp * layout.stages_per_rank, **axes}
+        return self.parallel.figures
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table
@@ -22,35 +23,34 @@ from phalanx.parallel import (
     ParallelConfig,
     Place,
     Recipe,
+    Saving,
     Workload,
     check_layout,
     find_place,
+    fitted,
     follow,
     join,
+    stand_by,
 )
 from phalanx.parallel.meeting import own_device
-from phalanx.parallel.mesh import open_domain
+from phalanx.parallel.mesh import Domain, open_domain
 from phalanx.pipeline import OWNER, Observe, keep_freed_memory
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.config import RunConfig
 from phalanx.train.domain_engine import DomainEngine
+from phalanx.train.domain_saver import DomainSaver
 from phalanx.train.history import History
 from phalanx.train.hooks import RunHooks
 from phalanx.train.record import RunRecorder
 from phalanx.train.savepoint import Savepoint
-from phalanx.train.saver import PlainSaver
 from phalanx.train.session import Session
 
 
-def recipe_of(run: RunConfig) -> Recipe:
-    """What every rank of a run must know.
-
-    Raises:
-        ConfigError: The run file has no section ``[parallel]``.
-    """
+def recipe_of(run: RunConfig, parallel: ParallelConfig) -> Recipe:
+    """What every rank of a run must know, given the layout for as many ranks as are there."""
     return Recipe(
-        parallel=_section(run),
+        parallel=parallel,
         optimizer=run.optimizer,
         batch_size=run.train.batch_size,
         microbatches=run.train.microbatches,
@@ -72,16 +72,24 @@ def play_rank(run: RunConfig, models: Path) -> None:
 
     Raises:
         PhalanxError: The model is wrong, or ranks do not fit together.
+
+    A process that the layout has no rank for stands by until the run is over.
     """
     config, place = _section(run), find_place(os.environ)
-    if place is None or place.world != config.world:
-        found = "none" if place is None else str(place.world)
-        raise ConfigError(f"parallel: the layout {config.layout} needs {config.world} ranks, {found} were started")
+    if place is None:
+        raise ConfigError("parallel: nobody gave this process a rank; use torchrun or `phalanx launch`")
     source = open_model(run.model, models, run.train.seed)
+    parallel = fitted(config, place.world, source.hub_config_dict, _load(run))
+    is_needed, place = place.rank < parallel.world, place.among(parallel.world)
+    if not is_needed:
+        stand_by(place)
+        return
     keep_freed_memory()
     device = own_device(run.train.device, place)
-    with join(place, device, digest(run)):
-        follow(Member(recipe_of(run), source, open_domain(config, device)))
+    with _joined(run, place, device):
+        domain = open_domain(parallel, device)
+        member = Member(recipe_of(run, parallel), source, domain)
+        follow(member, _saving(run, member, domain))
 
 
 def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
@@ -90,12 +98,12 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     Raises:
         ConfigError: The layout cannot work.
     """
-    _check(run, source)
     config = _section(run)
+    check_layout(config, source.hub_config_dict, _load(run))
     table = Table(title=f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches")
     for name in ("stage", "layers", "parameters", "pipeline rank"):
         table.add_column(name, justify="right")
-    specs = recipe_of(run).stages(source)
+    specs = recipe_of(run, config).stages(source)
     for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True):
         layers = f"{spec.first_layer}-{spec.end_layer - 1}"
         table.add_row(str(spec.index), layers, f"{row.parameters:,}", str(spec.index % config.pp))
@@ -108,7 +116,10 @@ class DomainSession(Session):
     def _run(self, log: AuditLog, history: History) -> None:
         run, home = self.config, self.home
         source = open_model(run.model, home.cache / "models", run.train.seed)
-        _check(run, source)
+        place = find_place(os.environ)
+        world = (self.ranks or _section(run).world) if place is None else place.world
+        parallel = fitted(_section(run), world, source.hub_config_dict, _load(run))
+        self.figures.world = parallel.figures
         corpus = self._corpus(source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
         savepoint = Savepoint(run, home, loader, self.figures, self.totals, source=source, certified=history.certified)
@@ -126,53 +137,56 @@ class DomainSession(Session):
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
             progress = stack.enter_context(Progress(run.train.steps, start, console=self.console))
             recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
-            recorder.observe("run_started" if history.head is None else "run_resumed", self._domain_opening(start))
-            lead = stack.enter_context(self._domain(source))
-            engine = DomainEngine(lead, _section(run).dp)
+            kind = "run_started" if history.head is None else "run_resumed"
+            recorder.observe(kind, self._domain_opening(start, parallel))
+            lead = stack.enter_context(self._domain(source, parallel, place))
+            engine = DomainEngine(lead, parallel.dp)
             if checkpoint is not None:
                 engine.load(checkpoint)
-            saver = PlainSaver(engine.shards, savepoint, self._watching(recorder, history.certified))
+            saver = DomainSaver(engine, savepoint, self._watching(recorder, history.certified))
+            stack.callback(saver.close)
             hooks = RunHooks(run, engine, corpus, recorder, saver, self.figures)
             self._train(engine, loader, hooks, start)
             self._end(engine, recorder)
 
     @contextlib.contextmanager
-    def _domain(self, source: ModelSource) -> Iterator[Lead]:
+    def _domain(self, source: ModelSource, parallel: ParallelConfig, place: Place | None) -> Iterator[Lead]:
         """All ranks, started here unless somebody else did."""
-        run, config = self.config, _section(self.config)
+        run = self.config
         keep_freed_memory()
+        if parallel.unsafe_public_network:
+            self.console.print("parallel.unsafe_public_network: whoever reaches the ranks' ports can run code in them")
         with contextlib.ExitStack() as stack:
-            ranks, place = None, find_place(os.environ)
+            ranks = None
             if place is None:
-                ranks, place = self._start_ranks(stack, config)
-            if place.world != config.world:
-                raise ConfigError(
-                    f"parallel: the layout {config.layout} needs {config.world} ranks, {place.world} were started"
-                )
+                ranks, place = self._start_ranks(stack, parallel)
+            place = place.among(parallel.world)
             device = own_device(run.train.device, place)
-            look = (lambda: None) if ranks is None else ranks.check
-            stack.enter_context(join(place, device, digest(run), look))
-            lead = Lead(Member(recipe_of(run), source, open_domain(config, device)), ranks)
+            stack.enter_context(_joined(run, place, device, ranks))
+            domain = open_domain(parallel, device)
+            member = Member(recipe_of(run, parallel), source, domain)
+            lead = Lead(member, ranks, _saving(run, member, domain))
             yield lead
             lead.end()
 
-    def _start_ranks(self, stack: contextlib.ExitStack, config: ParallelConfig) -> tuple[LocalRanks, Place]:
-        home = self.home.path
+    def _start_ranks(self, stack: contextlib.ExitStack, parallel: ParallelConfig) -> tuple[LocalRanks, Place]:
+        home, threads = self.home.path, self.config.train.threads
         command = ("phalanx", "train", str(home / "config.toml"), "--run-dir", str(home))
-        ranks = LocalRanks(home / "ranks", command, config.world, self.config.train.threads)
+        ranks = LocalRanks(home / "ranks", command, parallel.world, threads, parallel.silence_s)
         stack.enter_context(ranks)
         ranks.start()
         return ranks, ranks.place(0)
 
-    def _domain_opening(self, start: int) -> dict[str, Any]:
-        config = _section(self.config)
+    def _domain_opening(self, start: int, parallel: ParallelConfig) -> dict[str, Any]:
+        unsafe = {"unsafe_public_network": True} if parallel.unsafe_public_network else {}
         return {
             "config_digest": digest(self.config),
             "step": start,
-            "layout": config.layout.section(),
-            "world": config.world,
+            "layout": parallel.layout.section(),
+            "world": parallel.world,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),
+            **unsafe,
         }
 
     def _watching(self, recorder: RunRecorder, certified: Certified) -> Observe:
@@ -194,8 +208,8 @@ def _section(run: RunConfig) -> ParallelConfig:
     return run.parallel
 
 
-def _check(run: RunConfig, source: ModelSource) -> None:
-    load = Workload(
+def _load(run: RunConfig) -> Workload:
+    return Workload(
         run.train.batch_size,
         run.train.microbatches,
         run.data.sequence_length,
@@ -203,7 +217,25 @@ def _check(run: RunConfig, source: ModelSource) -> None:
         optimizer=run.optimizer.kind,
         device=run.train.device,
     )
-    check_layout(_section(run), source.hub_config_dict, load)
+
+
+def _joined(
+    run: RunConfig, place: Place, device: torch.device, ranks: LocalRanks | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Be one of the ranks, by the rules of the run file."""
+    config = _section(run)
+    return join(
+        place,
+        device,
+        digest(run),
+        (lambda: None) if ranks is None else ranks.check,
+        silence_s=config.silence_s,
+        unsafe_public_network=config.unsafe_public_network,
+    )
+
+
+def _saving(run: RunConfig, member: Member, domain: Domain) -> Saving | None:
+    return Saving(member, domain) if run.checkpoint.asynchronous else None
 
 
 def _as_it_is(checkpoint: Checkpoint) -> Iterator[Shard]:

@@ -71,6 +71,11 @@ class DomainEngine:
         for stage in range(self._lead.num_stages):
             yield Shard(stage, self._lead.collect(stage), self._num_steps)
 
+    def duplicate(self) -> Iterator[Shard]:
+        """The whole state as it is now, one stage at a time, for a thread that goes through it while steps go on."""
+        steps, copied = self._num_steps, self._lead.duplicate()
+        return (Shard(stage, tensors, steps) for stage, tensors in copied)
+
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All parameters by name, a tied head left out."""
         for shard in self.shards():

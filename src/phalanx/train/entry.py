@@ -24,6 +24,7 @@ def train(
     resume: bool = False,
     from_step: int | None = None,
     from_run: str | Path | None = None,
+    ranks: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train what a run file says.
@@ -34,6 +35,7 @@ def train(
         resume: Go on from the last good checkpoint in `run_dir`; a run that is complete is left as it is.
         from_step: With `resume`: give up the checkpoints of later steps and go on from that of this one.
         from_run: Begin a new run where the one in this directory is; stages, copies, guard and layout may be others.
+        ranks: How many ranks of a domain to start here, where the run file allows other numbers than its own.
         console: Where progress is shown; standard output when left out.
 
     Returns:
@@ -52,11 +54,14 @@ def train(
             "--from and --from-step go back to a state that an enclave no longer opens: a sealed state is good while "
             "it is the newest; begin a new run, or --resume"
         )
+    if ranks is not None and run.parallel is None:
+        raise ConfigError("--ranks is for runs with [parallel]; leave it out")
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
         origin = None if from_run is None else open_origin(run, Path(from_run))
         home = RunDirectory(_directory(run, run_dir), run, resume=resume)
-        return _session_of(run)(run, home, console or Console(), from_step, origin).run(resume=resume)
+        session = _session_of(run)(run, home, console or Console(), from_step, origin, ranks=ranks)
+        return session.run(resume=resume)
 
 
 def plays_rank(run: RunConfig) -> bool:

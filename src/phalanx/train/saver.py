@@ -85,8 +85,53 @@ class PlainSaver:
         self._observe("checkpoint_failed", {"step": step, "reason": reason[:500]})
 
 
-class Saver(PlainSaver):
-    """Saves, now or in the background; one checkpoint is under way at a time.
+class BesideSaver(PlainSaver):
+    """Saves, now or in a thread of the lowest priority beside the training."""
+
+    def __init__(self, shards: Callable[[], Iterable[Shard]], savepoint: Savepoint, observe: Observe) -> None:
+        super().__init__(shards, savepoint, observe)
+        self._writing: Future[Saved] | None = None
+        self._written_step = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_step_aside)
+
+    def poll(self) -> None:
+        """Bring what is under way further; called once a step."""
+        if self._writing is not None and self._writing.done():
+            self._report()
+
+    def finish(self) -> None:
+        """Wait until nothing is under way."""
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; what is still being collected stays so."""
+        if self._writing is not None:
+            self._report()
+
+    def close(self) -> None:
+        """The session ends: what is whole is still written."""
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+
+    def _write(self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any]) -> None:
+        """Give shards to the writing thread."""
+        self._written_step = num_steps
+        self._writing = self._worker.submit(self._savepoint.write, num_steps, shards, state)
+
+    def _report(self) -> None:
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            self._say_saved(writing.result())
+        except (CheckpointError, VerificationError) as exc:
+            self._say_failed(self._written_step, str(exc))
+
+
+class Saver(BesideSaver):
+    """Saves a pipeline, now or in the background; one checkpoint is under way at a time.
 
     Guarantees:
         What is in the background is of one step, bit for bit, and checked against what holder and shadow have signed
@@ -105,9 +150,6 @@ class Saver(PlainSaver):
         self._journal = journal
         self._duplicate: Duplicate | None = None
         self._state: dict[str, Any] = {}
-        self._writing: Future[Saved] | None = None
-        self._written_step = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_step_aside)
 
     def opened(self, step: int) -> None:
         """Note in the journal where the run is, before the step's batch is drawn."""
@@ -129,8 +171,7 @@ class Saver(PlainSaver):
         if self._duplicate is not None:
             self._engine.look_for_duplicate()
             self._hand_over()
-        if self._writing is not None and self._writing.done():
-            self._report()
+        super().poll()
 
     def finish(self) -> None:
         """Wait until nothing is under way."""
@@ -138,11 +179,6 @@ class Saver(PlainSaver):
             self._engine.finish_duplicate(self._duplicate)
             self._hand_over()
         self.wait()
-
-    def wait(self) -> None:
-        """Wait until nothing is being written; what is still being collected stays so."""
-        if self._writing is not None:
-            self._report()
 
     def drop(self) -> None:
         """Give up what is still being collected, and wait for what is being written."""
@@ -156,7 +192,7 @@ class Saver(PlainSaver):
             self._hand_over()
             self.drop()
         finally:
-            self._worker.shutdown()
+            super().close()
 
     def _hand_over(self) -> None:
         """Give a whole duplicate to the writer."""
@@ -168,19 +204,7 @@ class Saver(PlainSaver):
             self.is_overdue = True
             self._say_failed(duplicate.num_steps, f"given up: {duplicate.failure}")
             return
-        self._written_step = duplicate.num_steps
-        self._writing = self._worker.submit(
-            self._savepoint.write, duplicate.num_steps, _checked(duplicate), self._state
-        )
-
-    def _report(self) -> None:
-        if self._writing is None:
-            return
-        writing, self._writing = self._writing, None
-        try:
-            self._say_saved(writing.result())
-        except (CheckpointError, VerificationError) as exc:
-            self._say_failed(self._written_step, str(exc))
+        self._write(duplicate.num_steps, _checked(duplicate), self._state)
 
 
 def _step_aside() -> None:

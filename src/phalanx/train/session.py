@@ -46,8 +46,11 @@ class Session:
         from_step: int | None = None,
         origin: Checkpoint | None = None,
         open_workers: OpenWorkers = LocalWorkers,
+        *,
+        ranks: int | None = None,
     ) -> None:
         self.config = run
+        self.ranks = ranks
         self.open_workers = open_workers
         self.from_step = from_step
         self.origin = origin

@@ -33,6 +33,8 @@ class Figures:
     evicted: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     resumed_from: int | None = None
+    world: dict[str, int] | None = None
+    """Processes, stages and axes of this session, where they may be others than the run file's."""
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
     audit_log_head: dict[str, Any] | None = None
     split: dict[str, Any] | None = None
@@ -94,7 +96,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "validation_perplexity": _finite(figures.validation_last),
         "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
         "wall_s": figures.wall_s,
-        "world": run.world,
+        "world": figures.world or run.world,
         "seed": run.train.seed,
         "config_digest": digest(run),
         "final_weights_digest": figures.final_weights_digest,

@@ -1,0 +1,163 @@
+"""A run of one domain as an engine starts it: when a rank dies or hangs, all begin again from the last checkpoint."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from phalanx.checkpoint import list_checkpoints
+from phalanx.errors import ConfigError
+from phalanx.launch.request import Launch
+from phalanx.parallel import ParallelConfig, worlds
+from phalanx.train import RunConfig, default_directory, holds_run, load_run
+
+GO_ON = "PHALANX_GO_ON"
+"""Set for ranks that are to go on with the run in the directory if there is one."""
+PARENT = "PHALANX_PARENT"
+_RANK, _STARTED_AGAIN = "RANK", "TORCHELASTIC_RESTART_COUNT"
+
+
+@dataclass(frozen=True)
+class DomainLaunch:
+    """A run file with ``[parallel]`` and how its ranks are to be started.
+
+    Attributes:
+        run_file: The file that ``phalanx train`` takes.
+        overrides: ``section.key=value`` strings.
+        directory: The run directory; None for ``runs/NAME``.
+        resume: Go on with the run in the directory, if there is one.
+        max_restarts: How often all ranks may be started again; None for what the run file says.
+        ranks: How many to start where the run file allows several numbers; None for its own.
+    """
+
+    run_file: Path
+    overrides: tuple[str, ...] = ()
+    directory: Path | None = None
+    resume: bool = False
+    max_restarts: int | None = None
+    ranks: int | None = None
+
+    @cached_property
+    def run(self) -> RunConfig:
+        """The run.
+
+        Raises:
+            ConfigError: The run file is wrong.
+        """
+        return load_run(self.run_file, self.overrides)
+
+    @property
+    def config(self) -> ParallelConfig:
+        """The section of the run file.
+
+        Raises:
+            ConfigError: It has none.
+        """
+        if self.run.parallel is None:
+            raise ConfigError(f"{self.run_file}: has no section [parallel]")
+        return self.run.parallel
+
+    @property
+    def run_dir(self) -> Path:
+        """Where rank 0 writes."""
+        return default_directory(self.run) if self.directory is None else self.directory
+
+    @property
+    def restarts(self) -> int:
+        """How often all ranks may be started again."""
+        return self.config.restarts if self.max_restarts is None else self.max_restarts
+
+    @property
+    def world(self) -> int:
+        """How many ranks are started where nothing else decides."""
+        return self.config.world if self.ranks is None else self.ranks
+
+    def sizes(self) -> list[int]:
+        """Numbers of ranks that the run file allows and that cut its batch into equal shares, most first."""
+        train = self.run.train
+        return worlds(self.config, train.batch_size, train.microbatches)
+
+    def newest_checkpoint(self) -> int:
+        """Step of the newest checkpoint; 0 when there is none."""
+        return max(list_checkpoints(self.run_dir / "checkpoints"), default=0)
+
+    def check(self) -> None:
+        """Refuse before anything is started.
+
+        Raises:
+            ConfigError: The directory holds a run already, and nobody said that it is to be gone on with.
+        """
+        if not self.resume and holds_run(self.run_dir):
+            raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir")
+
+    def arguments(self) -> tuple[str, ...]:
+        """The command line of ``phalanx train`` for any of the ranks, after the verb."""
+        overrides = (word for override in self.overrides for word in ("--set", override))
+        return (str(self.run_file), *overrides, "--run-dir", str(self.run_dir))
+
+
+def as_domain(launch: Launch) -> DomainLaunch | None:
+    """What is to be launched, where its run file has ``[parallel]``; None where it has parties.
+
+    Raises:
+        ConfigError: The run file is wrong, or options are for parties.
+    """
+    if load_run(launch.run_file, launch.overrides).parallel is None:
+        return None
+    for option, value in (("--party", launch.chosen), ("--owner", launch.owner), ("--advertise", launch.advertise)):
+        if value:
+            raise ConfigError(
+                f"{option} is for runs whose stages are in different hands, not for [parallel]; leave it out"
+            )
+    return DomainLaunch(
+        launch.run_file, launch.overrides, launch.directory, resume=launch.resume, max_restarts=launch.max_restarts
+    )
+
+
+def is_kept_here(run: RunConfig, environment: Mapping[str, str]) -> bool:
+    """Whether ``phalanx train`` is to keep this run's rank 0: nobody else started it, and it may be started again."""
+    return run.parallel is not None and run.parallel.restarts > 0 and not {_RANK, PARENT} & set(environment)
+
+
+def goes_on(run_dir: Path, environment: Mapping[str, str]) -> bool:
+    """Whether a rank that an engine has started goes on with the run in the directory, without being told to."""
+    started_again = int(environment.get(_STARTED_AGAIN, "0")) > 0
+    return _RANK in environment and (started_again or GO_ON in environment) and holds_run(run_dir)
+
+
+class Sizes:
+    """With how many ranks the next start is tried: as many as before, and fewer when that came to nothing twice.
+
+    A rank that dies once may come back. One that dies again before anything was saved, as on a broken device, would do
+    so for ever.
+
+    Args:
+        allowed: Numbers of ranks, most first.
+        first: With how many to begin; it need not be among them.
+    """
+
+    def __init__(self, allowed: list[int], first: int) -> None:
+        self._smaller = [size for size in allowed if size < first]
+        self._now = first
+        self._newest: int | None = None
+        self._fruitless = 0
+
+    def next(self, newest: int) -> int:
+        """Number of ranks of the next start; `newest` is the step of the newest checkpoint."""
+        if self._newest is not None:
+            self._fruitless = self._fruitless + 1 if newest == self._newest else 0
+        self._newest = newest
+        if self._fruitless > 1 and self._smaller:
+            self._now, self._fruitless = self._smaller.pop(0), 0
+        return self._now
+
+
+def rank_environment(go_on: bool) -> dict[str, str]:
+    """What tells ranks that whoever starts them starts them again."""
+    return {GO_ON: "1"} if go_on else {}
+
+
+def threads_environment(run: RunConfig) -> dict[str, str]:
+    """Threads of tensor kernels, as ``phalanx train`` gives them to its own ranks."""
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(run.train.threads))}

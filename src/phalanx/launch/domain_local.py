@@ -1,0 +1,76 @@
+"""``phalanx train`` on this machine: keeps rank 0, which keeps the others, and starts it again when one was lost."""
+
+import time
+from pathlib import Path
+
+from phalanx.launch.child import Child, exit_code
+from phalanx.launch.domain import DomainLaunch, Sizes
+from phalanx.launch.notice import Notice
+from phalanx.launch.watch import watch_owner
+from phalanx.parallel.pulse import FilePulse, Silence
+from phalanx.train import holds_run
+
+_NOBODY = -1
+
+
+class LeadProcess(Child):
+    """Rank 0 as a process of its own: what kills it, or lets it hang, does not end the run.
+
+    Args:
+        launch: What is run.
+        once: Words of the command line until there is a run to go on with.
+    """
+
+    def __init__(self, launch: DomainLaunch, once: tuple[str, ...]) -> None:
+        super().__init__()
+        self._launch = launch
+        self._once = once
+        self._has_begun = False
+        self._sizes = Sizes(launch.sizes(), launch.world)
+        self._pulse = FilePulse(launch.run_dir / "ranks", _NOBODY, range(1))
+        self._silence = Silence(launch.config.silence_s, time.monotonic())
+
+    @property
+    def address(self) -> str | None:
+        """Nobody is awaited."""
+        return None
+
+    def begin(self) -> None:
+        """Start it; what an earlier one has left of its signs of life is forgotten first."""
+        self._pulse.forget()
+        launch = self._launch
+        goes_on = self._has_begun and holds_run(launch.run_dir)
+        words = ("--resume",) if goes_on else self._once
+        self._has_begun = True
+        ranks = ("--ranks", str(self._sizes.next(launch.newest_checkpoint())))
+        self.start(("train", *launch.arguments(), *words, *ranks), {})
+
+    def look_for_signs(self) -> None:
+        """Kill it when it hangs; its end is noticed by whoever watches it."""
+        now = time.monotonic()
+        self._silence.hear(self._pulse.counts(), now)
+        if self._silence.overdue(now):
+            self.kill()
+
+
+def keep_domain(launch: DomainLaunch, *, from_step: int | None = None, from_run: Path | None = None) -> int:
+    """Run rank 0 until the run is over, however often it has to be started.
+
+    Args:
+        launch: What is run.
+        from_step: As `phalanx.train` takes it, for the first start.
+        from_run: Likewise.
+
+    Returns:
+        How it ended at last.
+    """
+    first: tuple[str, ...] = ("--resume",) if launch.resume else ()
+    first += () if from_step is None else ("--from-step", str(from_step))
+    first += () if from_run is None else ("--from", str(from_run))
+    lead = LeadProcess(launch, first)
+    with Notice() as notice:
+        try:
+            code = watch_owner(lead, notice, lambda _: lead.look_for_signs(), restarts=launch.restarts, who="rank 0")
+        finally:
+            lead.kill()
+    return exit_code(code)

@@ -1,0 +1,226 @@
+"""A domain's run on Ray: each rank in an actor that Ray places; when one is lost, all are placed and started again.
+
+Rank 0 is placed on the machine where the command is given, because the run directory is there. Whoever can reach a Ray
+cluster can run code on all of its machines, as with torchrun: one cluster is one trust domain.
+"""
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import typer
+
+from phalanx.config import dump_toml
+from phalanx.errors import ConfigError
+from phalanx.launch.child import LOST, exit_code
+from phalanx.launch.domain import DomainLaunch, Sizes, rank_environment, threads_environment
+from phalanx.launch.notice import Notice
+from phalanx.launch.on_ray import connected
+from phalanx.launch.owner import is_worth_another
+from phalanx.launch.rank_host import RankHost, environments
+from phalanx.launch.watch import LOOK_EVERY_S, Told
+
+_SOON_S = 15.0
+"""How long a number of ranks is waited for when fewer would do."""
+_PLACEMENT_TIMEOUT_S = 120.0
+_LAST_WORDS_S = 5.0
+_SECONDS_TO_END = 30.0
+_HERE = 0.001
+"""Of a machine's own resource, which is 1: enough to be placed there."""
+
+
+def rank_bundles(launch: DomainLaunch, world: int, here: str | None = None) -> list[dict[str, float]]:
+    """What each rank asks of the machine that it is placed on; rank 0 asks for the one at the address `here`."""
+    train = launch.run.train
+    bundle = {"CPU": float(train.threads)}
+    if train.device.startswith("cuda"):
+        bundle["GPU"] = 1.0
+    first = bundle if here is None else {**bundle, f"node:{here}": _HERE}
+    return [first, *(dict(bundle) for _ in range(world - 1))]
+
+
+def describe_domain_ray(launch: DomainLaunch, address: str | None) -> list[str]:
+    """Lines that say what would be run."""
+    where = f"the cluster at {address}" if address else "a cluster of its own on this machine"
+    lines = [f"ray: {where}; placement group PACK of {rank_bundles(launch, launch.world)}, rank 0 on this machine"]
+    return [*lines, f"each: phalanx train {' '.join(launch.arguments())}"]
+
+
+def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
+    """Run all ranks in actors, and again when one is lost.
+
+    On a running cluster the run begins with as many ranks as the run file allows and the cluster has room for. It goes
+    on with fewer when a machine is lost, and with more, after the next checkpoint, when one has come.
+
+    Args:
+        launch: What is run.
+        address: Of a running cluster, as `ray.init` takes it; None starts one on this machine for this run.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        ConfigError: Ray is not installed, or cannot place the ranks.
+    """
+    is_own = address is None
+    policy = Sizes(launch.sizes(), launch.world if is_own else max(launch.sizes(), default=launch.world))
+    restarts = launch.restarts
+    with connected(address, launch.world * launch.run.train.threads) as ray, Notice() as notice:
+        while True:
+            most = policy.next(launch.newest_checkpoint())
+            fewer = [] if is_own else [size for size in launch.sizes() if size < most]
+            with Crew(ray, launch, [most, *fewer]) as crew:
+                code = crew.watch(notice)
+            if code is None:
+                typer.echo(f"launch: a machine has come; from {crew.world} ranks to more", err=True)
+                continue
+            if notice.given or restarts == 0 or not is_worth_another(code):
+                return exit_code(code)
+            restarts -= 1
+            typer.echo(f"launch: a rank ended with exit code {exit_code(code)}; all go on", err=True)
+
+
+class Crew:
+    """All ranks of one start; a context manager that ends them.
+
+    Args:
+        ray: The module, connected.
+        launch: What is run.
+        sizes: Numbers of ranks that will do, most first; the first that finds room is taken.
+
+    Raises:
+        ConfigError: There is no room for any.
+    """
+
+    def __init__(self, ray: Any, launch: DomainLaunch, sizes: list[int]) -> None:
+        self._ray = ray
+        self._launch = launch
+        self._sizes = sizes
+        self._stack = ExitStack()
+        self._codes: dict[int, int] = {}
+        self._questions: dict[int, Any] = {}
+        self._actors: list[Any] = []
+        self._newest = launch.newest_checkpoint()
+        self._machines = self._count_machines()
+        self.world = 0
+
+    def __enter__(self) -> "Crew":
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def watch(self, notice: Told) -> int | None:
+        """Watch until the run has ended, a rank is lost, or there should be more ranks.
+
+        Returns:
+            How it ended, 0 for a run that is complete; None where it should go on with more ranks.
+        """
+        told = 0
+        while True:
+            self._look()
+            failed = [code for code in self._codes.values() if code]
+            if failed:
+                return self._why(failed)
+            if len(self._codes) == self.world:
+                return 0
+            if notice.given > told:
+                told = notice.given
+                self._ask_to_end()
+            elif not notice.given and self._should_grow():
+                return None
+            time.sleep(LOOK_EVERY_S)
+
+    def _start(self) -> None:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415 - an extra
+
+        ray, launch = self._ray, self._launch
+        bundles, group = self._place()
+        for index, bundle in enumerate(bundles):
+            options = {
+                "num_cpus": bundle["CPU"],
+                "num_gpus": bundle.get("GPU", 0.0),
+                "max_restarts": 0,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+            }
+            actor = ray.remote(**options)(RankHost).remote()
+            self._stack.callback(ray.kill, actor)
+            self._actors.append(actor)
+        try:
+            machines = ray.get([actor.machine.remote() for actor in self._actors])
+            port = ray.get(self._actors[0].free_port.remote())
+        except ray.exceptions.RayActorError:
+            self._codes[0] = LOST
+            return
+        text, (_, *words) = dump_toml(launch.run), launch.arguments()
+        # overrides are in the text already
+        words = words[words.index("--run-dir") :]
+        words[1] = str(launch.run_dir.resolve())
+        shared = {**rank_environment(go_on=True), **threads_environment(launch.run)}
+        for actor, place in zip(self._actors, environments(machines, port), strict=True):
+            actor.start.remote(text, words, {**shared, **place})
+
+    def _place(self) -> tuple[list[dict[str, float]], Any]:
+        from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415 - an extra
+
+        here = str(self._ray.util.get_node_ip_address())
+        for size in self._sizes:
+            asked = rank_bundles(self._launch, size, here)
+            group = placement_group(asked, strategy="PACK")
+            if group.wait(_PLACEMENT_TIMEOUT_S if size == self._sizes[-1] else _SOON_S):
+                self.world = size
+                self._stack.callback(remove_placement_group, group)
+                return asked, group
+            remove_placement_group(group)
+        raise ConfigError(
+            f"the Ray cluster has no room for {self._sizes[-1]} ranks of {rank_bundles(self._launch, 1)[0]}, one of "
+            f"them on {here}: it has {self._ray.available_resources()}; add machines, or lower parallel.min_dp"
+        )
+
+    def _look(self) -> None:
+        """Ask whoever has answered, and take what has been answered."""
+        for rank, actor in enumerate(self._actors):
+            if rank in self._codes:
+                continue
+            question = self._questions.setdefault(rank, actor.poll.remote())
+            ready, _ = self._ray.wait([question], timeout=0)
+            if not ready:
+                continue
+            del self._questions[rank]
+            try:
+                code = self._ray.get(question)
+            except self._ray.exceptions.RayActorError:
+                code = LOST
+            if code is not None:
+                self._codes[rank] = code
+
+    def _why(self, failed: list[int]) -> int:
+        """How the run ended: others end because the first one did, and may be heard of before it."""
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while len(self._codes) < self.world and time.monotonic() < deadline:
+            self._look()
+            time.sleep(LOOK_EVERY_S)
+        codes = [code for code in self._codes.values() if code]
+        return next((code for code in codes if not is_worth_another(code)), failed[0])
+
+    def _ask_to_end(self) -> None:
+        """Ask rank 0 alone: the others end with it."""
+        self._actors[0].ask_to_end.remote()
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while 0 not in self._codes and time.monotonic() < deadline:
+            self._look()
+            time.sleep(LOOK_EVERY_S)
+        self._codes.setdefault(0, LOST)
+
+    def _should_grow(self) -> bool:
+        """Whether a machine has come and something was saved, so that little is lost by starting again."""
+        larger = self.world < self._sizes[0]
+        return larger and self._count_machines() > self._machines and self._launch.newest_checkpoint() > self._newest
+
+    def _count_machines(self) -> int:
+        return sum(1 for node in self._ray.nodes() if node["Alive"])

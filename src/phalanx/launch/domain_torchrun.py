@@ -1,0 +1,106 @@
+"""A domain's run on torchrun: one command line, with what its restarts need.
+
+torchrun shares the store of its rendezvous with the ranks unless it is told not to, and a rank that is started again
+then reads where those listened who have died. Here it is told not to.
+"""
+
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from phalanx.config import digest
+from phalanx.errors import ConfigError
+from phalanx.launch.domain import DomainLaunch, rank_environment
+from phalanx.launch.torchrun import Nodes, start_torchrun
+from phalanx.parallel.network import check_private, own_address, resolved
+from phalanx.parallel.place import MEETINGS
+
+_SOMEWHERE = "PRIVATE_DIRECTORY"
+_LAST_CALL_S = 10
+"""How long machines wait for more of them than they need at least."""
+
+
+def ranks_per_machine(launch: DomainLaunch, nodes: Nodes) -> int:
+    """How many ranks each machine starts.
+
+    Raises:
+        ConfigError: They cannot be shared out equally.
+    """
+    if nodes.is_one:
+        return launch.world
+    fewest, _, most = nodes.count.partition(":")
+    config = launch.config
+    ranks = config.most_dp * config.ranks_per_copy if most else config.world
+    machines = int(most or fewest)
+    if ranks % machines:
+        raise ConfigError(
+            f"--nnodes {nodes.count}: {ranks} ranks cannot be shared out equally among {machines} machines; change "
+            "parallel.dp, or max_dp where machines may come and go"
+        )
+    return ranks // machines
+
+
+def check_nodes(launch: DomainLaunch, nodes: Nodes) -> None:
+    """Refuse what could not come about, or would be open to everybody.
+
+    Raises:
+        ConfigError: Says what to add.
+    """
+    if nodes.is_one:
+        return
+    if nodes.endpoint is None:
+        raise ConfigError(f"--nnodes {nodes.count}: add --rdzv-endpoint HOST:PORT, where the machines meet")
+    if not all(part.isdecimal() and int(part) for part in nodes.count.split(":")):
+        raise ConfigError(f"--nnodes {nodes.count}: expected a number, or MIN:MAX")
+    host = _host(nodes)
+    check_private(resolved(host), f"--rdzv-endpoint {host}", unsafe=launch.config.unsafe_public_network)
+    ranks_per_machine(launch, nodes)
+
+
+def domain_command(
+    launch: DomainLaunch, nodes: Nodes, directory: Path | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """What torchrun is called with, and its environment beyond this process's own.
+
+    Args:
+        launch: What is run.
+        nodes: Over which machines.
+        directory: A private one, for a launch on one machine; None shows where its name would stand.
+    """
+    words = ["--nnodes", nodes.count, "--nproc-per-node", str(ranks_per_machine(launch, nodes))]
+    words += ["--max-restarts", str(launch.restarts), "--rdzv-backend", "c10d"]
+    words += ["--rdzv-id", digest(launch.run)[:16]]
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **rank_environment(go_on=True)}
+    if nodes.is_one:
+        home = Path(_SOMEWHERE) if directory is None else directory
+        words += ["--rdzv-endpoint", str(home / "rendezvous"), "--rdzv-conf", "store_type=file"]
+        words += ["--local-addr", "127.0.0.1"]
+        environment[MEETINGS] = str(home)
+    else:
+        words += ["--rdzv-endpoint", nodes.endpoint or "", "--rdzv-conf", f"last_call_timeout={_LAST_CALL_S}"]
+        # what torchrun would find out for itself is the address of the machine's name, which may be a public one
+        words += ["--local-addr", own_address(_host(nodes))]
+    return [*words, "-m", "phalanx", "train", *launch.arguments()], environment
+
+
+def describe_domain_torchrun(launch: DomainLaunch, nodes: Nodes) -> list[str]:
+    """Lines that say what would be run here."""
+    words, environment = domain_command(launch, nodes)
+    settings = [f"{key}={shlex.quote(value)}" for key, value in environment.items()]
+    command = shlex.join([sys.executable, "-m", "torch.distributed.run", *words])
+    return [f"{launch.config.layout}: {launch.world} ranks", " ".join([*settings, command])]
+
+
+def run_domain_on_torchrun(launch: DomainLaunch, nodes: Nodes) -> int:
+    """Run torchrun in this process until it ends.
+
+    Returns:
+        0, or how the rank ended that failed first in the last start.
+    """
+    with tempfile.TemporaryDirectory(prefix="phalanx-launch-") as directory:
+        return start_torchrun(*domain_command(launch, nodes, Path(directory)))
+
+
+def _host(nodes: Nodes) -> str:
+    return (nodes.endpoint or "").rpartition(":")[0].strip("[]")

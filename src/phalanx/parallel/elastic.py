@@ -1,0 +1,90 @@
+"""The layout for as many ranks as are there: more or fewer data parallel copies of the same step; imports no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from phalanx.errors import ConfigError
+from phalanx.parallel.config import ParallelConfig
+from phalanx.parallel.refusal import Workload, check_layout
+
+_WITHOUT_COPIES: dict[str, Any] = {
+    "zero": 0,
+    "gradient_compression": "none",
+    "offload": False,
+    "replicas": 1,
+    "outer": None,
+}
+
+
+def with_copies(config: ParallelConfig, dp: int) -> ParallelConfig:
+    """The same layout with another number of data parallel copies.
+
+    One copy alone has nobody to share with, so whatever copies share is switched off for it.
+
+    Raises:
+        ConfigError: The section allows no such number, or what it asks for does not work with it.
+    """
+    if dp == config.dp:
+        return config
+    if not config.fewest_dp <= dp <= config.most_dp:
+        raise ConfigError(
+            f"parallel: dp={dp} is not between {config.fewest_dp} and {config.most_dp}; set min_dp, max_dp"
+        )
+    changed: dict[str, Any] = {"dp": dp}
+    if dp * config.cp == 1:
+        changed.update(_WITHOUT_COPIES)
+    try:
+        return ParallelConfig.model_validate({**config.model_dump(), **changed})
+    except ValidationError as exc:
+        raise ConfigError(f"parallel: dp={dp}: {exc.errors()[0]['msg']}") from exc
+
+
+def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], load: Workload) -> ParallelConfig:
+    """The layout with the most copies that so many ranks can play; ranks beyond it stand by.
+
+    The batch of a step stays the same: a number of copies that does not cut it into equal shares is passed over.
+
+    Args:
+        config: The run's section.
+        world: How many ranks there are.
+        hub_config: The model's config.json.
+        load: Of the run.
+
+    Raises:
+        ConfigError: There are too few ranks, or no number of copies that is allowed works.
+    """
+    if config.fewest_dp == config.most_dp:
+        if world != config.world:
+            raise ConfigError(
+                f"parallel: the layout {config.layout} needs {config.world} ranks, {world} were started; start as "
+                "many, or set min_dp and max_dp"
+            )
+        check_layout(config, hub_config, load)
+        return config
+    most = min(config.most_dp, world // config.ranks_per_copy)
+    refusals = []
+    for dp in range(most, config.fewest_dp - 1, -1):
+        try:
+            found = with_copies(config, dp)
+            check_layout(found, hub_config, load)
+        except ConfigError as exc:
+            refusals.append(str(exc))
+        else:
+            return found
+    if refusals:
+        raise ConfigError(f"{refusals[0]} (with {world} ranks, and no smaller dp down to {config.fewest_dp} works)")
+    raise ConfigError(
+        f"parallel: {world} ranks were started, dp={config.fewest_dp} copies of {config.ranks_per_copy} need "
+        f"{config.fewest_dp * config.ranks_per_copy}; start more, or lower min_dp"
+    )
+
+
+def worlds(config: ParallelConfig, batch_size: int, microbatches: int) -> list[int]:
+    """Numbers of ranks with which the batch is cut into equal shares, most ranks first."""
+    return [
+        dp * config.ranks_per_copy
+        for dp in range(config.most_dp, config.fewest_dp - 1, -1)
+        if batch_size % (dp * microbatches) == 0
+    ]

@@ -1,0 +1,205 @@
+"""Signs of life: each rank gives one a second, and a rank that has stopped giving them is taken for hung.
+
+A collective that waits for a hung rank cannot be cancelled, and says nothing for as long as its timeout, which has to
+be long: a checkpoint, a first compilation or a validation may take minutes in which nothing is sent. A thread that
+counts goes on through all of these, and stops when the process does.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+BEAT_EVERY_S = 1.0
+_LOOK_EVERY_S = 0.5
+_SECONDS_TO_END = 2.0
+
+
+class Pulse(Protocol):
+    """Where signs of life are left and found."""
+
+    def beat(self) -> None:
+        """Leave one."""
+        ...
+
+    def counts(self) -> Mapping[int, int]:
+        """A number for each other rank that gives signs of life; it changes with each of them."""
+        ...
+
+    def end(self) -> None:
+        """Say that none will follow, and that this is as it should be."""
+        ...
+
+
+class Counter(Protocol):
+    """The part of torch's stores that is used here."""
+
+    def add(self, key: str, value: int, /) -> int:
+        """Add to a number, which is 0 at first; returns the sum."""
+        ...
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set it."""
+        ...
+
+
+class FilePulse:
+    """Times of files in a private directory, for ranks on one machine.
+
+    Args:
+        directory: The same for all.
+        rank: Who this is.
+        watched: Whose signs are looked for.
+    """
+
+    def __init__(self, directory: Path, rank: int, watched: range) -> None:
+        self._own = _beat_file(directory, rank)
+        self._others = {other: _beat_file(directory, other) for other in watched if other != rank}
+
+    def beat(self) -> None:
+        """Touch one's own file; that takes no room on a full disk."""
+        self._own.touch()
+
+    def counts(self) -> Mapping[int, int]:
+        """Times of the others' files, in nanoseconds."""
+        found = {}
+        for rank, path in self._others.items():
+            try:
+                found[rank] = path.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue
+        return found
+
+    def end(self) -> None:
+        """Remove one's own file."""
+        self._own.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Remove what ranks of an earlier start have left."""
+        for path in (self._own, *self._others.values()):
+            path.unlink(missing_ok=True)
+
+
+class StorePulse:
+    """Numbers in the store by which ranks on several machines have met.
+
+    Args:
+        store: A connection of its own: a wait on another's would hold up the signs of life.
+        rank: Who this is.
+        watched: Whose signs are looked for.
+    """
+
+    def __init__(self, store: Counter, rank: int, watched: range) -> None:
+        self._store = store
+        self._own = _beat_key(rank)
+        self._others = {other: _beat_key(other) for other in watched if other != rank}
+
+    def beat(self) -> None:
+        """Count on."""
+        self._store.add(self._own, 1)
+
+    def counts(self) -> Mapping[int, int]:
+        """The others' numbers; 0 is that of a rank that has not begun, or has ended."""
+        found = {rank: self._store.add(key, 0) for rank, key in self._others.items()}
+        return {rank: count for rank, count in found.items() if count}
+
+    def end(self) -> None:
+        """Set one's own number back."""
+        self._store.set(self._own, "0")
+
+
+class Silence:
+    """Who has given no sign of life for too long, by the clock of whoever looks.
+
+    Args:
+        limit_s: How long is too long.
+        now: Of any steady clock; likewise below.
+    """
+
+    def __init__(self, limit_s: float, now: float) -> None:
+        self._limit_s = limit_s
+        self._heard: dict[int, tuple[int, float]] = {}
+        self._looked = now
+
+    def hear(self, counts: Mapping[int, int], now: float) -> None:
+        """Take what was found; a rank that was there and is not any more has ended in good order."""
+        old = self._heard
+        self._heard = {
+            rank: old[rank] if rank in old and old[rank][0] == count else (count, now) for rank, count in counts.items()
+        }
+
+    def overdue(self, now: float) -> dict[int, float]:
+        """Ranks that are silent for too long, and for how many seconds.
+
+        Whoever did not look for a long time itself, because its process or its machine was stopped, holds that against
+        nobody: everybody's time begins anew.
+        """
+        if now - self._looked > self._limit_s / 2:
+            self._heard = {rank: (count, now) for rank, (count, _) in self._heard.items()}
+        self._looked = now
+        silent = {rank: now - since for rank, (_, since) in self._heard.items()}
+        return {rank: seconds for rank, seconds in silent.items() if seconds > self._limit_s}
+
+
+class Heart:
+    """Gives signs of life from a thread, and looks for those of others from another one; a context manager.
+
+    Two threads, because a store that is kept by a hung process answers nobody: whoever waits for its answer could not
+    see that it takes too long.
+
+    Args:
+        pulse: Where they are left and found.
+        limit_s: Seconds after which a rank is taken for hung.
+        act: Told of the rank and its seconds of silence, once; None only gives signs.
+    """
+
+    def __init__(self, pulse: Pulse, limit_s: float, act: Callable[[int, float], None] | None) -> None:
+        self._pulse = pulse
+        self._act = act
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._silence = Silence(limit_s, time.monotonic())
+        self._threads = [threading.Thread(target=self._beat, name="pulse", daemon=True)]
+        if act is not None:
+            self._threads.append(threading.Thread(target=self._listen, name="silence", daemon=True))
+
+    def __enter__(self) -> "Heart":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(_SECONDS_TO_END)
+
+    def _beat(self) -> None:
+        try:
+            while not self._is_over.wait(BEAT_EVERY_S):
+                self._pulse.beat()
+                if self._act is not None:
+                    counts = self._pulse.counts()
+                    with self._lock:
+                        self._silence.hear(counts, time.monotonic())
+            self._pulse.end()
+        except (OSError, RuntimeError):
+            # the store or the directory is gone: others hear no more of this rank, and it of them
+            return
+
+    def _listen(self) -> None:
+        while not self._is_over.wait(_LOOK_EVERY_S):
+            with self._lock:
+                silent = self._silence.overdue(time.monotonic())
+            for rank, seconds in silent.items():
+                if self._act is not None:
+                    self._act(rank, seconds)
+                return
+
+
+def _beat_file(directory: Path, rank: int) -> Path:
+    return directory / f"beat-{rank}"
+
+
+def _beat_key(rank: int) -> str:
+    return f"phalanx/beat/{rank}"

@@ -1,0 +1,129 @@
+"""Who hangs is told from who is slow, from who has ended, and from a listener that was stopped itself."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from torch import distributed as dist
+
+from phalanx.parallel.pulse import FilePulse, Heart, Silence, StorePulse
+
+LIMIT = 30.0
+
+
+@pytest.fixture
+def silence():
+    return Silence(LIMIT, now=0.0)
+
+
+def look(silence, counts, *times):
+    """Hear the same numbers at each of these times; who is overdue at the last of them."""
+    found = {}
+    for now in times:
+        silence.hear(counts, now)
+        found = silence.overdue(now)
+    return found
+
+
+def test_a_rank_whose_number_stands_still_is_overdue_after_the_limit(silence):
+    look(silence, {1: 5, 2: 7}, 0.0)
+
+    found = {}
+    for now in range(1, 32):
+        silence.hear({1: 5, 2: 7 + now}, float(now))
+        found = silence.overdue(float(now))
+
+    assert found == {1: 31.0}
+
+
+def test_at_the_limit_itself_nobody_is_overdue(silence):
+    assert look(silence, {1: 5}, *range(31)) == {}
+
+
+def test_a_rank_that_never_gave_a_sign_is_not_awaited(silence):
+    assert look(silence, {}, *range(100)) == {}
+
+
+def test_a_rank_that_has_ended_in_good_order_is_not_awaited_any_more(silence):
+    look(silence, {1: 5}, *range(20))
+
+    assert look(silence, {}, *range(20, 80)) == {}
+
+
+def test_time_in_which_nobody_looked_is_held_against_nobody(silence):
+    look(silence, {1: 5}, *range(20))
+
+    assert look(silence, {1: 5}, 500.0) == {}
+    assert look(silence, {1: 5}, *range(501, 530)) == {}
+    assert look(silence, {1: 5}, 531.0) == {1: 31.0}
+
+
+def test_files_tell_of_every_beat_and_of_the_end(tmp_path):
+    one, lead = FilePulse(tmp_path, 1, range(1)), FilePulse(tmp_path, 0, range(2))
+    assert lead.counts() == {}
+
+    one.beat()
+    first = lead.counts()
+    (tmp_path / "beat-1").touch()
+
+    assert list(first) == [1]
+    assert lead.counts() != first
+    one.end()
+    assert lead.counts() == {}
+
+
+def test_what_an_earlier_start_left_is_forgotten(tmp_path):
+    FilePulse(tmp_path, 1, range(1)).beat()
+
+    lead = FilePulse(tmp_path, 0, range(2))
+    lead.forget()
+
+    assert lead.counts() == {}
+
+
+def test_a_store_tells_the_same():
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=1))
+    one, lead = StorePulse(store, 1, range(1)), StorePulse(store, 0, range(3))
+    assert lead.counts() == {}
+
+    one.beat()
+    one.beat()
+
+    assert lead.counts() == {1: 2}
+    one.end()
+    assert lead.counts() == {}
+
+
+class Stuck:
+    """A store that is kept by a hung process: it answered once, and then does not."""
+
+    def __init__(self):
+        self.asked = 0
+        self.released = threading.Event()
+
+    def beat(self):
+        return None
+
+    def counts(self):
+        self.asked += 1
+        if self.asked > 1:
+            self.released.wait(60)
+        return {0: 1}
+
+    def end(self):
+        return None
+
+
+def test_a_store_that_does_not_answer_does_not_hide_that_its_keeper_hangs():
+    pulse, named, told = Stuck(), [], threading.Event()
+
+    def act(rank, seconds):
+        named.append(rank)
+        told.set()
+
+    with Heart(pulse, 1.5, act):
+        assert told.wait(20)
+        pulse.released.set()
+
+    assert named == [0]
