@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -28,6 +29,9 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
     if config.copies == 1:
         return part
     if config.zero < _SHARED_PARAMETERS:
+        for parameter in part.parameters():
+            # these become parts of the buffers that are exchanged, so that no gradient is ever there twice
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         with warnings.catch_warnings():
             # the new name of this option, which older versions do not know
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
