@@ -26,7 +26,16 @@ def exchanging(body: dict[str, Any], place: Place) -> Iterator[Act]:
     del body
     torch.set_num_threads(1)
     with join(place, own_device("cpu", place), "00" * 32):
-        yield _timed
+        yield lambda order: _checked(order) if "check" in order else _timed(order)
+
+
+def _checked(order: dict[str, Any]) -> dict[str, Any]:
+    """Sum different numbers by one of the own all-reduces, and see how far off the worst one is."""
+    x = torch.arange(order["numbers"], dtype=torch.float32) * (dist.get_rank() + 1)
+    expected = x.clone()
+    dist.all_reduce(expected)
+    SUMS[order["check"]](x)()
+    return {"worst": float((x - expected).abs().max())}
 
 
 def _timed(order: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +106,12 @@ def _send(count: int) -> Exchange:
 
 
 def _gather_to_one(count: int) -> Exchange:
+    return _sum_at_one(_numbers(count))
+
+
+def _sum_at_one(x: Tensor) -> Exchange:
     """What a ring avoids: all send to one rank, which adds up and sends the sum to each."""
-    x, world = _numbers(count), dist.get_world_size()
+    world = dist.get_world_size()
     came = [torch.empty_like(x) for _ in range(world - 1)] if dist.get_rank() == 0 else []
 
     def lead() -> None:
@@ -117,11 +130,15 @@ def _gather_to_one(count: int) -> Exchange:
 
 
 def _halving_doubling(count: int) -> Exchange:
+    return _sum_by_halves(_numbers(count))
+
+
+def _sum_by_halves(x: Tensor) -> Exchange:
     """An all-reduce in 2 log2(n) rounds: parts are halved with ever nearer partners, then joined the same way back.
 
     Source: Thakur, Rabenseifner and Gropp 2005, section 4.
     """
-    x, rank, world = _numbers(count), dist.get_rank(), dist.get_world_size()
+    rank, world = dist.get_rank(), dist.get_world_size()
     came = torch.empty(len(x) // 2)
 
     def run() -> None:
@@ -155,6 +172,12 @@ def _forget(result: object) -> None:
     """These functions return work only where they are asked not to wait."""
     del result
 
+
+SUMS: dict[str, Callable[[Tensor], Exchange]] = {
+    "all_reduce_halving_doubling": _sum_by_halves,
+    "gather_to_one": _sum_at_one,
+}
+"""All-reduces of our own; the tensor must be divisible by the ranks, for halves a power of two."""
 
 OPERATIONS: dict[str, Callable[[int], Exchange]] = {
     "all_reduce": _all_reduce,

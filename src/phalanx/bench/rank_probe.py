@@ -22,8 +22,6 @@ from phalanx.parallel.meeting import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
 
 _TIMES = 5
-FEW, MANY = 2, 6
-"""Blocks of the two stages without a head; the model must have more than `MANY` of them."""
 
 
 @contextlib.contextmanager
@@ -46,11 +44,13 @@ def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[s
     """
     layers, tokens = source.num_layers, spec.run.data.sequence_length
     whole = _stage(source, StageSpec(0, 1, 0, layers))
-    stages = [_stage(source, StageSpec(0, 2, 0, count)) for count in (FEW, MANY)]
+    # stages without a head
+    counts = (max(1, layers // 4), layers - 1)
+    stages = [_stage(source, StageSpec(0, 2, 0, count)) for count in counts]
     timed = []
     for rows in sizes:
         ids = torch.randint(0, int(source.hub_config.vocab_size), (rows, tokens))
-        for stage, count in zip(stages, (FEW, MANY), strict=True):
+        for stage, count in zip(stages, counts, strict=True):
             wall, cpu = _timed(lambda stage=stage, ids=ids: _through(stage, ids))  # type: ignore[misc]
             timed.append({"blocks": count, "head": False, "rows": rows, "wall_s": wall, "cpu_s": cpu})
         wall, cpu = _timed(lambda ids=ids: torch.autograd.backward(causal_lm(whole(ids), ids)[0]))  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """A schedule played through where its ranks have fewer cores than they are: those at work get equal shares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from phalanx.planner.orders import Kind, Order, Work
 from phalanx.planner.schedule import Slot, StageTimes, Timeline
@@ -21,13 +21,13 @@ def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: flo
     waiting = [list(order) for order in every]
     began: list[float] = [0.0] * len(every)
     left: list[float | None] = [None] * len(every)
-    arrived: dict[Work, float] = {}
+    ended: dict[Work, float] = {}
     slots: list[Slot] = []
     now = 0.0
     while any(waiting):
         starts: list[float] = []
         for rank, order in enumerate(waiting):
-            ready = _ready(order[0], arrived, len(times)) if order and left[rank] is None else None
+            ready = _ready(order[0], ended, len(times), latency_s) if order and left[rank] is None else None
             if ready is not None and ready <= now:
                 began[rank], left[rank] = now, times[order[0].stage].of(order[0].kind)
             elif ready is not None:
@@ -46,13 +46,13 @@ def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: flo
             if rest <= 1e-12 * max(1.0, then):
                 work = waiting[rank].pop(0)
                 slots.append(Slot(rank, work, began[rank], then))
-                arrived[work] = then + (latency_s if work.kind != "weights" else 0.0)
+                ended[work] = then
                 left[rank] = None
         now = then
     return Timeline(tuple(sorted(slots, key=lambda slot: (slot.rank, slot.start))), len(every))
 
 
-def _ready(work: Work, arrived: dict[Work, float], num_stages: int) -> float | None:
+def _ready(work: Work, ended: Mapping[Work, float], num_stages: int, latency_s: float) -> float | None:
     """When everything is there that a piece of work needs; None when something has not been done yet."""
     needs: list[tuple[tuple[Kind, ...], int]] = []
     if work.kind == "forward":
@@ -64,8 +64,8 @@ def _ready(work: Work, arrived: dict[Work, float], num_stages: int) -> float | N
         needs += [(("backward", "inputs"), work.stage + 1)] if work.stage < num_stages - 1 else []
     latest = 0.0
     for kinds, stage in needs:
-        found = [arrived[done] for kind in kinds if (done := Work(kind, stage, work.microbatch)) in arrived]
+        found = [ended[done] for kind in kinds if (done := Work(kind, stage, work.microbatch)) in ended]
         if not found:
             return None
-        latest = max(latest, *found)
+        latest = max(latest, *found, found[0] + (latency_s if stage != work.stage else 0.0))
     return latest
