@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from phalanx.errors import InputError
 from phalanx.planner import collectives
 from phalanx.planner.collectives import all_gather, all_reduce, gather_to_one, reduce_scatter, ring_bound
-from phalanx.planner.links import Link, fit, read_probe
+from phalanx.planner.links import Link, fit, fit_machine, read_probe
 
 LINK = Link(latency_s=1e-4, bytes_per_s=2e9)
 
@@ -97,3 +97,28 @@ def test_a_probe_that_says_nothing_about_the_link_is_refused(content: str, tmp_p
 
     with pytest.raises(InputError, match=r"probe\.json"):
         read_probe(path)
+
+
+def test_ranks_without_a_core_of_their_own_say_nothing_about_the_link(tmp_path: Path) -> None:
+    crowded = [{**row, "seconds": 9 * float(str(row["seconds"]))} for row in probe(LINK) if row["ranks"] == 4]
+    rows = [row for row in probe(LINK) if row["ranks"] == 2] + crowded
+    path = tmp_path / "probe.json"
+    path.write_text(json.dumps({"machine": {"cores": 2}, "rows": rows}))
+
+    found = read_probe(path)
+
+    assert found.bytes_per_s == pytest.approx(LINK.bytes_per_s)
+    # where there are no others they are used
+    assert fit_machine(crowded, 2).bytes_per_s == pytest.approx(LINK.bytes_per_s / 9)
+    assert fit_machine(rows, None).bytes_per_s < LINK.bytes_per_s
+
+
+def test_a_library_that_scatters_sums_by_an_all_reduce_is_found_out() -> None:
+    rows = probe(LINK)
+    rows += [{**row, "op": "reduce_scatter"} for row in rows]
+
+    found = fit_machine(rows, None)
+
+    assert found.scatter_work == pytest.approx(2.0)
+    assert reduce_scatter(1e6, 2, found) == pytest.approx(all_reduce(1e6, 2, LINK))
+    assert all_reduce(1e6, 2, found) == pytest.approx(all_reduce(1e6, 2, LINK))

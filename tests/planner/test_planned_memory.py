@@ -218,3 +218,24 @@ def test_selective_checkpointing_keeps_products_and_nothing_between() -> None:
 
     # input, queries, keys, values, attention, its projection, both products of the MLP
     assert block_bytes(shape, Layout(), recipe) == 4 * 64 * 4 * (1 + 3 + 1 + 1 + 4 + 1) * 64
+
+
+def test_the_loss_and_a_backward_pass_are_never_counted_at_once(tiny: ModelShape, recipe: Recipe) -> None:
+    from phalanx.planner.activations import head_bytes, peak_bytes
+
+    layout = Layout()
+    kept = tiny.layers * block_bytes(tiny, layout, recipe)
+
+    memory = worst_rank(tiny, layout, recipe)
+
+    assert memory.activations == kept + max(head_bytes(tiny, layout, recipe), peak_bytes(tiny, layout, recipe))
+    assert memory.activations < kept + head_bytes(tiny, layout, recipe) + peak_bytes(tiny, layout, recipe)
+
+
+def test_zero_3_holds_what_is_gathered_and_what_is_being_summed(tiny: ModelShape, recipe: Recipe) -> None:
+    block = tiny.layer * recipe.weight_bytes
+
+    memory = worst_rank(tiny, Layout(dp=8, zero=3), recipe)
+
+    assert memory.buffers > 4 * block
+    assert memory.buffers > worst_rank(tiny, Layout(dp=8), recipe).buffers

@@ -5,7 +5,9 @@ from typing import Any
 
 from phalanx.bench.chaos import bench_chaos
 from phalanx.bench.checkpoint import bench_checkpoint
+from phalanx.bench.collectives import bench_collectives
 from phalanx.bench.detection import bench_detection
+from phalanx.bench.memory import bench_memory
 from phalanx.bench.overhead import bench_overhead
 from phalanx.bench.parallel import bench_parallel
 from phalanx.bench.pipeline import bench_pipeline
@@ -14,7 +16,9 @@ from phalanx.bench.split import bench_split
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
     "checkpoint": bench_checkpoint,
+    "collectives": bench_collectives,
     "detection": bench_detection,
+    "memory": bench_memory,
     "overhead": bench_overhead,
     "parallel": bench_parallel,
     "pipeline": bench_pipeline,
@@ -24,6 +28,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
 KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
     "detection": bench_detection,
+    "parallel": bench_parallel,
 }
 """Benches that go on where they were interrupted, and can show what is finished: the second argument."""
 
@@ -32,7 +37,9 @@ __all__ = [
     "KEEPING_ROWS",
     "bench_chaos",
     "bench_checkpoint",
+    "bench_collectives",
     "bench_detection",
+    "bench_memory",
     "bench_overhead",
     "bench_parallel",
     "bench_pipeline",

@@ -1,162 +1,213 @@
-"""``phalanx bench parallel``: layouts of a few ranks on one model, beside one process and plain torch, in one run."""
+"""``phalanx bench parallel``: layouts of a few ranks beside one plain process, peers and the planner, in one run."""
 
-import io
 import os
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from phalanx.bench.machine import current_commit, describe_machine, load_average
-from phalanx.bench.plain import PlainTrainer
-from phalanx.bench.workloads import scratch_run
-from phalanx.data import BatchLoader, prepare
+from phalanx.bench.arms import ALONE, ENGINE
+from phalanx.bench.layouts import QUICK, SHIFTS, Shift, name_of, small_run
+from phalanx.bench.machine import code_version, describe_machine, load_average
+from phalanx.bench.memory import memory_row
+from phalanx.bench.own_cluster import Probe, cluster_of, probe_machine
+from phalanx.bench.parallel_plan import beside, plan_layout
+from phalanx.bench.ranks import RankHost
+from phalanx.bench.row_file import RowFile
+from phalanx.bench.turns import ArmSpec, Turns, take_turns
+from phalanx.data import prepare
+from phalanx.errors import TrainingError
 from phalanx.models import open_model
 from phalanx.parallel import ParallelConfig
-from phalanx.pipeline import PipelineConfig
-from phalanx.telemetry import read_metrics
-from phalanx.train import RunConfig, step_inputs, train
-from phalanx.train.process import deterministic
+from phalanx.train import RunConfig
 
-_ALONE = ParallelConfig()
-_PLAIN = "plain torch, one process"
-_QUICK = (
-    {"dp": 2},
-    {"dp": 2, "zero": 1},
-    {"dp": 2, "zero": 2},
-    {"dp": 2, "zero": 3},
-    {"tp": 2},
-    {"pp": 2},
-    {"pp": 2, "schedule": "interleaved"},
-    {"cp": 2},
-)
-_MORE = (
-    {"dp": 2, "gradient_compression": "bf16"},
-    {"dp": 2, "gradient_compression": "powersgd"},
-    {"tp": 2, "sequence_parallel": True},
-    {"pp": 2, "schedule": "gpipe"},
-    {"pp": 2, "schedule": "zero-bubble"},
-    {"dp": 2, "tp": 2},
-    {"dp": 2, "pp": 2},
-    {"dp": 2, "pp": 2, "zero": 3},
-    {"tp": 2, "pp": 2},
-)
-_WARM_UP = 2
-"""First steps of a run, which are not timed."""
+PROTOCOL = 1
+"""To be raised when a figure comes to mean something else; the commit is in every key as well."""
+PRELOADED = ("phalanx.bench.rank_training", "phalanx.bench.rank_probe", "transformers.models.gpt2.modeling_gpt2")
+_TURN_STEPS, _ALONE_STEPS = 4, 2
 
 Row = dict[str, Any]
 
 
-def bench_parallel(quick: bool) -> dict[str, Any]:
-    """Measure each layout for some steps; progress goes to standard error.
+def bench_parallel(quick: bool, only_finished: bool = False) -> dict[str, Any]:
+    """Measure each layout for 20 steps; progress goes to standard error. What is finished is kept.
 
     Args:
-        quick: End within 10 minutes on 2 cores.
+        quick: A few layouts: end within 10 minutes on 2 cores.
+        only_finished: Run nothing; show what earlier calls with the same code have finished.
 
     Returns:
-        name, machine, commit, load and rows; what was not measured is None.
+        name, machine, load, rows, the block ``plan`` and how much is missing; what was not measured is None.
 
     Raises:
-        PhalanxError: A run failed.
+        TrainingError: A layout of the engine failed.
     """
-    given = _QUICK if quick else (*_QUICK, *_MORE)
-    return measure([ParallelConfig.model_validate(keys) for keys in given], steps=8 if quick else 20, quick=quick)
-
-
-def measure(layouts: Sequence[ParallelConfig], *, steps: int, quick: bool) -> dict[str, Any]:
-    """Measure these layouts beside one process; see `bench_parallel`."""
-    load = load_average()
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
-        plain_losses, plain_rate = _plain(_run(_ALONE, steps), cache)
-        rows: list[Row] = []
-        alone: list[float] = []
-        for number, config in enumerate((_ALONE, *layouts)):
-            losses, rate = _train(_run(config, steps), Path(directory) / str(number), cache)
-            alone = alone or losses
-            is_alone = config == _ALONE
-            row: Row = {
-                "layout": _name(config),
-                "ranks": config.world,
-                "max_rel_loss_diff": _difference(losses, plain_losses if is_alone else alone),
-                "tokens_per_s": rate,
-                "peer": _PLAIN if is_alone else None,
-                "peer_tokens_per_s": plain_rate if is_alone else None,
-                "peak_memory_bytes": None,
-                "planned_memory_bytes": None,
-            }
-            rows.append(row)
-            _say(f"{row['layout']}: {rate:.0f} tokens/s, losses differ by {row['max_rel_loss_diff']:.1e}")
+    what = [shift for shift in SHIFTS if not quick or shift.name in QUICK]
+    run, code = small_run(), code_version()
+    finished = rows_in(cache / "bench" / "parallel.jsonl", run, code)
+    return measure(what, run, finished, cache, quick=quick, only_finished=only_finished)
+
+
+def rows_in(path: Path, run: RunConfig, code: str) -> RowFile[Shift]:
+    """Shifts that were measured by this very code."""
+    return RowFile(path, lambda shift: [PROTOCOL, code, run.model_dump(mode="json"), asdict(shift)])
+
+
+def measure(
+    what: Sequence[Shift],
+    run: RunConfig,
+    finished: RowFile[Shift],
+    cache: Path,
+    *,
+    quick: bool,
+    only_finished: bool = False,
+) -> dict[str, Any]:
+    """Measure those of these shifts that are not finished; see `bench_parallel`."""
+    # memory can be measured while the machine has other work, so it comes last
+    weighed = [replace(shift, memory=True) for shift in what]
+    missing = [shift for shift in (*what, *weighed) if finished.find(shift) is None]
+    if missing and not only_finished:
+        with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
+            _Field(run, cache, Path(directory), finished).measure(missing)
+    kept = [row for shift in what if (row := finished.find(shift)) is not None]
+    memory = {
+        key: figures for shift in weighed for key, figures in (finished.find(shift) or {"memory": {}})["memory"].items()
+    }
     return {
         "name": "parallel",
         "quick": quick,
         "command": f"phalanx bench parallel --json{' --quick' if quick else ''}",
         "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
-        "steps": steps,
-        "rows": rows,
+        "steps": run.train.steps,
+        "missing": len(what) - len(kept),
+        "load": [row["load"] for row in kept],
+        "rows": [{**row, **memory.get(_key(row["arm"], row["layout"]), {})} for one in kept for row in one["rows"]],
+        "plan": [row for one in kept for row in one["plan"]],
+        "clusters": [one["clusters"] for one in kept],
     }
 
 
-def _run(config: ParallelConfig, steps: int) -> RunConfig:
-    run = scratch_run()
-    # heads that 2 and 4 ranks can share
-    model = run.model.model_copy(update={"architecture": {**(run.model.architecture or {}), "n_head": 8}})
-    train_config = run.train.model_copy(update={"steps": steps, "batch_size": 16, "microbatches": 4})
-    optimizer = run.optimizer.model_copy(update={"warmup_steps": 2})
-    checkpoint = run.checkpoint.model_copy(update={"every": 0})
-    changes = {
-        "model": model,
-        "train": train_config,
-        "optimizer": optimizer,
-        "checkpoint": checkpoint,
-        "parallel": config,
-        "pipeline": PipelineConfig(),
+class _Field:
+    """Measures shifts, one after the other; the machine is probed before the first one."""
+
+    def __init__(self, run: RunConfig, cache: Path, directory: Path, finished: RowFile[Shift]) -> None:
+        self._run, self._cache, self._directory, self._finished = run, cache, directory, finished
+
+    def measure(self, shifts: Sequence[Shift]) -> None:
+        """Measure them and keep each when it is done.
+
+        Raises:
+            TrainingError: A layout of the engine failed.
+        """
+        source = open_model(self._run.model, self._cache / "models", self._run.train.seed)
+        prepare(self._run.data, self._cache / "data", self._run.train.seed, source.tokenizer_path, lambda *_: None)
+        with RankHost(self._directory / "ranks", PRELOADED) as host:
+            for number, shift in enumerate(shifts, start=1):
+                found = self._memory(host, shift) if shift.memory else self._shift(host, shift)
+                self._finished.add(shift, found)
+                _say(f"{number} of {len(shifts)}: {shift.name}{', memory' * shift.memory} is done")
+
+    def _clusters(self, probe: Probe, ranks: int) -> dict[str, Any]:
+        return {clock: cluster_of(probe, self._run, ranks, clock) for clock in ("wall_s", "cpu_s")}  # type: ignore[arg-type]
+
+    def _memory(self, host: RankHost, shift: Shift) -> Row:
+        """What each arm takes, by arm and layout; a peer that does not run has no figure."""
+        configs = shift.configs()
+        found: dict[str, Row] = {}
+        for arm, config in [*((ENGINE, config) for config in configs), *((peer, configs[0]) for peer in shift.peers)]:
+            try:
+                found[_key(arm, name_of(config))] = memory_row(host, arm, self._run, config, self._cache)
+            except TrainingError:
+                if arm == ENGINE:
+                    raise
+        return {"memory": found}
+
+    def _shift(self, host: RankHost, shift: Shift) -> Row:
+        load, probe = load_average(), probe_machine(host, self._run, self._cache)
+        is_first = shift.name == SHIFTS[0].name
+        specs = [
+            ArmSpec(ALONE, ParallelConfig(), _TURN_STEPS if is_first else _ALONE_STEPS),
+            *(ArmSpec(ENGINE, config, _TURN_STEPS) for config in shift.configs()),
+            *(ArmSpec(peer, shift.configs()[0], _TURN_STEPS) for peer in shift.peers),
+        ]
+        done = take_turns(host, specs, self._run, self._cache, self._run.train.steps // _TURN_STEPS)
+        alone, rest = done[0], done[1:]
+        failed = [one for one in rest if one.spec.arm == ENGINE and one.reason is not None]
+        if failed or alone.reason is not None:
+            first = (failed or [alone])[0]
+            raise TrainingError(f"bench: {name_of(first.spec.config)}: {first.reason}")
+        reference = alone.losses if is_first else self._reference(alone.losses)
+        peers = [one for one in rest if one.spec.arm != ENGINE]
+        rows = [self._row(one, alone, reference, shift, peers) for one in rest]
+        rows += [_alone_row(alone, self._tokens)] if is_first else []
+        clusters = {clock: cluster.model_dump(mode="json") for clock, cluster in self._clusters(probe, 2).items()}
+        return {"load": load, "rows": rows, "plan": list(self._plan(rest, probe)), "clusters": clusters}
+
+    @property
+    def _tokens(self) -> int:
+        return self._run.train.batch_size * self._run.data.sequence_length
+
+    def _reference(self, losses: Sequence[float]) -> list[float]:
+        """The plain process's curve, all steps of it where its own shift is finished."""
+        kept = self._finished.find(SHIFTS[0])
+        return list(losses) if kept is None else next(row["losses"] for row in kept["rows"] if row["arm"] == ALONE)
+
+    def _row(self, one: Turns, alone: Turns, reference: Sequence[float], shift: Shift, peers: Sequence[Turns]) -> Row:
+        """One arm; for the engine's, with the fastest of its peers beside it."""
+        is_engine = one.spec.arm == ENGINE
+        beaten = [peer for peer in peers if peer.reason is None] if is_engine else []
+        best = min(beaten, key=Turns.step_s, default=None)
+        ran = one.reason is None
+        return {
+            "arm": one.spec.arm,
+            "layout": name_of(one.spec.config),
+            "ranks": one.spec.config.world,
+            "max_rel_loss_diff": _difference(one.losses, reference) if ran else None,
+            "lossy": shift.lossy and is_engine,
+            "tokens_per_s": self._tokens / one.step_s() if ran else None,
+            "over_alone": one.faster_than(alone) if ran else None,
+            "peer": None if best is None else best.spec.arm,
+            "peer_tokens_per_s": None if best is None else self._tokens / best.step_s(),
+            "over_peer": None if best is None else one.faster_than(best),
+            "reason": one.reason if not is_engine else shift.no_peer,
+            "peak_memory_bytes": None,
+            "planned_memory_bytes": None,
+        }
+
+    def _plan(self, done: Sequence[Turns], probe: Probe) -> Iterator[Row]:
+        for one in done:
+            config = one.spec.config
+            if one.spec.arm == ENGINE and one.reason is None:
+                clusters = self._clusters(probe, config.world)
+                planned = plan_layout(self._run, config, clusters["wall_s"], clusters["cpu_s"])
+                figures = beside(planned, one.step_s(), one.cpu_s(), config.world)
+                yield {"layout": name_of(config), "ranks": config.world, **figures}
+
+
+def _alone_row(alone: Turns, tokens: int) -> Row:
+    return {
+        "arm": ALONE,
+        "layout": name_of(alone.spec.config),
+        "ranks": 1,
+        "tokens_per_s": tokens / alone.step_s(),
+        "peak_memory_bytes": None,
+        "planned_memory_bytes": None,
+        "losses": alone.losses,
     }
-    return run.model_copy(update=changes)
 
 
-def _train(run: RunConfig, directory: Path, cache: Path) -> tuple[list[float], float]:
-    os.environ.setdefault("PHALANX_CACHE", str(cache.resolve()))
-    train(run, directory, console=Console(file=io.StringIO()))
-    lines = read_metrics(directory / "metrics.jsonl")
-    walls = [line["wall_s"] for line in lines][_WARM_UP:]
-    return [line["loss"] for line in lines], lines[0]["tokens"] / statistics.median(walls)
-
-
-def _plain(run: RunConfig, cache: Path) -> tuple[list[float], float]:
-    source = open_model(run.model, cache / "models", run.train.seed)
-    corpus = prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
-    loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-    trainer = PlainTrainer(source, run.optimizer, run.train.steps)
-    losses, walls = [], []
-    with deterministic(run.train.threads):
-        for step in range(run.train.steps):
-            inputs = step_inputs(loader.next(), run.train.microbatches)
-            started = time.perf_counter()
-            losses.append(trainer.step(step, inputs))
-            walls.append(time.perf_counter() - started)
-    tokens = run.train.batch_size * run.data.sequence_length
-    return losses, tokens / statistics.median(walls[_WARM_UP:])
+def _key(arm: str, layout: str) -> str:
+    return f"{arm}: {layout}"
 
 
 def _difference(mine: Sequence[float], theirs: Sequence[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=True))
-
-
-def _name(config: ParallelConfig) -> str:
-    words = [str(config.layout)]
-    words += ["sequence_parallel"] if config.sequence_parallel else []
-    words += [config.gradient_compression] if config.gradient_compression != "none" else []
-    return " ".join(words)
+    """Largest relative one over the steps that both have made."""
+    return max(abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=False))
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.write(f"bench: parallel: {text}\n")
     sys.stderr.flush()

@@ -32,6 +32,9 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
     if config.partners == 1 or averages_afterwards(config):
         return part
     if config.zero < SHARED_GRADIENTS:
+        for parameter in part.parameters():
+            # these become parts of the buffers that are exchanged, so that no gradient is ever there twice
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         with warnings.catch_warnings():
             # the new name of this option, which older versions do not know
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")

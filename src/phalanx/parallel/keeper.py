@@ -106,7 +106,7 @@ class Keeper:
         return [[(entry.key, entry.shape) for entry in self._entries(stage)] for stage in range(len(self._stages))]
 
     def held(self) -> Iterator[tuple[int, Held, Tensor]]:
-        """What this rank has of each tensor, with its number in the catalogue; of what islands share, the first has it."""
+        """What this rank has of each tensor, with its number in the catalogue; the first island has what all share."""
         mine = by_name([one for one in self._held if not one.is_second])
         entries = (entry for stage in range(len(self._stages)) for entry in self._entries(stage))
         for number, entry in enumerate(entries):

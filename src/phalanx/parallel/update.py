@@ -41,6 +41,8 @@ class Update:
             self._zero = _sharing()(groups, kind, process_group=domain.copies, **options)
         self._optimizer: torch.optim.Optimizer = kind(groups, **options) if self._zero is None else self._zero
         self._parameters = parameters
+        # DDP's gradients are parts of the buffers that it exchanges
+        self._keeps_gradients = domain.config.copies > 1 and domain.config.zero <= _OPTIMIZER_STATE_ALONE
 
     @torch.no_grad()
     def step(self, lr: float, clip_coefficient: float) -> None:
@@ -54,6 +56,9 @@ class Update:
 
     def clear(self) -> None:
         """Forget gradients."""
+        if self._keeps_gradients:
+            torch._foreach_zero_([p.grad for p in self._parameters if p.grad is not None])
+            return
         for parameter in self._parameters:
             parameter.grad = None
 

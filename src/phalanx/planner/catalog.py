@@ -23,8 +23,11 @@ def known_devices() -> dict[str, Device]:
 @cache
 def known_links() -> dict[str, Link]:
     """Return the shipped links by name."""
-    keys = ("latency_s", "bytes_per_s")
-    return {name: Link(**{key: float(value[key]) for key in keys}) for name, value in _data("links.toml").items()}
+    keys = ("latency_s", "bytes_per_s", "scatter_work")
+    return {
+        name: Link(**{key: float(value[key]) for key in keys if key in value})
+        for name, value in _data("links.toml").items()
+    }
 
 
 @cache
@@ -109,7 +112,7 @@ def link_of(cluster: Cluster, side: str, where: str = "cluster") -> Link:
             raise ConfigError(f"{where}: {side}: unknown link {link!r}; choices: {', '.join(sorted(known_links()))}")
         link = known_links()[link]
     if cluster.sealed and side == "between":
-        return Link(latency_s=link.latency_s, bytes_per_s=sealed_bandwidth(link.bytes_per_s))
+        return link.model_copy(update={"bytes_per_s": sealed_bandwidth(link.bytes_per_s)})
     return link
 
 

@@ -8,17 +8,17 @@ from phalanx.planner.links import Link
 
 def all_reduce(size: float, ranks: int, link: Link) -> float:
     """Seconds until every rank has the sum of `size` bytes of each."""
-    return all_gather(size, ranks, link) + reduce_scatter(size, ranks, link)
+    return 2 * all_gather(size, ranks, link)
 
 
 def reduce_scatter(size: float, ranks: int, link: Link) -> float:
     """Seconds until every rank has its part of the sum of `size` bytes of each."""
-    return (ranks - 1) * link.latency_s + (ranks - 1) / ranks * size / link.bytes_per_s
+    return link.scatter_work * all_gather(size, ranks, link)
 
 
 def all_gather(size: float, ranks: int, link: Link) -> float:
     """Seconds until every rank has all `size` bytes, of which it had its part."""
-    return reduce_scatter(size, ranks, link)
+    return (ranks - 1) * link.latency_s + (ranks - 1) / ranks * size / link.bytes_per_s
 
 
 def all_to_all(size: float, ranks: int, link: Link) -> float:

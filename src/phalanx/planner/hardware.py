@@ -102,7 +102,12 @@ class Cluster(StrictModel):
         sealed: The link between nodes is encrypted, one message after the other, at the rate in `guarding`.
         efficiency: Share of the peak that the matrix products of a rank reach; an assumption unless it was measured.
         usable_memory: Share of a device's memory that tensors may take; the rest is for kernels and fragments.
+        head_efficiency: Share of the peak that the head and the loss reach; left out, as `efficiency`.
         microbatch_s: Seconds that a microbatch costs in each stage beside its computation: launches, messages.
+        block_s: Seconds that a microbatch costs in each block, forward and backward, whatever its size.
+        overlap: Exchanges between ranks go on beside computation. False where the cores that compute also carry the
+            bytes.
+        cores: CPU cores of a node that its ranks share when they are more; left out, each has a device of its own.
         host_gb_per_s: Bandwidth between a device and its host's memory, for offloading.
         power_overhead: Energy of the whole site over that of the devices.
         failures: Left out where they are not known: goodput is then null.
@@ -118,7 +123,11 @@ class Cluster(StrictModel):
     sealed: bool = False
     efficiency: float = Field(default=0.5, gt=0, le=1)
     usable_memory: float = Field(default=0.92, gt=0, le=1)
+    head_efficiency: float | None = Field(default=None, gt=0, le=1)
     microbatch_s: float = Field(default=0.0, ge=0)
+    block_s: float = Field(default=0.0, ge=0)
+    overlap: bool = True
+    cores: int | None = Field(default=None, ge=1)
     host_gb_per_s: float | None = Field(default=None, gt=0)
     power_overhead: float = Field(default=1.0, ge=1)
     failures: Failures | None = None

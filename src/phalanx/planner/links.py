@@ -1,6 +1,7 @@
 """Links between ranks, by latency and bandwidth: presets, and what a probe measured."""
 
 import json
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ class Link(StrictModel):
     Attributes:
         latency_s: From sending nothing to having received it.
         bytes_per_s: Of one rank in one direction, while all ranks send.
+        scatter_work: What a reduce-scatter takes, in those of a ring; 2 where it is done by a whole all-reduce, as
+            gloo does.
     """
 
     latency_s: float = Field(ge=0)
     bytes_per_s: float = Field(gt=0)
+    scatter_work: float = Field(default=1.0, gt=0)
 
 
 def read_probe(path: Path) -> Link:
@@ -28,7 +32,7 @@ def read_probe(path: Path) -> Link:
 
     Args:
         path: What ``phalanx bench collectives --json`` wrote: ``rows`` with ``op``, ``ranks``, ``bytes`` and
-            ``seconds``; rows of ``all_reduce`` are used.
+            ``seconds``, and the machine's ``cores``; see `fit_machine`.
 
     Raises:
         InputError: The file cannot be read, or holds fewer than two sizes.
@@ -42,7 +46,35 @@ def read_probe(path: Path) -> Link:
     rows = data.get("rows") if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise InputError(f"{path}: has no rows; write it with phalanx bench collectives --json --out FILE")
-    return fit(rows, str(path))
+    machine = data.get("machine")
+    cores = machine.get("cores") if isinstance(machine, dict) else None
+    return fit_machine(rows, cores if isinstance(cores, int) else None, str(path))
+
+
+def fit_machine(rows: Iterable[Any], cores: int | None, where: str = "probe") -> Link:
+    """Fit the link between ranks that have a core each.
+
+    Args:
+        rows: Of ``all_reduce`` for latency and bandwidth, and of ``reduce_scatter`` for its work, where there are any.
+        cores: Of the machine; rows of more ranks than that measure waiting for a core and are left out, unless there
+            are no others. None uses all.
+        where: For messages.
+
+    Raises:
+        InputError: As `fit`.
+    """
+    given = [row for row in rows if isinstance(row, Mapping)]
+    alone = [row for row in given if cores is None or not isinstance(row.get("ranks"), int) or row["ranks"] <= cores]
+    used = alone if any(row.get("op") == "all_reduce" for row in alone) else given
+    link = fit(used, where)
+    scatters = [_point(row, where) for row in used if row.get("op") == "reduce_scatter"]
+    if not scatters:
+        return link
+    # a reduce-scatter has half the rounds and half the traffic of an all-reduce
+    shares = [
+        2 * seconds / (rounds * link.latency_s + traffic / link.bytes_per_s) for rounds, traffic, seconds in scatters
+    ]
+    return link.model_copy(update={"scatter_work": statistics.median(shares)})
 
 
 def fit(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:

@@ -3,16 +3,14 @@
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from phalanx.planner.activations import block_bytes, boundary_bytes, head_bytes, microbatch_tokens, peak_bytes
+from phalanx.planner.activations import block_bytes
 from phalanx.planner.compute import forward_flops
 from phalanx.planner.layout import Layout
+from phalanx.planner.moments import RankShare, worst_moment
 from phalanx.planner.orders import most_in_flight, orders
 from phalanx.planner.partition import balanced
 from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape
-
-AUTOCAST_BYTES = 2
-"""Autocast keeps a 16-bit copy of the weights that it has used."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +21,10 @@ class Memory:
         parameters: Stored weights, without a master copy.
         gradients: Of these.
         optimizer: Its state and the master copy.
-        activations: What the microbatches in flight keep for their backward passes, the loss included.
-        buffers: Gathered blocks, gradients before they are shared, what is sent and received, copies of weights.
+        activations: What the microbatches in flight keep for their backward passes, the loss included, at the worst
+            moment.
+        buffers: Gathered blocks, gradients before they are added or shared, what is sent and received, copies of
+            weights, at that moment.
         host: In the host's memory, by offloading; not in `total`.
     """
 
@@ -98,12 +98,18 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
         whole = parameters if layout.zero == 2 else 0
         host += gradients + (_shared(parameters, shards, True) if whole else parameters)
         parameters, gradients = whole, 0
+    worst = worst_moment(
+        shape,
+        layout,
+        recipe,
+        RankShare(number, sum(layers), _kept(shape, layout, recipe, layers, rank), rank == layout.pp - 1),
+    )
     return Memory(
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
-        activations=_activations(shape, layout, recipe, layers, rank),
-        buffers=_buffers(shape, layout, recipe, number, sum(layers)),
+        activations=worst.activations,
+        buffers=worst.buffers,
         host=host,
     )
 
@@ -138,39 +144,12 @@ def _in_flight(schedule: str, num_ranks: int, microbatches: int, chunks: int) ->
     return tuple(most_in_flight(order) for order in orders(schedule, num_ranks, microbatches, chunks))
 
 
-def _activations(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:
+def _kept(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:
+    """Bytes that the microbatches in flight keep in the blocks of a rank."""
     held = in_flight(layout, recipe.microbatches, rank)
     block = block_bytes(shape, layout, recipe)
     # with several stages a rank, those that are held are spread over them as evenly as the schedule does
-    kept = held * block * max(layers) if len(layers) == 1 else round(held * block * sum(layers) / len(layers))
-    last = head_bytes(shape, layout, recipe) if rank == layout.pp - 1 else 0
-    return kept + last + peak_bytes(shape, layout, recipe)
-
-
-def _buffers(shape: ModelShape, layout: Layout, recipe: Recipe, number: int, layers: int) -> int:
-    block = -(-shape.layer_split // layout.tp) + shape.layer_whole
-    # what lies around the blocks is gathered and summed as one
-    around = number - layers * block
-    size = 0
-    if (layout.zero >= 3 and layout.shards > 1) or (recipe.offload == "all" and layout.zero != 2):
-        # the block at work and the one that is fetched meanwhile
-        size += (around + min(2, layers) * block) * recipe.weight_bytes
-    if layout.zero >= 2 and layout.shards > 1:
-        # gradients until they are shared
-        size += max(block, around) * recipe.weight_bytes
-    if layout.zero == 2 and layout.shards > 1 and recipe.offload != "all":
-        # the rank's own part stays beside the whole that was gathered
-        size += -(-number * recipe.weight_bytes // layout.shards)
-    if layout.pp > 1:
-        size += 4 * boundary_bytes(shape, layout, recipe)
-    tokens = microbatch_tokens(layout, recipe)
-    if layout.tp > 1:
-        size += tokens * shape.hidden * recipe.inner_bytes
-    if layout.cp > 1:
-        size += 4 * tokens * shape.heads * shape.head_dim // layout.tp * recipe.inner_bytes
-    if recipe.precision == "autocast" and layout.zero < 3:
-        size += number * AUTOCAST_BYTES
-    return size
+    return held * block * max(layers) if len(layers) == 1 else round(held * block * sum(layers) / len(layers))
 
 
 def _shared(size: int, shards: int, is_shared: bool) -> int:

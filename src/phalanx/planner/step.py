@@ -9,9 +9,11 @@ from phalanx.planner.guarding import Verification
 from phalanx.planner.layout import Layout
 from phalanx.planner.links import Link
 from phalanx.planner.memory import rank_parameters, stage_layers
+from phalanx.planner.orders import orders
 from phalanx.planner.recipe import Recipe
 from phalanx.planner.schedule import StageTimes, Timeline, bubble_formula, simulate
 from phalanx.planner.shape import ModelShape
+from phalanx.planner.shared_cores import play_sharing
 
 MOST_SIMULATED = 8
 """Microbatches that are played through, for each pipeline rank; the rest repeats the slowest stage's pace."""
@@ -29,6 +31,10 @@ class Machine:
         between: Link between nodes.
         host_bytes_per_s: Between a rank and its host's memory; None where it is not known.
         microbatch_s: Seconds that a microbatch costs in each stage beside its computation.
+        head_flops_per_s: The same as `flops_per_s` for the head and the loss; None where they are alike.
+        block_s: Seconds that a microbatch costs in each block, forward and backward, whatever its size.
+        overlap: Exchanges go on beside computation.
+        cores: That the ranks of a node share; None where each has a device of its own.
     """
 
     flops_per_s: float
@@ -38,6 +44,16 @@ class Machine:
     between: Link
     host_bytes_per_s: float | None = None
     microbatch_s: float = 0.0
+    head_flops_per_s: float | None = None
+    block_s: float = 0.0
+    overlap: bool = True
+    cores: int | None = None
+
+    def crowd(self, ranks: int) -> float:
+        """How many times longer work takes while so many ranks of all nodes do it at once."""
+        if self.cores is None:
+            return 1.0
+        return max(1.0, min(ranks, self.per_node) / self.cores)
 
 
 @dataclass(frozen=True)
@@ -48,7 +64,7 @@ class StepTime:
         compute: Forward and backward of the slowest stage.
         tensor: Exchange between tensor parallel ranks, in the way of the computation.
         context: The same between context parallel ranks.
-        bubble: Waiting in the pipeline, for other stages and for what they send.
+        bubble: Waiting in the pipeline, for other stages, for what they send, and for a core.
         data: Exchange of gradients and parameters that no computation hides.
         optimizer: Its update.
         offload: Traffic to the host's memory.
@@ -100,7 +116,15 @@ def step_time(
         sum(time.forward + time.inputs + time.weights for time in times[rank :: layout.pp]) for rank in range(layout.pp)
     )
     busy *= recipe.microbatches
-    whole = _pipeline(shape, layout, recipe, machine, times) if exact else _quick(shape, layout, recipe, machine, busy)
+    crowd = machine.crowd(layout.world)
+    if layout.pp == 1:
+        busy *= crowd
+        per_block = Exchanges(per_block.tensor * crowd, per_block.context * crowd)
+    whole = busy
+    if layout.pp > 1 and exact:
+        whole = _pipeline(shape, layout, recipe, machine, times)
+    elif layout.pp > 1:
+        whole = _quick(shape, layout, recipe, machine, busy)
     layers = max(sum(_layers(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
     tensor = per_block.tensor * layers * recipe.microbatches
     context = per_block.context * layers * recipe.microbatches
@@ -113,8 +137,8 @@ def step_time(
         tensor=tensor,
         context=context,
         bubble=bubble,
-        data=data,
-        optimizer=_update(shape, layout, recipe, machine),
+        data=data * crowd,
+        optimizer=_update(shape, layout, recipe, machine) * crowd,
         offload=_offload(shape, layout, recipe, machine),
         verification=verification,
         hidden=hidden,
@@ -124,10 +148,14 @@ def step_time(
 def timeline(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, most: int = 16) -> Timeline:
     """Play the first microbatches of a step through, for a picture."""
     times, _ = stage_times(shape, layout, recipe, machine)
-    shown = max(layout.pp, min(recipe.microbatches, most) // layout.pp * layout.pp)
+    shown = min(recipe.microbatches, max(layout.pp, min(recipe.microbatches, most) // layout.pp * layout.pp))
     link = link_of_axis(layout, "pp", machine)
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
-    return simulate(layout.schedule, layout.pp, min(shown, recipe.microbatches), times, link.latency_s, transfer)
+    crowd = machine.crowd(layout.world)
+    if crowd > 1:
+        every = orders(layout.schedule, layout.pp, shown, layout.stages_per_rank)
+        return play_sharing(every, times, layout.pp / crowd, link.latency_s + transfer)
+    return simulate(layout.schedule, layout.pp, shown, times, link.latency_s, transfer)
 
 
 @dataclass(frozen=True)
@@ -144,17 +172,17 @@ def stage_times(
     """Return what one microbatch takes in each stage, exchanges inside a block included, and these exchanges."""
     tokens = microbatch_tokens(layout, recipe)
     flops = forward_flops(shape, recipe.sequence_length)
-    speed = machine.flops_per_s * layout.tp
-    block = tokens * (flops.block + flops.scores) / speed
-    head = tokens * flops.head / speed
+    block = tokens * (flops.block + flops.scores) / (machine.flops_per_s * layout.tp) + machine.block_s / 3
+    head = tokens * flops.head / ((machine.head_flops_per_s or machine.flops_per_s) * layout.tp)
     again = backward_factor(recipe.checkpointing) - 2.0
     exchanges = _exchanges(shape, layout, recipe, machine)
     half = (exchanges.tensor + exchanges.context) / 2
     fixed = machine.microbatch_s / 2
+    around = _around(shape, layout, recipe, machine)
     counts = _layers(shape, layout, recipe)
     times = []
     for stage, layers in enumerate(counts):
-        last = head if stage == len(counts) - 1 else 0.0
+        last = head + around / 3 if stage == len(counts) - 1 else 0.0
         times.append(
             StageTimes(
                 forward=layers * (block + half) + last + fixed,
@@ -198,23 +226,43 @@ def _exchanges(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machi
     return Exchanges(tensor, context)
 
 
+def _around(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Seconds of the exchanges around a vocabulary that tensor parallel ranks share, for one microbatch.
+
+    The rows of the embedding, the gradient of the head's input, and for each token the largest logit and two sums.
+    """
+    if layout.tp == 1 or shape.vocab % layout.tp:
+        return 0.0
+    tokens, link = microbatch_tokens(layout, recipe), link_of_axis(layout, "tp", machine)
+    stream = all_reduce(tokens * shape.hidden * recipe.inner_bytes, layout.tp, link)
+    return 2 * stream + all_reduce(4 * tokens, layout.tp, link) + all_reduce(8 * tokens, layout.tp, link)
+
+
 def _pipeline(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]) -> float:
     link = link_of_axis(layout, "pp", machine)
-    transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s if layout.pp > 1 else 0.0
+    transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
     played = min(recipe.microbatches, MOST_SIMULATED * layout.pp)
     if layout.schedule == "interleaved":
         played -= played % layout.pp
-    schedule = layout.schedule if layout.pp > 1 else "1f1b"
-    length = simulate(schedule, layout.pp, played, times, link.latency_s, transfer).length_s
+    # every place of the pipeline is taken by as many ranks as share it
+    lanes = layout.pp / machine.crowd(layout.world)
+    length = simulate(layout.schedule, layout.pp, played, times, link.latency_s, transfer).length_s
+    if lanes < layout.pp:
+        every = orders(layout.schedule, layout.pp, played, layout.stages_per_rank)
+        length = play_sharing(every, times, lanes, link.latency_s + transfer).length_s
     pace = max(
         sum(time.forward + time.inputs + time.weights for time in times[rank :: layout.pp]) for rank in range(layout.pp)
     )
-    return length + (recipe.microbatches - played) * max(pace, layout.stages_per_rank * transfer)
+    pace = max(pace, layout.stages_per_rank * transfer, _work(times) / lanes)
+    return length + (recipe.microbatches - played) * pace
+
+
+def _work(times: list[StageTimes]) -> float:
+    """Seconds of one microbatch in all stages together."""
+    return sum(time.forward + time.inputs + time.weights for time in times)
 
 
 def _quick(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, busy: float) -> float:
-    if layout.pp == 1:
-        return busy
     bubble = bubble_formula(layout.pp, recipe.microbatches, layout.stages_per_rank)
     # zero-bubble H1 waits a third of what 1F1B does where forward and both backwards take equally long
     bubble = bubble / (3 - 2 * bubble) if layout.schedule == "zero-bubble" else bubble
@@ -222,6 +270,9 @@ def _quick(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, 
     size = boundary_bytes(shape, layout, recipe)
     # a link that is slower than the stages sets the pace
     whole = max(busy / (1 - bubble), recipe.microbatches * layout.stages_per_rank * size / link.bytes_per_s)
+    if machine.cores is not None:
+        times, _ = stage_times(shape, layout, recipe, machine)
+        whole = max(whole, recipe.microbatches * _work(times) * machine.crowd(layout.world) / layout.pp)
     return whole + 2 * (layout.pp - 1) * send(size, link)
 
 
@@ -233,18 +284,26 @@ def _data(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, c
     size = _most_parameters(shape, layout, recipe) * recipe.weight_bytes
     gathered = _most_parameters(shape, layout, recipe) * recipe.inner_bytes
     shards, microbatches = layout.shards, recipe.microbatches
-    backward = compute * 2 / 3
+    backward = compute * 2 / 3 if machine.overlap else 0.0
     if layout.zero < 2:
         # summed once, in buckets beside the last microbatch's backward pass; the last bucket shows
         whole = all_reduce(size, shards, link)
         first = whole / max(1, shape.layers // layout.pp)
-        return _shown(whole - first, backward / microbatches, first)
-    scatter, gather = reduce_scatter(size, shards, link), all_gather(gathered, shards, link)
+        # with ZeRO 1 each has updated its part only, and tells the others
+        told = all_gather(size, shards, link) if layout.zero == 1 else 0.0
+        return _shown(whole - first, backward / microbatches, first + told)
+    scatter = reduce_scatter(size, shards, link) + _copied(size, machine)
+    gather = all_gather(gathered, shards, link) + _copied(gathered, machine)
     # gathered once for the first forward pass, or for both passes of every microbatch
     whole = microbatches * scatter + gather * (1 if layout.zero == 2 else 2 * microbatches)
     # nothing is at work yet while the first block is gathered, and nothing any more while the last one is summed
     ends = (scatter + gather) / max(1, shape.layers // layout.pp)
-    return _shown(whole - ends, compute, ends)
+    return _shown(whole - ends, compute if machine.overlap else 0.0, ends)
+
+
+def _copied(size: float, machine: Machine) -> float:
+    """Seconds to copy parameters, or gradients, between one buffer for the exchange and their own places."""
+    return 0.0 if machine.memory_bytes_per_s is None else 2 * size / machine.memory_bytes_per_s
 
 
 def _shown(exchange: float, beside: float, always: float) -> tuple[float, float]:

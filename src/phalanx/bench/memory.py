@@ -1,0 +1,126 @@
+"""``phalanx bench memory``: what each rank of a layout really takes at its peak, beside what the planner said."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.bench.arms import ENGINE
+from phalanx.bench.layouts import name_of, small_run
+from phalanx.bench.machine import current_commit, describe_machine, load_average
+from phalanx.bench.parallel_plan import plan_memory
+from phalanx.bench.ranks import RankHost
+from phalanx.bench.turns import train_crew
+from phalanx.data import prepare
+from phalanx.errors import TrainingError
+from phalanx.models import open_model
+from phalanx.parallel import ParallelConfig
+from phalanx.train import RunConfig
+
+_STEPS = 3
+_LAYOUTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"dp": 2},
+    {"dp": 2, "zero": 1},
+    {"dp": 2, "zero": 2},
+    {"dp": 2, "zero": 3},
+    {"dp": 2, "zero": 2, "offload": True},
+    {"dp": 2, "zero": 3, "offload": True},
+    {"dp": 4, "zero": 1},
+    {"dp": 4, "zero": 2},
+    {"dp": 4, "zero": 3},
+    {"tp": 2},
+    {"pp": 2},
+    {"dp": 2, "tp": 2, "zero": 3},
+    {"dp": 2, "pp": 2, "zero": 1},
+)
+_QUICK = _LAYOUTS[:5]
+_WIDTH = 640
+
+Row = dict[str, Any]
+
+
+def bench_memory(quick: bool) -> dict[str, Any]:
+    """Measure each layout on a model of 42 million parameters; other work on the machine does not change the figures.
+
+    Args:
+        quick: ZeRO 0 to 3 on two ranks alone.
+
+    Returns:
+        name, machine, commit, load and rows.
+
+    Raises:
+        TrainingError: A layout failed, or this system does not tell the memory of a process.
+    """
+    configs = [ParallelConfig.model_validate(keys) for keys in (_QUICK if quick else _LAYOUTS)]
+    return measure(configs, large_run(), quick=quick)
+
+
+def large_run() -> RunConfig:
+    """A model whose weights outweigh what else a process has; short sequences, since time is not measured."""
+    run = small_run()
+    architecture = {**(run.model.architecture or {}), "n_embd": _WIDTH}
+    return run.model_copy(
+        update={
+            "model": run.model.model_copy(update={"architecture": architecture}),
+            "train": run.train.model_copy(update={"batch_size": 8, "microbatches": 2}),
+        }
+    )
+
+
+def measure(configs: Sequence[ParallelConfig], run: RunConfig, *, quick: bool) -> dict[str, Any]:
+    """Measure these layouts; see `bench_memory`."""
+    load = load_average()
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    source = open_model(run.model, cache / "models", run.train.seed)
+    prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankHost(Path(directory)) as host:
+        for config in configs:
+            figures = memory_row(host, ENGINE, run, config, cache)
+            rows.append({"layout": name_of(config), "ranks": config.world, **figures, **_parts(run, config)})
+            _say(f"{name_of(config)}: planned / measured {figures['memory_ratio']:.3f}")
+    return {
+        "name": "memory",
+        "quick": quick,
+        "command": f"phalanx bench memory --json{' --quick' if quick else ''}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+        "rows": rows,
+    }
+
+
+def memory_row(host: RankHost, arm: str, run: RunConfig, config: ParallelConfig, cache: Path) -> Row:
+    """Train a few steps and see what the neediest rank has added to the memory of its process.
+
+    On a CPU what is offloaded lies in the same memory, so it counts in both figures.
+
+    Raises:
+        TrainingError: A rank failed, or this system does not tell.
+    """
+    with train_crew(host, arm, run, config, cache, measures_memory=True) as crew:
+        answers = crew.ask(steps=_STEPS)
+    peaks = [answer["peak_bytes"] for answer in answers]
+    if None in peaks:
+        raise TrainingError(f"bench: {name_of(config)}: a rank did not tell its memory")
+    planned = plan_memory(run, config)
+    total, peak = planned.total + planned.host, max(peaks)
+    is_engine = arm == ENGINE
+    return {
+        "peak_memory_bytes": peak,
+        "planned_memory_bytes": total if is_engine else None,
+        "memory_ratio": total / peak if is_engine else None,
+    }
+
+
+def _parts(run: RunConfig, config: ParallelConfig) -> Row:
+    planned = plan_memory(run, config)
+    return {f"planned_{name}": size for name, size in {**planned.parts(), "host": planned.host}.items()}
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: memory: {text}\n")
+    sys.stderr.flush()

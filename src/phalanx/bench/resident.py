@@ -1,0 +1,74 @@
+"""Resident memory of this process as its kernel counts it (Linux): what was written to, whoever asked for it."""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.errors import TrainingError
+
+# numbers of the C library's malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_OWN_MAPPING_BYTES = 64 * 1024
+_FORGET_PEAK = "5"
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes of a process.
+
+    Attributes:
+        anonymous: Now; everything but files.
+        files: Now; code and files that are mapped.
+        peak: The most of both together since `forget_peak`.
+    """
+
+    anonymous: int
+    files: int
+    peak: int
+
+
+def give_back_freed_memory() -> None:
+    """Let each tensor of some size have a mapping of its own, which goes back to the kernel when it is freed.
+
+    So the kernel's peak is that of living tensors, and not that of what an allocator keeps. It costs time.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            mallopt(name, _OWN_MAPPING_BYTES)
+
+
+def forget_peak() -> None:
+    """Begin the peak anew.
+
+    Raises:
+        TrainingError: This system does not offer it.
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text(_FORGET_PEAK, encoding="ascii")
+    except OSError as exc:
+        raise TrainingError(f"bench: this system does not measure a peak of memory anew ({exc.strerror})") from exc
+
+
+def resident() -> Resident:
+    """Return what this process has.
+
+    Raises:
+        TrainingError: This system does not tell.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        sizes = {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
+        anonymous, files, peak = (int(sizes[name][0]) * 1024 for name in ("RssAnon", "RssFile", "VmHWM"))
+    except (OSError, LookupError, ValueError) as exc:
+        raise TrainingError("bench: this system does not tell the resident memory of a process") from exc
+    return Resident(anonymous, files, peak)
+
+
+def added_at_peak(before: Resident) -> int:
+    """Return the bytes by which the anonymous memory rose above `before` since the peak was forgotten.
+
+    Files are only ever added while a process works, so those of now are those of the peak.
+    """
+    now = resident()
+    return max(0, now.peak - now.files - before.anonymous)

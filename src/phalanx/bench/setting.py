@@ -1,0 +1,22 @@
+"""What every arm of a training bench is given."""
+
+from dataclasses import dataclass
+
+from phalanx.models import ModelSource
+from phalanx.parallel import Place
+from phalanx.train import RunConfig
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One rank's.
+
+    Attributes:
+        run: What is trained, and how.
+        source: Its model.
+        place: Which rank this is.
+    """
+
+    run: RunConfig
+    source: ModelSource
+    place: Place

@@ -1,0 +1,100 @@
+"""What a rank holds beside its state at the moments of a step that can be the worst."""
+
+from dataclasses import dataclass
+
+from phalanx.planner.activations import block_bytes, boundary_bytes, head_bytes, microbatch_tokens, peak_bytes
+from phalanx.planner.layout import Layout
+from phalanx.planner.recipe import Recipe
+from phalanx.planner.shape import ModelShape
+
+AUTOCAST_BYTES = 2
+"""Autocast keeps a 16-bit copy of the weights that it has used."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes at one moment, beside weights, gradients and optimizer state that are there all the time.
+
+    Attributes:
+        activations: What is kept for backward passes, and what the one at work has made.
+        buffers: Gathered weights, gradients that are not where they belong yet, copies.
+    """
+
+    activations: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.activations + self.buffers
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """What one pipeline rank has.
+
+    Attributes:
+        parameters: Before ZeRO shares them.
+        layers: Its blocks.
+        kept: Bytes that all microbatches in flight keep in these blocks.
+        has_head: Whether it takes the loss.
+    """
+
+    parameters: int
+    layers: int
+    kept: int
+    has_head: bool
+
+
+def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> Moment:
+    """Return the moment of a step at which most is held.
+
+    The loss, with all logits; the backward pass of a block, with what has been kept in others; and the end, when what
+    lies around the blocks is summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer from which they are
+    summed until the next block's are, and a block's parameters are fetched while the one behind it is at work.
+
+    Source: torch's DistributedDataParallel and ``fully_shard`` (2.13), by whose allocations the engine is bound.
+    """
+    number = -(-shape.layer_split // layout.tp) + shape.layer_whole
+    block = number * recipe.weight_bytes
+    around = share.parameters * recipe.weight_bytes - share.layers * block
+    # the head's own gradient is whole before it is added to what other microbatches and the embedding gave
+    head = -(-shape.head_matrix // layout.tp) * recipe.weight_bytes if share.has_head else 0
+    shares = layout.zero >= 2 and layout.shards > 1
+    gathers = (layout.zero >= 3 and layout.shards > 1) or (recipe.offload == "all" and layout.zero != 2)
+    fetched, held_around = (block, around) if gathers else (0, 0)
+    working = peak_bytes(shape, layout, recipe)
+    one = block_bytes(shape, layout, recipe)
+    lasting = _lasting(shape, layout, recipe, share)
+    loss = head_bytes(shape, layout, recipe) if share.has_head else 0
+    # the largest matrix of a block, before it is added
+    added = number * recipe.weight_bytes // 3
+    moments = [
+        Moment(share.kept + loss, held_around + fetched + head),
+        Moment(share.kept + working, held_around + 2 * fetched + (head if shares else 0) + (0 if shares else added)),
+        Moment(
+            max(0, share.kept - one) + working,
+            held_around + 2 * fetched + (head + 2 * block + block // layout.shards if shares else added),
+        ),
+        Moment(0, held_around + (2 * around + around // layout.shards if shares else head)),
+    ]
+    worst = max(moments, key=lambda moment: moment.total)
+    return Moment(worst.activations, worst.buffers + lasting)
+
+
+def _lasting(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> int:
+    """Bytes of buffers that are there at all of these moments."""
+    size = 0
+    if layout.zero == 2 and layout.shards > 1 and recipe.offload != "all":
+        # the rank's own part stays beside the whole that was gathered
+        size += -(-share.parameters * recipe.weight_bytes // layout.shards)
+    if layout.pp > 1:
+        size += 4 * boundary_bytes(shape, layout, recipe)
+    tokens = microbatch_tokens(layout, recipe)
+    if layout.tp > 1:
+        size += tokens * shape.hidden * recipe.inner_bytes
+    if layout.cp > 1:
+        size += 4 * tokens * shape.heads * shape.head_dim // layout.tp * recipe.inner_bytes
+    if recipe.precision == "autocast" and layout.zero < 3:
+        size += share.parameters * AUTOCAST_BYTES
+    return size

@@ -1,0 +1,75 @@
+"""Exchanges between real ranks, and the link that the planner reads out of them."""
+
+import json
+
+import pytest
+
+from phalanx.bench import BENCHES
+from phalanx.bench.collectives import measure
+from phalanx.bench.ranks import RankHost
+from phalanx.cli.planned import planned_cluster
+from phalanx.errors import TrainingError
+
+OPERATIONS = (
+    "all_reduce",
+    "all_reduce_halving_doubling",
+    "gather_to_one",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "send",
+)
+SIZES = (4096, 2**20)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return measure((2,), SIZES, OPERATIONS, quick=True)
+
+
+def test_every_operation_is_timed_at_every_size(result):
+    json.dumps(result, allow_nan=False)
+
+    assert [(row["op"], row["bytes"]) for row in result["rows"]] == [(op, size) for op in OPERATIONS for size in SIZES]
+    assert all(0 < row["best_s"] <= row["seconds"] and row["cpu_s"] > 0 for row in result["rows"])
+
+
+def test_the_bound_is_beside_what_sums_and_nothing_else(result):
+    sums = {"all_reduce", "all_reduce_halving_doubling", "gather_to_one"}
+
+    assert {row["op"] for row in result["rows"] if row["bound_s"] is not None} == sums
+    for row in result["rows"]:
+        if row["bound_s"] is not None:
+            # two ranks send a whole tensor each
+            assert row["bound_s"] == pytest.approx(row["bytes"] / result["link"]["bytes_per_s"])
+
+
+def test_the_planner_plans_with_the_link_that_was_measured(result, tmp_path):
+    path = tmp_path / "probe.json"
+    path.write_text(json.dumps(result))
+
+    cluster = planned_cluster(None, [2], path)
+
+    assert cluster.inside.model_dump() == pytest.approx(result["link"])
+    assert cluster.between == cluster.inside
+
+
+def test_halving_and_doubling_sums_what_every_rank_has(tmp_path):
+    with RankHost(tmp_path / "host") as host, host.crew("four", "exchange", 4) as crew:
+        answers = crew.ask(check="all_reduce_halving_doubling", numbers=64)
+        answers += crew.ask(check="gather_to_one", numbers=64)
+
+    assert all(answer["worst"] == 0.0 for answer in answers)
+
+
+def test_a_rank_that_fails_is_named_and_others_are_not_waited_for(tmp_path):
+    with RankHost(tmp_path / "host") as host, host.crew("two", "exchange", 2) as crew:
+        with pytest.raises(TrainingError, match=r"two, rank \d: KeyError: 'whisper'"):
+            crew.ask(op="whisper", bytes=4, times=1)
+        with pytest.raises(TrainingError, match="it has ended"):
+            crew.ask(op="broadcast", bytes=4, times=1)
+
+
+def test_it_is_on_the_command_line():
+    assert "collectives" in BENCHES

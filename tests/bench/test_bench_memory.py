@@ -1,0 +1,33 @@
+"""Memory of ranks: measured beside planned."""
+
+import pytest
+
+from phalanx.bench import BENCHES
+from phalanx.bench.memory import large_run, measure
+from phalanx.parallel import ParallelConfig
+
+
+def test_each_row_has_what_was_planned_by_part_and_what_was_there(tiny):
+    (row,) = measure([ParallelConfig(dp=2, zero=3)], tiny, quick=True)["rows"]
+
+    assert (row["layout"], row["ranks"]) == ("dp=2 zero=3", 2)
+    assert row["peak_memory_bytes"] > 0
+    assert row["memory_ratio"] == row["planned_memory_bytes"] / row["peak_memory_bytes"]
+    parts = ("parameters", "gradients", "optimizer", "activations", "buffers", "host")
+    assert row["planned_memory_bytes"] == sum(row[f"planned_{name}"] for name in parts)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rank_takes_what_was_planned_within_a_tenth(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
+    given = [{}, *({"dp": 2, "zero": zero} for zero in range(4)), {"dp": 2, "zero": 3, "offload": True}]
+
+    rows = measure([ParallelConfig.model_validate(keys) for keys in given], large_run(), quick=True)["rows"]
+
+    ratios = {row["layout"]: row["memory_ratio"] for row in rows}
+    assert all(0.9 <= ratio <= 1.1 for ratio in ratios.values()), ratios
+
+
+def test_it_is_on_the_command_line():
+    assert "memory" in BENCHES
