@@ -7,12 +7,15 @@ from pydantic import Field, model_validator
 from phalanx.config import StrictModel
 from phalanx.security.crypto import LOCAL_HOSTS
 from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
+from phalanx.split.masked.config import MaskedConfig
 from phalanx.transport import TransportConfig
 
 ENCLAVE = "enclave"
 """Party name of the process that has the back part."""
 MODES = ("sealed", "plaintext", "masked")
 TIERS = ("sim", "process", "tpm")
+ACCELERATORS = "accelerators"
+"""Directory of an enclave's masked workers."""
 
 
 class SplitConfig(StrictModel):
@@ -44,6 +47,10 @@ class SplitConfig(StrictModel):
     """Plain bytes under one authentication tag."""
     release: ReleasePolicy | None = None
     """When adapters may leave the enclave; without it they stay sealed."""
+    masked: MaskedConfig = MaskedConfig()
+    """Pads of mode "masked"."""
+    masked_device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    """Where a masked worker multiplies."""
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
@@ -67,12 +74,21 @@ class SplitConfig(StrictModel):
                 f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; '
                 "leave it out"
             )
+        if self.mode != "masked" and (self.masked != MaskedConfig() or self.masked_device != "cpu"):
+            raise ValueError(f'[split.masked] is for mode = "masked", the mode is "{self.mode}"; leave it out')
         if self.release is not None and self.release.min_clients > self.clients:
             raise ValueError(
                 f"release.min_clients = {self.release.min_clients}: there are clients = {self.clients}, so nothing "
                 "could ever be released; lower it, or leave out [split.release]"
             )
         return self
+
+    @property
+    def masked_workers(self) -> tuple[str, ...]:
+        """Party names of the workers to whom the enclave gives its frozen layers."""
+        if self.mode != "masked":
+            return ()
+        return ("accelerator", "pad-maker") if self.masked.second_worker else ("accelerator",)
 
     @property
     def client_names(self) -> tuple[str, ...]:

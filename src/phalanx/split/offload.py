@@ -1,26 +1,49 @@
-"""Where a masked split gives the enclave's frozen linear layers to somebody else; the one hook of that mode."""
+"""Where a masked split gives the enclave's frozen linear layers to workers who see uniform numbers."""
 
-from phalanx.errors import ConfigError
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 from phalanx.models import StageModule
+from phalanx.security.crypto import Identity
+from phalanx.split.config import ACCELERATORS
+from phalanx.split.enclave_file import EnclaveConfig
+from phalanx.split.masked import (
+    IdlePads,
+    LocalMaskedWorkers,
+    MaskedDesk,
+    mask_linears,
+    pad_sources,
+    remote_workers,
+)
 
 
-def check_offload() -> None:
-    """Return where this release can run a masked split.
+@contextlib.contextmanager
+def offloading(config: EnclaveConfig, identity: Identity, back: StageModule) -> Iterator[None]:
+    """Start the workers beside an enclave, and have them multiply in the back part's place while this lasts.
+
+    Args:
+        config: What the enclave was started with.
+        identity: The enclave.
+        back: Changed in place; left as it is where the mode is another one.
 
     Raises:
-        ConfigError: It cannot.
+        PeerLostError: A worker did not come.
+        ModelError: Nothing can be masked.
     """
-    raise ConfigError(
-        'split.mode = "masked": frozen layers are not given to a masked worker by the engine yet; '
-        'set mode = "sealed", which keeps them in the enclave'
+    split = config.split
+    if split.mode != "masked":
+        yield
+        return
+    masked = split.masked.for_tokens(config.rows * config.seq)
+    transport = split.transport.model_copy(update={"port": 0})
+    directory = Path(config.directory) / ACCELERATORS
+    processes = LocalMaskedWorkers(
+        directory, Path(config.identity).parent, transport, split.masked_device, config.threads
     )
-
-
-def offload(back: StageModule) -> None:
-    """Replace the frozen linear layers of the back part by masked ones.
-
-    Raises:
-        ConfigError: As `check_offload`.
-    """
-    check_offload()
-    del back
+    with remote_workers(identity, split.masked_workers, config.run, transport, processes) as ports:
+        first, *others = ports.values()
+        desk = MaskedDesk(first, pad_sources(masked, config.run), masked, others[0] if others else None)
+        mask_linears(back, desk)
+        with IdlePads(desk, masked.reserve):
+            yield

@@ -17,7 +17,7 @@ from phalanx.split.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.kinds import Kinds
 from phalanx.split.link import Link, PlainLink
 from phalanx.split.meeting import Doorkeeper, Occasion, attested_keys
-from phalanx.split.offload import offload
+from phalanx.split.offload import offloading
 from phalanx.split.parts import build_back
 from phalanx.split.release import Releasing
 from phalanx.split.state import StateKeeper
@@ -47,8 +47,9 @@ def serve(config: EnclaveConfig) -> None:
                 endpoint.add_peer(peer, config.addresses[name])
             source = open_model(config.model, Path(config.cache), config.seed)
             server = EnclaveServer(config, identity, endpoint, source)
-            server.announce(wire.address)
-            server.run()
+            with offloading(config, identity, server.back):
+                server.announce(wire.address)
+                server.run()
     finally:
         wire.close()
 
@@ -87,8 +88,7 @@ class EnclaveServer:
             seed=config.seed,
             activation_checkpointing=config.model.activation_checkpointing,
         )
-        if split.mode == "masked":
-            offload(back)
+        self.back = back
         task = TASKS[config.objective]()
         self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
         self._releasing = Releasing(split.release, self._trainer.weights())

@@ -21,6 +21,7 @@ from phalanx.split.config import ENCLAVE, SplitConfig
 from phalanx.split.enclave import Enclave, Replies
 from phalanx.split.kinds import Kinds, What
 from phalanx.split.link import REFUSALS, Link, PlainLink
+from phalanx.split.masked import MaskedDesk, SimulatedWorker, mask_linears, process_pads
 from phalanx.split.measure import measure_code, policy_of
 from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
 from phalanx.split.parts import Front, FrontPart, build_back
@@ -157,6 +158,10 @@ class SplitSimulator:
         self._scene, self._attester = scene, attester
         self.front: Front = front or FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
         back = build_back(scene.source, split.cut, adapter=scene.adapter, attention=scene.attention, seed=scene.seed)
+        if split.mode == "masked":
+            mask_linears(
+                back, MaskedDesk(SimulatedWorker(), process_pads(_RUN), split.masked.for_tokens(scene.rows * scene.seq))
+            )
         trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
         self._kinds = Kinds(scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape)
         gate = None if split.release is None else ReleaseGate(split.release)

@@ -229,14 +229,14 @@ class RunConfig(StrictModel):
     def workers(self) -> tuple[str, ...]:
         """Names of all who may ever work beside the owner; the ranks of a domain have none."""
         if self.split is not None:
-            return (ENCLAVE, *self.split.client_names)
+            return (ENCLAVE, *self.split.masked_workers, *self.split.client_names)
         return () if self.parallel is not None else (*self.pipeline.workers, *self.pipeline.late_workers)
 
     @property
     def world(self) -> dict[str, int]:
         """How many processes there are, and how many stages they hold; of a domain, as its run file has it."""
         if self.split is not None:
-            return {"processes": 2, "stages": 2, "clients": self.split.clients}
+            return {"processes": 2 + len(self.split.masked_workers), "stages": 2, "clients": self.split.clients}
         if self.parallel is None:
             return {"processes": 1 + len(self.pipeline.workers), "stages": self.pipeline.stages}
         return self.parallel.figures
