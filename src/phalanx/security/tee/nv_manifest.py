@@ -62,7 +62,7 @@ def read_manifest(data: bytes, trust: Trust, where: str) -> Manifest:
 
 def _values(payload: Element, where: str) -> dict[int, frozenset[str]]:
     found: dict[int, frozenset[str]] = {}
-    seen = set()
+    seen: set[int] = set()
     for resource in payload.elements:
         index = resource.attributes.get("index", "")
         if resource.name != (_SWID, "Resource") or resource.attributes.get("type") != "Measurement":
