@@ -58,7 +58,7 @@ def start_isolated(program: Program, sandbox: Sandbox, timeout_s: float = 30.0) 
     """Start a Python module in a sandbox and return once it is confined.
 
     Standard output and error are the starter's; standard input is empty. What the starter can import the program can,
-    except from the working directory.
+    except from the working directory. Temporary files lie in memory of its own, which ``TMPDIR`` and ``HOME`` name.
 
     Args:
         program: What to run, with the sockets that it keeps.
@@ -137,6 +137,10 @@ def _check(report: IsolationReport, sandbox: Sandbox) -> None:
 
 def _end(outer: "subprocess.Popen[bytes]") -> None:
     if outer.poll() is None:
-        # the inner process is ended by the kernel with the outer one
-        outer.kill()
-    outer.wait(_STOP_S)
+        outer.terminate()
+        try:
+            outer.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            # the inner process is ended by the kernel with the outer one
+            outer.kill()
+    outer.wait()
