@@ -18,6 +18,7 @@ _DIGEST_DIGITS = 64
 
 
 def attest(
+    *,
     nonce: Annotated[str, typer.Option(metavar="HEX", help="32 bytes that the verifier drew.")],
     key: Annotated[
         str, typer.Option(metavar="PEM|HEX", help="The TLS key: a certificate, a public key or its digest.")

@@ -1,7 +1,9 @@
 """An honest program in a sandbox: answers over the socket that it was given, reads and writes where it may."""
 
+import os
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 
@@ -15,6 +17,10 @@ def main(mode: str, *arguments: str) -> None:
         import numpy as np
 
         sys.exit(int(np.arange(4).sum()))
+    elif mode == "scratch":
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"secret")
+            sys.exit(file.name.startswith(os.environ["HOME"]) - 1)
     elif mode == "exit":
         sys.exit(int(arguments[0]))
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -113,6 +114,36 @@ def test_in_the_sandbox_no_other_process_of_the_user_reads_a_secret(pipe, hold):
         ways = stolen(running.pid, told)
 
     assert told["pid"] == 1
+    assert ways == []
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed (util-linux)")
+@pytest.mark.skipif(
+    not is_not_kept_from_tracing(), reason="yama forbids tracing on this machine even without a sandbox"
+)
+def test_a_program_started_by_exec_in_a_user_namespace_would_be_read_although_it_is_not_dumpable(pipe, hold):
+    """Why the sandbox runs modules and starts no programs."""
+    ends = (pipe.writing, hold.reading)
+    module = [sys.executable, "-m", "isolation_victim", *map(str, ends), "undumpable"]
+
+    with subprocess.Popen(
+        ["unshare", "--user", "--map-current-user", *module], env=environment(), pass_fds=ends
+    ) as victim:
+        ways = stolen(victim.pid, pipe.line())
+        hold.close()
+        victim.wait(60)
+
+    assert ways == ["through_proc", "through_the_system_call", "as_a_debugger"]
+
+
+def test_outside_of_a_namespace_the_same_program_is_not_read(pipe, hold):
+    ends = (pipe.writing, hold.reading)
+
+    with in_the_open("isolation_victim", *ends, "undumpable", keep=ends) as victim:
+        ways = stolen(victim.pid, pipe.line())
+        hold.close()
+        victim.communicate(timeout=60)
+
     assert ways == []
 
 

@@ -63,6 +63,16 @@ def test_what_may_be_read_may_not_be_written(tmp_path, capfd):
 
 
 @works
+def test_temporary_files_lie_in_memory_that_is_gone_afterwards(tmp_path):
+    program = Program("isolation_guest", ("scratch",), environment={"TMPDIR": str(tmp_path)})
+
+    with start_isolated(program, Sandbox()) as running:
+        assert running.wait(60) == 0
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@works
 def test_packages_load_and_exit_codes_come_out():
     with start_isolated(Program("isolation_guest", ("numbers",)), Sandbox()) as running:
         assert running.wait(120) == 6

@@ -13,11 +13,12 @@ import runpy
 import select
 import signal
 import sys
+import tempfile
 from typing import Any
 
 from phalanx.security.isolation.landlock import python_needs, restrict_files
 from phalanx.security.isolation.memory import find_secret_memory, keep_from_swap
-from phalanx.security.isolation.namespaces import enter_namespaces, mount_own_processes
+from phalanx.security.isolation.namespaces import enter_namespaces, mount_own_processes, mount_scratch, remove_scratch
 from phalanx.security.isolation.process import become_unreadable, die_with, find_unreadable, give_up_rights
 from phalanx.security.isolation.report import Finding, IsolationReport
 from phalanx.security.isolation.sandbox import Order
@@ -33,33 +34,44 @@ def main(order: Order) -> None:
     if os.getppid() != order.starter:
         # it ended before this line, and its number may be somebody else's by now
         sys.exit(REFUSED_TO_RUN)
-    own, seccomp = os.pidfd_open(os.getpid()), load_library()
+    own, seccomp, scratch = os.pidfd_open(os.getpid()), load_library(), tempfile.mkdtemp(prefix="phalanx-sandbox-")
     namespaces = enter_namespaces()
     become_unreadable()
     child = os.fork()
     if child:
         _write(order.report_fd, {"pid": child})
         _keep_only(starter)
-        os._exit(_watch(child, starter))
-    findings = _confine(order, own, seccomp, namespaces)
+        code = _watch(child, starter)
+        remove_scratch(scratch)
+        os._exit(code)
+    findings = _confine(order, own, seccomp, namespaces, scratch)
     if IsolationReport(findings).missing(order.sandbox.required):
         os._exit(REFUSED_TO_RUN)
     _run(order)
 
 
-def _confine(order: Order, parent: int, seccomp: Any, namespaces: Finding) -> tuple[Finding, ...]:
+def _confine(order: Order, parent: int, seccomp: Any, namespaces: Finding, scratch: str) -> tuple[Finding, ...]:
     """Close everything around this process, and report; the order matters: each step needs what later ones close."""
     dies, unreadable = die_with(parent), find_unreadable()
     shows_own = namespaces.holds and mount_own_processes()
+    writable = (*order.sandbox.writable, *_own_scratch(scratch, shows_own))
     found = [namespaces, dies, unreadable, find_secret_memory(), keep_from_swap(), *give_up_rights()]
     _keep_only(order.report_fd, *order.program.inherited)
-    sandbox = order.sandbox
-    found.append(restrict_files(sandbox.readable, sandbox.writable, python_needs(with_processes=shows_own)))
+    found.append(restrict_files(order.sandbox.readable, writable, python_needs(with_processes=shows_own)))
     found.append(refuse_system_calls(seccomp))
     report = IsolationReport(tuple(found))
     _write(order.report_fd, report.to_json())
     os.close(order.report_fd)
     return report.findings
+
+
+def _own_scratch(path: str, mounts: bool) -> tuple[str, ...]:
+    """Give the program a directory in memory for temporary files, if mounts are its own."""
+    if not mounts or not mount_scratch(path):
+        return ()
+    os.environ["TMPDIR"] = tempfile.tempdir = path
+    os.environ.setdefault("HOME", path)
+    return (path,)
 
 
 def _run(order: Order) -> None:
@@ -68,8 +80,9 @@ def _run(order: Order) -> None:
 
 
 def _watch(child: int, starter: int) -> int:
-    """Wait for the child, or end it when the starter ends; return an exit code."""
+    """Wait for the child, or end it when the starter ends or says so; return an exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     ended, both = os.pidfd_open(child), select.poll()
     both.register(ended, select.POLLIN)
     both.register(starter, select.POLLIN)

@@ -11,6 +11,7 @@ PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 23, 24, 
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 # the same numbers on every architecture: all of them came after the tables were unified
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF, MEMFD_SECRET = 444, 445, 446, 447
+_DETACH = 2
 _LOCK_CURRENT, _LOCK_FUTURE, _LOCK_ON_FAULT = 1, 2, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -44,6 +45,15 @@ def mount(source: str | None, target: str, kind: str | None, flags: int) -> None
     """
     names = (None if name is None else name.encode() for name in (source, target, kind))
     _checked(_libc.mount(*names, ctypes.c_ulong(flags), None), f"mount {target}")
+
+
+def unmount(target: str) -> None:
+    """Take away what is mounted last on a directory, once nobody uses it.
+
+    Raises:
+        OSError: The kernel refuses, or nothing is mounted there.
+    """
+    _checked(_libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
 
 
 def lock_memory() -> None:

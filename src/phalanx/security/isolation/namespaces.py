@@ -3,10 +3,11 @@
 Source: Linux man-pages, namespaces(7), user_namespaces(7), pid_namespaces(7).
 """
 
+import contextlib
 import os
 from pathlib import Path
 
-from phalanx.security.isolation.kernel import mount, unshare
+from phalanx.security.isolation.kernel import mount, unmount, unshare
 from phalanx.security.isolation.report import Finding, Measure
 
 _MOUNTS, _HOST_NAME, _IPC, _USERS, _PROCESSES, _NETWORK = (
@@ -41,6 +42,27 @@ def enter_namespaces() -> Finding:
             "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)",
         )
     return Finding(Measure.NAMESPACES, True, "users, mounts, processes, network, IPC and host name of its own")
+
+
+def mount_scratch(path: str) -> bool:
+    """Mount memory over an empty directory, for this namespace alone: it is gone with the last process in it.
+
+    Returns:
+        Whether it worked; where it did not, the program has no directory for temporary files.
+    """
+    try:
+        mount("tmpfs", path, "tmpfs", _NO_SUID | _NO_DEVICES | _NO_PROGRAMS)
+    except OSError:
+        return False
+    return True
+
+
+def remove_scratch(path: str) -> None:
+    """Give the memory back, and remove the directory."""
+    with contextlib.suppress(OSError):
+        unmount(path)
+    with contextlib.suppress(OSError):
+        Path(path).rmdir()
 
 
 def mount_own_processes() -> bool:

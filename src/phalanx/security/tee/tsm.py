@@ -9,7 +9,7 @@ import base64
 import secrets
 import textwrap
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from phalanx.errors import NoEvidenceError, RefusedEvidenceError
@@ -34,6 +34,21 @@ _VCEK, _VLEK, _ASK, _ARK, _CRL = (
 )
 
 
+class ReportEntries:
+    """Directories of configfs: the kernel fills one when it is made, and empties it when it is removed."""
+
+    def make(self, entry: Path) -> None:
+        """Begin a request."""
+        entry.mkdir()
+
+    def remove(self, entry: Path) -> None:
+        """End a request."""
+        entry.rmdir()
+
+
+_ENTRIES = ReportEntries()
+
+
 class TsmAttester:
     """Asks the kernel for a report over a binding; one directory per request, removed afterwards.
 
@@ -41,7 +56,7 @@ class TsmAttester:
         kind: ``snp`` or ``tdx``.
         root: Of the file system.
         endorsements: What goes along beside what the host has sent, such as ``collateral``.
-        make_entry: Makes the directory of one request; the kernel fills it.
+        entries: Where requests are made.
     """
 
     def __init__(
@@ -49,10 +64,10 @@ class TsmAttester:
         kind: str,
         root: Path = Path("/"),
         endorsements: Mapping[str, bytes] | None = None,
-        make_entry: Callable[[Path], None] = Path.mkdir,
+        entries: ReportEntries = _ENTRIES,
     ) -> None:
         self.kind = kind
-        self._reports, self._make_entry = root / REPORTS, make_entry
+        self._reports, self._entries = root / REPORTS, entries
         self._endorsements = dict(endorsements or {})
 
     def evidence(self, binding: Binding) -> Evidence:
@@ -63,11 +78,11 @@ class TsmAttester:
         """
         entry = self._reports / f"phalanx-{secrets.token_hex(8)}"
         try:
-            self._make_entry(entry)
+            self._entries.make(entry)
             try:
                 return self._read(entry, binding)
             finally:
-                entry.rmdir()
+                self._entries.remove(entry)
         except OSError as exc:
             raise NoEvidenceError(
                 f"{exc.filename or entry}: {exc.strerror}; {self.kind} evidence needs Linux 6.7 in a confidential "
@@ -87,15 +102,15 @@ class TsmAttester:
         return Evidence(self.kind, report, {**sent, **self._endorsements}, binding)
 
 
-def provider_kind(root: Path = Path("/"), make_entry: Callable[[Path], None] = Path.mkdir) -> str | None:
+def provider_kind(root: Path = Path("/"), entries: ReportEntries = _ENTRIES) -> str | None:
     """Return which kind the kernel offers; None where it offers none, or not to this user."""
     entry = root / REPORTS / f"phalanx-{secrets.token_hex(8)}"
     try:
-        make_entry(entry)
+        entries.make(entry)
         try:
             return PROVIDERS.get(_provider(entry))
         finally:
-            entry.rmdir()
+            entries.remove(entry)
     except OSError:
         return None
 
@@ -118,7 +133,8 @@ def _certificates(table: bytes) -> dict[str, bytes]:
 
 
 def _table(data: bytes) -> dict[uuid.UUID, bytes]:
-    reader, found = Reader(data, "SNP certificate table"), {}
+    reader = Reader(data, "SNP certificate table")
+    found: dict[uuid.UUID, bytes] = {}
     for _ in range(_MAX_CERTIFICATES):
         raw, offset, size = reader.take(16), reader.number(4), reader.number(4)
         if not any(raw):
