@@ -1,6 +1,8 @@
 """A stage on two ranks of one worker: trains as on one, is audited as any other, and dies as a whole."""
 
 import json
+import os
+import signal
 
 import pytest
 from real_runs import descendant, free_port, make_keys
@@ -66,9 +68,6 @@ def test_a_liar_with_two_ranks_is_named(place, company):
 def test_a_killed_rank_takes_its_worker_with_it_and_the_shadow_takes_over(place, company):
     owner, workers = company("train.steps=60", "train.validate_every=100", "checkpoint.every=0")
     place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 3,'))
-
-    import os
-    import signal
 
     os.kill(descendant(workers["north"], "worker"), signal.SIGKILL)
 
