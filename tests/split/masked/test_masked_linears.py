@@ -31,6 +31,7 @@ from phalanx.split.masked import (
     MaskedLinear,
     SimulatedWorker,
     mask_linears,
+    open_desk,
     pad_sources,
     process_pads,
     system_pads,
@@ -356,6 +357,16 @@ def test_idle_time_fills_the_pools_so_that_no_layer_waits(cache):
 
     assert desk.late_pads == 0
     assert idle.failure is None
+
+
+def test_a_desk_of_a_run_file_fills_itself_as_layers_are_added():
+    layer = a_linear()
+
+    with open_desk(MaskedConfig(rows=8, reserve=1), "run-1", SimulatedWorker()) as desk:
+        masked = MaskedLinear(layer, "layer", desk)
+        y = masked(some_rows())
+
+    assert relative(y, layer(some_rows())) <= MOST_ERROR
 
 
 def test_an_idle_thread_that_cannot_make_pads_says_why():

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import Identity
 from phalanx.security.mask import Masked, Product
+from phalanx.security.mask.pads import MOST_ELEMENTS
 from phalanx.split.masked.mail import Mail
 from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send, write_masked
 from phalanx.split.masked.process import LocalMaskedWorkers
@@ -41,8 +42,18 @@ class RemoteWorker:
         limits: TransportConfig,
         is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.name = name
+        self.name, self.most_numbers = name, min(MOST_ELEMENTS, (limits.max_frame_bytes - _HEADER_BYTES) // 4)
         self._endpoint, self._mail, self._limits, self._is_alive = endpoint, mail, limits, is_alive
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the frames that the worker has taken."""
+        return self._endpoint.bytes_sent.get(self.name, 0)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of the worker's frames."""
+        return self._endpoint.bytes_received.get(self.name, 0)
 
     def load(self, product: Product, values: NDArray[np.int32]) -> None:
         """As `WorkerPort` says; the matrix travels in as many frames as it needs."""
