@@ -23,7 +23,11 @@ def peft_files(
     """
     if isinstance(adapter, SpfConfig):
         raise CheckpointError("model.adapter: peft knows no spf; give --merge for a whole model")
-    config = {"task_type": "CAUSAL_LM", "base_model_name_or_path": str(source.directory), "inference_mode": True}
+    config: dict[str, Any] = {
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(source.directory),
+        "inference_mode": True,
+    }
     if isinstance(adapter, PrefixConfig):
         return config | _prefix_config(source, adapter), {"prompt_embeddings": _prompt(trained, source)}
     config |= {

@@ -1,4 +1,4 @@
-"""``phalanx worker``: host middle stages for an owner on another machine."""
+"""``phalanx worker``: host stages for an owner on another machine; ``phalanx masked-worker``: multiply for one."""
 
 import os
 from pathlib import Path
@@ -51,3 +51,14 @@ def _serve(config: "WorkerConfig", wrap_copy: "WrapCopy") -> None:
     from phalanx.attacks import run_worker_with_attack
 
     run_worker_with_attack(config, wrap_copy)
+
+
+def masked_worker(
+    worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="The masked worker's file.")],
+) -> None:
+    """Multiply masked numbers for a trusted side; it ends when that side ends the run."""
+    from phalanx.config import load_config
+    from phalanx.split.masked import MaskedWorkerConfig, end_with_parent, run_masked_worker
+
+    end_with_parent()
+    run_masked_worker(load_config(worker_file, MaskedWorkerConfig))
