@@ -15,6 +15,8 @@ from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
+from phalanx.security.seal import ReleasePolicy
+from phalanx.split import SplitConfig
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.transport import TransportConfig
 
@@ -32,6 +34,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
+    "split": SplitConfig,
+    "split.release": ReleasePolicy,
     "pipeline": PipelineConfig,
     "pipeline.transport": TransportConfig,
     "guard": GuardConfig,

@@ -159,7 +159,9 @@ class SplitSession(Session):
             summary["released"] = False
             recorder.observe("release_refused", {"reason": exc.reason, "detail": exc.detail[:500]})
             return
-        save_file(tensors, self.home.path / ADAPTERS)
+        path = self.home.path / ADAPTERS
+        path.touch(mode=0o600)
+        save_file(tensors, path)
         summary["released"] = True
         recorder.observe("released", dict(permitted))
 
