@@ -44,6 +44,8 @@ class SplitConfig(StrictModel):
     """Plain bytes under one authentication tag."""
     release: ReleasePolicy | None = None
     """When adapters may leave the enclave; without it they stay sealed."""
+    step_timeout_s: float = Field(default=600.0, gt=0)
+    """How long the enclave may take for an answer, a whole step at most."""
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")

@@ -139,7 +139,8 @@ class EnclaveServer:
         self._post(sender, say.Proof(), self._door.evidence(sender, bytes.fromhex(message.nonce)))
 
     def _admit(self, sender: str, message: say.Call, payload: memoryview) -> None:
-        reply, link = b"", PlainLink()
+        reply = b""
+        link: Link = PlainLink()
         if self._config.split.mode != "plaintext":
             token, hello = bytes(payload[: message.token_bytes]), bytes(payload[message.token_bytes :])
             reply, link = self._door.admit(sender, token, hello)

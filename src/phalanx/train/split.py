@@ -72,7 +72,8 @@ class SplitSession(Session):
         source = open_model(run.model, home.cache / "models", run.train.seed)
         _check(run, source)
         self.console.print(worth(run), style="bold", markup=False, highlight=False)
-        self.figures.split = {"mode": split.mode, "tier": self._tier(), "worth": worth(run)}
+        facts: dict[str, Any] = {"mode": split.mode, "tier": self._tier(), "worth": worth(run)}
+        self.figures.split = facts
         corpus = self._corpus(source)
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
         loader = ClientLoader(corpus, split.client_names, *sizes)
@@ -99,7 +100,7 @@ class SplitSession(Session):
             try:
                 self._train(engine, loader, hooks, start)
             finally:
-                self.figures.split["crypto_s"] = engine.crypto_s
+                facts["crypto_s"] = engine.crypto_s
             self._finish_split(lead, recorder)
 
     def _tier(self) -> str | None:

@@ -78,7 +78,7 @@ def _party(
     run: RunConfig, home: RunDirectory, identity: Identity, endpoint: Endpoint, look: Callable[[], None]
 ) -> Party:
     split = split_of(run)
-    line = Line(endpoint, ENCLAVE, split.transport.timeout_s, look)
+    line = Line(endpoint, ENCLAVE, split.step_timeout_s, look)
     if split.mode == "plaintext":
         return Party(identity, line, None)
     directory = home.path / "clients" / identity.name
