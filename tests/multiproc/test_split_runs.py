@@ -128,3 +128,14 @@ def test_what_cannot_work_is_said_before_anything_is_started(split):
     assert process.wait() == 2
     assert "split.cut = 4" in process.text
     assert not (split.path / "run" / "workers").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", ["false", "true"])
+def test_a_masked_run_trains_with_its_workers_in_processes_of_their_own(split, second):
+    sealed = split.finish(run_dir="sealed")
+    masked = split.finish("split.mode='masked'", f"split.masked={{second_worker={second}}}", run_dir="masked")
+
+    assert masked["guard"] == "masked"
+    assert masked["world"]["processes"] == (4 if second == "true" else 3)
+    assert masked["loss_last"] == pytest.approx(sealed["loss_last"], rel=1e-2)

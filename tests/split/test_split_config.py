@@ -8,6 +8,7 @@ from phalanx.errors import ConfigError
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.check import check_split
+from phalanx.split.masked import MaskedConfig
 from phalanx.transport import TransportConfig
 
 
@@ -15,6 +16,7 @@ from phalanx.transport import TransportConfig
     ("given", "named"),
     [
         ({"mode": "plaintext"}, ["plaintext", "insecure = true", 'mode = "sealed"']),
+        ({"allow_insecure_sim": True, "masked": MaskedConfig(rows=7)}, ["split.masked", "remove it"]),
         ({"insecure": True, "allow_insecure_sim": True}, ["insecure = true", "leave it out"]),
         ({}, ['tier = "sim"', "NOT SECURE", "allow_insecure_sim = true"]),
         ({"tier": "tpm", "allow_insecure_sim": True}, ["allow_insecure_sim", "tpm"]),
@@ -43,7 +45,6 @@ def test_an_impossible_combination_is_named(given, named):
         (split_config(cut=LAYERS), SEQ, "causal_lm", [f"split.cut = {LAYERS}", f"1 to {LAYERS - 1}"]),
         (split_config(), SEQ + 1, "causal_lm", ["sequence_length", "lower it"]),
         (split_config(), SEQ, "dancing", ["train.objective", "causal_lm"]),
-        (split_config("masked"), SEQ, "causal_lm", ["masked", "sealed"]),
         (SplitConfig(cut=2, tier="tpm"), SEQ, "causal_lm", ["split.tier", "sim"]),
         (split_config(policy="/nowhere/policy.toml"), SEQ, "causal_lm", ["/nowhere/policy.toml"]),
     ],

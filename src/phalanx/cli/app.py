@@ -15,6 +15,7 @@ from phalanx.cli.checkpoint import checkpoint_app
 from phalanx.cli.console import say_error
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.launch import launch
+from phalanx.cli.masked_worker import masked_worker
 from phalanx.cli.pki import pki_app
 from phalanx.cli.plan import PLAN_EXAMPLES, plan
 from phalanx.cli.report import report
@@ -58,6 +59,7 @@ def phalanx(
 
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
 app.command(epilog="Example: phalanx worker worker.toml")(worker)
+app.command(epilog="Example: phalanx masked-worker worker.toml")(masked_worker)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"
     "Example: phalanx launch run.toml --engine ray --address auto --resume\n\n"

@@ -17,7 +17,7 @@ from phalanx.split.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.kinds import Kinds
 from phalanx.split.link import Link, PlainLink
 from phalanx.split.meeting import Doorkeeper, Occasion, attested_keys
-from phalanx.split.offload import offload
+from phalanx.split.offload import Prepare, as_it_is, offloaded
 from phalanx.split.parts import build_back
 from phalanx.split.release import Releasing
 from phalanx.split.state import StateKeeper
@@ -41,12 +41,15 @@ def serve(config: EnclaveConfig) -> None:
     identity = load_identity(Path(config.identity))
     wire = GrpcWire(identity, config.split.transport)
     try:
-        with Endpoint(identity, {}, config.session, wire, config.split.transport) as endpoint:
+        with (
+            offloaded(config, identity) as prepare,
+            Endpoint(identity, {}, config.session, wire, config.split.transport) as endpoint,
+        ):
             for name, pem in config.certificates.items():
                 peer = peer_from_certificate(pem.encode("ascii"), identity.authority_pem, where=name)
                 endpoint.add_peer(peer, config.addresses[name])
             source = open_model(config.model, Path(config.cache), config.seed)
-            server = EnclaveServer(config, identity, endpoint, source)
+            server = EnclaveServer(config, identity, endpoint, source, prepare)
             server.announce(wire.address)
             server.run()
     finally:
@@ -61,12 +64,20 @@ class EnclaveServer:
         identity: The enclave.
         endpoint: Knows owner and clients.
         source: The model.
+        prepare: Changes the back part before it is trained.
 
     Raises:
         PhalanxError: Model or tier is unusable.
     """
 
-    def __init__(self, config: EnclaveConfig, identity: Identity, endpoint: Endpoint, source: ModelSource) -> None:
+    def __init__(
+        self,
+        config: EnclaveConfig,
+        identity: Identity,
+        endpoint: Endpoint,
+        source: ModelSource,
+        prepare: Prepare = as_it_is,
+    ) -> None:
         split, directory = config.split, Path(config.directory)
         self._config, self._endpoint, self._source = config, endpoint, source
         tier = open_tier(split.tier, directory, identity)
@@ -87,8 +98,7 @@ class EnclaveServer:
             seed=config.seed,
             activation_checkpointing=config.model.activation_checkpointing,
         )
-        if split.mode == "masked":
-            offload(back)
+        prepare(back)
         task = TASKS[config.objective]()
         self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
         self._releasing = Releasing(split.release, self._trainer.weights())

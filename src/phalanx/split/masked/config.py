@@ -1,0 +1,51 @@
+"""How frozen layers are masked, and the file of a worker that multiplies masked numbers."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from phalanx.config import StrictModel
+from phalanx.transport import TransportConfig
+
+OWNER = "owner"
+"""Party name of the trusted side, unless a worker's file says otherwise."""
+
+
+class MaskedConfig(StrictModel):
+    """The trusted side: where pads come from, how many are kept, who makes their products.
+
+    Attributes:
+        pads: ``aes`` draws pads from AES-256 in counter mode under a key that lives as long as the process; ``os``
+            draws every pad from the operating system's generator, many times slower.
+        rows: Rows of one request and of one pad: tokens of a microbatch. Longer inputs are cut, of shorter ones the
+            rest of the pad is thrown away.
+        reserve: Pads of each product that are kept ready, made in idle time.
+        late_pads: Make a pad while the step waits where none is ready; without it the step is refused.
+        second_worker: Have a second worker make the pads' products; it must not talk to the first one.
+        bound: Euclidean length that no row of activations exceeds, for one scale of all rows; left out, each row has
+            its own, which is never less accurate.
+    """
+
+    pads: Literal["aes", "os"] = "aes"
+    rows: int = Field(default=512, ge=1, le=2**20)
+    reserve: int = Field(default=2, ge=0, le=4096)
+    late_pads: bool = True
+    second_worker: bool = False
+    bound: float | None = Field(default=None, gt=0)
+
+
+class MaskedWorkerConfig(StrictModel):
+    """One worker process: who it is and where the trusted side listens."""
+
+    identity: str
+    """Directory with this worker's certificate and keys."""
+    owner: str
+    """`host:port` of the trusted side."""
+    owner_name: str = OWNER
+    advertise: str | None = None
+    """Host name or address under which the trusted side reaches this worker; left out, the one it binds to."""
+    join_timeout_s: float = Field(default=300.0, gt=0, le=86400)
+    """How long to look for a trusted side that does not listen yet, seconds."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    """`cpu` multiplies in float64, `cuda` in limbs of 8 bits."""
+    transport: TransportConfig = TransportConfig()

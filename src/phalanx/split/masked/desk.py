@@ -1,0 +1,194 @@
+"""The trusted side's desk: layers hand in what is to be multiplied, workers see masked numbers only."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.errors import ConfigError, PadError, WrongProductError
+from phalanx.security.mask import Masked, MaskedProduct, Product, ProductCheck, Sent, masked_linear
+from phalanx.split.masked.config import MaskedConfig
+from phalanx.split.masked.pad_sources import PadSources
+from phalanx.split.masked.port import WorkerPort
+
+Reals = NDArray[np.float32]
+_DEFAULTS = MaskedConfig()
+
+
+class Desk(Protocol):
+    """Where masked layers have their products made."""
+
+    def add(self, layer: str, weight: Reals) -> None:
+        """Take on a frozen layer.
+
+        Args:
+            layer: Its name, which nobody else has at this desk.
+            weight: ``[inner, columns]``.
+        """
+        ...
+
+    def multiply(self, product: Product, x: Reals) -> Reals:
+        """Return ``x @ W``, ``[rows, columns]``, for the forward product, ``x @ W^T`` for the backward one.
+
+        Args:
+            product: Of a layer that was added.
+            x: ``[rows, inner]``.
+        """
+        ...
+
+
+class MaskedDesk:
+    """Masks, asks, checks and unmasks. Several threads may use it.
+
+    Args:
+        worker: Sees masked activations and gradients.
+        pads: Makes fresh pads.
+        config: How many pads, of how many rows, and what to do where none is ready.
+        second: Makes the pads' products; left out, they are made here.
+
+    Raises:
+        ConfigError: Both workers have one name, or `config` and `second` contradict each other.
+
+    Guarantees:
+        Whatever is asked for again, be it by activation checkpointing or because a step is done again, gets a new pad.
+        Nothing leaves without one. An answer is used only after its check, and what it is used for does not depend on
+        the pad: the same input gives the same result bit for bit.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerPort,
+        pads: PadSources,
+        config: MaskedConfig = _DEFAULTS,
+        second: WorkerPort | None = None,
+    ) -> None:
+        if config.second_worker != (second is not None):
+            raise ConfigError(
+                f"masked.second_worker is {str(config.second_worker).lower()}, and "
+                f"{'no second worker' if second is None else second.name} is there; make them agree"
+            )
+        if second is not None and second.name == worker.name:
+            raise ConfigError(f"{worker.name}: is both workers, and would see pads and what they mask; name two")
+        self._worker, self._second, self._pads, self._config = worker, second, pads, config
+        self._sides: dict[Product, MaskedProduct] = {}
+        # one fills and one takes at a time, which may be two threads: the pools are made for that
+        self._filling, self._taking = threading.Lock(), threading.Lock()
+        self.pads_wanted = threading.Event()
+        """Set whenever pads were taken or a layer was added, for whoever fills in idle time to wait for."""
+        self.late_pads = 0
+        """Pads that were made while a layer waited for them."""
+
+    def add(self, layer: str, weight: Reals) -> None:
+        """As `Desk` says.
+
+        Raises:
+            ConfigError: The name is taken.
+            FixedPointError: The weights are no float32 matrix, or hold NaN or infinity.
+            PadError: No fresh secret can be drawn.
+            TransportError: A worker cannot be reached.
+        """
+        made = masked_linear(layer, weight, self._rows(weight), self._pads, self._config.bound)
+        if made.forward.product in self._sides:
+            raise ConfigError(f"{layer}: is at this desk already; give each module a name of its own")
+        for side in (made.forward, made.backward):
+            for worker in (self._worker, self._second):
+                if worker is not None:
+                    worker.load(side.product, side.weight.values)
+        self._sides.update({side.product: side for side in (made.forward, made.backward)})
+        self.pads_wanted.set()
+
+    def multiply(self, product: Product, x: Reals) -> Reals:
+        """As `Desk` says.
+
+        Raises:
+            FixedPointError: A number is not finite, a row is beyond the bound, or a result too large for float32.
+            PadError: No pad is ready and none may, or can, be made now.
+            WrongProductError: A worker lied; its name is in the message, and the product's check is spent.
+            TransportError: A worker is gone, silent, or answers with nonsense.
+        """
+        side = self._side(product)
+        columns = side.weight.values.shape[1]
+        if not len(x):
+            return np.empty((0, columns), np.float32)
+        rows = side.pool.rows
+        sent = self._mask(side, [x[start : start + rows] for start in range(0, len(x), rows)])
+        answers = self._worker.multiply([one.request for one in sent])
+        found = [self._unmask(side, *pair) for pair in zip(sent, answers, strict=True)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def fill(self, count: int) -> int:
+        """Make pads until every product has so many ready.
+
+        Returns:
+            How many were made.
+
+        Raises:
+            PadError: No fresh pad can be made.
+            WrongProductError: The second worker lied.
+            TransportError: The second worker is gone, silent, or answers with nonsense.
+        """
+        return sum(self._fill(side, count) for side in tuple(self._sides.values()))
+
+    def renew_check(self, product: Product) -> None:
+        """Draw new secret vectors for a product whose check has refused, before somebody else computes it."""
+        side = self._side(product)
+        check = ProductCheck(side.weight.values, self._pads(product))
+        self._sides[product] = replace(side, check=check)
+
+    def ready(self) -> dict[Product, int]:
+        """Pads that are ready, by product."""
+        return {product: len(side.pool) for product, side in self._sides.items()}
+
+    def _side(self, product: Product) -> MaskedProduct:
+        if product not in self._sides:
+            raise ConfigError(f"{product}: is not at this desk; add its layer first")
+        return self._sides[product]
+
+    def _rows(self, weight: Reals) -> int:
+        """Rows of one request: those of the config, or fewer where request or answer would be too large."""
+        most = min(worker.most_numbers for worker in (self._worker, self._second) if worker is not None)
+        return max(1, min(self._config.rows, most // max(weight.shape)))
+
+    def _mask(self, side: MaskedProduct, parts: Sequence[Reals]) -> list[Sent]:
+        with self._taking:
+            missing = len(parts) - len(side.pool)
+            if missing > 0 and not self._config.late_pads:
+                raise PadError(
+                    f"{side.product}: {len(parts)} pads are needed, {len(side.pool)} are ready, and nothing is sent "
+                    "without; raise masked.reserve, or set masked.late_pads = true"
+                )
+            if missing > 0:
+                self.late_pads += self._fill(side, len(parts))
+            sent = [side.send(part) for part in parts]
+        self.pads_wanted.set()
+        return sent
+
+    def _fill(self, side: MaskedProduct, count: int) -> int:
+        with self._filling:
+            missing = max(0, count - len(side.pool))
+            if self._second is None:
+                for _ in range(missing):
+                    side.pool.make()
+            elif missing:
+                asked = [side.pool.ask() for _ in range(missing)]
+                for answer in self._second.multiply(asked):
+                    with _named(self._second):
+                        side.pool.accept(answer, side.check)
+            return missing
+
+    def _unmask(self, side: MaskedProduct, sent: Sent, answer: Masked) -> Reals:
+        with _named(self._worker):
+            return side.receive(sent, answer)
+
+
+@contextlib.contextmanager
+def _named(worker: WorkerPort) -> Iterator[None]:
+    """Say whose lie it was."""
+    try:
+        yield
+    except WrongProductError as exc:
+        raise WrongProductError(f"{worker.name}: {exc}") from exc

@@ -1,0 +1,97 @@
+"""Pads made in idle time: by a thread that fills a desk's pools whenever some were taken."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from phalanx.errors import PhalanxError
+from phalanx.security.mask import MonotonicCounter
+from phalanx.split.masked.config import MaskedConfig
+from phalanx.split.masked.desk import MaskedDesk
+from phalanx.split.masked.pad_sources import pad_sources
+from phalanx.split.masked.port import WorkerPort
+
+_LOOK_EVERY_S = 0.2
+_SECONDS_TO_END = 10.0
+
+
+class IdlePads:
+    """Keeps a number of pads ready at a desk; a context manager.
+
+    The products of matrices leave Python's lock alone, so this runs while a step waits for its worker, and takes
+    nothing from it but the processor. With a second worker the thread only draws pads and waits for answers.
+
+    Args:
+        desk: Whose pools.
+        reserve: Pads to have ready for each product.
+    """
+
+    def __init__(self, desk: MaskedDesk, reserve: int) -> None:
+        self._desk, self._reserve = desk, reserve
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="idle-pads", daemon=True)
+        self.full = threading.Event()
+        """Set while every product has its reserve, as far as this thread has seen."""
+        self.ended = threading.Event()
+        """Set when the thread has stopped, by itself or because it was told to."""
+        self.failure: PhalanxError | None = None
+        """Why it stopped; pads are then made, or refused, where they are needed, and the reason shows there as well."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._thread.join(_SECONDS_TO_END)
+
+    def _run(self) -> None:
+        try:
+            self._fill()
+            while not self._is_over.is_set():
+                if self._desk.pads_wanted.wait(_LOOK_EVERY_S):
+                    self._desk.pads_wanted.clear()
+                    self.full.clear()
+                    self._fill()
+        except PhalanxError as exc:
+            self.failure = exc
+        finally:
+            self.ended.set()
+
+    def _fill(self) -> None:
+        # one of each at a time: a product that is out of pads must not wait for the reserve of all others
+        for count in range(1, self._reserve + 1):
+            if self._is_over.is_set():
+                return
+            self._desk.fill(count)
+        self.full.set()
+
+
+@contextlib.contextmanager
+def open_desk(
+    config: MaskedConfig,
+    run: str,
+    worker: WorkerPort,
+    second: WorkerPort | None = None,
+    counter: MonotonicCounter | None = None,
+) -> Iterator[MaskedDesk]:
+    """Give the desk that a config asks for, with a thread that fills its pools.
+
+    Args:
+        config: Kind and number of pads.
+        run: The run.
+        worker: Sees masked numbers.
+        second: Makes the pads' products, where the config says so.
+        counter: A hardware counter of these pads alone.
+
+    Raises:
+        ConfigError: Config and workers contradict each other.
+        PadError: The counter fails.
+    """
+    desk = MaskedDesk(worker, pad_sources(config, run, counter), config, second)
+    with IdlePads(desk, config.reserve):
+        yield desk

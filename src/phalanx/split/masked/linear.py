@@ -1,0 +1,161 @@
+"""Frozen linear layers of a model whose products somebody else computes, without seeing what they are made of."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers.pytorch_utils import Conv1D
+
+from phalanx.errors import ModelError
+from phalanx.models.stage import canonical_name
+from phalanx.security.mask import Product
+from phalanx.split.masked.desk import Desk
+
+# exactly these: a subclass may read its weight without calling the layer, and so go past the mask
+_KINDS: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
+
+
+class MaskedLinear(nn.Module):
+    """Stands for a frozen ``nn.Linear`` or transformers' ``Conv1D``; computes the same up to rounding to fixed point.
+
+    The product with the weight, and that of the gradient with its transpose, are asked for at the desk. The bias is
+    added here, and may be trained. No weight is kept: what the desk needs of it, it has.
+
+    Args:
+        layer: What it stands for.
+        name: Of the layer at the desk.
+        desk: Where its products are made.
+
+    Raises:
+        ModelError: It is no linear layer, its weight is trained, or still on the meta device.
+        FixedPointError: A weight is NaN or infinite.
+        ConfigError: The name is taken.
+
+    Guarantees:
+        Each call, each backward pass and each recomputation is masked anew. Nothing is saved for the backward pass. The
+        output depends on the input alone, bit for bit, whatever the pads were.
+    """
+
+    def __init__(self, layer: nn.Module, name: str, desk: Desk) -> None:
+        super().__init__()
+        weight = _frozen_weight(layer, name)
+        self.in_features, self.out_features = int(weight.shape[0]), int(weight.shape[1])
+        bias = layer.bias
+        self.bias = bias if isinstance(bias, nn.Parameter) else None
+        self._desk = desk
+        self._forward, self._backward = Product(name, "forward"), Product(name, "backward")
+        desk.add(name, weight.float().contiguous().numpy())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute ``x @ W + bias``, ``[..., out_features]`` for ``[..., in_features]``, in the dtype of `x`.
+
+        Raises:
+            ModelError: `x` has another last dimension.
+            FixedPointError: A number of `x`, or of the gradient, is NaN, infinite or beyond the desk's bound.
+            PadError: There is no fresh pad.
+            WrongProductError: A worker lied.
+            TransportError: A worker is gone, silent, or answers with nonsense.
+        """
+        if x.shape[-1] != self.in_features:
+            raise ModelError(f"{self._forward.layer}: got {x.shape[-1]} features, expected {self.in_features}")
+        y: Tensor = _MaskedProduct.apply(x, self._desk, self._forward, self._backward)  # type: ignore[no-untyped-call]
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def extra_repr(self) -> str:
+        """Show the shape and the name at the desk."""
+        return f"{self._forward.layer}, in_features={self.in_features}, out_features={self.out_features}"
+
+
+def mask_linears(module: nn.Module, desk: Desk, names: Sequence[str] | None = None) -> list[str]:
+    """Put masked layers in the place of a module's frozen linear ones, those inside of LoRA layers included.
+
+    Adapters, and every other layer whose weight is trained, stay as they are and are computed here; so do attention
+    scores, norms and activations.
+
+    Args:
+        module: Built and filled; changed in place.
+        desk: Where the products are made.
+        names: Of the layers to replace, without the ``base_layer`` of adapters; left out, all that can be.
+
+    Returns:
+        The names of the layers that were replaced, in the module's order.
+
+    Raises:
+        ModelError: A named layer is missing, not linear, or trained; or nothing can be replaced.
+        FixedPointError: A weight is NaN or infinite.
+        ConfigError: The desk has a layer of such a name already.
+    """
+    found = dict(_places(module))
+    if names is None:
+        wanted = [name for name, places in found.items() if _can_be_masked(places[0])]
+    else:
+        wanted = list(names)
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            raise ModelError(f"{missing[0]}: is no layer of this module; the names are those of named_modules()")
+    if not wanted:
+        raise ModelError("this module has no frozen linear layer, so there is nothing to mask; is everything trained?")
+    for name in wanted:
+        # all before the first: a module is changed as a whole or not at all
+        _frozen_weight(found[name][0], name)
+    for name in wanted:
+        place = found[name]
+        masked = MaskedLinear(place[0], name, desk).train(place[0].training)
+        for parent, leaf in place[1]:
+            parent.add_module(leaf, masked)
+    return wanted
+
+
+class _MaskedProduct(torch.autograd.Function):
+    """``x @ W`` forward and ``dy @ W^T`` backward; the gradient of W does not exist."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, desk: Desk, forward: Product, backward: Product) -> Tensor:
+        ctx.desk, ctx.backward_product = desk, backward
+        return _multiply(desk, forward, x)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _multiply(ctx.desk, ctx.backward_product, gradient), None, None, None
+
+
+def _multiply(desk: Desk, product: Product, x: Tensor) -> Tensor:
+    rows = x.detach().reshape(-1, x.shape[-1]).to("cpu", torch.float32).contiguous()
+    y = torch.from_numpy(desk.multiply(product, rows.numpy()))
+    return y.reshape(*x.shape[:-1], y.shape[-1]).to(x.device, x.dtype)
+
+
+def _frozen_weight(layer: nn.Module, name: str) -> Tensor:
+    """The weight as ``[inner, columns]``."""
+    if type(layer) not in _KINDS:
+        raise ModelError(f"{name}: is a {type(layer).__name__}; only frozen nn.Linear and Conv1D layers can be masked")
+    weight = layer.get_parameter("weight")
+    if weight.requires_grad:
+        raise ModelError(f"{name}: its weight is trained, and would change under its mask; freeze it or leave it here")
+    if weight.is_meta:
+        raise ModelError(f"{name}: has no weights yet; mask after they were loaded")
+    stored = weight.detach().cpu()
+    return stored if isinstance(layer, Conv1D) else stored.T
+
+
+def _can_be_masked(layer: nn.Module) -> bool:
+    return type(layer) in _KINDS and not layer.get_parameter("weight").requires_grad
+
+
+_Place = tuple[nn.Module, list[tuple[nn.Module, str]]]
+"""A layer, and all parents that have it with the names under which they do."""
+
+
+def _places(module: nn.Module) -> Iterator[tuple[str, _Place]]:
+    """Every layer under its first name; one that occurs twice stays one."""
+    by_id: dict[int, list[tuple[nn.Module, str]]] = {}
+    for parent in module.modules():
+        # not named_children(), which leaves out a second name of the same child
+        for leaf, child in parent._modules.items():
+            by_id.setdefault(id(child), []).append((parent, leaf))
+    for name, child in module.named_modules():
+        if child is not module:
+            yield canonical_name(f"{name}.weight").removesuffix(".weight"), (child, by_id[id(child)])

@@ -1,0 +1,167 @@
+"""What the trusted side and a worker say to each other, as bodies and payloads of signed frames.
+
+| kind | from | payload |
+|---|---|---|
+| `mask.load` | trusted side | some rows of a quantised matrix, int16 |
+| `mask.multiply` | trusted side | masked numbers, uint32 |
+| `mask.product` | worker | their product, uint32 |
+| `mask.refused` | worker | none; why it has no answer |
+| `mask.end` | trusted side | none |
+
+Numbers are little-endian, and row after row.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel
+from phalanx.errors import FrameError
+from phalanx.security.mask import Masked, Product
+from phalanx.security.mask.message import Direction
+from phalanx.transport import Endpoint
+
+LOAD, MULTIPLY, PRODUCT, REFUSED, END = "mask.load", "mask.multiply", "mask.product", "mask.refused", "mask.end"
+
+_MOST_ROWS = 2**24
+_RECEIPTS_KEPT = 64
+
+
+class About(StrictModel):
+    """Which product a message is about."""
+
+    layer: str = Field(min_length=1, max_length=512)
+    direction: Direction
+
+    @property
+    def product(self) -> Product:
+        """The product."""
+        return Product(self.layer, self.direction)
+
+
+class Load(About):
+    """Rows of a matrix, from `first` on; the last ones complete it."""
+
+    inner: int = Field(ge=1, le=2**22)
+    columns: int = Field(ge=1, le=2**22)
+    first: int = Field(ge=0)
+    rows: int = Field(ge=1)
+
+
+class Numbers(About):
+    """Masked numbers, or their product; a product has the number of what it was asked for with."""
+
+    number: int = Field(ge=0)
+    rows: int = Field(ge=1, le=_MOST_ROWS)
+    columns: int = Field(ge=1, le=2**22)
+
+
+class Refusal(StrictModel):
+    """Why a worker has no answer."""
+
+    reason: str = Field(max_length=1000)
+
+
+def load_parts(product: Product, values: NDArray[np.int32], most_bytes: int) -> list[tuple[dict[str, Any], memoryview]]:
+    """Cut a quantised matrix into bodies and payloads of at most so many bytes each.
+
+    Raises:
+        FrameError: Not even one row fits, or a number does not fit into 16 bits.
+    """
+    inner, columns = values.shape
+    if np.abs(values).max(initial=0) >= 2**15:
+        raise FrameError(f"{product}: a weight needs more than 16 bits, expected at most 2^15 - 1 in absolute value")
+    step = most_bytes // (2 * columns)
+    if not step:
+        raise FrameError(f"{product}: a row takes {2 * columns} bytes, frames have {most_bytes}; raise max_frame_bytes")
+    parts = []
+    for first in range(0, inner, step):
+        rows = np.ascontiguousarray(values[first : first + step], dtype="<i2")
+        about = Load(
+            layer=product.layer,
+            direction=product.direction,
+            inner=inner,
+            columns=columns,
+            first=first,
+            rows=len(rows),
+        )
+        parts.append((about.model_dump(), _bytes_of(rows)))
+    return parts
+
+
+def read_load(body: dict[str, Any], payload: memoryview) -> tuple[Load, NDArray[np.int32]]:
+    """Read rows of a matrix.
+
+    Raises:
+        FrameError: The frame is anything else.
+    """
+    about = _read(Load, body)
+    if about.first + about.rows > about.inner:
+        raise FrameError(f"{about.product}: rows {about.first} to {about.first + about.rows} of {about.inner} came")
+    return about, _numbers(payload, "<i2", about.rows, about.columns, about.product).astype(np.int32)
+
+
+def write_masked(masked: Masked) -> tuple[dict[str, Any], memoryview]:
+    """Return body and payload of masked numbers, or of their product."""
+    rows, columns = masked.values.shape
+    product = masked.product
+    about = Numbers(layer=product.layer, direction=product.direction, number=masked.number, rows=rows, columns=columns)
+    return about.model_dump(), _bytes_of(np.ascontiguousarray(masked.values, dtype="<u4"))
+
+
+def read_masked(body: dict[str, Any], payload: memoryview) -> Masked:
+    """Read masked numbers or their product; whether they are elements of Z_p is for whoever computes with them.
+
+    Raises:
+        FrameError: The frame is anything else.
+    """
+    about = _read(Numbers, body)
+    values = _numbers(payload, "<u4", about.rows, about.columns, about.product)
+    return Masked(about.product, about.number, values.astype(np.uint32))
+
+
+def read_refusal(body: dict[str, Any]) -> str:
+    """Return a worker's reason, harmless to a terminal or a log.
+
+    Raises:
+        FrameError: The frame is anything else.
+    """
+    reason = _read(Refusal, body).reason
+    return "".join(character if character.isprintable() else "?" for character in reason)
+
+
+_Body = TypeVar("_Body", bound=StrictModel)
+
+
+def send(
+    endpoint: Endpoint, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[memoryview] = ()
+) -> None:
+    """Send a frame and forget the receipts of old ones: what was masked is disputed by its check, not by signatures.
+
+    Raises:
+        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send`.
+    """
+    header = endpoint.send(receiver, kind, body, payload)
+    endpoint.receipts.forget_before(receiver, header.fields.sequence - _RECEIPTS_KEPT)
+
+
+def _read(kind: type[_Body], body: dict[str, Any]) -> _Body:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as exc:
+        raise FrameError(f"masked offload: malformed {kind.__name__.lower()}; do both sides run one release?") from exc
+
+
+def _numbers(payload: memoryview, kind: str, rows: int, columns: int, product: Product) -> NDArray[Any]:
+    expected = rows * columns * np.dtype(kind).itemsize
+    if payload.nbytes != expected:
+        raise FrameError(f"{product}: got {payload.nbytes} bytes, expected {expected} for {rows} x {columns} numbers")
+    return np.frombuffer(payload, kind).reshape(rows, columns)
+
+
+def _bytes_of(values: NDArray[Any]) -> memoryview:
+    # numpy's stubs declare the buffer protocol only from Python 3.12 on
+    return memoryview(values).cast("B")  # type: ignore[arg-type]

@@ -1,0 +1,73 @@
+"""Where the pads of a desk come from.
+
+A pad is never needed again once its answer is there, by nobody. So the key that pads are made of need not outlive the
+process, and where it does not, there is nothing that a restart or a rolled-back disk could make twice.
+"""
+
+import os
+from collections.abc import Callable
+
+from phalanx.security.mask import (
+    AesPads,
+    MonotonicCounter,
+    OsPads,
+    PadLedger,
+    PadSource,
+    Product,
+    begin_ledger,
+)
+from phalanx.split.masked.config import MaskedConfig
+
+PadSources = Callable[[Product], PadSource]
+"""Gives each product a source of its own."""
+
+_KEY_BYTES = 32
+
+
+class ProcessMemory:
+    """A ledger's record that ends with the process, as the key does that it is about."""
+
+    def __init__(self) -> None:
+        self._data: bytes | None = None
+
+    def read(self) -> bytes | None:
+        """Return what was written last."""
+        return self._data
+
+    def write(self, data: bytes) -> None:
+        """Keep it."""
+        self._data = data
+
+
+def pad_sources(config: MaskedConfig, run: str, counter: MonotonicCounter | None = None) -> PadSources:
+    """Return what a run file asks for.
+
+    Args:
+        config: Names the kind.
+        run: The run.
+        counter: A hardware counter of these pads alone, which shows that a copy of this memory makes pads too.
+    """
+    return system_pads() if config.pads == "os" else process_pads(run, counter)
+
+
+def process_pads(run: str, counter: MonotonicCounter | None = None) -> PadSources:
+    """Return sources under a fresh key that is kept in this process only."""
+    master, memory = os.urandom(_KEY_BYTES), ProcessMemory()
+    begin_ledger(memory, master, run, counter)
+    return ledger_pads(PadLedger(memory, master, run, counter=counter), master, run)
+
+
+def ledger_pads(ledger: PadLedger, master: bytes, run: str) -> PadSources:
+    """Return sources under a key that outlives the process, with a ledger that does as well.
+
+    Args:
+        ledger: Open.
+        master: The 32 secret bytes that it was begun with.
+        run: The run.
+    """
+    return lambda product: AesPads(ledger, master, (run, product.layer, product.direction))
+
+
+def system_pads() -> PadSources:
+    """Return sources that draw every pad from the operating system's generator."""
+    return lambda product: OsPads()

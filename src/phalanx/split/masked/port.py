@@ -1,0 +1,56 @@
+"""Whoever multiplies masked numbers for a desk, and the one that does it in this very process."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.security.mask import Masked, MaskedWorker, Product
+from phalanx.security.mask.pads import MOST_ELEMENTS
+
+
+class WorkerPort(Protocol):
+    """The trusted side's way to one worker."""
+
+    name: str
+    """How errors call the worker."""
+    most_numbers: int
+    """Numbers that one request and one answer may have."""
+
+    def load(self, product: Product, values: NDArray[np.int32]) -> None:
+        """Give the worker a quantised matrix, ``[inner, columns]``.
+
+        Raises:
+            TransportError: It cannot be brought there.
+        """
+        ...
+
+    def multiply(self, requests: Sequence[Masked]) -> list[Masked]:
+        """Ask for products, all at once; nothing about the answers is checked here but which request they are to.
+
+        Raises:
+            TransportError: The worker is gone, silent, or answers with nonsense.
+        """
+        ...
+
+
+class SimulatedWorker:
+    """A worker in the trusted side's own process, for tests and for measuring: it hides nothing from anybody.
+
+    Args:
+        name: How errors call it.
+        device: As `ring_matrix` takes it.
+    """
+
+    def __init__(self, name: str = "simulated worker", device: str = "cpu") -> None:
+        self.name, self.most_numbers = name, MOST_ELEMENTS
+        self._worker = MaskedWorker(device)
+
+    def load(self, product: Product, values: NDArray[np.int32]) -> None:
+        """As `WorkerPort` says."""
+        self._worker.load(product, values)
+
+    def multiply(self, requests: Sequence[Masked]) -> list[Masked]:
+        """As `WorkerPort` says."""
+        return [self._worker.answer(request) for request in requests]

@@ -1,0 +1,120 @@
+"""Local worker processes on a leash: ended by id, never outliving the trusted side."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from phalanx.config import dump_toml
+from phalanx.split.masked.config import MaskedWorkerConfig
+from phalanx.transport import TransportConfig
+
+_SECONDS_TO_END = 5.0
+_COMMAND = ("phalanx", "masked-worker")
+_PR_SET_PDEATHSIG = 1
+
+
+class LocalMaskedWorkers:
+    """Child processes by worker name; a context manager that ends them all.
+
+    They run as the same user as the trusted side, who can read that side's memory: for one machine with an enclave
+    and an accelerator in it, and for tests.
+
+    Args:
+        directory: Gets each worker's file and log.
+        identities: Has a directory with certificate and keys for each name.
+        transport: Deadlines and bounds; workers let the system choose their ports.
+        device: What they multiply on.
+        threads: Threads of each.
+        command: Module and arguments of a worker, without its file; another than the default is for drills only.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identities: Path,
+        transport: TransportConfig,
+        device: str = "cpu",
+        threads: int = 1,
+        command: Sequence[str] = _COMMAND,
+    ) -> None:
+        self._directory, self._identities, self._device = directory, identities, device
+        self._transport = transport.model_copy(update={"port": 0})
+        self._threads, self._command = threads, command
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, names: Sequence[str], owner: str, owner_name: str) -> None:
+        """Start one process for each name; their output goes to ``NAME.log``."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            config = MaskedWorkerConfig(
+                identity=str((self._identities / name).resolve()),
+                owner=owner,
+                owner_name=owner_name,
+                device=self._device,
+                transport=self._transport,
+            )
+            path = self._directory / f"{name}.toml"
+            path.write_text(dump_toml(config), encoding="utf-8")
+            self._processes[name] = self._start(name, path)
+
+    def is_alive(self, name: str) -> bool:
+        """Whether a worker still runs."""
+        return self._processes[name].poll() is None
+
+    def pid(self, name: str) -> int:
+        """The process of a worker."""
+        return self._processes[name].pid
+
+    def last_words(self, name: str) -> str:
+        """The last line of a worker's log, for an error message."""
+        path = self._directory / f"{name}.log"
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+        return lines[-1] if lines else "(no output)"
+
+    def close(self) -> None:
+        """They have been told to end: give them a moment, then end them."""
+        for process in self._processes.values():
+            try:
+                process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                _end(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            _end(process)
+
+    def _start(self, name: str, path: Path) -> subprocess.Popen[bytes]:
+        with (self._directory / f"{name}.log").open("ab") as output:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter and our own file
+                [sys.executable, "-m", *self._command, str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in a terminal is for the trusted side, which ends its workers in good order
+                process_group=0,
+                env={**os.environ, "OMP_NUM_THREADS": str(self._threads), "PHALANX_PARENT": str(os.getpid())},
+            )
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
+    if not sys.platform.startswith("linux") or "PHALANX_PARENT" not in os.environ:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # a parent that ended while this process was still starting is found by its number
+    if str(os.getppid()) != os.environ["PHALANX_PARENT"]:
+        os._exit(1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait(_SECONDS_TO_END)

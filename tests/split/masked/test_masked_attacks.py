@@ -1,0 +1,224 @@
+"""What workers try, and what it takes to stop them: each attack wins where its guard is off."""
+
+import numpy as np
+import pytest
+import torch
+from masked_worlds import VOCAB, Liar, Spy, a_desk, a_model, chi_square, some_ids
+from torch import nn
+
+from phalanx.errors import WrongProductError
+from phalanx.security.mask import P, Product, UnsafeNoCheck, decode, encode_rows, offload
+from phalanx.security.mask.ring import centred
+from phalanx.split.masked import MaskedLinear, mask_linears, system_pads
+
+FIRST = "transformer.h.0.attn.c_attn"
+WANTED = 7
+
+
+class PlainDesk:
+    """Offload without masks, as any accelerator is used; exists for spies to show what they would see."""
+
+    def __init__(self):
+        self.weights, self.seen = {}, []
+
+    def add(self, layer, weight):
+        self.weights[Product(layer, "forward")] = weight
+        self.weights[Product(layer, "backward")] = weight.T
+
+    def multiply(self, product, x):
+        self.seen.append((product, x.copy()))
+        return x @ self.weights[product]
+
+
+def guesses(stage, seen):
+    """Tokens whose first activations, which follow from public weights, are nearest to what a worker saw."""
+    ids = torch.arange(VOCAB).unsqueeze(1).expand(-1, seen.shape[1])
+    trunk = stage.trunk
+    with torch.no_grad():
+        known = trunk.h[0].ln_1(trunk.wte(ids) + trunk.wpe(torch.arange(seen.shape[1])))
+    # by angle, since what is masked has no scale
+    known, seen = (nn.functional.normalize(one, dim=-1) for one in (known, seen))
+    return torch.einsum("vsd,bsd->bsv", known, seen).argmax(-1)
+
+
+def test_a_spy_reads_every_token_of_a_plain_offload_and_no_more_than_chance_of_a_masked_one(cache):
+    ids = some_ids(batch=64)
+    plain, masked = a_model(cache), a_model(cache)
+    open_desk, spy = PlainDesk(), Spy()
+    mask_linears(plain, open_desk)
+    mask_linears(masked, a_desk(spy, rows=1024))
+
+    with torch.no_grad():
+        plain(ids)
+        masked(ids)
+
+    (bare,) = [x for product, x in open_desk.seen if product == Product(FIRST, "forward")]
+    (hidden,) = spy.requests(FIRST)
+    shape = (*ids.shape, -1)
+    reads = [
+        float((guesses(plain, seen.reshape(shape)) == ids).float().mean())
+        for seen in (torch.from_numpy(bare), torch.from_numpy(centred(hidden.values)).float())
+    ]
+    assert reads[0] == 1.0
+    # 768 guesses at chance 1 / 61, and four standard deviations
+    assert reads[1] <= 1 / VOCAB + 4 * (1 / VOCAB / ids.numel()) ** 0.5
+
+
+def test_what_a_worker_sees_of_a_training_step_is_uniform_and_what_is_behind_it_is_not(cache):
+    stage, spy, ids = a_model(cache), Spy(), some_ids(batch=16)
+    mask_linears(stage, a_desk(spy, rows=256))
+
+    nn.functional.cross_entropy(stage(ids).flatten(0, 1), ids.flatten()).backward()
+
+    seen = {way: [x for x in spy.seen if x.product.direction == way] for way in ("forward", "backward")}
+    for requests in seen.values():
+        assert abs(chi_square(np.concatenate([one.values.ravel() for one in requests]), P)) <= 5
+    everything = np.concatenate([one.values.ravel() for one in spy.seen])
+    # neighbours do not know of each other either
+    assert abs(np.corrcoef(everything[:-1], everything[1:])[0, 1]) <= 5 / everything.size**0.5
+    plain, open_desk = a_model(cache), PlainDesk()
+    mask_linears(plain, open_desk)
+    plain(ids)
+    assert chi_square(np.concatenate([encode_rows(x).values.ravel() for _, x in open_desk.seen]), P) > 100
+
+
+def towards(token):
+    """A lie that raises one token's score everywhere, by more than honest scores differ."""
+
+    def bend(product, values):
+        if product == Product("lm_head", "forward"):
+            values[:, token] = (values[:, token].astype(np.int64) + 2**27) % P
+        return values
+
+    return bend
+
+
+def test_a_worker_that_chooses_what_the_model_says_is_caught(cache):
+    stage = a_model(cache)
+    mask_linears(stage, a_desk(Liar(towards(WANTED), name="mallory")))
+
+    with pytest.raises(WrongProductError, match=r"^mallory: lm_head, forward, pad \d+: is not the product"):
+        stage(some_ids())
+
+
+def test_without_the_check_a_worker_chooses_what_the_model_says(cache, monkeypatch):
+    monkeypatch.setattr(offload, "ProductCheck", lambda weight, secrets: UnsafeNoCheck())
+    stage = a_model(cache)
+    mask_linears(stage, a_desk(Liar(towards(WANTED))))
+
+    with torch.no_grad():
+        said = stage(some_ids()).argmax(-1)
+
+    assert (said == WANTED).all()
+
+
+def test_a_lie_in_the_backward_pass_stops_before_any_gradient_is_used(cache):
+    def bend(product, values):
+        if product.direction == "backward":
+            values[-1, -1] = (int(values[-1, -1]) + P - 1) % P
+        return values
+
+    stage, ids = a_model(cache), some_ids()
+    mask_linears(stage, a_desk(Liar(bend)))
+    loss = nn.functional.cross_entropy(stage(ids).flatten(0, 1), ids.flatten())
+
+    with pytest.raises(WrongProductError, match=r"^liar: lm_head, backward"):
+        loss.backward()
+    assert all(value.grad is None for value in stage.trainable().values())
+
+
+def count_caught(times):
+    """How many of so many changes of one element each are caught, in both directions."""
+    rng = np.random.default_rng(5)
+
+    def bend(product, values):
+        place = rng.integers(values.shape[0]), rng.integers(values.shape[1])
+        delta = (1, P - 1, int(rng.integers(1, P)))[rng.integers(3)]
+        values[place] = (int(values[place]) + delta) % P
+        return values
+
+    desk = a_desk(Liar(bend), pads=system_pads(), rows=4)
+    layer = nn.Linear(12, 6).requires_grad_(False)
+    MaskedLinear(layer, "layer", desk)
+    inputs = {way: rng.standard_normal((4, size), dtype=np.float32) for way, size in (("forward", 12), ("backward", 6))}
+    caught = 0
+    for index in range(times):
+        product = Product("layer", ("forward", "backward")[index % 2])
+        try:
+            desk.multiply(product, inputs[product.direction])
+        except WrongProductError:
+            caught += 1
+        desk.renew_check(product)
+    return caught
+
+
+def test_each_of_a_thousand_single_tampers_is_caught_at_the_desk():
+    assert count_caught(1000) == 1000
+
+
+@pytest.mark.slow
+def test_each_of_a_hundred_thousand_single_tampers_is_caught_at_the_desk():
+    assert count_caught(10**5) == 10**5
+
+
+def count_wrong(rounds, rows=512, inner=64, columns=128):
+    """(wrong, all) of a module's ring products, by 64-bit integers, and of the results that come of them."""
+    spy, rng = Spy(), np.random.default_rng(3)
+    desk = a_desk(spy, rows=rows)
+    torch.manual_seed(4)
+    layer = nn.Linear(inner, columns, bias=False).requires_grad_(False)
+    masked = MaskedLinear(layer, "layer", desk)
+    wrong = total = 0
+    for _ in range(rounds):
+        x = torch.from_numpy(rng.standard_normal((rows, inner), dtype=np.float32)).requires_grad_()
+        gradient = torch.from_numpy(rng.standard_normal((rows, columns), dtype=np.float32))
+        y = masked(x)
+        y.backward(gradient)
+        results = {"forward": (x.detach(), y.detach()), "backward": (gradient, x.grad)}
+        for request, answer in zip(spy.seen, spy.answered, strict=True):
+            weight = spy.loaded[request.product].astype(np.int64)
+            exact = (centred(request.values).astype(np.int64) @ weight) % P
+            wrong += int((exact != answer.values).sum())
+            total += exact.size
+            found = results[request.product.direction]
+            wrong += int((unmasked(found[0].numpy(), weight, desk, request.product) != found[1].numpy()).sum())
+        spy.seen.clear()
+        spy.answered.clear()
+    return wrong, total
+
+
+def unmasked(x, weight, desk, product):
+    """What exact integers without any mask give."""
+    side = desk._side(product)
+    rows = encode_rows(x)
+    exact = (centred(rows.values).astype(np.int64) @ weight) % P
+    return decode(exact.astype(np.uint32), rows.scales, side.weight.scales)
+
+
+def test_no_ring_product_of_a_hundred_thousand_is_wrong_through_the_module():
+    wrong, total = count_wrong(rounds=2)
+
+    assert total > 10**5
+    assert wrong == 0
+
+
+@pytest.mark.slow
+def test_no_ring_product_of_ten_million_is_wrong_through_the_module():
+    wrong, total = count_wrong(rounds=110)
+
+    assert total > 10**7
+    assert wrong == 0
+
+
+def test_a_wrong_product_would_be_counted(monkeypatch):
+    multiply = offload.MaskedWorker.answer
+
+    def off_by_one(self, request):
+        answer = multiply(self, request)
+        answer.values[0, 0] = (int(answer.values[0, 0]) + 1) % P
+        return answer
+
+    monkeypatch.setattr(offload.MaskedWorker, "answer", off_by_one)
+    monkeypatch.setattr(offload, "ProductCheck", lambda weight, secrets: UnsafeNoCheck())
+
+    assert count_wrong(rounds=1, rows=8)[0] >= 2
