@@ -20,7 +20,7 @@ from phalanx.security.seal import ReleasePolicy
 from phalanx.split import FrontPart, SplitSimulator, cut_model
 from phalanx.split import messages as say
 from phalanx.split.enclave_file import OWNER
-from phalanx.split.masked import MaskedDesk, SimulatedWorker, mask_linears, process_pads
+from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
 
 
 def blob_of(session):
@@ -207,7 +207,7 @@ def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neit
             self.seen += b"".join(request.values.tobytes() for request in requests)
             return super().multiply(requests)
 
-    worker, house = Spy(), House(source, tmp_path / "masked", "masked")
+    worker, house = Spy(), House(source, tmp_path / "masked", "masked", masked=MaskedConfig(rows=8))
     desk = MaskedDesk(worker, process_pads("run"), house.split.masked)
     house.prepare = lambda back: mask_linears(back, desk)
     with House(source, tmp_path / "sealed").open() as sealed:
@@ -230,7 +230,7 @@ def test_a_worker_that_lies_is_named_and_the_step_is_not_taken(source, tmp_path)
             answers[0].values[0, 0] ^= 1
             return answers
 
-    house = House(source, tmp_path, "masked")
+    house = House(source, tmp_path, "masked", masked=MaskedConfig(rows=8))
     desk = MaskedDesk(Liar("masked-0"), process_pads("run"), house.split.masked)
     house.prepare = lambda back: mask_linears(back, desk)
     session = house.open()

@@ -12,7 +12,7 @@ from phalanx.transport import TransportConfig
 
 ENCLAVE = "enclave"
 """Party name of the process that has the back part."""
-TIERS = ("sim", "process", "tpm")
+DEFAULT_TPM = "device:/dev/tpmrm0"
 
 
 class SplitConfig(StrictModel):
@@ -29,6 +29,8 @@ class SplitConfig(StrictModel):
     """Precision in which activations cross; fp32 loses nothing."""
     tier: Literal["sim", "process", "tpm"] = "sim"
     """What stands behind the enclave's evidence."""
+    tpm: str = DEFAULT_TPM
+    """Where the TPM of tier "tpm" is: ``device:PATH``, ``swtpm:path=PATH`` or ``swtpm:host=NAME,port=NUMBER``."""
     allow_insecure_sim: bool = False
     """Whether evidence that proves nothing is accepted."""
     insecure: bool = False

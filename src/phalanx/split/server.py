@@ -80,7 +80,7 @@ class EnclaveServer:
     ) -> None:
         split, directory = config.split, Path(config.directory)
         self._config, self._endpoint, self._source = config, endpoint, source
-        tier = open_tier(split.tier, directory, identity)
+        tier = self._tier = open_tier(split, directory, identity)
         self._keeper = StateKeeper(tier.key, config.run, tier.counter("sealed"), tier.counter("settled"))
         keys = attested_keys(identity.public, identity.certificate_pem)
         occasion = Occasion(
@@ -128,6 +128,7 @@ class EnclaveServer:
                     self.handle(item)
         finally:
             self._enclave.close()
+            self._tier.close()
 
     def handle(self, item: Received) -> None:
         """Do what one message asks for, or refuse it to who sent it."""
