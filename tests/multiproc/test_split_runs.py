@@ -131,6 +131,21 @@ def test_what_cannot_work_is_said_before_anything_is_started(split):
 
 
 @pytest.mark.slow
+def test_an_enclave_behind_a_sandbox_computes_the_same_and_is_ended_with_its_run(split):
+    confined = ("split.tier='process'", "split.allow_insecure_sim=false")
+    process = split.train(*confined, run_dir="confined")
+    if process.wait() != 0 and "isolation" in process.text:
+        pytest.skip(process.text.strip().splitlines()[-1])
+    sealed = split.finish(run_dir="run")
+
+    summary = split.summary("confined")
+    assert process.wait() == 0, process.text
+    assert summary["final_weights_digest"] == sealed["final_weights_digest"]
+    assert "not secret from root" in summary["split"]["worth"]
+    assert lines_of(split, "confined") == lines_of(split, "run")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("second", ["false", "true"])
 def test_a_masked_run_trains_with_its_workers_in_processes_of_their_own(split, second):
     sealed = split.finish(run_dir="sealed")

@@ -17,6 +17,7 @@ from phalanx.transport import TransportConfig
     [
         ({"mode": "plaintext"}, ["plaintext", "insecure = true", 'mode = "sealed"']),
         ({"allow_insecure_sim": True, "masked": MaskedConfig(rows=7)}, ["split.masked", "remove it"]),
+        ({"mode": "masked", "tier": "process"}, ["process", "masked workers", "sealed"]),
         ({"insecure": True, "allow_insecure_sim": True}, ["insecure = true", "leave it out"]),
         ({}, ['tier = "sim"', "NOT SECURE", "allow_insecure_sim = true"]),
         ({"tier": "tpm", "allow_insecure_sim": True}, ["allow_insecure_sim", "tpm"]),
@@ -45,7 +46,6 @@ def test_an_impossible_combination_is_named(given, named):
         (split_config(cut=LAYERS), SEQ, "causal_lm", [f"split.cut = {LAYERS}", f"1 to {LAYERS - 1}"]),
         (split_config(), SEQ + 1, "causal_lm", ["sequence_length", "lower it"]),
         (split_config(), SEQ, "dancing", ["train.objective", "causal_lm"]),
-        (SplitConfig(cut=2, tier="process"), SEQ, "causal_lm", ["split.tier", "sim"]),
         (SplitConfig(cut=2, tier="tpm"), SEQ, "causal_lm", ["split.policy", "tpm"]),
         (split_config(policy="/nowhere/policy.toml"), SEQ, "causal_lm", ["/nowhere/policy.toml"]),
     ],

@@ -1,5 +1,7 @@
 """The enclave process: it answers who calls, and lets nothing out but what a message here says."""
 
+import contextlib
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,8 +14,10 @@ from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxE
 from phalanx.models import ModelSource, open_model, parameter_names, weights_digest
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.split import messages as say
+from phalanx.split.config import ENCLAVE
 from phalanx.split.enclave import Enclave, Replies
 from phalanx.split.enclave_file import OWNER, EnclaveConfig
+from phalanx.split.frame_pipe import FramePipe, PipeWire
 from phalanx.split.kinds import Kinds
 from phalanx.split.link import Link, PlainLink
 from phalanx.split.meeting import Doorkeeper, Occasion, attested_keys
@@ -29,8 +33,12 @@ from phalanx.transport import Endpoint, GrpcWire, LinkFault, Received
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
 
 
-def serve(config: EnclaveConfig) -> None:
+def serve(config: EnclaveConfig, end: socket.socket | None = None) -> None:
     """Be the enclave until the owner ends the session or a party is gone.
+
+    Args:
+        config: What the enclave is started with.
+        end: Its end of a pipe to all parties; without one it listens on the network.
 
     Raises:
         PeerLostError: A party cannot be reached any more.
@@ -38,12 +46,19 @@ def serve(config: EnclaveConfig) -> None:
     """
     torch.set_num_threads(config.threads)
     torch.use_deterministic_algorithms(True)
-    identity = load_identity(Path(config.identity))
-    wire = GrpcWire(identity, config.split.transport)
-    try:
+    identity, limits = load_identity(Path(config.identity)), config.split.transport
+    wire: GrpcWire | PipeWire
+    with contextlib.ExitStack() as stack:
+        if end is None:
+            wire = GrpcWire(identity, limits)
+        else:
+            pipe = FramePipe(end, limits.max_frame_bytes)
+            stack.callback(pipe.close)
+            wire = pipe.wire(ENCLAVE)
+        stack.callback(wire.close)
         with (
             offloaded(config, identity) as prepare,
-            Endpoint(identity, {}, config.session, wire, config.split.transport) as endpoint,
+            Endpoint(identity, {}, config.session, wire, limits) as endpoint,
         ):
             for name, pem in config.certificates.items():
                 peer = peer_from_certificate(pem.encode("ascii"), identity.authority_pem, where=name)
@@ -52,8 +67,6 @@ def serve(config: EnclaveConfig) -> None:
             server = EnclaveServer(config, identity, endpoint, source, prepare)
             server.announce(wire.address)
             server.run()
-    finally:
-        wire.close()
 
 
 class EnclaveServer:

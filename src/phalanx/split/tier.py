@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from phalanx.errors import ConfigError
 from phalanx.security.crypto import Identity, make_private_directory, read_private, write_private
 from phalanx.security.seal import EpochStore, MonotonicCounter, NotRollbackProofCounter
 from phalanx.security.tee import TIERS, Attester, SimAttester
@@ -41,20 +40,6 @@ def worth(split: SplitConfig) -> str:
     return TIERS[split.tier]
 
 
-def check_tier(name: str) -> None:
-    """Return where this release can run an enclave at a tier.
-
-    Raises:
-        ConfigError: It cannot.
-    """
-    if name not in _OPENERS:
-        raise ConfigError(
-            f'split.tier = "{name}": this release starts enclaves at the tiers {", ".join(_OPENERS)}; evidence of '
-            'other kinds can be appraised with `phalanx enclave appraise`; set tier = "sim" and '
-            "allow_insecure_sim = true to try the rest"
-        )
-
-
 def open_tier(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
     """Open what an enclave has at its tier, and make it at the first start.
 
@@ -64,11 +49,9 @@ def open_tier(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
         identity: The enclave.
 
     Raises:
-        ConfigError: The tier is not to be had.
         CertificateError: The directory is unusable.
         TpmError: The TPM is not there, or has another state than when the enclave was first started.
     """
-    check_tier(split.tier)
     make_private_directory(directory)
     return _OPENERS[split.tier](split, directory, identity)
 
@@ -90,7 +73,8 @@ def file_counter(directory: Path, purpose: str) -> MonotonicCounter:
     return NotRollbackProofCounter(directory / f"{purpose}.count")
 
 
-def _open_sim(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
+def _open_files(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
+    """Nobody vouches for these tiers: the evidence is simulated, and what a sandbox is worth shows in its report."""
     path = directory / "seal.key"
     if not path.exists():
         write_private(path, secrets.token_bytes(32))
@@ -106,5 +90,5 @@ def _open_tpm(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
 
 
 _OPENERS: Mapping[str, Callable[[SplitConfig, Path, Identity], Tier]] = MappingProxyType(
-    {"sim": _open_sim, "tpm": _open_tpm}
+    {"sim": _open_files, "process": _open_files, "tpm": _open_tpm}
 )
