@@ -20,7 +20,8 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
         objective: What is learned.
 
     Raises:
-        ConfigError: The cut leaves a part without a layer, the policy file is missing or wrong, the sequence is too long, or the objective has no task.
+        ConfigError: The cut leaves a part without a layer, the policy file is missing or wrong, the sequence is too
+            long, or the objective has no task.
     """
     cut_model(source.num_layers, split.cut)
     if objective not in TASKS:
