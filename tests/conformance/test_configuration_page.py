@@ -15,6 +15,8 @@ from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
+from phalanx.security.seal import ReleasePolicy
+from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.transport import TransportConfig
@@ -36,6 +38,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "parallel.outer": OuterConfig,
+    "split": SplitConfig,
+    "split.release": ReleasePolicy,
     "pipeline": PipelineConfig,
     "pipeline.transport": TransportConfig,
     "guard": GuardConfig,

@@ -13,6 +13,7 @@ from phalanx.split.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.line import Line
 from phalanx.split.measure import policy_of
 from phalanx.split.meeting import Caller, Occasion, attested_keys
+from phalanx.split.offload import as_it_is
 from phalanx.split.party import Party
 from phalanx.split.server import EnclaveServer
 from phalanx.split.simulator import MemoryEpochs
@@ -37,8 +38,7 @@ class House:
         names = (OWNER, ENCLAVE, *self.split.client_names)
         self.identities = {name: Identity.without_certificate(name) for name in names}
         self.session = 0
-        self.server = None
-        self.enclave_error = None
+        self.prepare = as_it_is
 
     def open(self) -> "Session":
         self.session += 1
@@ -79,7 +79,8 @@ class Session:
             endpoint = Endpoint(identity, peers, name, network.wire(party), LIMITS)
             endpoints[party] = self._stack.enter_context(endpoint)
         self.endpoints = endpoints
-        self.server = EnclaveServer(house.config(name), house.identities[ENCLAVE], endpoints[ENCLAVE], house.source)
+        config = house.config(name)
+        self.server = EnclaveServer(config, house.identities[ENCLAVE], endpoints[ENCLAVE], house.source, house.prepare)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         keys = attested_keys(house.identities[ENCLAVE].public)
         occasion = Occasion(name, bytes.fromhex(CONFIG), house.identities[ENCLAVE].public, keys, split.chunk_bytes)

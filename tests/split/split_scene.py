@@ -11,7 +11,7 @@ VOCAB, SEQ, HIDDEN, LAYERS = 64, 8, 16, 4
 
 
 def split_config(mode="sealed", **changes) -> SplitConfig:
-    allowed = {"insecure": True} if mode == "plaintext" else {"allow_insecure_sim": True}
+    allowed = {"insecure": True} if mode == "plaintext" else {"allow_insecure_sim": "tier" not in changes}
     return SplitConfig(**{"mode": mode, "cut": 2, "clients": 2, "chunk_bytes": 64, **allowed, **changes})
 
 

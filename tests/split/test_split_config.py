@@ -8,6 +8,7 @@ from phalanx.errors import ConfigError
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.check import check_split
+from phalanx.split.masked import MaskedConfig
 from phalanx.transport import TransportConfig
 
 
@@ -15,6 +16,8 @@ from phalanx.transport import TransportConfig
     ("given", "named"),
     [
         ({"mode": "plaintext"}, ["plaintext", "insecure = true", 'mode = "sealed"']),
+        ({"allow_insecure_sim": True, "masked": MaskedConfig(rows=7)}, ["split.masked", "remove it"]),
+        ({"mode": "masked", "tier": "process"}, ["process", "masked workers", "sealed"]),
         ({"insecure": True, "allow_insecure_sim": True}, ["insecure = true", "leave it out"]),
         ({}, ['tier = "sim"', "NOT SECURE", "allow_insecure_sim = true"]),
         ({"tier": "tpm", "allow_insecure_sim": True}, ["allow_insecure_sim", "tpm"]),
@@ -43,7 +46,7 @@ def test_an_impossible_combination_is_named(given, named):
         (split_config(cut=LAYERS), SEQ, "causal_lm", [f"split.cut = {LAYERS}", f"1 to {LAYERS - 1}"]),
         (split_config(), SEQ + 1, "causal_lm", ["sequence_length", "lower it"]),
         (split_config(), SEQ, "dancing", ["train.objective", "causal_lm"]),
-        (SplitConfig(cut=2, tier="tpm"), SEQ, "causal_lm", ["split.tier", "sim"]),
+        (SplitConfig(cut=2, tier="tpm"), SEQ, "causal_lm", ["split.policy", "tpm"]),
         (split_config(policy="/nowhere/policy.toml"), SEQ, "causal_lm", ["/nowhere/policy.toml"]),
     ],
 )
@@ -57,4 +60,3 @@ def test_what_shows_only_with_the_model_or_the_machine_is_named_too(source, spli
 def test_a_split_that_can_work_is_let_through(source):
     check_split(split_config(), source, seq=SEQ, objective="causal_lm")
     check_split(split_config("plaintext"), source, seq=SEQ, objective="causal_lm")
-    check_split(split_config("masked"), source, seq=SEQ, objective="causal_lm")

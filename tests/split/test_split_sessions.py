@@ -13,12 +13,14 @@ from phalanx.errors import (
     ReleaseRefusedError,
     RollbackError,
     SealError,
+    WrongProductError,
 )
 from phalanx.models import build_stage, weights_digest
 from phalanx.security.seal import ReleasePolicy
-from phalanx.split import SplitSimulator, cut_model
+from phalanx.split import FrontPart, SplitSimulator, cut_model
 from phalanx.split import messages as say
 from phalanx.split.enclave_file import OWNER
+from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
 
 
 def blob_of(session):
@@ -195,3 +197,46 @@ def test_adapters_leave_when_the_policy_lets_them_and_stay_otherwise(source, tmp
     assert permitted["num_clients"] == 2
     assert tensors.keys() == weights.keys()
     assert all(torch.allclose(tensors[name], weights[name], atol=1e-6) for name in weights)
+
+
+def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neither(source, tmp_path):
+    class Spy(SimulatedWorker):
+        seen = b""
+
+        def multiply(self, requests):
+            self.seen += b"".join(request.values.tobytes() for request in requests)
+            return super().multiply(requests)
+
+    worker, house = Spy(), House(source, tmp_path / "masked", "masked", masked=MaskedConfig(rows=8))
+    desk = MaskedDesk(worker, process_pads("run"), house.split.masked)
+    house.prepare = lambda back: mask_linears(back, desk)
+    with House(source, tmp_path / "sealed").open() as sealed:
+        expected = [sealed.step(number) for number in range(3)]
+
+    with house.open() as session:
+        found = [session.step(number) for number in range(3)]
+
+    assert found != expected
+    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=1e-3)
+    assert len(worker.seen) > 10_000
+    activations = FrontPart(source, 2)(batch_of(0)[0][0])
+    assert activations.numpy().tobytes()[:16] not in worker.seen
+
+
+def test_a_worker_that_lies_is_named_and_the_step_is_not_taken(source, tmp_path):
+    class Liar(SimulatedWorker):
+        def multiply(self, requests):
+            answers = super().multiply(requests)
+            answers[0].values[0, 0] ^= 1
+            return answers
+
+    house = House(source, tmp_path, "masked", masked=MaskedConfig(rows=8))
+    desk = MaskedDesk(Liar("masked-0"), process_pads("run"), house.split.masked)
+    house.prepare = lambda back: mask_linears(back, desk)
+    session = house.open()
+
+    with pytest.raises(WrongProductError, match="masked-0"):
+        session.step(0)
+
+    assert session.server._trainer.num_steps == 0
+    session.die()

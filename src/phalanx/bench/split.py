@@ -35,7 +35,7 @@ def bench_split(quick: bool) -> dict[str, Any]:
         quick: End within 10 minutes on 2 cores.
 
     Returns:
-        name, machine, commit, load and rows.
+        name, machine, commit, load and rows; what was not measured is None.
 
     Raises:
         PhalanxError: A run failed.
@@ -63,7 +63,7 @@ def measure(*, steps: int, turns: int, width: int, quick: bool) -> dict[str, Any
         "steps": steps,
         "turns": turns,
         "width": width,
-        "rows": [_row(mode, results) for mode, results in found.items()],
+        "rows": [_row(mode, found[mode]) for mode in _MODES],
     }
 
 

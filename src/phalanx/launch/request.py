@@ -62,6 +62,8 @@ class Launch:
             ConfigError: The run file is wrong, or says nowhere whose keys are to be used.
         """
         run = load_run(self.run_file, self.overrides)
+        if run.split is not None:
+            raise ConfigError(f"{self.run_file}: [split] is not launched: `phalanx train` starts its enclave itself")
         if run.pipeline.pki is None:
             names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
             raise ConfigError(

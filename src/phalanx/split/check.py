@@ -8,7 +8,6 @@ from phalanx.split.config import SplitConfig
 from phalanx.split.measure import policy_of
 from phalanx.split.parts import cut_model
 from phalanx.split.task import TASKS
-from phalanx.split.tier import check_tier
 
 
 def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective: str) -> None:
@@ -21,8 +20,8 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
         objective: What is learned.
 
     Raises:
-        ConfigError: The cut leaves a part without a layer, the tier or the mode is not to be had, the policy file is
-            wrong, the sequence is too long, or the objective has no task.
+        ConfigError: The cut leaves a part without a layer, the policy file is missing or wrong, the sequence is too
+            long, or the objective has no task.
     """
     cut_model(source.num_layers, split.cut)
     if objective not in TASKS:
@@ -31,5 +30,4 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
     if longest is not None and seq > longest:
         raise ConfigError(f"data.sequence_length = {seq}: the model has positions for {longest}; lower it")
     if split.mode != "plaintext":
-        check_tier(split.tier)
         policy_of(split)

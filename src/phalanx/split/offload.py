@@ -1,49 +1,44 @@
-"""Where a masked split gives the enclave's frozen linear layers to workers who see uniform numbers."""
+"""Where a masked split gives the enclave's frozen linear layers to somebody else; the one hook of that mode."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from phalanx.models import StageModule
 from phalanx.security.crypto import Identity
-from phalanx.split.config import ACCELERATORS
 from phalanx.split.enclave_file import EnclaveConfig
-from phalanx.split.masked import (
-    IdlePads,
-    LocalMaskedWorkers,
-    MaskedDesk,
-    mask_linears,
-    pad_sources,
-    remote_workers,
-)
+from phalanx.split.masked import LocalMaskedWorkers, mask_linears, open_desk, remote_workers
+
+Prepare = Callable[[StageModule], object]
+"""Changes the back part before it is trained."""
+
+
+def as_it_is(back: StageModule) -> None:
+    """Leave every layer in the enclave."""
 
 
 @contextlib.contextmanager
-def offloading(config: EnclaveConfig, identity: Identity, back: StageModule) -> Iterator[None]:
-    """Start the workers beside an enclave, and have them multiply in the back part's place while this lasts.
+def offloaded(config: EnclaveConfig, identity: Identity) -> Iterator[Prepare]:
+    """Start who multiplies for the enclave, where the mode asks for that, and end it whatever happens.
 
-    Args:
-        config: What the enclave was started with.
-        identity: The enclave.
-        back: Changed in place; left as it is where the mode is another one.
+    Yields:
+        What puts masked layers in the place of the back part's frozen ones; adapters, attention, norms and whatever
+        else is trained stay in the enclave.
 
     Raises:
         PeerLostError: A worker did not come.
-        ModelError: Nothing can be masked.
+        PadError: Pads cannot be made.
     """
-    split = config.split
-    if split.mode != "masked":
-        yield
+    split, names = config.split, config.split.masked_workers
+    if not names:
+        yield as_it_is
         return
-    masked = split.masked.for_tokens(config.rows * config.seq)
-    transport = split.transport.model_copy(update={"port": 0})
-    directory = Path(config.directory) / ACCELERATORS
+    identities = Path(config.identity).parent
     processes = LocalMaskedWorkers(
-        directory, Path(config.identity).parent, transport, split.masked_device, config.threads
+        Path(config.directory) / "workers", identities, split.transport, threads=config.threads
     )
-    with remote_workers(identity, split.masked_workers, config.run, transport, processes) as ports:
-        first, *others = ports.values()
-        desk = MaskedDesk(first, pad_sources(masked, config.run), masked, others[0] if others else None)
-        mask_linears(back, desk)
-        with IdlePads(desk, masked.reserve):
-            yield
+    with contextlib.ExitStack() as stack:
+        workers = stack.enter_context(remote_workers(identity, names, config.run, split.transport, processes))
+        first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
+        desk = stack.enter_context(open_desk(split.masked, config.run, first, second))
+        yield lambda back: mask_linears(back, desk)

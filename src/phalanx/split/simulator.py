@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from phalanx.errors import FailedBatchError, FrameError, SealError
-from phalanx.models import Attention, LoraConfig, ModelSource
+from phalanx.models import AdapterConfig, Attention, ModelSource
 from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
 from phalanx.security.seal import ReleaseGate
@@ -21,10 +21,9 @@ from phalanx.split.config import ENCLAVE, SplitConfig
 from phalanx.split.enclave import Enclave, Replies
 from phalanx.split.kinds import Kinds, What
 from phalanx.split.link import REFUSALS, Link, PlainLink
-from phalanx.split.masked import MaskedDesk, SimulatedWorker, mask_linears, process_pads
 from phalanx.split.measure import measure_code, policy_of
 from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
-from phalanx.split.parts import Front, FrontPart, build_back
+from phalanx.split.parts import FrontPart, build_back
 from phalanx.split.task import NextToken, Task
 from phalanx.split.trainer import BackTrainer
 
@@ -115,7 +114,7 @@ class Scene:
 
     source: ModelSource
     split: SplitConfig
-    adapter: LoraConfig
+    adapter: AdapterConfig
     optimizer: OptimizerConfig
     rows: int
     seq: int
@@ -133,7 +132,6 @@ class SplitSimulator:
         task: What the back part learns; next tokens when left out.
         host: Whoever carries the frames; honest when left out. May be exchanged between steps.
         attester: Speaks for the enclave; of the simulated tier when left out.
-        front: Of all clients; when left out, the model's own, as the scene cuts it.
 
     Attributes:
         enclave: The inside.
@@ -146,22 +144,13 @@ class SplitSimulator:
     """
 
     def __init__(
-        self,
-        scene: Scene,
-        task: Task | None = None,
-        host: Host = honest_host,
-        attester: Attester | None = None,
-        front: Front | None = None,
+        self, scene: Scene, task: Task | None = None, host: Host = honest_host, attester: Attester | None = None
     ) -> None:
         split, task = scene.split, task or NextToken()
         self.host, self.bytes_crossed = host, 0
         self._scene, self._attester = scene, attester
-        self.front: Front = front or FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
+        self.front = FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
         back = build_back(scene.source, split.cut, adapter=scene.adapter, attention=scene.attention, seed=scene.seed)
-        if split.mode == "masked":
-            mask_linears(
-                back, MaskedDesk(SimulatedWorker(), process_pads(_RUN), split.masked.for_tokens(scene.rows * scene.seq))
-            )
         trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
         self._kinds = Kinds(scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape)
         gate = None if split.release is None else ReleaseGate(split.release)

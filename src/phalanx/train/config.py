@@ -187,7 +187,7 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _check_adapter(self) -> Self:
         adapter = self.model.adapter
-        if adapter is None or isinstance(adapter, LoraConfig):
+        if adapter is None or isinstance(adapter, LoraConfig) or self.split is not None:
             return self
         why = {
             "spf": "which heads and rows are trained follows from the model's weights, and a stage in other hands is "
@@ -229,14 +229,15 @@ class RunConfig(StrictModel):
     def workers(self) -> tuple[str, ...]:
         """Names of all who may ever work beside the owner; the ranks of a domain have none."""
         if self.split is not None:
-            return (ENCLAVE, *self.split.masked_workers, *self.split.client_names)
+            return (ENCLAVE, *self.split.client_names, *self.split.masked_workers)
         return () if self.parallel is not None else (*self.pipeline.workers, *self.pipeline.late_workers)
 
     @property
     def world(self) -> dict[str, int]:
         """How many processes there are, and how many stages they hold; of a domain, as its run file has it."""
         if self.split is not None:
-            return {"processes": 2 + len(self.split.masked_workers), "stages": 2, "clients": self.split.clients}
+            processes = 2 + len(self.split.masked_workers)
+            return {"processes": processes, "stages": 2, "clients": self.split.clients}
         if self.parallel is None:
             return {"processes": 1 + len(self.pipeline.workers), "stages": self.pipeline.stages}
         return self.parallel.figures

@@ -33,10 +33,6 @@ class MaskedConfig(StrictModel):
     second_worker: bool = False
     bound: float | None = Field(default=None, gt=0)
 
-    def for_tokens(self, tokens: int) -> "MaskedConfig":
-        """The same with pads no longer than a microbatch of so many tokens."""
-        return self.model_copy(update={"rows": min(self.rows, tokens)})
-
 
 class MaskedWorkerConfig(StrictModel):
     """One worker process: who it is and where the trusted side listens."""

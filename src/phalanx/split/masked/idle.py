@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from phalanx.errors import PhalanxError
-from phalanx.security.mask import MonotonicCounter
+from phalanx.security.crypto import MonotonicCounter
 from phalanx.split.masked.config import MaskedConfig
 from phalanx.split.masked.desk import MaskedDesk
 from phalanx.split.masked.pad_sources import pad_sources
