@@ -35,7 +35,7 @@ class Size:
 SIZES: Mapping[str, Size] = MappingProxyType(
     {
         "full": Size((0, 1, 2, 4, 8, 15, 22, 29), 320, 16, 4, steps=40, candidates=1024, batches=(4, 8, 12, 24)),
-        "quick": Size((0, 4, 29), 128, 8, 2, steps=20, candidates=256, batches=(8,)),
+        "quick": Size((0, 1, 4, 15, 29), 128, 16, 2, steps=20, candidates=256, batches=(4, 12)),
     }
 )
 
