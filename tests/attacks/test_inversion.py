@@ -15,10 +15,12 @@ from phalanx.attacks.privacy import (
     candidate_states,
     chance,
     nearest_rows,
+    opening_states,
     recovered,
     share_of_tokens,
 )
 from phalanx.errors import ModelError
+from phalanx.models import StageSpec, build_stage
 from privacy_lab import GPT2, SEQ, VOCAB, at_most, text, tiny_model
 
 DEPTHS = (0, 1, 3)
@@ -68,7 +70,7 @@ def test_tokens_are_read_off_a_plaintext_embedding(kind, front, crossing):
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_candidates_that_are_run_through_the_front_give_plaintext_away_at_any_depth(depth, front, crossing):
     proposer, seen = attack("linear_map", "plaintext", front, crossing, depth)
-    search = CandidateSearch(front, depth, proposer, widths=(16, VOCAB))
+    search = CandidateSearch(front, depth, proposer, opening_states(front, VOCAB)[depth], widths=(16, VOCAB))
     search.fit(WIRES["plaintext"]().seen(crossing[0][depth]), PUBLIC)
 
     found = search.recover(seen[:12])
@@ -90,7 +92,7 @@ def test_from_sealed_frames_and_masked_integers_an_inverter_recovers_what_guessi
 @pytest.mark.parametrize("guard", ["sealed", "masked"])
 def test_running_candidates_does_not_help_against_sealed_frames_and_masked_integers(guard, front, crossing):
     proposer, seen = attack("trained_inverter", guard, front, crossing, depth=1)
-    search = CandidateSearch(front, 1, proposer)
+    search = CandidateSearch(front, 1, proposer, opening_states(front, VOCAB)[1])
     search.fit(WIRES[guard]().seen(crossing[0][1]), PUBLIC)
 
     found = search.recover(seen[:48])
@@ -149,6 +151,15 @@ def test_the_front_is_the_models_own(front, source):
     assert torch.equal(front.at(ids, 1), states[1])
     assert not torch.equal(states[1], states[3])
     assert states[3].shape == (2, SEQ, source.hidden_size)
+
+
+def test_the_front_and_the_rest_say_what_the_whole_model_says(front, source):
+    whole = build_stage(
+        source, StageSpec(0, 1, 0, 4), adapter=None, activation_checkpointing=False, attention="sdpa", seed=0
+    )
+    ids = PRIVATE[0]
+
+    assert torch.equal(front.next_tokens(ids, 5), whole.eval()(ids[None])[0, -1].topk(5).indices)
 
 
 @pytest.mark.parametrize("depths", [(), (4,), (-1, 2)])

@@ -14,7 +14,7 @@ from phalanx.reproduce.leaks.table import cells_of
 from phalanx.reproduce.leaks.texts import private_ids
 from privacy_lab import at_most, text, tiny_model
 
-TINY = Size((0, 2), 128, 48, 8, steps=20, candidates=64, batches=(4, 11))
+TINY = Size((0, 2), 128, 48, 8, steps=20, candidates=64, openings=256, batches=(4, 11))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from phalanx.attacks.privacy.front import Front, layer_inputs
 from phalanx.attacks.privacy.inverter import Inverter, chance, nearest_rows, recovered, share_of_tokens
 from phalanx.attacks.privacy.label_leakage import LabelsByDirection, labels_of_logit_gradients
 from phalanx.attacks.privacy.linear_map import LinearMap
-from phalanx.attacks.privacy.nearest_neighbour import NearestNeighbour, candidate_states
+from phalanx.attacks.privacy.nearest_neighbour import NearestNeighbour, candidate_states, opening_states
 from phalanx.attacks.privacy.span_check import SpanCheck, outside_of_rows, precision_and_recall
 from phalanx.attacks.privacy.table import PRIVACY_ATTACKS, PrivacyLine
 from phalanx.attacks.privacy.trained_inverter import TrainedInverter
@@ -37,6 +37,7 @@ __all__ = [
     "labels_of_logit_gradients",
     "layer_inputs",
     "nearest_rows",
+    "opening_states",
     "outside_of_rows",
     "precision_and_recall",
     "recovered",

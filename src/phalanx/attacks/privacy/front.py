@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,15 +32,9 @@ class Front:
             raise ModelError(f"cuts {list(depths)}: expected numbers from 0 to {source.num_layers - 1}")
         ends = [depth for depth in self.depths if depth] or [1]
         starts = [0, *ends[:-1]]
+        self._source = source
         self.stages = [
-            build_stage(
-                source,
-                StageSpec(index, len(ends) + 1, start, end),
-                adapter=None,
-                activation_checkpointing=False,
-                attention="sdpa",
-                seed=0,
-            ).eval()
+            _frozen(source, StageSpec(index, len(ends) + 1, start, end))
             for index, (start, end) in enumerate(zip(starts, ends, strict=True))
         ]
         self.vocab_size = source.vocab_size
@@ -72,6 +67,29 @@ class Front:
         """Return the hidden states at one cut, ``[batch, seq, dim]``."""
         return self.states(ids, depth)[depth]
 
+    def next_tokens(self, ids: Tensor, count: int) -> Tensor:
+        """Return what the whole public model would say next, likeliest first.
+
+        Args:
+            ids: What was said, ``[seq]``, one token at least.
+            count: How many.
+
+        Returns:
+            ``[count]``.
+        """
+        with torch.inference_mode():
+            x = ids[None]
+            for stage in self.stages:
+                x = stage(x)
+            return self._back(x)[0, -1].topk(count).indices.clone()
+
+    @cached_property
+    def _back(self) -> StageModule:
+        spec = self.stages[-1].spec
+        return _frozen(
+            self._source, StageSpec(spec.num_stages - 1, spec.num_stages, spec.end_layer, self._source.num_layers)
+        )
+
     def _run(self, ids: Tensor, last: int, found: Mapping[int, list[Tensor]]) -> None:
         first = self.stages[0]
         if 0 in found:
@@ -82,6 +100,11 @@ class Front:
                 return
             x = stage(x)
             found[stage.spec.end_layer].append(x)
+
+
+def _frozen(source: ModelSource, spec: StageSpec) -> StageModule:
+    stage = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
+    return stage.eval()
 
 
 class _ReachedError(Exception):

@@ -64,3 +64,17 @@ def candidate_states(front: Front, candidates: Tensor, before: int, deepest: int
     """
     pairs = torch.stack([torch.full_like(candidates, before), candidates], dim=1)
     return {depth: states[:, 1] for depth, states in front.states(pairs, deepest).items()}
+
+
+def opening_states(front: Front, number: int) -> dict[int, Tensor]:
+    """Run single tokens through the front, with nothing before them.
+
+    Args:
+        front: The public front.
+        number: Tokens 0 to this; the commonest ones come first in most vocabularies.
+
+    Returns:
+        By depth, ``[number, dim]`` each.
+    """
+    ids = torch.arange(min(number, front.vocab_size))[:, None]
+    return {depth: states[:, 0] for depth, states in front.states(ids).items()}

@@ -12,7 +12,7 @@ from phalanx.attacks.privacy.linear_map import LinearMap
 
 _BATCH = 256
 _LR = 1e-3
-_SHARPNESS = 20.0
+_SHARPNESS = 50.0
 _SEEN_ELSEWHERE = 0.1
 """Occurrences that a token counts as having which the host's text lacks."""
 

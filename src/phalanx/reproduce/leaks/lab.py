@@ -22,6 +22,7 @@ from phalanx.attacks.privacy import (
     Wire,
     candidate_states,
     chance,
+    opening_states,
     recovered,
     share_of_tokens,
 )
@@ -82,7 +83,7 @@ class Lab:
         # the better of two learners proposes
         proposer = max(("linear_map", "trained_inverter"), key=lambda name: float(row[name]))
         few = slice(self._size.searched_sequences)
-        search = CandidateSearch(self._front, cell.depth, inverters[proposer])
+        search = CandidateSearch(self._front, cell.depth, inverters[proposer], self._openings[cell.depth])
         search.fit(known, public)
         row["candidate_search"] = share_of_tokens(search.recover(seen[few]), private[few])
         row |= {"searched_tokens": private[few].numel(), "searched_chance": chance(public, private[few])}
@@ -125,6 +126,11 @@ class Lab:
         """The commonest tokens of public text."""
         counts = self._texts[0].flatten().bincount()
         return counts.argsort(descending=True, stable=True)[: min(self._size.candidates, int((counts > 0).sum()))]
+
+    @cached_property
+    def _openings(self) -> dict[int, Tensor]:
+        self._say("running first tokens through the front")
+        return opening_states(self._front, self._size.openings)
 
     @property
     def _commonest(self) -> int:

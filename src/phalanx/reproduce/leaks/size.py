@@ -20,6 +20,7 @@ class Size:
         searched_sequences: The first of those, on which the candidate search is tried.
         steps: Of the trained inverter.
         candidates: Tokens in the table of the nearest neighbour behind blocks.
+        openings: Tokens whose states as a first token are made.
         batches: Tokens of the batches whose adapter gradients are looked at.
     """
 
@@ -29,13 +30,16 @@ class Size:
     searched_sequences: int
     steps: int
     candidates: int
+    openings: int
     batches: tuple[int, ...]
 
 
 SIZES: Mapping[str, Size] = MappingProxyType(
     {
-        "full": Size((0, 1, 2, 4, 8, 15, 22, 29), 320, 16, 4, steps=40, candidates=1024, batches=(4, 8, 12, 24)),
-        "quick": Size((0, 4, 29), 128, 8, 2, steps=20, candidates=256, batches=(8,)),
+        "full": Size(
+            (0, 1, 2, 4, 8, 15, 22, 29), 320, 16, 4, steps=40, candidates=1024, openings=49152, batches=(4, 8, 12, 24)
+        ),
+        "quick": Size((0, 1, 4, 15, 29), 256, 16, 2, steps=20, candidates=256, openings=8192, batches=(4, 12)),
     }
 )
 
