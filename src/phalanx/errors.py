@@ -1,11 +1,13 @@
 """Every error that Phalanx raises on purpose, in one tree.
 
     PhalanxError                      exit code 1
+    ├── ReasonedError                               mixed into those with one word for programs
     ├── ConfigError                             2   a run or worker file is wrong
     ├── InputError                              3   something read from disk is wrong
     │   ├── DataError                               text, tokenizer, packed data
     │   ├── ModelError                              model directory, slicing, adapters
-    │   └── CheckpointError                         shard, manifest, resume
+    │   ├── CheckpointError                         shard, manifest, resume
+    │   └── NoEvidenceError                         this machine gives no attestation evidence
     ├── TransportError                          4   a peer or a link is wrong
     │   ├── FrameError                              malformed: truncated, over-long, mistyped
     │   ├── OrderError                              replayed, skipped or out of order
@@ -20,7 +22,9 @@
     │   ├── SignatureError                          a signature does not match
     │   ├── AuditLogError                           the audit log is broken
     │   ├── EvidenceError                           an evidence file does not hold up
+    │   ├── IsolationError                          a process cannot be kept apart as it must be
     │   ├── RefusedEvidenceError                    attestation evidence was appraised and refused
+    │   ├── TpmError                                a TPM is absent, refuses, or keeps a secret
     │   ├── RollbackError                           a counter or a sealed state went back in time
     │   ├── TranscriptError                         two ends of a sealed channel saw different frames
     │   ├── ReleaseRefusedError                     the policy keeps an update sealed
@@ -39,6 +43,20 @@ class PhalanxError(Exception):
     """Root of the tree; catch it to catch everything that Phalanx raises on purpose."""
 
     exit_code = 1
+
+
+class ReasonedError(PhalanxError):
+    """Has one word for programs beside the text for people; mixed into errors that others go by.
+
+    Attributes:
+        reason: One word, a member of the enumeration that the class names.
+        detail: What was found and expected.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
 
 
 class ConfigError(PhalanxError):
@@ -65,6 +83,10 @@ class CheckpointError(InputError):
     """A checkpoint is missing, damaged, foreign or from another run."""
 
 
+class NoEvidenceError(InputError):
+    """This machine gives no attestation evidence of the kind that is asked for, or what it gave cannot be used."""
+
+
 class TransportError(PhalanxError):
     """A peer or the link to it misbehaves."""
 
@@ -79,18 +101,8 @@ class OrderError(TransportError):
     """A frame was replayed, skipped or arrived out of order."""
 
 
-class SealError(TransportError):
-    """A sealed frame is not the one that is due, or a sealed channel cannot be used.
-
-    Attributes:
-        reason: One word for programs, a member of `phalanx.security.seal.Refusal`.
-        detail: What was found and expected, for people.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+class SealError(TransportError, ReasonedError):
+    """A frame is not the one that is due, or its channel is closed; `reason` is of `phalanx.security.seal.Refusal`."""
 
 
 class PeerRefusedError(TransportError):
@@ -135,18 +147,24 @@ class EvidenceError(VerificationError):
     """An evidence file does not prove what it says."""
 
 
-class RefusedEvidenceError(VerificationError):
-    """Attestation evidence was appraised and refused.
+class IsolationError(VerificationError):
+    """A process cannot be kept apart from others as is required, so nothing was run in it."""
+
+
+class RefusedEvidenceError(VerificationError, ReasonedError):
+    """Attestation evidence was appraised and refused; `reason` is of `phalanx.security.tee.Reason`."""
+
+
+class TpmError(VerificationError):
+    """A TPM cannot be reached, refuses a command, or keeps a secret because the machine's state is another one.
 
     Attributes:
-        reason: One word for programs, a member of `phalanx.security.tee.Reason`.
-        detail: What was found and expected, for people.
+        code: The TPM's response code; 0 where it did not answer.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class RollbackError(VerificationError):
@@ -157,18 +175,8 @@ class TranscriptError(VerificationError):
     """The two ends of a sealed channel did not see the same frames, or a statement about them is malformed."""
 
 
-class ReleaseRefusedError(VerificationError):
-    """The release policy keeps an update sealed.
-
-    Attributes:
-        reason: One word for programs, a member of `phalanx.security.seal.Withheld`.
-        detail: What was found and expected, for people.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+class ReleaseRefusedError(VerificationError, ReasonedError):
+    """The release policy keeps an update sealed; `reason` is of `phalanx.security.seal.Withheld`."""
 
 
 class StaleReplicaError(VerificationError):

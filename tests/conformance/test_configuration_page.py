@@ -11,10 +11,13 @@ from pydantic_core import PydanticUndefined
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
 from phalanx.data.config import FileTokenizerConfig, HtmlConfig, JsonlConfig, ModelTokenizerConfig, TextConfig
-from phalanx.models import LoraConfig, ModelConfig
+from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
+from phalanx.security.seal import ReleasePolicy
+from phalanx.split import SplitConfig
+from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.train import RunConfig, TrainConfig
 from phalanx.transport import TransportConfig
 
@@ -22,6 +25,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelConfig,
     "model.adapter": LoraConfig,
+    "model.adapter spf": SpfConfig,
+    "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
@@ -32,12 +37,16 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train": TrainConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
+    "split": SplitConfig,
+    "split.release": ReleasePolicy,
     "pipeline": PipelineConfig,
     "pipeline.transport": TransportConfig,
     "guard": GuardConfig,
     "attack": AttackConfig,
     "checkpoint": CheckpointConfig,
     "worker": WorkerConfig,
+    "masked": MaskedConfig,
+    "masked worker": MaskedWorkerConfig,
 }
 
 

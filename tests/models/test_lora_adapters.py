@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 
 from phalanx.errors import ModelError
 from phalanx.models import LoraConfig
-from phalanx.models.lora import draw_adapter
+from phalanx.models.adapters import draw_adapter
 
 
 @pytest.fixture(scope="module")

@@ -152,6 +152,13 @@ class Place:
             assert time.monotonic() < deadline, process.text
             time.sleep(0.002)
 
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Poll until something has happened that no process of this place says."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
     def has_line(self, name: str, words: str, run_dir: str = "run", after: str = "") -> bool:
         """Whether a file has these words, after the first occurrence of others."""
         path = self.path / run_dir / name

@@ -1,4 +1,4 @@
-"""``phalanx bench split``: one run in every mode, as processes, in turns: time, bytes, cryptography, and the weights."""
+"""``phalanx bench split``: one run in every mode, as processes, in turns: time, bytes, cryptography, weights."""
 
 import io
 import os
@@ -14,18 +14,16 @@ from rich.console import Console
 from phalanx.bench.machine import current_commit, describe_machine, load_average
 from phalanx.data import DataConfig
 from phalanx.data.config import BpeConfig, PythonManualConfig
-from phalanx.errors import ConfigError
 from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.split import SplitConfig
-from phalanx.split.config import MODES
-from phalanx.split.offload import check_offload
 from phalanx.telemetry import read_metrics
 from phalanx.train import RunConfig, TrainConfig, train
 
 _WARM_UP = 2
 """First steps of a run, which are not timed."""
 _CUT = 2
+_MODES = ("plaintext", "sealed", "masked")
 
 Row = dict[str, Any]
 
@@ -49,9 +47,7 @@ def measure(*, steps: int, turns: int, width: int, quick: bool) -> dict[str, Any
     """Measure so many turns of each mode on a model of this width; see `bench_split`."""
     load = load_average()
     os.environ.setdefault("PHALANX_CACHE", str((Path("runs") / ".cache").resolve()))
-    found: dict[str, list[Mapping[str, Any]]] = {
-        mode: [] for mode in ("plaintext", "sealed", "masked") if can_run(mode)
-    }
+    found: dict[str, list[Mapping[str, Any]]] = {mode: [] for mode in _MODES}
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
         for turn in range(turns):
             for mode, results in found.items():
@@ -67,19 +63,8 @@ def measure(*, steps: int, turns: int, width: int, quick: bool) -> dict[str, Any
         "steps": steps,
         "turns": turns,
         "width": width,
-        "rows": [_row(mode, found.get(mode, [])) for mode in ("plaintext", "sealed", "masked")],
+        "rows": [_row(mode, found[mode]) for mode in _MODES],
     }
-
-
-def can_run(mode: str) -> bool:
-    """Whether this release can train in a mode."""
-    if mode != "masked":
-        return mode in MODES
-    try:
-        check_offload()
-    except ConfigError:
-        return False
-    return True
 
 
 def run_of(mode: str, steps: int, width: int) -> RunConfig:
@@ -127,11 +112,6 @@ def _run_once(run: RunConfig, directory: Path) -> Mapping[str, Any]:
 
 
 def _row(mode: str, results: list[Mapping[str, Any]]) -> Row:
-    if not results:
-        return {
-            "mode": mode,
-            **dict.fromkeys(("step_s", "step_s_worst", "bytes_per_step", "crypto_share", "final_weights_digest")),
-        }
     digests = {result["final_weights_digest"] for result in results}
     return {
         "mode": mode,

@@ -6,16 +6,15 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from phalanx.checkpoint.export_adapter import merged, peft_files
 from phalanx.checkpoint.load import Checkpoint
 from phalanx.errors import CheckpointError
-from phalanx.models import LoraConfig, ModelSource, parameter_names
+from phalanx.models import AdapterConfig, ModelSource, parameter_names
 
 _WEIGHT = "weight/"
-_LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
 _METADATA = {"format": "pt"}
 
 
@@ -24,7 +23,7 @@ def export_model(
     source: ModelSource,
     out: Path,
     *,
-    adapter: LoraConfig | None,
+    adapter: AdapterConfig | None,
     merge: bool = False,
     tokenizer: Path | None = None,
 ) -> None:
@@ -56,7 +55,7 @@ def export_model(
             if adapter is not None and not merge:
                 _write_adapter(spare, trained, source, adapter)
             else:
-                weights = trained if adapter is None else _merged(trained, source, adapter)
+                weights = trained if adapter is None else merged(trained, source, adapter)
                 _write_model(spare, weights, source)
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, spare / "tokenizer.json")
@@ -80,34 +79,7 @@ def _write_model(target: Path, weights: Mapping[str, Tensor], source: ModelSourc
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, target / "model.safetensors", _METADATA)
 
 
-def _write_adapter(target: Path, trained: Mapping[str, Tensor], source: ModelSource, adapter: LoraConfig) -> None:
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(source.directory),
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "lora_dropout": adapter.dropout,
-        "target_modules": list(adapter.targets or source.family.lora_targets),
-        "fan_in_fan_out": source.family.fan_in_fan_out,
-        "bias": "none",
-        "inference_mode": True,
-    }
+def _write_adapter(target: Path, trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig) -> None:
+    config, named = peft_files(trained, source, adapter)
     (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in trained.items()}
     save_file(named, target / "adapter_model.safetensors", _METADATA)
-
-
-def _merged(trained: Mapping[str, Tensor], source: ModelSource, adapter: LoraConfig) -> dict[str, Tensor]:
-    """The model's own weights with ``alpha / rank * B A`` added where there is an adapter."""
-    weights = {name: source.read(name) for name in parameter_names(source.hub_config)}
-    for name, first in trained.items():
-        if not name.endswith(_LORA_A):
-            continue
-        layer = name.removesuffix(_LORA_A)
-        second = trained.get(f"{layer}{_LORA_B}")
-        if second is None or f"{layer}.weight" not in weights:
-            raise CheckpointError(f"{name}: has no counterpart in checkpoint or model; it is of another model")
-        update = torch.mm(second, first) * (adapter.alpha / adapter.rank)
-        weights[f"{layer}.weight"] += update.T if source.family.fan_in_fan_out else update
-    return weights

@@ -1,4 +1,4 @@
-"""``phalanx enclave``: appraise attestation evidence, offline."""
+"""``phalanx enclave``: ask for attestation evidence, and appraise it offline."""
 
 from datetime import datetime
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.enclave_attest import ATTEST_EXAMPLES, attest
 from phalanx.cli.enclave_pack import pack, read_file
 from phalanx.cli.enclave_serve import serve
 from phalanx.errors import ConfigError
@@ -13,7 +14,7 @@ from phalanx.errors import ConfigError
 if TYPE_CHECKING:
     from phalanx.security.tee import Evidence
 
-enclave_app = typer.Typer(no_args_is_help=True, help="Appraise evidence of trusted hardware, offline.")
+enclave_app = typer.Typer(no_args_is_help=True, help="Evidence of trusted hardware: ask for it, appraise it offline.")
 _EVIDENCE = typer.Argument(metavar="EVIDENCE", help="An envelope, as pack writes it.")
 
 
@@ -64,6 +65,7 @@ def measure(evidence: Annotated[Path, _EVIDENCE]) -> None:
         typer.echo(f'"{name}" = ["{value}"]')
 
 
+enclave_app.command(epilog=ATTEST_EXAMPLES)(attest)
 enclave_app.command(
     epilog="Example: phalanx enclave pack report.bin --kind snp --add vcek=vcek.der --add chain=ark.pem --out e.json"
 )(pack)

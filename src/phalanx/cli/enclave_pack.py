@@ -28,21 +28,40 @@ def pack(
 
     if kind not in BACKENDS:
         raise ConfigError(f"--kind {kind}: unknown; choices: {', '.join(BACKENDS)}")
-    pairs = [one.partition("=") for one in add or []]
-    if any(not name or not path for name, _, path in pairs):
-        raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem")
     data = read_file(report)
     if encoding is Encoding.HEX:
         try:
             data = bytes.fromhex(data.decode("ascii"))
         except ValueError as exc:
             raise InputError(f"{report}: is not hex; leave --encoding out for a binary file") from exc
-    envelope = Evidence(kind, data, {name: read_file(Path(path)) for name, _, path in pairs})
+    envelope = Evidence(kind, data, read_endorsements(add))
+    write_file(out, envelope.to_bytes())
+    typer.echo(f"{out}: {kind} evidence of {len(data)} bytes, {len(envelope.endorsements)} endorsements")
+
+
+def read_endorsements(add: list[str] | None) -> dict[str, bytes]:
+    """Read the files of ``--add NAME=FILE``.
+
+    Raises:
+        ConfigError: One has another form.
+        InputError: A file cannot be read.
+    """
+    pairs = [one.partition("=") for one in add or []]
+    if any(not name or not path for name, _, path in pairs):
+        raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem")
+    return {name: read_file(Path(path)) for name, _, path in pairs}
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole.
+
+    Raises:
+        InputError: It cannot be written.
+    """
     try:
-        out.write_bytes(envelope.to_bytes())
+        path.write_bytes(data)
     except OSError as exc:
-        raise InputError(f"{out}: cannot be written ({exc.strerror})") from exc
-    typer.echo(f"{out}: {kind} evidence of {len(data)} bytes, {len(pairs)} endorsements")
+        raise InputError(f"{path}: cannot be written ({exc.strerror})") from exc
 
 
 def read_file(path: Path) -> bytes:

@@ -66,6 +66,8 @@ class Launch:
                 f"{self.run_file}: [parallel] is not launched: `phalanx train` starts its ranks on this machine, and "
                 f"`torchrun --nproc-per-node {run.parallel.world} -m phalanx train RUN.toml` wherever torchrun does"
             )
+        if run.split is not None:
+            raise ConfigError(f"{self.run_file}: [split] is not launched: `phalanx train` starts its enclave itself")
         if run.pipeline.pki is None:
             names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
             raise ConfigError(

@@ -3,7 +3,15 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from phalanx.models.config import PACKAGED_MODELS, Attention, LoraConfig, ModelConfig
+from phalanx.models.config import (
+    PACKAGED_MODELS,
+    AdapterConfig,
+    Attention,
+    LoraConfig,
+    ModelConfig,
+    PrefixConfig,
+    SpfConfig,
+)
 from phalanx.models.layout import StageSpec, partition
 
 if TYPE_CHECKING:
@@ -20,19 +28,24 @@ if TYPE_CHECKING:
     from phalanx.models.families import FAMILIES, parse_hub_config
     from phalanx.models.family import Family
     from phalanx.models.source import ModelSource, open_model
+    from phalanx.models.spf import add_spf
     from phalanx.models.stage import StageModule, tie
 
 __all__ = [
     "FAMILIES",
     "PACKAGED_MODELS",
+    "AdapterConfig",
     "Attention",
     "Family",
     "LoraConfig",
     "ModelConfig",
     "ModelSource",
+    "PrefixConfig",
+    "SpfConfig",
     "StageModule",
     "StageRow",
     "StageSpec",
+    "add_spf",
     "build_empty_stage",
     "build_stage",
     "estimate_costs",
@@ -52,6 +65,7 @@ _HOMES = {
     "ModelSource": "source",
     "StageModule": "stage",
     "StageRow": "build",
+    "add_spf": "spf",
     "build_empty_stage": "build",
     "build_stage": "build",
     "estimate_costs": "build",

@@ -19,22 +19,27 @@ class Bloom(Family):
     last_parts = ("ln_f",)
     embedding_weight = "transformer.word_embeddings.weight"
     lora_targets = ("query_key_value",)
+    attention_inputs = ("self_attention.query_key_value",)
+    heads_first = True
+    past_key = "layer_past"
+    feed_forward_inputs = ("mlp.dense_h_to_4h",)
     old_keys = ("n_embed",)
 
     def attention(self, requested: str) -> str:
         """Return ``eager``: transformers has no other attention for this family."""
         return "eager"
 
-    def embed(self, trunk: Any, ids: Tensor) -> Tensor:
-        """Embed and normalise."""
+    def embed(self, trunk: Any, ids: Tensor, before: int = 0) -> Tensor:
+        """Embed and normalise; there are no positions."""
         hidden: Tensor = trunk.word_embeddings_layernorm(trunk.word_embeddings(ids))
         return hidden
 
-    def context(self, trunk: Any, hub_config: Any, hidden: Tensor) -> dict[str, Any]:
-        """Give the mask and the bias ``[batch * heads, 1, seq]``."""
-        whole = torch.ones(hidden.shape[:2], device=hidden.device, dtype=torch.long)
+    def context(self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0) -> dict[str, Any]:
+        """Give the mask and the bias ``[batch * heads, 1, before + seq]``."""
+        batch, seq = hidden.shape[:2]
+        whole = torch.ones(batch, before + seq, device=hidden.device, dtype=torch.long)
         alibi = trunk.build_alibi_tensor(whole, hub_config.num_attention_heads, dtype=hidden.dtype)
-        return {"attention_mask": causal_mask(hub_config, hidden), "alibi": alibi, "use_cache": False}
+        return {"attention_mask": causal_mask(hub_config, hidden, before), "alibi": alibi, "use_cache": False}
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
         """Apply the final norm."""

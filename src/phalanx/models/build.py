@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from phalanx.errors import ModelError
-from phalanx.models.config import Attention, LoraConfig
+from phalanx.models.adapters import draw_adapter, inject_adapter, is_adapter
+from phalanx.models.config import AdapterConfig, Attention, SpfConfig
 from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, parse_hub_config
 from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
 from phalanx.models.layout import StageSpec
-from phalanx.models.lora import draw_adapter, inject_lora, is_adapter
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.source import ModelSource
+from phalanx.models.spf import choose_rows
 from phalanx.models.stage import StageModule
 
 
@@ -24,7 +25,7 @@ def build_stage(
     source: ModelSource,
     spec: StageSpec,
     *,
-    adapter: LoraConfig | None,
+    adapter: AdapterConfig | None,
     activation_checkpointing: bool,
     attention: Attention,
     seed: int,
@@ -62,6 +63,7 @@ def build_stage(
     if stage.ties_head and HEAD_WEIGHT in wanted:
         wanted[stage.family.embedding_weight] = wanted.pop(HEAD_WEIGHT)
     source.load_into(wanted)
+    choose_rows(stage)
     return stage
 
 
@@ -69,7 +71,7 @@ def build_empty_stage(
     hub_config_dict: Mapping[str, Any],
     spec: StageSpec,
     *,
-    adapter: LoraConfig | None,
+    adapter: AdapterConfig | None,
     activation_checkpointing: bool,
     attention: Attention,
     device: str = "cpu",
@@ -80,8 +82,11 @@ def build_empty_stage(
     shows at once. Tables that are computed from the config (rotary frequencies) are right.
 
     Raises:
-        ModelError: As ``build_stage``, or the config is malformed.
+        ModelError: As ``build_stage``, the config is malformed, or the adapter chooses rows by weights, which are not
+            there.
     """
+    if isinstance(adapter, SpfConfig):
+        raise ModelError("model.adapter: spf chooses rows by the model's weights, and a stage without any has none")
     hub_config = parse_hub_config(hub_config_dict, "model config")
     stage = meta_stage(hub_config, spec, adapter, attention, activation_checkpointing)
     _materialise(stage, device)
@@ -93,7 +98,7 @@ def build_empty_stage(
 def meta_stage(
     hub_config: Any,
     spec: StageSpec,
-    adapter: LoraConfig | None,
+    adapter: AdapterConfig | None,
     attention: Attention = "sdpa",
     activation_checkpointing: bool = False,
 ) -> StageModule:
@@ -113,7 +118,7 @@ def meta_stage(
     with quiet_transformers():
         stage = _skeleton(hub_config, family, spec, attention, activation_checkpointing)
         if adapter is not None:
-            inject_lora(stage, adapter)
+            inject_adapter(stage, adapter)
     return stage
 
 
@@ -195,7 +200,7 @@ class StageRow:
     size_bytes: int
 
 
-def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: LoraConfig | None) -> list[StageRow]:
+def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: AdapterConfig | None) -> list[StageRow]:
     """Count what each stage holds, without memory for any of it.
 
     Raises:

@@ -1,10 +1,11 @@
 """Which model is trained and how; imports no torch."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.errors import ConfigError
 
 PACKAGED_MODELS = ("smollm2-135m",)
 
@@ -15,6 +16,7 @@ class LoraConfig(StrictModel):
     """Low-rank adapters on linear layers inside the blocks; the model's own weights stay frozen.
 
     Attributes:
+        kind: ``lora``, which may be left out.
         rank: Inner dimension of the adapter.
         alpha: Scale; the adapter's output is multiplied by ``alpha / rank``.
         dropout: Probability of dropping an input of the adapter.
@@ -22,6 +24,7 @@ class LoraConfig(StrictModel):
             family's usual attention projections.
     """
 
+    kind: Literal["lora"] = "lora"
     rank: int = Field(default=8, ge=1)
     alpha: float = Field(default=16, gt=0, allow_inf_nan=False)
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -34,6 +37,44 @@ class LoraConfig(StrictModel):
         return self
 
 
+class SpfConfig(StrictModel):
+    """Sparsification parameter fine-tuning: the attention heads and feed-forward rows that weigh most are trained.
+
+    Heads of q, k and v, and rows of the first feed-forward matrices, are ranked by the L1 norm of their weights, each
+    matrix of each layer by itself.
+
+    Attributes:
+        kind: ``spf``.
+        share: Of the heads, and of the rows, that is trained; rounded up.
+    """
+
+    kind: Literal["spf"]
+    share: float = Field(default=0.5, gt=0, le=1, allow_inf_nan=False)
+
+
+class PrefixConfig(StrictModel):
+    """P-tuning v2: keys and values of virtual tokens, of each layer its own, in front of every sequence.
+
+    Attributes:
+        kind: ``ptuning``.
+        tokens: Virtual tokens; where positions are learned, sequences may be shorter by so many.
+    """
+
+    kind: Literal["ptuning"]
+    tokens: int = Field(default=16, ge=1, le=1024)
+
+
+def _kind_of(value: object) -> object:
+    return value.get("kind", "lora") if isinstance(value, dict) else getattr(value, "kind", None)
+
+
+AdapterConfig = Annotated[
+    Annotated[LoraConfig, Tag("lora")] | Annotated[SpfConfig, Tag("spf")] | Annotated[PrefixConfig, Tag("ptuning")],
+    Discriminator(_kind_of),
+]
+"""What is trained while the model's own weights stay as they are."""
+
+
 class ModelConfig(StrictModel):
     """Where the model comes from; exactly one of ``path``, ``name`` and ``architecture`` says so.
 
@@ -42,7 +83,7 @@ class ModelConfig(StrictModel):
         name: A packaged model.
         from_scratch: Draw random weights for ``architecture``, or for the config.json in ``path``.
         architecture: The hub's config keys, ``model_type`` included.
-        adapter: Train low-rank adapters only; without it every weight is trained.
+        adapter: Train this only; without it every weight is trained.
         activation_checkpointing: Recompute each block in the backward pass instead of keeping
             its activations.
         attention: Kernel; a family without ``sdpa`` (bloom) uses ``eager``.
@@ -52,7 +93,7 @@ class ModelConfig(StrictModel):
     name: str | None = None
     from_scratch: bool = False
     architecture: dict[str, str | int | float | bool | None] | None = None
-    adapter: LoraConfig | None = None
+    adapter: AdapterConfig | None = None
     activation_checkpointing: bool = False
     attention: Attention = "sdpa"
 
@@ -75,3 +116,17 @@ class ModelConfig(StrictModel):
         if self.architecture is not None and not isinstance(self.architecture.get("model_type"), str):
             raise ValueError('architecture: model_type is missing; add for example model_type = "gpt2"')
         return self
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        """The adapter, for engines that know LoRA alone.
+
+        Raises:
+            ConfigError: It is of another kind.
+        """
+        if self.adapter is not None and not isinstance(self.adapter, LoraConfig):
+            raise ConfigError(
+                f'model.adapter.kind = "{self.adapter.kind}": this engine trains low-rank adapters or everything; set '
+                'kind = "lora"'
+            )
+        return self.adapter

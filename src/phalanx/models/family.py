@@ -26,6 +26,10 @@ class Family(ABC):
         last_parts: Members of the trunk that only the last stage has.
         embedding_weight: Full name of the tensor that a tied head shares.
         lora_targets: Attention projections that LoRA adapts unless told otherwise.
+        attention_inputs: Layers of a block that make q, k and v; a single one makes all three.
+        heads_first: True where a single one puts q, k and v of one head together, not all heads of q together.
+        feed_forward_inputs: First feed-forward layers of a block.
+        past_key: How a block calls keys and values that come before its own.
         fan_in_fan_out: True where linear weights are stored ``[in, out]``.
         old_keys: Keys that transformers accepts beside the fields of its config class.
     """
@@ -38,6 +42,10 @@ class Family(ABC):
     last_parts: ClassVar[tuple[str, ...]]
     embedding_weight: ClassVar[str]
     lora_targets: ClassVar[tuple[str, ...]]
+    attention_inputs: ClassVar[tuple[str, ...]]
+    heads_first: ClassVar[bool] = False
+    feed_forward_inputs: ClassVar[tuple[str, ...]]
+    past_key: ClassVar[str] = "past_key_values"
     fan_in_fan_out: ClassVar[bool] = False
     old_keys: ClassVar[tuple[str, ...]] = ()
 
@@ -58,27 +66,42 @@ class Family(ABC):
         return None
 
     @abstractmethod
-    def embed(self, trunk: Any, ids: Tensor) -> Tensor:
-        """Turn ids ``[batch, seq]`` into hidden states ``[batch, seq, hidden]``."""
+    def embed(self, trunk: Any, ids: Tensor, before: int = 0) -> Tensor:
+        """Turn ids ``[batch, seq]`` into hidden states ``[batch, seq, hidden]``; positions begin at `before`."""
 
     @abstractmethod
-    def context(self, trunk: Any, hub_config: Any, hidden: Tensor) -> dict[str, Any]:
-        """Return what every block is called with beside the hidden states ``[batch, seq, hidden]``."""
+    def context(self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0) -> dict[str, Any]:
+        """Return what every block is called with beside the hidden states ``[batch, seq, hidden]``.
+
+        `before` virtual tokens, which every token sees, come before the first one.
+        """
 
     @abstractmethod
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
         """Turn the last block's output into the head's input, ``[batch, seq, features]``."""
 
 
-def causal_mask(hub_config: Any, hidden: Tensor) -> Any:
+def causal_mask(hub_config: Any, hidden: Tensor, before: int = 0) -> Any:
     """Return transformers' causal mask: None for sdpa, which then masks inside the kernel.
 
-    No position ids are handed in: ours count up from 0, and transformers would only use them to look
+    With virtual tokens it is written out, ``[1, 1, seq, before + seq]``: the kernel would count columns from the
+    first one. No position ids are handed in: ours count up from 0, and transformers would only use them to look
     for several sequences in one row, which waits for the device and finds none.
     """
+    if before:
+        return _mask_behind(hub_config, hidden, before)
     return create_causal_mask(config=hub_config, inputs_embeds=hidden, attention_mask=None, past_key_values=None)
 
 
-def positions(hidden_or_ids: Tensor) -> Tensor:
-    """Return the positions 0, 1, ... as ``[1, seq]`` for a tensor ``[batch, seq, ...]``."""
-    return torch.arange(hidden_or_ids.shape[1], device=hidden_or_ids.device).unsqueeze(0)
+def positions(hidden_or_ids: Tensor, before: int = 0) -> Tensor:
+    """Return the positions `before`, `before` + 1, ... as ``[1, seq]`` for a tensor ``[batch, seq, ...]``."""
+    return torch.arange(before, before + hidden_or_ids.shape[1], device=hidden_or_ids.device).unsqueeze(0)
+
+
+def _mask_behind(hub_config: Any, hidden: Tensor, before: int) -> Tensor:
+    seq = hidden.shape[1]
+    seen = torch.ones(seq, before + seq, dtype=torch.bool, device=hidden.device).tril(before)[None, None]
+    if hub_config._attn_implementation != "eager":
+        return seen
+    hides = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
+    return hides.masked_fill(~seen, torch.finfo(hidden.dtype).min)

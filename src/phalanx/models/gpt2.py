@@ -18,6 +18,8 @@ class Gpt2(Family):
     last_parts = ("ln_f",)
     embedding_weight = "transformer.wte.weight"
     lora_targets = ("c_attn",)
+    attention_inputs = ("attn.c_attn",)
+    feed_forward_inputs = ("mlp.c_fc",)
     fan_in_fan_out = True
 
     def objection(self, hub_config: Any) -> str | None:
@@ -30,14 +32,14 @@ class Gpt2(Family):
         """Return the number of rows of the position embedding."""
         return int(hub_config.max_position_embeddings)
 
-    def embed(self, trunk: Any, ids: Tensor) -> Tensor:
+    def embed(self, trunk: Any, ids: Tensor, before: int = 0) -> Tensor:
         """Add token and position embeddings, then drop out."""
-        hidden: Tensor = trunk.drop(trunk.wte(ids) + trunk.wpe(positions(ids)))
+        hidden: Tensor = trunk.drop(trunk.wte(ids) + trunk.wpe(positions(ids, before)))
         return hidden
 
-    def context(self, trunk: Any, hub_config: Any, hidden: Tensor) -> dict[str, Any]:
+    def context(self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0) -> dict[str, Any]:
         """Give the mask."""
-        return {"attention_mask": causal_mask(hub_config, hidden), "use_cache": False}
+        return {"attention_mask": causal_mask(hub_config, hidden, before), "use_cache": False}
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
         """Apply the final norm."""

@@ -19,6 +19,8 @@ class Llama(Family):
     last_parts = ("norm",)
     embedding_weight = "model.embed_tokens.weight"
     lora_targets = ("q_proj", "v_proj")
+    attention_inputs = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    feed_forward_inputs = ("mlp.gate_proj", "mlp.up_proj")
     old_keys = ("rope_theta",)
 
     def objection(self, hub_config: Any) -> str | None:
@@ -33,16 +35,16 @@ class Llama(Family):
         with torch.device("cpu"):
             trunk.rotary_emb = type(trunk.rotary_emb)(config=hub_config)
 
-    def embed(self, trunk: Any, ids: Tensor) -> Tensor:
+    def embed(self, trunk: Any, ids: Tensor, before: int = 0) -> Tensor:
         """Look the tokens up."""
         hidden: Tensor = trunk.embed_tokens(ids)
         return hidden
 
-    def context(self, trunk: Any, hub_config: Any, hidden: Tensor) -> dict[str, Any]:
+    def context(self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0) -> dict[str, Any]:
         """Give the mask and the rotary cosines and sines, ``[1, seq, head]`` each."""
-        ids = positions(hidden)
+        ids = positions(hidden, before)
         return {
-            "attention_mask": causal_mask(hub_config, hidden),
+            "attention_mask": causal_mask(hub_config, hidden, before),
             "position_embeddings": trunk.rotary_emb(hidden, position_ids=ids),
             "position_ids": ids,
             "use_cache": False,

@@ -1,6 +1,5 @@
 """LoRA adapters through peft, with names and first values that do not depend on the layout of stages."""
 
-import hashlib
 import math
 from typing import Any
 
@@ -10,6 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from phalanx.errors import ModelError
 from phalanx.models.config import LoraConfig
+from phalanx.models.seeding import seeded_generator
 from phalanx.models.stage import StageModule
 
 
@@ -36,23 +36,21 @@ def inject_lora(stage: StageModule, adapter: LoraConfig) -> None:
     )
 
 
-def is_adapter(name: str) -> bool:
-    """True for the canonical name of an adapter's parameter."""
+def is_lora(name: str) -> bool:
+    """True for the canonical name of a low-rank adapter's matrix."""
     return name.endswith((".lora_A.weight", ".lora_B.weight"))
 
 
-def draw_adapter(name: str, weight: Tensor, seed: int) -> None:
+def draw_lora(name: str, weight: Tensor, seed: int) -> None:
     """Fill one adapter matrix: A as peft does (Kaiming uniform), B with zeros.
 
-    The values depend on the seed and the canonical name only: the generator is seeded with the first 8
-    bytes of SHA-256 of ``seed|name``, and draws on the CPU. Nothing of ``torch.nn.init`` is used: while
+    The values depend on the seed and the canonical name only. Nothing of ``torch.nn.init`` is used: while
     transformers loads a model in another thread, its functions do nothing.
     """
     if name.endswith(".lora_B.weight"):
         weight.detach().zero_()
         return
-    first_bytes = hashlib.sha256(f"{seed}|{name}".encode()).digest()[:8]
-    generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(first_bytes, "big"))
+    generator = seeded_generator(seed, name)
     # the bound of kaiming_uniform_(a=sqrt(5)), rounding included
     gain = math.sqrt(2.0 / (1 + math.sqrt(5) ** 2))
     bound = math.sqrt(3.0) * (gain / math.sqrt(weight.shape[1]))

@@ -10,6 +10,9 @@ from phalanx.errors import ModelError
 from phalanx.models.family import HEAD, HEAD_WEIGHT, Family
 from phalanx.models.layout import StageSpec
 
+PREFIX = "prefix"
+"""The part of a block that has keys and values of virtual tokens, where an adapter has added one."""
+
 
 class Elsewhere(nn.Module):
     """Keeps the place, and so the names, of a part that another stage holds; cannot be called."""
@@ -38,6 +41,8 @@ class StageModule(nn.Module):
         self.spec = spec
         self.hub_config = skeleton.config
         self.activation_checkpointing = activation_checkpointing
+        self.num_virtual_tokens = 0
+        """How many keys and values of an adapter every block puts before its own."""
         self._head_is_shared = False
         self._max_positions = family.max_positions(self.hub_config)
         _drop_foreign_parts(self)
@@ -96,14 +101,15 @@ class StageModule(nn.Module):
         """
         self._check_input(x)
         trunk = self.trunk
-        hidden = self.family.embed(trunk, x) if self.spec.is_first else x
-        context = self.family.context(trunk, self.hub_config, hidden)
+        before = self.num_virtual_tokens
+        hidden = self.family.embed(trunk, x, before) if self.spec.is_first else x
+        context = self.family.context(trunk, self.hub_config, hidden, before)
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         for block in self.own_blocks:
             if recompute:
-                hidden = checkpoint(_run_block, block, hidden, context, use_reentrant=False)
+                hidden = checkpoint(_run_block, block, hidden, context, self.family.past_key, use_reentrant=False)
             else:
-                hidden = _run_block(block, hidden, context)
+                hidden = _run_block(block, hidden, context, self.family.past_key)
         if self.spec.is_last:
             hidden = self.get_submodule(HEAD)(self.family.finish(trunk, hidden))
         return hidden
@@ -114,9 +120,11 @@ class StageModule(nn.Module):
             not self.spec.is_first and x.shape[2] != self.hub_config.hidden_size
         ):
             raise ModelError(f"stage {self.spec.index}: found input of shape {list(x.shape)}; expected {expected}")
-        if self._max_positions is not None and x.shape[1] > self._max_positions:
+        tokens = x.shape[1] + self.num_virtual_tokens
+        if self._max_positions is not None and tokens > self._max_positions:
+            virtual = f", {self.num_virtual_tokens} of them virtual" if self.num_virtual_tokens else ""
             raise ModelError(
-                f"stage {self.spec.index}: found a sequence of {x.shape[1]} tokens; the model has "
+                f"stage {self.spec.index}: found a sequence of {tokens} tokens{virtual}; the model has "
                 f"{self._max_positions} positions; lower sequence_length"
             )
 
@@ -153,8 +161,9 @@ def canonical_name(name: str) -> str:
     )
 
 
-def _run_block(block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:
-    out = block(hidden, **context)
+def _run_block(block: nn.Module, hidden: Tensor, context: dict[str, Any], past_key: str) -> Tensor:
+    prefix = getattr(block, PREFIX, None)
+    out = block(hidden, **(context if prefix is None else context | {past_key: prefix}))
     # some families return attention weights or a cache beside the hidden states
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result

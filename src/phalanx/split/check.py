@@ -6,10 +6,8 @@ from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
 from phalanx.split.config import SplitConfig
 from phalanx.split.measure import policy_of
-from phalanx.split.offload import check_offload
 from phalanx.split.parts import cut_model
 from phalanx.split.task import TASKS
-from phalanx.split.tier import check_tier
 
 
 def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective: str) -> None:
@@ -22,8 +20,8 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
         objective: What is learned.
 
     Raises:
-        ConfigError: The cut leaves a part without a layer, the tier or the mode is not to be had, the policy file is
-            wrong, the sequence is too long, or the objective has no task.
+        ConfigError: The cut leaves a part without a layer, the policy file is missing or wrong, the sequence is too
+            long, or the objective has no task.
     """
     cut_model(source.num_layers, split.cut)
     if objective not in TASKS:
@@ -31,8 +29,5 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
     longest: Any = getattr(source.hub_config, "max_position_embeddings", None)
     if longest is not None and seq > longest:
         raise ConfigError(f"data.sequence_length = {seq}: the model has positions for {longest}; lower it")
-    if split.mode == "masked":
-        check_offload()
     if split.mode != "plaintext":
-        check_tier(split.tier)
         policy_of(split)

@@ -94,7 +94,7 @@ class SplitClient:
             FrameError: The same, of a link that seals nothing.
         """
         numbers = self.link.unpack(frame, self._kinds.result(what, 1 + 2 * count), step, microbatch).tolist()
-        if any(not targets >= 0 or targets != int(targets) for targets in numbers[2::2]):
+        if any(not (targets >= 0 and targets.is_integer()) for targets in numbers[2::2]):
             raise FrameError(f"{self.name}: the enclave counts targets {numbers[2::2]}, which are no numbers")
         pairs = zip(numbers[1::2], numbers[2::2], strict=True)
         return Feedback(numbers[0], tuple((loss, int(targets)) for loss, targets in pairs))

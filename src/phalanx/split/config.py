@@ -7,12 +7,12 @@ from pydantic import Field, model_validator
 from phalanx.config import StrictModel
 from phalanx.security.crypto import LOCAL_HOSTS
 from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
+from phalanx.split.masked.config import MaskedConfig
 from phalanx.transport import TransportConfig
 
 ENCLAVE = "enclave"
 """Party name of the process that has the back part."""
-MODES = ("sealed", "plaintext", "masked")
-TIERS = ("sim", "process", "tpm")
+DEFAULT_TPM = "device:/dev/tpmrm0"
 
 
 class SplitConfig(StrictModel):
@@ -29,6 +29,8 @@ class SplitConfig(StrictModel):
     """Precision in which activations cross; fp32 loses nothing."""
     tier: Literal["sim", "process", "tpm"] = "sim"
     """What stands behind the enclave's evidence."""
+    tpm: str = DEFAULT_TPM
+    """Where the TPM of tier "tpm" is: ``device:PATH``, ``swtpm:path=PATH`` or ``swtpm:host=NAME,port=NUMBER``."""
     allow_insecure_sim: bool = False
     """Whether evidence that proves nothing is accepted."""
     insecure: bool = False
@@ -44,6 +46,10 @@ class SplitConfig(StrictModel):
     """Plain bytes under one authentication tag."""
     release: ReleasePolicy | None = None
     """When adapters may leave the enclave; without it they stay sealed."""
+    masked: MaskedConfig = MaskedConfig()
+    """How frozen layers are masked, and how many workers there are; for "masked" alone."""
+    step_timeout_s: float = Field(default=600.0, gt=0)
+    """How long the enclave may take for an answer, a whole step at most."""
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
@@ -67,12 +73,26 @@ class SplitConfig(StrictModel):
                 f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; '
                 "leave it out"
             )
+        if self.mode == "masked" and self.tier == "process":
+            raise ValueError(
+                'tier = "process" lets the enclave reach no network and start no program, and masked workers need '
+                'both; set mode = "sealed" or another tier'
+            )
+        if self.mode != "masked" and self.masked != MaskedConfig():
+            raise ValueError(f'[split.masked] is for mode = "masked", the mode is "{self.mode}"; remove it')
         if self.release is not None and self.release.min_clients > self.clients:
             raise ValueError(
                 f"release.min_clients = {self.release.min_clients}: there are clients = {self.clients}, so nothing "
                 "could ever be released; lower it, or leave out [split.release]"
             )
         return self
+
+    @property
+    def masked_workers(self) -> tuple[str, ...]:
+        """Party names of those who multiply masked numbers; the second one makes pads' products."""
+        if self.mode != "masked":
+            return ()
+        return ("masked-0", "masked-1") if self.masked.second_worker else ("masked-0",)
 
     @property
     def client_names(self) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ class Line:
                 raise FrameError(f"{self._peer}: said {item.kind!r}, expected {expected}")
             return message, item.payload
         raise PeerLostError(
-            f"{self._peer}: no {expected} within {self._timeout_s:g} s; raise split.transport.timeout_s, then --resume"
+            f"{self._peer}: no {expected} within {self._timeout_s:g} s; raise split.step_timeout_s, then --resume"
         )
 
     def ask(self, message: Message, answer: type[Answer], payload: Payload = ()) -> tuple[Answer, memoryview]:

@@ -11,7 +11,10 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import (
     CheckpointError,
     DataError,
+    FixedPointError,
     FrameError,
+    PadError,
+    PeerLostError,
     PeerRefusedError,
     PhalanxError,
     RefusedEvidenceError,
@@ -19,6 +22,7 @@ from phalanx.errors import (
     RollbackError,
     SealError,
     SignatureError,
+    WrongProductError,
 )
 
 _Text = Annotated[str, Field(max_length=500)]
@@ -218,7 +222,18 @@ _WITH_REASON: dict[str, type[SealError | RefusedEvidenceError | ReleaseRefusedEr
 }
 _WITHOUT: dict[str, type[PhalanxError]] = {
     one.__name__: one
-    for one in (CheckpointError, DataError, FrameError, PeerRefusedError, RollbackError, SignatureError)
+    for one in (
+        CheckpointError,
+        DataError,
+        FixedPointError,
+        FrameError,
+        PadError,
+        PeerLostError,
+        PeerRefusedError,
+        RollbackError,
+        SignatureError,
+        WrongProductError,
+    )
 }
 Body = TypeVar("Body", bound=Message)
 

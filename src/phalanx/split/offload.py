@@ -1,26 +1,44 @@
 """Where a masked split gives the enclave's frozen linear layers to somebody else; the one hook of that mode."""
 
-from phalanx.errors import ConfigError
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 from phalanx.models import StageModule
+from phalanx.security.crypto import Identity
+from phalanx.split.enclave_file import EnclaveConfig
+from phalanx.split.masked import LocalMaskedWorkers, mask_linears, open_desk, remote_workers
+
+Prepare = Callable[[StageModule], object]
+"""Changes the back part before it is trained."""
 
 
-def check_offload() -> None:
-    """Return where this release can run a masked split.
+def as_it_is(back: StageModule) -> None:
+    """Leave every layer in the enclave."""
+
+
+@contextlib.contextmanager
+def offloaded(config: EnclaveConfig, identity: Identity) -> Iterator[Prepare]:
+    """Start who multiplies for the enclave, where the mode asks for that, and end it whatever happens.
+
+    Yields:
+        What puts masked layers in the place of the back part's frozen ones; adapters, attention, norms and whatever
+        else is trained stay in the enclave.
 
     Raises:
-        ConfigError: It cannot.
+        PeerLostError: A worker did not come.
+        PadError: Pads cannot be made.
     """
-    raise ConfigError(
-        'split.mode = "masked": frozen layers are not given to a masked worker by the engine yet; '
-        'set mode = "sealed", which keeps them in the enclave'
+    split, names = config.split, config.split.masked_workers
+    if not names:
+        yield as_it_is
+        return
+    identities = Path(config.identity).parent
+    processes = LocalMaskedWorkers(
+        Path(config.directory) / "workers", identities, split.transport, threads=config.threads
     )
-
-
-def offload(back: StageModule) -> None:
-    """Replace the frozen linear layers of the back part by masked ones.
-
-    Raises:
-        ConfigError: As `check_offload`.
-    """
-    check_offload()
-    del back
+    with contextlib.ExitStack() as stack:
+        workers = stack.enter_context(remote_workers(identity, names, config.run, split.transport, processes))
+        first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
+        desk = stack.enter_context(open_desk(split.masked, config.run, first, second))
+        yield lambda back: mask_linears(back, desk)

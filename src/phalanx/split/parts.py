@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import ConfigError
-from phalanx.models import Attention, LoraConfig, ModelSource, StageModule, StageSpec, build_stage
+from phalanx.models import AdapterConfig, Attention, ModelSource, StageModule, StageSpec, build_stage
 from phalanx.split.kinds import WIRE_DTYPES
 
 Front = Callable[[Tensor], Tensor]
@@ -61,7 +61,7 @@ def build_back(
     source: ModelSource,
     cut: int,
     *,
-    adapter: LoraConfig,
+    adapter: AdapterConfig,
     attention: Attention = "sdpa",
     seed: int = 0,
     activation_checkpointing: bool = False,

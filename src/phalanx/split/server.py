@@ -1,5 +1,7 @@
 """The enclave process: it answers who calls, and lets nothing out but what a message here says."""
 
+import contextlib
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,12 +14,14 @@ from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxE
 from phalanx.models import ModelSource, open_model, parameter_names, weights_digest
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.split import messages as say
+from phalanx.split.config import ENCLAVE
 from phalanx.split.enclave import Enclave, Replies
 from phalanx.split.enclave_file import OWNER, EnclaveConfig
+from phalanx.split.frame_pipe import FramePipe, PipeWire
 from phalanx.split.kinds import Kinds
 from phalanx.split.link import Link, PlainLink
 from phalanx.split.meeting import Doorkeeper, Occasion, attested_keys
-from phalanx.split.offload import offload
+from phalanx.split.offload import Prepare, as_it_is, offloaded
 from phalanx.split.parts import build_back
 from phalanx.split.release import Releasing
 from phalanx.split.state import StateKeeper
@@ -29,8 +33,12 @@ from phalanx.transport import Endpoint, GrpcWire, LinkFault, Received
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
 
 
-def serve(config: EnclaveConfig) -> None:
+def serve(config: EnclaveConfig, end: socket.socket | None = None) -> None:
     """Be the enclave until the owner ends the session or a party is gone.
+
+    Args:
+        config: What the enclave is started with.
+        end: Its end of a pipe to all parties; without one it listens on the network.
 
     Raises:
         PeerLostError: A party cannot be reached any more.
@@ -38,19 +46,27 @@ def serve(config: EnclaveConfig) -> None:
     """
     torch.set_num_threads(config.threads)
     torch.use_deterministic_algorithms(True)
-    identity = load_identity(Path(config.identity))
-    wire = GrpcWire(identity, config.split.transport)
-    try:
-        with Endpoint(identity, {}, config.session, wire, config.split.transport) as endpoint:
+    identity, limits = load_identity(Path(config.identity)), config.split.transport
+    wire: GrpcWire | PipeWire
+    with contextlib.ExitStack() as stack:
+        if end is None:
+            wire = GrpcWire(identity, limits)
+        else:
+            pipe = FramePipe(end, limits.max_frame_bytes)
+            stack.callback(pipe.close)
+            wire = pipe.wire(ENCLAVE)
+        stack.callback(wire.close)
+        with (
+            offloaded(config, identity) as prepare,
+            Endpoint(identity, {}, config.session, wire, limits) as endpoint,
+        ):
             for name, pem in config.certificates.items():
                 peer = peer_from_certificate(pem.encode("ascii"), identity.authority_pem, where=name)
                 endpoint.add_peer(peer, config.addresses[name])
             source = open_model(config.model, Path(config.cache), config.seed)
-            server = EnclaveServer(config, identity, endpoint, source)
+            server = EnclaveServer(config, identity, endpoint, source, prepare)
             server.announce(wire.address)
             server.run()
-    finally:
-        wire.close()
 
 
 class EnclaveServer:
@@ -61,15 +77,23 @@ class EnclaveServer:
         identity: The enclave.
         endpoint: Knows owner and clients.
         source: The model.
+        prepare: Changes the back part before it is trained.
 
     Raises:
         PhalanxError: Model or tier is unusable.
     """
 
-    def __init__(self, config: EnclaveConfig, identity: Identity, endpoint: Endpoint, source: ModelSource) -> None:
+    def __init__(
+        self,
+        config: EnclaveConfig,
+        identity: Identity,
+        endpoint: Endpoint,
+        source: ModelSource,
+        prepare: Prepare = as_it_is,
+    ) -> None:
         split, directory = config.split, Path(config.directory)
         self._config, self._endpoint, self._source = config, endpoint, source
-        tier = open_tier(split.tier, directory, identity)
+        tier = self._tier = open_tier(split, directory, identity)
         self._keeper = StateKeeper(tier.key, config.run, tier.counter("sealed"), tier.counter("settled"))
         keys = attested_keys(identity.public, identity.certificate_pem)
         occasion = Occasion(
@@ -87,8 +111,7 @@ class EnclaveServer:
             seed=config.seed,
             activation_checkpointing=config.model.activation_checkpointing,
         )
-        if split.mode == "masked":
-            offload(back)
+        prepare(back)
         task = TASKS[config.objective]()
         self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
         self._releasing = Releasing(split.release, self._trainer.weights())
@@ -118,6 +141,7 @@ class EnclaveServer:
                     self.handle(item)
         finally:
             self._enclave.close()
+            self._tier.close()
 
     def handle(self, item: Received) -> None:
         """Do what one message asks for, or refuse it to who sent it."""
@@ -139,7 +163,8 @@ class EnclaveServer:
         self._post(sender, say.Proof(), self._door.evidence(sender, bytes.fromhex(message.nonce)))
 
     def _admit(self, sender: str, message: say.Call, payload: memoryview) -> None:
-        reply, link = b"", PlainLink()
+        reply = b""
+        link: Link = PlainLink()
         if self._config.split.mode != "plaintext":
             token, hello = bytes(payload[: message.token_bytes]), bytes(payload[message.token_bytes :])
             reply, link = self._door.admit(sender, token, hello)

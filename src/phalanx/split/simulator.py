@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from phalanx.errors import FailedBatchError, FrameError, SealError
-from phalanx.models import Attention, LoraConfig, ModelSource
+from phalanx.models import AdapterConfig, Attention, ModelSource
 from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
 from phalanx.security.seal import ReleaseGate
@@ -114,7 +114,7 @@ class Scene:
 
     source: ModelSource
     split: SplitConfig
-    adapter: LoraConfig
+    adapter: AdapterConfig
     optimizer: OptimizerConfig
     rows: int
     seq: int

@@ -6,20 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from phalanx.errors import ConfigError
 from phalanx.security.crypto import Identity, make_private_directory, read_private, write_private
 from phalanx.security.seal import EpochStore, MonotonicCounter, NotRollbackProofCounter
-from phalanx.security.tee import Attester, SimAttester
+from phalanx.security.tee import TIERS, Attester, SimAttester
+from phalanx.split.config import SplitConfig
 from phalanx.split.measure import measure_code
-
-WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        "sim": "sim: NOT SECURE: the evidence is simulated, and whoever has this machine has the enclave",
-        "process": "process: keeps out other users of the machine, not its administrator",
-        "tpm": "tpm: proves which machine and which software; its administrator can still read memory",
-    }
-)
-"""What a tier is worth, in one line; shown wherever a run is shown."""
+from phalanx.split.tpm_tier import open_tpm_tier
 
 
 @dataclass(frozen=True)
@@ -27,47 +19,41 @@ class Tier:
     """An enclave's means.
 
     Attributes:
-        name: A key of `WORDS`.
+        name: A key of `TIERS`.
         attester: Speaks for it.
         key: 32 bytes for its sealed states.
-        counter: Gives the monotonic counter of a purpose.
+        counter: Gives the monotonic counter of a purpose: "epoch", "sealed" or "settled".
+        close: Lets go of what it holds.
     """
 
     name: str
     attester: Attester
     key: bytes
     counter: Callable[[str], MonotonicCounter]
+    close: Callable[[], None] = lambda: None
 
 
-def check_tier(name: str) -> None:
-    """Return where this release can run an enclave at a tier.
-
-    Raises:
-        ConfigError: It cannot.
-    """
-    if name not in _OPENERS:
-        raise ConfigError(
-            f'split.tier = "{name}": this release starts enclaves at the tiers {", ".join(_OPENERS)}; evidence of '
-            'other kinds can be appraised with `phalanx enclave appraise`; set tier = "sim" and '
-            "allow_insecure_sim = true to try the rest"
-        )
+def worth(split: SplitConfig) -> str:
+    """What a split's guard is worth, in one line."""
+    if split.mode == "plaintext":
+        return "plaintext: NOT SECURE: the enclave's host reads and alters what it likes"
+    return TIERS[split.tier]
 
 
-def open_tier(name: str, directory: Path, identity: Identity) -> Tier:
-    """Open what an enclave has at a tier, and make it at the first start.
+def open_tier(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
+    """Open what an enclave has at its tier, and make it at the first start.
 
     Args:
-        name: A key of `WORDS`.
+        split: Names the tier.
         directory: The enclave's own.
         identity: The enclave.
 
     Raises:
-        ConfigError: The tier is not to be had here.
         CertificateError: The directory is unusable.
+        TpmError: The TPM is not there, or has another state than when the enclave was first started.
     """
-    check_tier(name)
     make_private_directory(directory)
-    return _OPENERS[name](directory, identity)
+    return _OPENERS[split.tier](split, directory, identity)
 
 
 def open_epochs(directory: Path, counter: MonotonicCounter) -> EpochStore:
@@ -87,12 +73,22 @@ def file_counter(directory: Path, purpose: str) -> MonotonicCounter:
     return NotRollbackProofCounter(directory / f"{purpose}.count")
 
 
-def _open_sim(directory: Path, identity: Identity) -> Tier:
+def _open_files(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
+    """Nobody vouches for these tiers: the evidence is simulated, and what a sandbox is worth shows in its report."""
     path = directory / "seal.key"
     if not path.exists():
         write_private(path, secrets.token_bytes(32))
     key = read_private(path, "the enclave makes it at its first start")
-    return Tier("sim", SimAttester(identity, measure_code()), key, lambda purpose: file_counter(directory, purpose))
+    attester = SimAttester(identity, measure_code())
+    return Tier(split.tier, attester, key, lambda purpose: file_counter(directory, purpose))
 
 
-_OPENERS: Mapping[str, Callable[[Path, Identity], Tier]] = MappingProxyType({"sim": _open_sim})
+def _open_tpm(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
+    del identity
+    means = open_tpm_tier(directory, split.tpm)
+    return Tier(split.tier, means.attester, means.key, means.counter, means.close)
+
+
+_OPENERS: Mapping[str, Callable[[SplitConfig, Path, Identity], Tier]] = MappingProxyType(
+    {"sim": _open_files, "process": _open_files, "tpm": _open_tpm}
+)

@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_se
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config
 from phalanx.data import DataConfig
-from phalanx.models import ModelConfig
+from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
@@ -158,6 +158,21 @@ class RunConfig(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_adapter(self) -> Self:
+        adapter = self.model.adapter
+        if adapter is None or isinstance(adapter, LoraConfig) or self.split is not None:
+            return self
+        why = {
+            "spf": "which heads and rows are trained follows from the model's weights, and a stage in other hands is "
+            "counted, placed and made before it has any",
+            "ptuning": "nothing shows yet that stages with virtual tokens are audited and taken over bit for bit",
+        }[adapter.kind]
+        raise ValueError(
+            f'model.adapter.kind = "{adapter.kind}": [pipeline] and [parallel] have no such adapter yet: {why}; set '
+            'kind = "lora"'
+        )
+
     @model_serializer(mode="wrap")
     def _without_the_other(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the sections of the engine that the run does not have."""
@@ -188,14 +203,15 @@ class RunConfig(StrictModel):
     def workers(self) -> tuple[str, ...]:
         """Names of all who may ever work beside the owner; the ranks of a domain have none."""
         if self.split is not None:
-            return (ENCLAVE, *self.split.client_names)
+            return (ENCLAVE, *self.split.client_names, *self.split.masked_workers)
         return () if self.parallel is not None else (*self.pipeline.workers, *self.pipeline.late_workers)
 
     @property
     def world(self) -> dict[str, int]:
         """How many processes there are, and how many stages they hold."""
         if self.split is not None:
-            return {"processes": 2, "stages": 2, "clients": self.split.clients}
+            processes = 2 + len(self.split.masked_workers)
+            return {"processes": processes, "stages": 2, "clients": self.split.clients}
         if self.parallel is None:
             return {"processes": 1 + len(self.pipeline.workers), "stages": self.pipeline.stages}
         axes = {axis: getattr(self.parallel, axis) for axis in ("dp", "tp", "pp", "cp")}

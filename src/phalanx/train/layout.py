@@ -60,7 +60,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
         device=run.train.device,
         attention=run.model.attention,
         activation_checkpointing=run.model.activation_checkpointing,
-        adapter=run.model.adapter,
+        adapter=run.model.lora,
         optimizer=run.optimizer,
         guard=run.guard,
     )

@@ -18,7 +18,7 @@ from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
 from phalanx.split import SplitLead, cut_model
 from phalanx.split.check import check_split
-from phalanx.split.tier import WORDS
+from phalanx.split.tier import worth
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.client_loader import ClientLoader
 from phalanx.train.config import RunConfig
@@ -42,7 +42,7 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
     """
     _check(run, source)
     split = split_of(run)
-    table = Table(title=f"{split.mode} split, {split.clients} clients; {worth(run)}")
+    table = Table(title=f"{split.mode} split, {split.clients} clients; {worth(split)}")
     for name in ("part", "layers", "parameters", "trained", "bytes a step"):
         table.add_column(name, justify="right")
     specs = cut_model(source.num_layers, split.cut)
@@ -56,14 +56,6 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
     return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
 
 
-def worth(run: RunConfig) -> str:
-    """What the run's guard is worth, in one line."""
-    split = split_of(run)
-    if split.mode == "plaintext":
-        return "plaintext: NOT SECURE: the enclave's host reads and alters what it likes"
-    return WORDS[split.tier]
-
-
 class SplitSession(Session):
     """Clients and owner of a split: what `train` does with a section ``[split]``."""
 
@@ -71,8 +63,9 @@ class SplitSession(Session):
         run, home, split = self.config, self.home, split_of(self.config)
         source = open_model(run.model, home.cache / "models", run.train.seed)
         _check(run, source)
-        self.console.print(worth(run), style="bold", markup=False, highlight=False)
-        self.figures.split = {"mode": split.mode, "tier": self._tier(), "worth": worth(run)}
+        self.console.print(worth(split), style="bold", markup=False, highlight=False)
+        facts: dict[str, Any] = {"mode": split.mode, "tier": self._tier(), "worth": worth(split)}
+        self.figures.split = facts
         corpus = self._corpus(source)
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
         loader = ClientLoader(corpus, split.client_names, *sizes)
@@ -99,7 +92,7 @@ class SplitSession(Session):
             try:
                 self._train(engine, loader, hooks, start)
             finally:
-                self.figures.split["crypto_s"] = engine.crypto_s
+                facts["crypto_s"] = engine.crypto_s
             self._finish_split(lead, recorder)
 
     def _tier(self) -> str | None:
@@ -159,7 +152,9 @@ class SplitSession(Session):
             summary["released"] = False
             recorder.observe("release_refused", {"reason": exc.reason, "detail": exc.detail[:500]})
             return
-        save_file(tensors, self.home.path / ADAPTERS)
+        path = self.home.path / ADAPTERS
+        path.touch(mode=0o600)
+        save_file(tensors, path)
         summary["released"] = True
         recorder.observe("released", dict(permitted))
 

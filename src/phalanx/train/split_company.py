@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 
 from phalanx.config import digest
@@ -9,7 +10,9 @@ from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER
 from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
 from phalanx.split import ENCLAVE, TASKS, FrontPart, Kinds, SplitConfig, SplitLead
+from phalanx.split.confined import ConfinedEnclave
 from phalanx.split.enclave_file import EnclaveConfig
+from phalanx.split.frame_pipe import FramePipe
 from phalanx.split.launch import LocalEnclave
 from phalanx.split.line import Line
 from phalanx.split.measure import policy_of
@@ -52,16 +55,18 @@ def split_company(run: RunConfig, home: RunDirectory, source: ModelSource) -> It
     # a new session name for each start, so that nothing of an earlier one can be replayed
     session = f"{home.run_id}-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
+        near, far = stack.enter_context(_pipe(split)) if split.tier == "process" else (None, None)
         addresses: dict[str, str] = {}
         endpoints: dict[str, tuple[Identity, Endpoint]] = {}
         for name in (OWNER, *split.client_names):
             identity = home.owner if name == OWNER else load_identity(home.pki / name)
-            wire = GrpcWire(identity, split.transport)
+            wire = GrpcWire(identity, split.transport) if near is None else near.wire(name)
             stack.callback(wire.close)
             endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, split.transport))
             endpoint.add_peer(enclave_of(home))
             addresses[name], endpoints[name] = wire.address, (identity, endpoint)
-        process = LocalEnclave(home.path / "workers", _enclave_config(run, home, session, addresses))
+        config, workers = _enclave_config(run, home, session, addresses), home.path / "workers"
+        process = LocalEnclave(workers, config) if far is None else ConfinedEnclave(workers, config, far)
         stack.enter_context(process)
         process.start()
         parties = [_party(run, home, identity, endpoint, process.look) for identity, endpoint in endpoints.values()]
@@ -74,11 +79,23 @@ def split_company(run: RunConfig, home: RunDirectory, source: ModelSource) -> It
         process.close()
 
 
+@contextlib.contextmanager
+def _pipe(split: SplitConfig) -> Iterator[tuple[FramePipe, socket.socket]]:
+    """The only way to an enclave that reaches no network: this side's end, and the one to hand over."""
+    near, far = socket.socketpair()
+    pipe = FramePipe(near, split.transport.max_frame_bytes)
+    try:
+        yield pipe, far
+    finally:
+        pipe.close()
+        far.close()
+
+
 def _party(
     run: RunConfig, home: RunDirectory, identity: Identity, endpoint: Endpoint, look: Callable[[], None]
 ) -> Party:
     split = split_of(run)
-    line = Line(endpoint, ENCLAVE, split.transport.timeout_s, look)
+    line = Line(endpoint, ENCLAVE, split.step_timeout_s, look)
     if split.mode == "plaintext":
         return Party(identity, line, None)
     directory = home.path / "clients" / identity.name

@@ -40,6 +40,11 @@ class SoftwareTpm:
         self._run("tpm2_flushcontext", "-t")
 
     @property
+    def address(self) -> str:
+        """Where it is; one connection at a time."""
+        return f"swtpm:path={self._folder / 'socket'}"
+
+    @property
     def roots(self) -> bytes:
         """The local authority's root, PEM."""
         return next(self._folder.rglob("swtpm-localca-rootca-cert.pem")).read_bytes()

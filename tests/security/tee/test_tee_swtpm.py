@@ -8,8 +8,19 @@ import pytest
 from refusals import refusal
 from swtpm_lab import SoftwareTpm, missing
 
+from phalanx.errors import TpmError
 from phalanx.security.crypto import Identity
-from phalanx.security.tee import Binding, Policy, appraise, begin_enrolment, inspect_evidence, issue_token, read_token
+from phalanx.security.tee import (
+    Binding,
+    Policy,
+    TpmAttester,
+    appraise,
+    begin_enrolment,
+    inspect_evidence,
+    issue_token,
+    open_tpm,
+    read_token,
+)
 from phalanx.security.tee.chain import Trust
 from phalanx.security.tee.tpm_key import TpmReference
 from phalanx.security.tee.x509 import read_certificates
@@ -93,3 +104,28 @@ def test_no_byte_of_a_real_quote_can_be_altered(tpm, ak_name, now):
         data[position] ^= 1 << position % 8
         altered = replace(evidence, data=bytes(data))
         assert refusal(lambda altered=altered: appraise(altered, policy, binding, now))
+
+
+def test_our_own_attester_is_enrolled_and_its_quotes_pass(tpm, now):
+    trust = Trust(read_certificates(tpm.roots, "root"), now)
+    with open_tpm(tpm.address) as device, TpmAttester(device, (0, 7, 16)) as attester:
+        begun = begin_enrolment(attester.ek_certificate, tpm.chain, attester.ak_public, trust)
+        name = begun.finish(attester.activate(begun))
+        binding = fresh()
+        evidence = attester.evidence(binding)
+
+    result = appraise(evidence, policy_for(tpm, name, evidence), binding, now)
+
+    assert result.claims.device == name
+
+
+def test_a_secret_for_another_key_is_not_read(tpm, ak_name, now):
+    trust = Trust(read_certificates(tpm.roots, "root"), now)
+    begun = begin_enrolment(tpm.ek_certificate, tpm.chain, tpm.ak_public, trust)
+
+    with (
+        open_tpm(tpm.address) as device,
+        TpmAttester(device) as attester,
+        pytest.raises(TpmError, match="ACTIVATE_CREDENTIAL"),
+    ):
+        attester.activate(begun)

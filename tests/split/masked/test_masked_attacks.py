@@ -7,7 +7,7 @@ from masked_worlds import VOCAB, Liar, Spy, a_desk, a_model, chi_square, some_id
 from torch import nn
 
 from phalanx.errors import WrongProductError
-from phalanx.security.mask import P, Product, UnsafeNoCheck, decode, offload
+from phalanx.security.mask import P, Product, UnsafeNoCheck, decode, encode_rows, offload
 from phalanx.security.mask.ring import centred
 from phalanx.split.masked import MaskedLinear, mask_linears, system_pads
 
@@ -76,7 +76,10 @@ def test_what_a_worker_sees_of_a_training_step_is_uniform_and_what_is_behind_it_
     everything = np.concatenate([one.values.ravel() for one in spy.seen])
     # neighbours do not know of each other either
     assert abs(np.corrcoef(everything[:-1], everything[1:])[0, 1]) <= 5 / everything.size**0.5
-    assert chi_square(np.abs(np.concatenate([w.ravel() for w in spy.loaded.values()])) % 256, 256) > 100
+    plain, open_desk = a_model(cache), PlainDesk()
+    mask_linears(plain, open_desk)
+    plain(ids)
+    assert chi_square(np.concatenate([encode_rows(x).values.ravel() for _, x in open_desk.seen]), P) > 100
 
 
 def towards(token):
@@ -187,7 +190,7 @@ def count_wrong(rounds, rows=512, inner=64, columns=128):
 def unmasked(x, weight, desk, product):
     """What exact integers without any mask give."""
     side = desk._side(product)
-    rows = offload.encode_rows(x)
+    rows = encode_rows(x)
     exact = (centred(rows.values).astype(np.int64) @ weight) % P
     return decode(exact.astype(np.uint32), rows.scales, side.weight.scales)
 

@@ -104,6 +104,18 @@ def test_a_row_larger_than_a_frame_is_refused_with_the_key_to_raise():
         load_parts(FORWARD, np.ones((2, 48), np.int32), 95)
 
 
+def test_requests_larger_than_a_frame_are_cut_into_fewer_rows():
+    small, layer = LIMITS.model_copy(update={"max_frame_bytes": 8192}), a_linear(200, 48)
+    x = torch.randn(30, 200, generator=torch.Generator().manual_seed(2))
+
+    with in_memory(limits=small) as (worker, _):
+        found = MaskedLinear(layer, "layer", a_desk(worker, rows=4096))(x)
+
+        assert worker.bytes_sent > 4 * 30 * 200
+        assert worker.bytes_received > 4 * 30 * 48
+    assert torch.allclose(found, layer(x), atol=1e-2)
+
+
 def test_what_crosses_is_read_as_it_was_written():
     rng = np.random.default_rng(1)
     matrix = rng.integers(-(2**15) + 1, 2**15, (10, 7)).astype(np.int32)

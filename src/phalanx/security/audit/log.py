@@ -5,16 +5,16 @@ import os
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError
 from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
+from phalanx.security.closing import Closing
 from phalanx.security.crypto import Identity, digest_hex, parse_canonical
 
 
-class AuditLog:
+class AuditLog(Closing):
     """An append-only file of signed, chained events: one canonical JSON object a line.
 
     Reopening a log checks all of it. A last line without its newline is the trace of a crash while writing:
@@ -89,14 +89,6 @@ class AuditLog:
                 os.fsync(self._fd)
                 os.close(self._fd)
                 self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _lock_file(self) -> None:
         try:

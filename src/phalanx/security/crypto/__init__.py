@@ -1,4 +1,4 @@
-"""Digests, identities and certificates: the only place that touches keys."""
+"""Digests, identities, certificates and counters: the only place that touches keys."""
 
 from phalanx.security.crypto.canonical import parse_canonical
 from phalanx.security.crypto.certificate import (
@@ -8,6 +8,13 @@ from phalanx.security.crypto.certificate import (
     tls_server_name,
 )
 from phalanx.security.crypto.clock import SteadyClock, steady_now
+from phalanx.security.crypto.counter import (
+    MonotonicCounter,
+    NotRollbackProofCounter,
+    locked,
+    read_number,
+    write_number,
+)
 from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private
 from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, in_domain
 from phalanx.security.crypto.identity import (
@@ -26,6 +33,8 @@ __all__ = [
     "LOCAL_HOSTS",
     "CertificateFacts",
     "Identity",
+    "MonotonicCounter",
+    "NotRollbackProofCounter",
     "Peer",
     "SteadyClock",
     "certificate_facts",
@@ -39,13 +48,16 @@ __all__ = [
     "life_of",
     "load_authority",
     "load_identity",
+    "locked",
     "make_private_directory",
     "name_in_life",
     "parse_canonical",
     "peer_from_certificate",
+    "read_number",
     "read_private",
     "read_public",
     "steady_now",
     "tls_server_name",
+    "write_number",
     "write_private",
 ]

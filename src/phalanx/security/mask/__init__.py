@@ -10,7 +10,7 @@ from phalanx.security.mask.fixed_point import (
     worst_error,
 )
 from phalanx.security.mask.freivalds import Check, ProductCheck, UnsafeNoCheck
-from phalanx.security.mask.ledger import MonotonicCounter, PadLedger, Ticket, begin_ledger
+from phalanx.security.mask.ledger import PadLedger, Ticket, begin_ledger
 from phalanx.security.mask.message import Masked, Product
 from phalanx.security.mask.offload import MaskedLinear, MaskedProduct, MaskedWorker, Sent, masked_linear
 from phalanx.security.mask.pads import AesPads, OsPads, Pad, PadSource
@@ -29,7 +29,6 @@ __all__ = [
     "MaskedLinear",
     "MaskedProduct",
     "MaskedWorker",
-    "MonotonicCounter",
     "OsPads",
     "P",
     "Pad",

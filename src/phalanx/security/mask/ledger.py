@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -21,24 +20,12 @@ from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import PadError
-from phalanx.security.crypto import in_domain, parse_canonical
+from phalanx.security.crypto import MonotonicCounter, in_domain, parse_canonical
 from phalanx.security.mask.store import LedgerStore
 
 MOST_PADS = 2**24
 """Pads in one range at most: with `pads.MOST_ELEMENTS` it bounds what is encrypted under one key."""
 _KEY_BYTES, _SALT_BYTES = 32, 16
-
-
-class MonotonicCounter(Protocol):
-    """A counter that cannot be set back by who holds the disk."""
-
-    def read(self) -> int:
-        """Return its value."""
-        ...
-
-    def increment(self) -> int:
-        """Raise it by one and return the new value."""
-        ...
 
 
 class Record(StrictModel):
@@ -112,6 +99,7 @@ class PadLedger:
         Raises:
             PadError: The next range could not be written down; the hardware counter was raised by somebody else, or
                 failed; or this process was forked from the one that opened the ledger.
+            RollbackError: The hardware counter cannot be read or moved.
 
         Guarantees:
             No two tickets lead to the same key and number. Safe to use from several threads.

@@ -7,6 +7,7 @@ BlobSealer on a MonotonicCounter                                        states a
 ReleaseGate                                                             when adapters may leave
 """
 
+from phalanx.security.crypto import MonotonicCounter, NotRollbackProofCounter
 from phalanx.security.seal.blob import BlobPlace, BlobSealer
 from phalanx.security.seal.channel import Channel
 from phalanx.security.seal.context import (
@@ -17,7 +18,6 @@ from phalanx.security.seal.context import (
     Purpose,
     Terms,
 )
-from phalanx.security.seal.counter import MonotonicCounter, NotRollbackProofCounter
 from phalanx.security.seal.epochs import EpochSource, EpochStore
 from phalanx.security.seal.handshake import Offer, answer
 from phalanx.security.seal.receiver import Announced, Receiver

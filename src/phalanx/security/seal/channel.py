@@ -1,14 +1,12 @@
 """A channel: one sender and one receiver that came out of one handshake."""
 
-from types import TracebackType
-from typing import Self
-
+from phalanx.security.closing import Closing
 from phalanx.security.seal.context import Context
 from phalanx.security.seal.receiver import Receiver
 from phalanx.security.seal.sender import Sender
 
 
-class Channel:
+class Channel(Closing):
     """One end of a channel in one pair of epochs.
 
     Attributes:
@@ -24,14 +22,6 @@ class Channel:
         """Forget the keys of both directions; closing twice is harmless."""
         self.sender.close()
         self.receiver.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Channel(sends in epoch {self.sender.epoch}, receives in epoch {self.receiver.epoch})"

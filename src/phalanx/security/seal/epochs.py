@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phalanx.errors import RollbackError
-from phalanx.security.seal.counter import MonotonicCounter, locked, read_number, write_number
+from phalanx.security.crypto import MonotonicCounter, locked, read_number, write_number
 from phalanx.security.seal.lane import MAX_EPOCH
 
 _KEY = "epoch"

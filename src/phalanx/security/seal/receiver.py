@@ -1,11 +1,11 @@
 """Opening: exactly the frame that is due, or nothing and no change."""
 
-from types import TracebackType
-from typing import NamedTuple, NoReturn, Self
+from typing import NamedTuple, NoReturn
 
 from cryptography.exceptions import InvalidTag
 
 from phalanx.errors import SealError
+from phalanx.security.closing import Closing
 from phalanx.security.seal.header import TAG_BYTES, Header, parse_header
 from phalanx.security.seal.keys import wipe
 from phalanx.security.seal.lane import Lane, Readable, Writable, flat, frame_size
@@ -27,7 +27,7 @@ class Announced(NamedTuple):
     microbatch: int
 
 
-class Receiver:
+class Receiver(Closing):
     """Opens the frames of one direction, each once, in the order in which they were sealed.
 
     Args:
@@ -116,14 +116,6 @@ class Receiver:
     def close(self) -> None:
         """Forget the keys; closing twice is harmless."""
         self._lane.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Receiver({self._lane!r})"

@@ -1,16 +1,14 @@
 """Sealing: tensors in, frames out, no nonce twice."""
 
-from types import TracebackType
-from typing import Self
-
 from phalanx.errors import SealError
+from phalanx.security.closing import Closing
 from phalanx.security.seal.header import TAG_BYTES
 from phalanx.security.seal.lane import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.refusal import Refusal
 from phalanx.security.seal.tensor import TensorKind
 
 
-class Sender:
+class Sender(Closing):
     """Seals the frames of one direction.
 
     A frame that is lost on the way is sent again as the same bytes; sealing its tensor again makes another frame, which
@@ -88,14 +86,6 @@ class Sender:
     def close(self) -> None:
         """Forget the keys; closing twice is harmless."""
         self._lane.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Sender({self._lane!r})"

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from cryptography.x509.oid import NameOID
 
 from phalanx.errors import RefusedEvidenceError
@@ -36,6 +36,19 @@ MAX_CERTIFICATE_BYTES = 256 * 1024
 
 def tls_key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
     """Return what evidence is bound to: SHA-256 over the SubjectPublicKeyInfo of a TLS key."""
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
+
+
+def read_tls_key_digest(pem: bytes) -> bytes:
+    """Return the digest of the key in a PEM file that holds a certificate or a public key.
+
+    Raises:
+        ValueError: It holds neither.
+    """
+    if b"-----BEGIN CERTIFICATE" in pem:
+        key = x509.load_pem_x509_certificate(pem).public_key()
+    else:
+        key = load_pem_public_key(pem)
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
 

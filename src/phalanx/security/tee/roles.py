@@ -27,6 +27,22 @@ class Attester(Protocol):
         """Have the hardware sign a binding."""
 
 
+class Sealer(Protocol):
+    """Keeps a secret for one enclave, in one measured state, on one machine."""
+
+    def seal(self, secret: bytes | bytearray) -> bytes:
+        """Return the secret in a form that may lie anywhere."""
+        ...
+
+    def unseal(self, sealed: bytes) -> bytearray:
+        """Return the secret; the caller wipes it.
+
+        Raises:
+            PhalanxError: This is another state or another machine.
+        """
+        ...
+
+
 class Verifier:
     """Draws nonces and judges evidence; each nonce is good for one appraisal, and for two minutes.
 

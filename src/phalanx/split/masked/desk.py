@@ -77,8 +77,8 @@ class MaskedDesk:
         self._sides: dict[Product, MaskedProduct] = {}
         # one fills and one takes at a time, which may be two threads: the pools are made for that
         self._filling, self._taking = threading.Lock(), threading.Lock()
-        self.pads_taken = threading.Event()
-        """Set whenever pads were taken, for whoever fills in idle time to wait for."""
+        self.pads_wanted = threading.Event()
+        """Set whenever pads were taken or a layer was added, for whoever fills in idle time to wait for."""
         self.late_pads = 0
         """Pads that were made while a layer waited for them."""
 
@@ -91,7 +91,7 @@ class MaskedDesk:
             PadError: No fresh secret can be drawn.
             TransportError: A worker cannot be reached.
         """
-        made = masked_linear(layer, weight, self._config.rows, self._pads, self._config.bound)
+        made = masked_linear(layer, weight, self._rows(weight), self._pads, self._config.bound)
         if made.forward.product in self._sides:
             raise ConfigError(f"{layer}: is at this desk already; give each module a name of its own")
         for side in (made.forward, made.backward):
@@ -99,6 +99,7 @@ class MaskedDesk:
                 if worker is not None:
                     worker.load(side.product, side.weight.values)
         self._sides.update({side.product: side for side in (made.forward, made.backward)})
+        self.pads_wanted.set()
 
     def multiply(self, product: Product, x: Reals) -> Reals:
         """As `Desk` says.
@@ -113,9 +114,11 @@ class MaskedDesk:
         columns = side.weight.values.shape[1]
         if not len(x):
             return np.empty((0, columns), np.float32)
-        sent = self._mask(side, list(self._cut(x)))
+        rows = side.pool.rows
+        sent = self._mask(side, [x[start : start + rows] for start in range(0, len(x), rows)])
         answers = self._worker.multiply([one.request for one in sent])
-        return np.concatenate([self._unmask(side, *pair) for pair in zip(sent, answers, strict=True)])
+        found = [self._unmask(side, *pair) for pair in zip(sent, answers, strict=True)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def fill(self, count: int) -> int:
         """Make pads until every product has so many ready.
@@ -145,9 +148,10 @@ class MaskedDesk:
             raise ConfigError(f"{product}: is not at this desk; add its layer first")
         return self._sides[product]
 
-    def _cut(self, x: Reals) -> Iterator[Reals]:
-        rows = self._config.rows
-        return (x[start : start + rows] for start in range(0, len(x), rows))
+    def _rows(self, weight: Reals) -> int:
+        """Rows of one request: those of the config, or fewer where request or answer would be too large."""
+        most = min(worker.most_numbers for worker in (self._worker, self._second) if worker is not None)
+        return max(1, min(self._config.rows, most // max(weight.shape)))
 
     def _mask(self, side: MaskedProduct, parts: Sequence[Reals]) -> list[Sent]:
         with self._taking:
@@ -160,7 +164,7 @@ class MaskedDesk:
             if missing > 0:
                 self.late_pads += self._fill(side, len(parts))
             sent = [side.send(part) for part in parts]
-        self.pads_taken.set()
+        self.pads_wanted.set()
         return sent
 
     def _fill(self, side: MaskedProduct, count: int) -> int:

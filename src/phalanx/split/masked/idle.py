@@ -1,11 +1,17 @@
 """Pads made in idle time: by a thread that fills a desk's pools whenever some were taken."""
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
 from phalanx.errors import PhalanxError
+from phalanx.security.crypto import MonotonicCounter
+from phalanx.split.masked.config import MaskedConfig
 from phalanx.split.masked.desk import MaskedDesk
+from phalanx.split.masked.pad_sources import pad_sources
+from phalanx.split.masked.port import WorkerPort
 
 _LOOK_EVERY_S = 0.2
 _SECONDS_TO_END = 10.0
@@ -47,8 +53,8 @@ class IdlePads:
         try:
             self._fill()
             while not self._is_over.is_set():
-                if self._desk.pads_taken.wait(_LOOK_EVERY_S):
-                    self._desk.pads_taken.clear()
+                if self._desk.pads_wanted.wait(_LOOK_EVERY_S):
+                    self._desk.pads_wanted.clear()
                     self.full.clear()
                     self._fill()
         except PhalanxError as exc:
@@ -63,3 +69,29 @@ class IdlePads:
                 return
             self._desk.fill(count)
         self.full.set()
+
+
+@contextlib.contextmanager
+def open_desk(
+    config: MaskedConfig,
+    run: str,
+    worker: WorkerPort,
+    second: WorkerPort | None = None,
+    counter: MonotonicCounter | None = None,
+) -> Iterator[MaskedDesk]:
+    """Give the desk that a config asks for, with a thread that fills its pools.
+
+    Args:
+        config: Kind and number of pads.
+        run: The run.
+        worker: Sees masked numbers.
+        second: Makes the pads' products, where the config says so.
+        counter: A hardware counter of these pads alone.
+
+    Raises:
+        ConfigError: Config and workers contradict each other.
+        PadError: The counter fails.
+    """
+    desk = MaskedDesk(worker, pad_sources(config, run, counter), config, second)
+    with IdlePads(desk, config.reserve):
+        yield desk

@@ -7,9 +7,9 @@ process, and where it does not, there is nothing that a restart or a rolled-back
 import os
 from collections.abc import Callable
 
+from phalanx.security.crypto import MonotonicCounter
 from phalanx.security.mask import (
     AesPads,
-    MonotonicCounter,
     OsPads,
     PadLedger,
     PadSource,

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.security.mask import Masked, MaskedWorker, Product
+from phalanx.security.mask.pads import MOST_ELEMENTS
 
 
 class WorkerPort(Protocol):
@@ -14,6 +15,8 @@ class WorkerPort(Protocol):
 
     name: str
     """How errors call the worker."""
+    most_numbers: int
+    """Numbers that one request and one answer may have."""
 
     def load(self, product: Product, values: NDArray[np.int32]) -> None:
         """Give the worker a quantised matrix, ``[inner, columns]``.
@@ -41,7 +44,7 @@ class SimulatedWorker:
     """
 
     def __init__(self, name: str = "simulated worker", device: str = "cpu") -> None:
-        self.name = name
+        self.name, self.most_numbers = name, MOST_ELEMENTS
         self._worker = MaskedWorker(device)
 
     def load(self, product: Product, values: NDArray[np.int32]) -> None:

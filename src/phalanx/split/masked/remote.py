@@ -4,13 +4,15 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.errors import FrameError, PeerLostError
+from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import Identity
 from phalanx.security.mask import Masked, Product
+from phalanx.security.mask.pads import MOST_ELEMENTS
 from phalanx.split.masked.mail import Mail
 from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send, write_masked
 from phalanx.split.masked.process import LocalMaskedWorkers
@@ -39,10 +41,21 @@ class RemoteWorker:
         endpoint: Endpoint,
         mail: Mail,
         limits: TransportConfig,
-        is_alive: Callable[[], bool] = lambda: True,
+        is_alive: Callable[[], bool] | None = None,
     ) -> None:
-        self.name = name
-        self._endpoint, self._mail, self._limits, self._is_alive = endpoint, mail, limits, is_alive
+        self.name, self.most_numbers = name, min(MOST_ELEMENTS, (limits.max_frame_bytes - _HEADER_BYTES) // 4)
+        self._endpoint, self._mail, self._limits = endpoint, mail, limits
+        self._is_alive = is_alive or _seems_alive
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of the frames that the worker has taken."""
+        return self._endpoint.bytes_sent.get(self.name, 0)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of the worker's frames."""
+        return self._endpoint.bytes_received.get(self.name, 0)
 
     def load(self, product: Product, values: NDArray[np.int32]) -> None:
         """As `WorkerPort` says; the matrix travels in as many frames as it needs."""
@@ -106,16 +119,22 @@ def remote_workers(
         mail = Mail(endpoint)
         stack.callback(mail.close)
         yield {name: RemoteWorker(name, endpoint, mail, transport, _watch(name, processes)) for name in names}
-        for name in names:
-            endpoint.send(name, END, {})
-        with contextlib.suppress(PeerLostError):
+        # whoever is gone by now need not be told
+        with contextlib.suppress(TransportError):
+            for name in names:
+                endpoint.send(name, END, {})
             endpoint.flush(_FLUSH_S)
         if processes is not None:
             processes.close()
 
 
 def _watch(name: str, processes: LocalMaskedWorkers | None) -> Callable[[], bool]:
-    return (lambda: True) if processes is None else (lambda: processes.is_alive(name))
+    return _seems_alive if processes is None else partial(processes.is_alive, name)
+
+
+def _seems_alive() -> bool:
+    """Of a process elsewhere nothing is known here."""
+    return True
 
 
 def _let_in(name: str, wire: GrpcWire, endpoint: Endpoint, processes: LocalMaskedWorkers | None) -> None:

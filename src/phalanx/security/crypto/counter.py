@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from phalanx.config import canonical_json
 from phalanx.errors import RollbackError
-from phalanx.security.crypto import parse_canonical
+from phalanx.security.crypto.canonical import parse_canonical
 
 _MAX_FILE_BYTES = 4096
 _MAX_COUNT = 2**63 - 1

@@ -1,0 +1,96 @@
+"""Trained adapters in peft's format, and added to the model's own weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import CheckpointError
+from phalanx.models import AdapterConfig, LoraConfig, ModelSource, PrefixConfig, SpfConfig, add_spf, parameter_names
+
+_LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
+_SPF = ".spf_delta"
+
+
+def peft_files(
+    trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what ``adapter_config.json`` and ``adapter_model.safetensors`` hold.
+
+    Raises:
+        CheckpointError: peft knows no such adapter, or a part of it is missing.
+    """
+    if isinstance(adapter, SpfConfig):
+        raise CheckpointError("model.adapter: peft knows no spf; give --merge for a whole model")
+    config: dict[str, Any] = {
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(source.directory),
+        "inference_mode": True,
+    }
+    if isinstance(adapter, PrefixConfig):
+        return config | _prefix_config(source, adapter), {"prompt_embeddings": _prompt(trained, source)}
+    config |= {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": adapter.dropout,
+        "target_modules": list(adapter.targets or source.family.lora_targets),
+        "fan_in_fan_out": source.family.fan_in_fan_out,
+        "bias": "none",
+    }
+    return config, {f"base_model.model.{name}": tensor.contiguous() for name, tensor in trained.items()}
+
+
+def merged(trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig) -> dict[str, Tensor]:
+    """Return the model's own weights with the adapter added.
+
+    Raises:
+        CheckpointError: The adapter cannot be a part of weights, or is of another model.
+        ModelError: A tensor of the model is missing.
+    """
+    if isinstance(adapter, PrefixConfig):
+        raise CheckpointError("model.adapter: virtual tokens are no weights of the model; leave out --merge")
+    weights = {name: source.read(name) for name in parameter_names(source.hub_config)}
+    for name, values in trained.items():
+        if isinstance(adapter, LoraConfig) and name.endswith(_LORA_A):
+            layer = name.removesuffix(_LORA_A)
+            _require(f"{layer}.weight" in weights and f"{layer}{_LORA_B}" in trained, name)
+            update = torch.mm(trained[f"{layer}{_LORA_B}"], values) * (adapter.alpha / adapter.rank)
+            weights[f"{layer}.weight"] += update.T if source.family.fan_in_fan_out else update
+        elif isinstance(adapter, SpfConfig):
+            layer = name.removesuffix(_SPF)
+            _require(f"{layer}.weight" in weights, name)
+            weights[f"{layer}.weight"] = add_spf(weights[f"{layer}.weight"], layer, values, source.hub_config, adapter)
+    return weights
+
+
+def _require(is_there: bool, name: str) -> None:
+    if not is_there:
+        raise CheckpointError(f"{name}: has no counterpart in checkpoint or model; it is of another model")
+
+
+def _prefix_config(source: ModelSource, adapter: PrefixConfig) -> dict[str, Any]:
+    hub_config = source.hub_config
+    heads = int(hub_config.num_attention_heads)
+    size = getattr(hub_config, "head_dim", None) or hub_config.hidden_size // heads
+    heads = int(getattr(hub_config, "num_key_value_heads", None) or heads)
+    return {
+        "peft_type": "PREFIX_TUNING",
+        "num_virtual_tokens": adapter.tokens,
+        "num_layers": source.num_layers,
+        "num_attention_heads": heads,
+        "token_dim": heads * size,
+        "encoder_hidden_size": heads * size,
+        "num_transformer_submodules": 1,
+        "prefix_projection": False,
+    }
+
+
+def _prompt(trained: Mapping[str, Tensor], source: ModelSource) -> Tensor:
+    """Keys and values of all layers as ``[tokens, layers * 2 * heads * size]``."""
+    path = f"{source.family.trunk}.{source.family.blocks}"
+    names = [f"{path}.{i}.prefix.{part}" for i in range(source.num_layers) for part in ("key", "value")]
+    for name in names:
+        _require(name in trained, name)
+    return torch.cat([trained[name].transpose(0, 1).flatten(1) for name in names], dim=1).contiguous()

@@ -1,0 +1,75 @@
+"""``phalanx enclave attest``: have this machine's hardware sign a nonce and a key."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.enclave_pack import read_endorsements, read_file, write_file
+from phalanx.errors import ConfigError
+
+ATTEST_EXAMPLES = (
+    "Example: phalanx enclave attest --nonce 64HEX --key tls.pem --run 64HEX --out evidence.json\n\n"
+    "Example: phalanx enclave attest --kind tpm --tpm swtpm:path=/run/tpm/socket --pcrs 0,7 --nonce 64HEX "
+    "--key 64HEX --run 64HEX --out evidence.json\n\n"
+    "Exit codes: 0 written, 2 the command line is wrong, 3 this machine gives no such evidence, 5 its TPM refuses."
+)
+_DIGEST_DIGITS = 64
+
+
+def attest(
+    *,
+    nonce: Annotated[str, typer.Option(metavar="HEX", help="32 bytes that the verifier drew.")],
+    key: Annotated[
+        str, typer.Option(metavar="PEM|HEX", help="The TLS key: a certificate, a public key or its digest.")
+    ],
+    run: Annotated[str, typer.Option(metavar="HEX", help="Digest of the run's config.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
+    role: Annotated[str, typer.Option(help="What this machine is in the run.")] = "server",
+    kind: Annotated[
+        str | None, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu; what is there if left out.")
+    ] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="An endorsement; may be repeated.")] = None,
+    tpm: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Of the TPM, as tpm2-tools write it.")
+    ] = "device:/dev/tpmrm0",
+    pcrs: Annotated[str, typer.Option(help="What a TPM quotes.")] = "0,1,2,3,4,5,6,7",
+) -> None:
+    """Write evidence of this machine, bound to a nonce, a key, a run and a role; say what its tier is worth."""
+    from phalanx.cli.console import say_figures
+    from phalanx.security.tee import TIERS, Binding, find_kind, inspect_evidence, open_attester
+
+    try:
+        binding = Binding(_digest(nonce, "--nonce"), _key_digest(key), _digest(run, "--run"), role)
+    except ValueError as exc:
+        raise ConfigError(f"--role: {exc}") from exc
+    chosen = kind or find_kind()
+    with open_attester(chosen, read_endorsements(add), tpm=tpm, pcrs=_numbers(pcrs)) as attester:
+        evidence = attester.evidence(binding)
+    write_file(out, evidence.to_bytes())
+    figures = {"tier": TIERS[chosen], "evidence": str(out), "endorsements": ", ".join(evidence.endorsements) or None}
+    say_figures({**figures, **inspect_evidence(evidence)})
+
+
+def _digest(text: str, option: str) -> bytes:
+    if len(text) != _DIGEST_DIGITS or set(text) - set("0123456789abcdef"):
+        raise ConfigError(f"{option} {text[:80]}: expected {_DIGEST_DIGITS} lowercase hex digits")
+    return bytes.fromhex(text)
+
+
+def _key_digest(text: str) -> bytes:
+    from phalanx.security.tee import read_tls_key_digest
+
+    if len(text) == _DIGEST_DIGITS and not set(text) - set("0123456789abcdef"):
+        return bytes.fromhex(text)
+    try:
+        return read_tls_key_digest(read_file(Path(text)))
+    except ValueError as exc:
+        raise ConfigError(f"--key {text}: holds no certificate and no public key in PEM") from exc
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(one) for one in text.split(","))
+    except ValueError as exc:
+        raise ConfigError(f"--pcrs {text}: expected numbers such as 0,7") from exc

@@ -1,0 +1,39 @@
+"""Every kind of adapter behind one set of functions."""
+
+from torch import Tensor
+
+from phalanx.models.config import AdapterConfig, LoraConfig, PrefixConfig, SpfConfig
+from phalanx.models.lora import draw_lora, inject_lora, is_lora
+from phalanx.models.prefix import draw_prefix, inject_prefix, is_prefix
+from phalanx.models.spf import inject_spf, is_spf
+from phalanx.models.stage import StageModule
+
+
+def inject_adapter(stage: StageModule, adapter: AdapterConfig) -> None:
+    """Put what is trained, on the meta device, into this stage; freeze the rest.
+
+    Raises:
+        ModelError: peft is not installed, or a target names no linear layer of the blocks.
+    """
+    match adapter:
+        case LoraConfig():
+            inject_lora(stage, adapter)
+        case SpfConfig():
+            inject_spf(stage, adapter)
+        case PrefixConfig():
+            inject_prefix(stage, adapter)
+
+
+def is_adapter(name: str) -> bool:
+    """True for the canonical name of an adapter's parameter."""
+    return is_lora(name) or is_spf(name) or is_prefix(name)
+
+
+def draw_adapter(name: str, values: Tensor, seed: int) -> None:
+    """Give an adapter's parameter its first values, which depend on the seed and the canonical name only."""
+    if is_prefix(name):
+        draw_prefix(name, values, seed)
+    elif is_spf(name):
+        values.detach().zero_()
+    else:
+        draw_lora(name, values, seed)

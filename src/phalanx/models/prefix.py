@@ -1,0 +1,61 @@
+"""P-tuning v2: keys and values of virtual tokens, learned, before those of every layer's own tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.models.config import PrefixConfig
+from phalanx.models.seeding import seeded_generator
+from phalanx.models.stage import PREFIX, StageModule
+
+_KEY, _VALUE = f".{PREFIX}.key", f".{PREFIX}.value"
+_STANDARD_DEVIATION = 0.02
+
+
+class Prefix(nn.Module):
+    """Stands where a block expects a cache of keys and values of tokens that came before.
+
+    Args:
+        heads: Of keys and values.
+        tokens: Virtual ones.
+        size: Of a head.
+    """
+
+    def __init__(self, heads: int, tokens: int, size: int) -> None:
+        super().__init__()
+        self.key = nn.Parameter(torch.empty(heads, tokens, size, device="meta"))
+        self.value = nn.Parameter(torch.empty(heads, tokens, size, device="meta"))
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Return keys and values, ``[batch, heads, tokens + seq, size]`` each; blocks call this."""
+        batch = keys.shape[0]
+        before = [one.to(keys.dtype).expand(batch, -1, -1, -1) for one in (self.key, self.value)]
+        return torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
+
+
+def inject_prefix(stage: StageModule, adapter: PrefixConfig) -> None:
+    """Put virtual tokens, on the meta device, before this stage's blocks; freeze the rest."""
+    stage.requires_grad_(False)
+    heads, size = _shape(stage.hub_config)
+    for block in stage.own_blocks:
+        block.add_module(PREFIX, Prefix(heads, adapter.tokens, size))
+    stage.num_virtual_tokens = adapter.tokens
+
+
+def is_prefix(name: str) -> bool:
+    """True for the canonical name of a virtual token's keys or values."""
+    return name.endswith((_KEY, _VALUE))
+
+
+def draw_prefix(name: str, values: Tensor, seed: int) -> None:
+    """Fill keys or values from a normal distribution; what is drawn depends on seed and canonical name alone."""
+    drawn = torch.empty(values.shape, dtype=torch.float32, device="cpu")
+    values.detach().copy_(drawn.normal_(0.0, _STANDARD_DEVIATION, generator=seeded_generator(seed, name)))
+
+
+def _shape(hub_config: Any) -> tuple[int, int]:
+    """Heads of keys and values, and the size of one."""
+    heads = int(hub_config.num_attention_heads)
+    size = getattr(hub_config, "head_dim", None) or hub_config.hidden_size // heads
+    return int(getattr(hub_config, "num_key_value_heads", None) or heads), int(size)

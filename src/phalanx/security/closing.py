@@ -1,0 +1,21 @@
+"""What is closed at the end of a ``with`` block."""
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class Closing(ABC):
+    """Gives a class with `close` its ``with`` statement."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what is held; closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

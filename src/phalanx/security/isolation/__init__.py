@@ -1,0 +1,23 @@
+"""The `process` tier: a program in a sandbox that keeps out other users, NOT root and not the machine's owner.
+
+`start_isolated` runs a Python module in a process of its own, behind namespaces, Landlock and seccomp, without rights,
+and says of every measure whether it holds; one that cannot be had stops the program before its first line.
+Loads the standard library only, since the child imports it before it is confined.
+"""
+
+from phalanx.security.isolation.memory import SecretMemory
+from phalanx.security.isolation.report import LABEL, Finding, IsolationReport, Measure
+from phalanx.security.isolation.sandbox import Program, Sandbox
+from phalanx.security.isolation.start import IsolatedProcess, start_isolated
+
+__all__ = [
+    "LABEL",
+    "Finding",
+    "IsolatedProcess",
+    "IsolationReport",
+    "Measure",
+    "Program",
+    "Sandbox",
+    "SecretMemory",
+    "start_isolated",
+]

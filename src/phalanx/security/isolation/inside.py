@@ -1,0 +1,97 @@
+"""The child's side: ``python -m phalanx.security.isolation.inside ORDER``, started by `start_isolated`.
+
+Two processes. The outer one takes namespaces, makes itself unreadable and forks; it then waits, and ends the inner one
+when the starter ends. The inner one is born unreadable, in memory that nobody could open before, and belongs to the
+starter's user namespace as far as debugging goes; so it is confined and runs the module itself. A program started by
+exec instead would be readable at its start, and its memory would belong to the sandbox's user namespace, over which
+every process of the same user has all rights.
+"""
+
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+from typing import Any
+
+from phalanx.security.isolation.landlock import python_needs, restrict_files
+from phalanx.security.isolation.memory import find_secret_memory, keep_from_swap
+from phalanx.security.isolation.namespaces import enter_namespaces, mount_own_processes
+from phalanx.security.isolation.process import become_unreadable, die_with, find_unreadable, give_up_rights
+from phalanx.security.isolation.report import Finding, IsolationReport
+from phalanx.security.isolation.sandbox import Order
+from phalanx.security.isolation.system_calls import load_library, refuse_system_calls
+
+REFUSED_TO_RUN = 78
+_STANDARD = (0, 1, 2)
+
+
+def main(order: Order) -> None:
+    """Split into the process that waits and the one that runs the module."""
+    starter = os.pidfd_open(order.starter)
+    if os.getppid() != order.starter:
+        # it ended before this line, and its number may be somebody else's by now
+        sys.exit(REFUSED_TO_RUN)
+    own, seccomp = os.pidfd_open(os.getpid()), load_library()
+    namespaces = enter_namespaces()
+    become_unreadable()
+    child = os.fork()
+    if child:
+        _write(order.report_fd, {"pid": child})
+        _keep_only(starter)
+        os._exit(_watch(child, starter))
+    findings = _confine(order, own, seccomp, namespaces)
+    if IsolationReport(findings).missing(order.sandbox.required):
+        os._exit(REFUSED_TO_RUN)
+    _run(order)
+
+
+def _confine(order: Order, parent: int, seccomp: Any, namespaces: Finding) -> tuple[Finding, ...]:
+    """Close everything around this process, and report; the order matters: each step needs what later ones close."""
+    dies, unreadable = die_with(parent), find_unreadable()
+    shows_own = namespaces.holds and mount_own_processes()
+    found = [namespaces, dies, unreadable, find_secret_memory(), keep_from_swap(), *give_up_rights()]
+    _keep_only(order.report_fd, *order.program.inherited)
+    sandbox = order.sandbox
+    found.append(restrict_files(sandbox.readable, sandbox.writable, python_needs(with_processes=shows_own)))
+    found.append(refuse_system_calls(seccomp))
+    report = IsolationReport(tuple(found))
+    _write(order.report_fd, report.to_json())
+    os.close(order.report_fd)
+    return report.findings
+
+
+def _run(order: Order) -> None:
+    sys.argv = [order.program.module, *order.program.arguments]
+    runpy.run_module(order.program.module, run_name="__main__", alter_sys=True)
+
+
+def _watch(child: int, starter: int) -> int:
+    """Wait for the child, or end it when the starter ends; return an exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ended, both = os.pidfd_open(child), select.poll()
+    both.register(ended, select.POLLIN)
+    both.register(starter, select.POLLIN)
+    if any(fd == starter for fd, _ in both.poll()):
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+def _keep_only(*kept: int) -> None:
+    """Close every file descriptor but these and the standard ones."""
+    previous = -1
+    for fd in (*sorted({*_STANDARD, *kept}), os.sysconf("SC_OPEN_MAX")):
+        # an empty range that begins at 0 would be taken for all of them
+        if previous + 1 < fd:
+            os.closerange(previous + 1, fd)
+        previous = fd
+
+
+def _write(fd: int, value: dict[str, Any]) -> None:
+    os.write(fd, json.dumps(value).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(Order.from_text(sys.argv[1]))

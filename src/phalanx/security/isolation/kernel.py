@@ -1,0 +1,100 @@
+"""Calls to the Linux kernel for which Python 3.11 has no function; each fails as an OSError.
+
+Source: Linux man-pages, prctl(2), unshare(2), mount(2), capset(2), landlock(7), memfd_secret(2).
+"""
+
+import ctypes
+import os
+
+PR_SET_PDEATHSIG, PR_GET_DUMPABLE, PR_SET_DUMPABLE = 1, 3, 4
+PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 23, 24, 38, 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+# the same numbers on every architecture: all of them came after the tables were unified
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF, MEMFD_SECRET = 444, 445, 446, 447
+_LOCK_CURRENT, _LOCK_FUTURE, _LOCK_ON_FAULT = 1, 2, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def prctl(option: int, value: int = 0) -> int:
+    """Set or ask for a property of this process.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    return _checked(_libc.prctl(option, *(ctypes.c_ulong(one) for one in (value, 0, 0, 0))), "prctl")
+
+
+def unshare(flags: int) -> None:
+    """Give this process namespaces of its own; it must have one thread.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int) -> None:
+    """Mount a file system, or change how one is shared.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    names = (None if name is None else name.encode() for name in (source, target, kind))
+    _checked(_libc.mount(*names, ctypes.c_ulong(flags), None), f"mount {target}")
+
+
+def lock_memory() -> None:
+    """Keep every page of this process in memory, now and later, once it is used.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    _checked(_libc.mlockall(ctypes.c_int(_LOCK_CURRENT | _LOCK_FUTURE | _LOCK_ON_FAULT)), "mlockall")
+
+
+def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
+    """Make a system call that the C library has no name for.
+
+    Raises:
+        OSError: The kernel refuses, or is too old to know it (ENOSYS).
+    """
+    wide = (ctypes.c_long(one) if isinstance(one, int) else one for one in arguments)
+    return _checked(_libc.syscall(ctypes.c_long(number), *wide), f"system call {number}")
+
+
+def drop_capabilities() -> None:
+    """Give up every right beyond those of the user, for good.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    capability = 0
+    while True:
+        try:
+            if prctl(PR_CAPBSET_READ, capability):
+                _drop_from_bounding_set(capability)
+        except OSError:
+            # beyond the last one that this kernel has
+            break
+        capability += 1
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def _drop_from_bounding_set(capability: int) -> None:
+    try:
+        prctl(PR_CAPBSET_DROP, capability)
+    except PermissionError:
+        # only who may set capabilities can shrink the set; without new privileges nothing can be gained from it
+        return
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result

@@ -1,0 +1,100 @@
+"""Files: nothing can be opened but what is named, by Landlock.
+
+Source: Linux, Documentation/userspace-api/landlock.rst.
+"""
+
+import ctypes
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterable
+
+from phalanx.security.isolation import kernel
+from phalanx.security.isolation.report import Finding, Measure
+
+_ASK_VERSION, _PATH_BENEATH = 1, 1
+_OLDEST = 3
+"""Linux 6.2: before, files that cannot be written could still be cut."""
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_IOCTL_DEVICE_SINCE, _NETWORK_SINCE, _SCOPES_SINCE = 5, 4, 6
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_SYSTEM = (
+    "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache",
+    "/etc/localtime", "/sys/devices/system",
+)  # fmt: skip
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+
+
+def python_needs(*, with_processes: bool) -> tuple[str, ...]:
+    """Return what the interpreter reads while it imports modules and counts cores.
+
+    Args:
+        with_processes: Whether /proc shows the sandbox's own processes only, and may be read.
+    """
+    own = (sys.prefix, sys.base_prefix, *sys.path, *_SYSTEM, *(("/proc",) if with_processes else ()))
+    return tuple(dict.fromkeys(one for one in own if os.path.isabs(one) and os.path.exists(one)))
+
+
+def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Iterable[str]) -> Finding:
+    """Close every file to this process and its children, for good, but those below some paths.
+
+    Args:
+        readable: May be read; each must exist.
+        writable: May be written, made and removed as well; each must exist.
+        system: May be read.
+    """
+    try:
+        version = kernel.system_call(kernel.LANDLOCK_CREATE_RULESET, None, 0, _ASK_VERSION)
+    except OSError as exc:
+        return _lacking(f"the kernel has no Landlock ({exc.strerror}); build it in and name it in lsm=")
+    if version < _OLDEST:
+        return _lacking(f"Landlock of version {version}, expected {_OLDEST} or later (Linux 6.2)")
+    every = _rights(version)
+    try:
+        ruleset = kernel.system_call(kernel.LANDLOCK_CREATE_RULESET, *_described(version, every), 0)
+        try:
+            reading = _EXECUTE | _READ_FILE | _READ_DIRECTORY
+            for path in (*system, *readable):
+                _allow(ruleset, path, reading)
+            for path in writable:
+                _allow(ruleset, path, every & ~_EXECUTE)
+            for path in _DEVICES:
+                _allow(ruleset, path, _READ_FILE | _WRITE_FILE)
+            kernel.system_call(kernel.LANDLOCK_RESTRICT_SELF, ruleset, 0)
+        finally:
+            os.close(ruleset)
+    except OSError as exc:
+        return _lacking(f"{exc.filename or 'Landlock'}: {exc.strerror}; every path of the sandbox must exist")
+    return Finding(Measure.FILES, True, f"Landlock of version {version}: what Python needs and what the sandbox names")
+
+
+def _rights(version: int) -> int:
+    """All rights about files that this version can take away."""
+    known = 15 if version < _IOCTL_DEVICE_SINCE else 16
+    return (1 << known) - 1
+
+
+def _described(version: int, rights: int) -> tuple[ctypes.Array[ctypes.c_char], int]:
+    network = 0b11 if version >= _NETWORK_SINCE else 0
+    scopes = 0b11 if version >= _SCOPES_SINCE else 0
+    fields = 1 + (version >= _NETWORK_SINCE) + (version >= _SCOPES_SINCE)
+    described = struct.pack(f"={fields}Q", *(rights, network, scopes)[:fields])
+    return ctypes.create_string_buffer(described, len(described)), len(described)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            rights &= _FILE_RIGHTS
+        rule = struct.pack("=Qi", rights, place)
+        kernel.system_call(
+            kernel.LANDLOCK_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.create_string_buffer(rule, len(rule)), 0
+        )
+    finally:
+        os.close(place)
+
+
+def _lacking(detail: str) -> Finding:
+    return Finding(Measure.FILES, False, detail)

@@ -1,0 +1,75 @@
+"""What keeps an isolated process apart, measure by measure, and whether each holds."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+LABEL = "process: keeps out other users and confines the program; not secret from root or from the machine's owner"
+
+
+class Measure(StrEnum):
+    """One thing that keeps the process apart; the values appear in reports and messages."""
+
+    NAMESPACES = "namespaces"
+    NO_CAPABILITIES = "no_capabilities"
+    NO_NEW_PRIVILEGES = "no_new_privileges"
+    UNREADABLE = "unreadable"
+    DIES_WITH_STARTER = "dies_with_starter"
+    SECRET_MEMORY = "secret_memory"  # noqa: S105 - the name of a measure
+    NO_SWAP = "no_swap"
+    FILES = "files"
+    SYSTEM_CALLS = "system_calls"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether one measure holds.
+
+    Attributes:
+        measure: The measure.
+        holds: Whether it does.
+        detail: How it was brought about, or why it could not be and what to do.
+    """
+
+    measure: Measure
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class IsolationReport:
+    """Every measure with what was found.
+
+    Attributes:
+        findings: At most one for each measure; a measure without one does not hold.
+    """
+
+    findings: tuple[Finding, ...]
+
+    def holds(self, measure: Measure) -> bool:
+        """Return whether a measure was seen to hold."""
+        return any(one.measure == measure and one.holds for one in self.findings)
+
+    def missing(self, required: Iterable[Measure]) -> tuple[Finding, ...]:
+        """Return what is asked for and does not hold, a measure that nobody reported included."""
+        known = {one.measure: one for one in self.findings}
+        asked = (known.get(one, Finding(one, False, "nothing was reported about it")) for one in required)
+        return tuple(one for one in asked if not one.holds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {
+            "tier": LABEL,
+            "measures": {one.measure.value: {"holds": one.holds, "detail": one.detail} for one in self.findings},
+        }
+
+
+def findings_from_json(value: dict[str, Any]) -> tuple[Finding, ...]:
+    """Read the measures of `IsolationReport.to_json`.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is anything else.
+    """
+    measures = value["measures"]
+    return tuple(Finding(Measure(name), one["holds"] is True, str(one["detail"])) for name, one in measures.items())

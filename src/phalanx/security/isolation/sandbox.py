@@ -1,0 +1,87 @@
+"""What is run in a sandbox, and what the sandbox lets it do."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from phalanx.security.isolation.report import Measure
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python module that is run as ``python -m`` would.
+
+    It stays in the process that was confined: a program that is started by exec could be read again by processes of the
+    same user.
+
+    Attributes:
+        module: Importable where it is started from.
+        arguments: Its command line; other processes of the machine can see it.
+        inherited: File descriptors that it keeps, under their numbers: sockets, open files.
+        environment: Its variables beside those that Python needs; nothing else of the starter's is handed on.
+    """
+
+    module: str
+    arguments: tuple[str, ...] = ()
+    inherited: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """What the program may reach beside its inherited file descriptors: no network, no other process, no program.
+
+    Attributes:
+        readable: Files and directories that it may read; Python's own and what `python_needs` names come along.
+        writable: Directories and files that it may read, write, make and remove.
+        unsafe_without: Measures that may be lacking. The program then starts on machines that cannot give them, and the
+            report says so.
+    """
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    unsafe_without: tuple[Measure, ...] = ()
+
+    @property
+    def required(self) -> tuple[Measure, ...]:
+        """Measures without which nothing is run."""
+        return tuple(one for one in Measure if one not in self.unsafe_without)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the child is told, on its command line; none of it is secret.
+
+    Attributes:
+        program: What to run.
+        sandbox: What it may do.
+        starter: Process id of who waits for it.
+        report_fd: Where the report goes.
+    """
+
+    program: Program
+    sandbox: Sandbox
+    starter: int
+    report_fd: int
+
+    def to_text(self) -> str:
+        """Write it as JSON; the environment is handed over as such and left out."""
+        plain = asdict(self)
+        plain["program"]["environment"] = {}
+        return json.dumps(plain)
+
+    @classmethod
+    def from_text(cls, text: str) -> "Order":
+        """Read what `to_text` wrote."""
+        plain = json.loads(text)
+        program, sandbox = plain["program"], plain["sandbox"]
+        return cls(
+            Program(program["module"], tuple(program["arguments"]), tuple(program["inherited"])),
+            Sandbox(
+                tuple(sandbox["readable"]),
+                tuple(sandbox["writable"]),
+                tuple(Measure(one) for one in sandbox["unsafe_without"]),
+            ),
+            plain["starter"],
+            plain["report_fd"],
+        )

@@ -1,0 +1,75 @@
+"""Which attester this machine has, by kind of evidence."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from phalanx.errors import NoEvidenceError
+from phalanx.security.tee import gramine, nsm, tsm
+from phalanx.security.tee.gramine import GramineAttester
+from phalanx.security.tee.nsm import NsmAttester
+from phalanx.security.tee.nvml import NvmlAttester
+from phalanx.security.tee.roles import Attester
+from phalanx.security.tee.tpm_attester import DEFAULT_PCRS, TpmAttester
+from phalanx.security.tee.tpm_device import open_tpm
+from phalanx.security.tee.tpm_link import DEFAULT_ADDRESS
+from phalanx.security.tee.tsm import TsmAttester
+
+ATTESTED_KINDS = ("snp", "tdx", "sgx", "nitro", "tpm", "nv-gpu")
+"""Kinds of which this program can ask for evidence; never the simulation."""
+_TPM_DEVICE = Path("dev/tpmrm0")
+
+
+def find_kind(root: Path = Path("/")) -> str:
+    """Return the strongest kind of evidence that this machine offers.
+
+    Raises:
+        NoEvidenceError: It offers none.
+    """
+    if (kind := tsm.provider_kind(root)) is not None:
+        return kind
+    for kind, path in (("nitro", nsm.DEVICE), ("sgx", gramine.FOLDER / "quote"), ("tpm", _TPM_DEVICE)):
+        if (root / path).exists():
+            return kind
+    looked_for = ", ".join(str(one) for one in (tsm.REPORTS, nsm.DEVICE, gramine.FOLDER, _TPM_DEVICE))
+    raise NoEvidenceError(f"this machine offers no evidence, or not to this user: none of {looked_for} is there")
+
+
+@contextmanager
+def open_attester(
+    kind: str,
+    endorsements: Mapping[str, bytes] | None = None,
+    *,
+    tpm: str = DEFAULT_ADDRESS,
+    pcrs: tuple[int, ...] = DEFAULT_PCRS,
+    root: Path = Path("/"),
+) -> Iterator[Attester]:
+    """Open what gives evidence of a kind; it is closed at the end.
+
+    Args:
+        kind: One of `ATTESTED_KINDS`.
+        endorsements: What goes along with the evidence.
+        tpm: Address of the TPM, for ``tpm``.
+        pcrs: What a TPM quotes.
+        root: Of the file system, where devices and pseudo-files are looked for.
+
+    Raises:
+        NoEvidenceError: There is no such kind.
+        TpmError: The TPM cannot be reached.
+    """
+    match kind:
+        case "snp" | "tdx":
+            yield TsmAttester(kind, root, endorsements)
+        case "sgx":
+            yield GramineAttester(root, endorsements)
+        case "nitro":
+            yield NsmAttester(root)
+        case "nv-gpu":
+            yield NvmlAttester()
+        case "tpm":
+            with open_tpm(tpm) as device, TpmAttester(device, pcrs, endorsements) as attester:
+                yield attester
+        case _:
+            raise NoEvidenceError(
+                f"kind {kind[:40]!r}: no evidence of it can be asked for; {', '.join(ATTESTED_KINDS)}"
+            )

@@ -1,0 +1,60 @@
+"""A key that is given only to who has just been appraised, over the connection whose key the evidence is bound to."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.crypto import Peer
+from phalanx.security.tee.binding import Binding
+from phalanx.security.tee.eat import Token, read_token
+from phalanx.security.tee.reason import Reason
+
+
+class KeyRelease:
+    """Holds one key, as a relying party that trusts one verifier.
+
+    Args:
+        key: What is released.
+        verifier: Whose tokens count.
+        run: Digest of the run's config that the key is for.
+        role: What the attester must be in the run.
+        kinds: Kinds of evidence that are good enough; simulated evidence only where it is named.
+
+    Guarantees:
+        Every nonce gets the key at most once. A token for another key, run, role or nonce gets nothing.
+    """
+
+    def __init__(self, key: bytes, verifier: Peer, run: bytes, role: str, kinds: Iterable[str]) -> None:
+        self._key, self._verifier, self._run, self._role = bytes(key), verifier, run, role
+        self._kinds = frozenset(kinds)
+        self._used: dict[bytes, datetime] = {}
+
+    def release(self, token: bytes, nonce: bytes, tls_key: bytes, now: datetime) -> bytes:
+        """Return the key for one connection.
+
+        Args:
+            token: The verifier's, as `issue_token` made it.
+            nonce: That the verifier drew for this connection.
+            tls_key: Digest of the key that the peer has just proven to hold in the TLS handshake, 32 bytes.
+            now: The clock.
+
+        Raises:
+            RefusedEvidenceError: The token is not this verifier's, has ended, is about something else, is of a kind
+                that is not good enough, or got the key before.
+        """
+        found = read_token(token, self._verifier, Binding(nonce, tls_key, self._run, self._role), now)
+        if found.kind not in self._kinds:
+            raise RefusedEvidenceError(
+                Reason.INSECURE_KIND, f"key: evidence of kind {found.kind[:40]!r}, accepted {', '.join(self._kinds)}"
+            )
+        self._use(found, now)
+        return self._key
+
+    def _use(self, token: Token, now: datetime) -> None:
+        self._used = {nonce: end for nonce, end in self._used.items() if end > now}
+        if token.binding.nonce in self._used:
+            raise RefusedEvidenceError(Reason.WRONG_NONCE, "key: was released for this nonce before; draw a new one")
+        self._used[token.binding.nonce] = token.expires
+
+    def __repr__(self) -> str:
+        return f"KeyRelease(role={self._role!r})"

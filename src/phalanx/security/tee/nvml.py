@@ -1,0 +1,61 @@
+"""Reports of NVIDIA GPUs in confidential mode, asked of the driver by NVIDIA's own bindings (extra ``nvidia``).
+
+Tested against a driver that a test plays; the hardware path is not tested by us.
+
+Source: NVIDIA, NVML API reference (confidential computing).
+"""
+
+import importlib
+from typing import Any
+
+from phalanx.errors import NoEvidenceError
+from phalanx.security.tee.binding import Binding
+from phalanx.security.tee.evidence import Evidence
+
+
+class NvmlAttester:
+    """Asks one GPU for an SPDM report with a binding as its nonce, and for its certificates.
+
+    Args:
+        index: Number of the GPU.
+        nvml: The bindings; the installed ones if left out.
+
+    Raises:
+        NoEvidenceError: The bindings are not installed.
+    """
+
+    kind = "nv-gpu"
+
+    def __init__(self, index: int = 0, nvml: Any = None) -> None:
+        self._index, self._nvml = index, nvml or _bindings()
+
+    def evidence(self, binding: Binding) -> Evidence:
+        """Have the GPU sign a binding.
+
+        Raises:
+            NoEvidenceError: There is no such GPU, it is not in confidential mode, or the driver refuses.
+        """
+        nvml = self._nvml
+        try:
+            nvml.nvmlInit()
+            try:
+                gpu = nvml.nvmlDeviceGetHandleByIndex(self._index)
+                report = nvml.nvmlDeviceGetConfComputeGpuAttestationReport(gpu, binding.digest())
+                chain = nvml.nvmlDeviceGetConfComputeGpuCertificate(gpu)
+            finally:
+                nvml.nvmlShutdown()
+        except nvml.NVMLError as exc:
+            raise NoEvidenceError(f"GPU {self._index}: {exc}; is it in confidential mode?") from exc
+        return Evidence(
+            self.kind,
+            bytes(report.attestationReport)[: report.attestationReportSize],
+            {"chain": bytes(chain.attestationCertChain)[: chain.attestationCertChainSize]},
+            binding,
+        )
+
+
+def _bindings() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError as exc:
+        raise NoEvidenceError("nv-gpu: NVIDIA's bindings are missing; pip install phalanx-train[nvidia]") from exc

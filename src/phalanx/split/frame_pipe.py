@@ -1,0 +1,163 @@
+"""Wires over one socket pair, for an enclave that may reach no network: it at one end, its parties at the other.
+
+    u64 size | u8 question or answer | u64 number | u8 length, sender | u8 length, receiver | bytes
+
+The kernel proves that the other end is the process that was started, and nothing more: who of its parties speaks is
+what the frames' own signatures say.
+"""
+
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from phalanx.errors import PeerGoneError, PeerLostError
+from phalanx.transport import Handle
+
+_SIZE, _HEAD = struct.Struct(">Q"), struct.Struct(">BQB")
+_QUESTION, _ANSWER = 0, 1
+_SLACK_BYTES = 64 * 1024
+_NUM_THREADS = 8
+
+
+class FramePipe:
+    """One end of the pair, for all parties that live at it.
+
+    Args:
+        end: A connected stream socket; used by nobody else.
+        max_frame_bytes: Larger ones end the pipe.
+    """
+
+    def __init__(self, end: socket.socket, max_frame_bytes: int) -> None:
+        self._end, self._most = end, max_frame_bytes + _SLACK_BYTES
+        self._handles: dict[str, Handle] = {}
+        self._waiting: dict[int, Future[bytes]] = {}
+        self._numbers = itertools.count()
+        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._is_closed = False
+        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="frame-pipe")
+        self._reader = threading.Thread(target=self._read_all, name="frame-pipe-reader", daemon=True)
+        self._reader.start()
+
+    def wire(self, name: str) -> "PipeWire":
+        """Return the wire of a party at this end."""
+        return PipeWire(self, name)
+
+    def serve(self, name: str, handle: Handle) -> None:
+        """Pass frames for a party of this end to `handle`."""
+        self._handles[name] = handle
+
+    def ask(self, sender: str, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+        """Return the other end's answer to a frame.
+
+        Raises:
+            PeerLostError: It is closed, or silent for so long.
+        """
+        number, answer = next(self._numbers), Future[bytes]()
+        with self._lock:
+            if self._is_closed:
+                raise PeerGoneError(f"{receiver}: the other end of the pipe is closed")
+            self._waiting[number] = answer
+        try:
+            self._send(_QUESTION, number, sender, receiver, raw)
+            return answer.result(timeout_s)
+        except FutureTimeoutError as exc:
+            raise PeerLostError(f"{receiver}: no answer within {timeout_s:g} s") from exc
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+
+    def close(self) -> None:
+        """End both directions; whoever waits is told. Closing twice is harmless."""
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+        self._fail()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._end.close()
+
+    def _send(self, kind: int, number: int, sender: str, receiver: str, raw: bytes) -> None:
+        names = bytes([len(sender)]) + sender.encode("ascii") + bytes([len(receiver)]) + receiver.encode("ascii")
+        body = _HEAD.pack(kind, number, 0)[:-1] + names
+        try:
+            with self._sending:
+                self._end.sendall(_SIZE.pack(len(body) + len(raw)) + body)
+                self._end.sendall(raw)
+        except OSError as exc:
+            raise PeerGoneError(f"{receiver}: the other end of the pipe is closed ({exc.strerror})") from exc
+
+    def _read_all(self) -> None:
+        try:
+            while True:
+                size = _SIZE.unpack(self._take(_SIZE.size))[0]
+                if not _HEAD.size <= size <= self._most:
+                    return
+                self._sort(self._take(size))
+        except (OSError, EOFError, ValueError, IndexError, struct.error):
+            # closed, or no pipe of ours: nothing more can be made of it
+            return
+        finally:
+            self._fail()
+
+    def _sort(self, message: bytes) -> None:
+        kind, number, length = _HEAD.unpack_from(message)
+        start = _HEAD.size
+        sender, start = message[start : start + length].decode("ascii"), start + length
+        length, start = message[start], start + 1
+        receiver, start = message[start : start + length].decode("ascii"), start + length
+        if kind == _ANSWER:
+            with self._lock:
+                waiting = self._waiting.pop(number, None)
+            if waiting is not None:
+                waiting.set_result(message[start:])
+            return
+        handle = self._handles.get(receiver)
+        if handle is not None:
+            self._pool.submit(self._answer, handle, number, sender, receiver, message[start:])
+
+    def _answer(self, handle: Handle, number: int, sender: str, receiver: str, raw: bytes) -> None:
+        # who asked is gone where this fails, and has been told
+        with contextlib.suppress(PeerLostError):
+            self._send(_ANSWER, number, receiver, sender, handle(raw, sender))
+
+    def _take(self, size: int) -> bytes:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = self._end.recv_into(view)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return bytes(data)
+
+    def _fail(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for one in waiting:
+            one.set_exception(PeerGoneError("the other end of the pipe is closed"))
+
+
+class PipeWire:
+    """The `Wire` of one party at one end."""
+
+    address = "pipe"
+
+    def __init__(self, pipe: FramePipe, name: str) -> None:
+        self._pipe, self._name = pipe, name
+
+    def serve(self, handle: Handle, run: str) -> None:
+        """As `Wire` says."""
+        self._pipe.serve(self._name, handle)
+
+    def add_route(self, name: str, address: str) -> None:
+        """Do nothing: everybody else is at the other end."""
+
+    def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+        """As `Wire` says."""
+        return self._pipe.ask(self._name, receiver, raw, timeout_s)
+
+    def close(self) -> None:
+        """As `Wire` says; the pipe is closed by who made it."""

@@ -1,0 +1,118 @@
+"""An enclave in a thread, and its parties: the code of the processes, over a wire in memory."""
+
+import threading
+from contextlib import ExitStack
+
+from split_scene import SEQ, batch_of, make_scene
+
+from phalanx.models import LoraConfig, ModelConfig
+from phalanx.optimizers import OptimizerConfig
+from phalanx.security.crypto import Identity
+from phalanx.split import ENCLAVE, FrontPart, Kinds, NextToken, SplitLead
+from phalanx.split.enclave_file import OWNER, EnclaveConfig
+from phalanx.split.line import Line
+from phalanx.split.measure import policy_of
+from phalanx.split.meeting import Caller, Occasion, attested_keys
+from phalanx.split.offload import as_it_is
+from phalanx.split.party import Party
+from phalanx.split.server import EnclaveServer
+from phalanx.split.simulator import MemoryEpochs
+from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
+
+LIMITS = TransportConfig(timeout_s=20.0)
+CONFIG = "ab" * 32
+
+
+class House:
+    """One run, of which sessions can be ended and begun again.
+
+    Args:
+        source: The model.
+        directory: The enclave's own.
+        given: Changes to the split.
+    """
+
+    def __init__(self, source, directory, mode="sealed", **given):
+        scene = make_scene(source, mode, **given)
+        self.source, self.directory, self.split, self.scene = source, directory, scene.split, scene
+        names = (OWNER, ENCLAVE, *self.split.client_names)
+        self.identities = {name: Identity.without_certificate(name) for name in names}
+        self.session = 0
+        self.prepare = as_it_is
+
+    def open(self) -> "Session":
+        self.session += 1
+        return Session(self, f"session-{self.session}")
+
+    def config(self, session) -> EnclaveConfig:
+        outside = [name for name in self.identities if name != ENCLAVE]
+        return EnclaveConfig(
+            identity="",
+            directory=str(self.directory / "enclave"),
+            run="run",
+            session=session,
+            config_digest=CONFIG,
+            addresses=dict.fromkeys(outside, ""),
+            certificates={},
+            # never opened: the source is handed over
+            model=ModelConfig(path="x", adapter=LoraConfig(rank=2)),
+            cache="",
+            split=self.split,
+            optimizer=OptimizerConfig(lr=1e-2, warmup_steps=1, clip_norm=0.5),
+            rows=1,
+            seq=SEQ,
+            microbatches=4,
+            steps=20,
+            seed=0,
+        )
+
+
+class Session:
+    """One session of a house: as a context manager it ends in good order, `die` ends it as a crash does."""
+
+    def __init__(self, house, name):
+        self.house, self._stack = house, ExitStack()
+        network, split = MemoryNetwork(), house.split
+        endpoints = {}
+        for party, identity in house.identities.items():
+            peers = {other: one.public for other, one in house.identities.items() if other != party}
+            endpoint = Endpoint(identity, peers, name, network.wire(party), LIMITS)
+            endpoints[party] = self._stack.enter_context(endpoint)
+        self.endpoints = endpoints
+        config = house.config(name)
+        self.server = EnclaveServer(config, house.identities[ENCLAVE], endpoints[ENCLAVE], house.source, house.prepare)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        keys = attested_keys(house.identities[ENCLAVE].public)
+        occasion = Occasion(name, bytes.fromhex(CONFIG), house.identities[ENCLAVE].public, keys, split.chunk_bytes)
+        parties = []
+        for party in (OWNER, *split.client_names):
+            line = Line(endpoints[party], ENCLAVE, LIMITS.timeout_s, lambda: None)
+            caller = Caller(house.identities[party], occasion, MemoryEpochs(), lambda: policy_of(split))
+            parties.append(Party(house.identities[party], line, None if split.mode == "plaintext" else caller))
+        kinds = Kinds(1, SEQ, house.source.hidden_size, split.wire, NextToken().label_shape)
+        front = FrontPart(house.source, split.cut, wire=split.wire)
+        self.lead = SplitLead(split, parties[0], parties[1:], front, kinds, 4)
+        self.thread.start()
+        self.server.announce("memory")
+        self.lead.meet()
+
+    def step(self, number):
+        batch = batch_of(number)
+        found = self.lead.step(number, [ids for ids, _ in batch], [labels for _, labels in batch])
+        return (found.loss, found.norm)
+
+    def die(self):
+        """Both sides are gone, whatever was under way."""
+        self.server._is_over = True
+        self.thread.join(10.0)
+        self._stack.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.lead.end()
+        self.server._is_over = True
+        self.thread.join(10.0)
+        self._stack.close()

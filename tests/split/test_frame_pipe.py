@@ -1,0 +1,90 @@
+"""A pipe to an enclave without a network: frames of several parties over one pair of sockets."""
+
+import socket
+import struct
+import threading
+
+import pytest
+
+from phalanx.errors import PeerGoneError, PeerLostError
+from phalanx.split.frame_pipe import FramePipe
+
+
+@pytest.fixture
+def ends():
+    """The parties' end and the enclave's."""
+    pair = socket.socketpair()
+    made = [FramePipe(one, 1000) for one in pair]
+    yield made
+    for one in made:
+        one.close()
+
+
+def test_questions_of_several_parties_are_answered_both_ways_at_once(ends):
+    near, far = ends
+    far.wire("enclave").serve(lambda raw, sender: b"enclave got " + raw + b" of " + sender.encode(), "run")
+    for name in ("owner", "client-0"):
+        near.wire(name).serve(lambda raw, sender, name=name: name.encode() + b" got " + raw, "run")
+    found = {}
+
+    def ask(wire, receiver, raw):
+        found[raw] = wire.deliver(receiver, raw, 10.0)
+
+    threads = [
+        threading.Thread(target=ask, args=(near.wire(name), "enclave", f"{name} {number}".encode()))
+        for name in ("owner", "client-0")
+        for number in range(20)
+    ]
+    threads += [
+        threading.Thread(target=ask, args=(far.wire("enclave"), "owner", b"%d" % number)) for number in range(9)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+
+    assert len(found) == 49
+    assert found[b"owner 7"] == b"enclave got owner 7 of owner"
+    assert found[b"5"] == b"owner got 5"
+
+
+def test_who_waits_for_an_end_that_closes_is_told(ends):
+    near, far = ends
+    asked = threading.Event()
+    far.wire("enclave").serve(lambda raw, sender: asked.set() or far.close() or b"", "run")
+
+    with pytest.raises(PeerGoneError):
+        near.wire("owner").deliver("enclave", b"x", 10.0)
+
+    assert asked.is_set()
+    with pytest.raises(PeerGoneError):
+        near.wire("owner").deliver("enclave", b"x", 10.0)
+
+
+def test_who_is_not_there_and_who_is_silent_is_lost_in_time(ends):
+    near, _ = ends
+
+    with pytest.raises(PeerLostError, match="no answer within"):
+        near.wire("owner").deliver("nobody", b"x", 0.05)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        struct.pack(">Q", 2**40),
+        struct.pack(">Q", 0),
+        struct.pack(">Q", 12) + b"\0" * 8 + b"\0\xff\xff\xff",
+        b"\xff" * 100,
+    ],
+)
+def test_garbage_ends_the_pipe_and_takes_no_memory(garbage):
+    here, there = socket.socketpair()
+    pipe = FramePipe(here, 1000)
+    pipe.wire("owner").serve(lambda raw, sender: b"", "run")
+
+    there.sendall(garbage)
+
+    with pytest.raises(PeerLostError):
+        pipe.wire("owner").deliver("enclave", b"x", 0.2)
+    pipe.close()
+    there.close()

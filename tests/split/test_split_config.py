@@ -1,0 +1,62 @@
+"""What a split cannot be is said before anything starts, with what to do about it."""
+
+import pytest
+from pydantic import ValidationError
+from split_scene import LAYERS, SEQ, split_config
+
+from phalanx.errors import ConfigError
+from phalanx.security.seal import ReleasePolicy
+from phalanx.split import SplitConfig
+from phalanx.split.check import check_split
+from phalanx.split.masked import MaskedConfig
+from phalanx.transport import TransportConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"mode": "plaintext"}, ["plaintext", "insecure = true", 'mode = "sealed"']),
+        ({"allow_insecure_sim": True, "masked": MaskedConfig(rows=7)}, ["split.masked", "remove it"]),
+        ({"mode": "masked", "tier": "process"}, ["process", "masked workers", "sealed"]),
+        ({"insecure": True, "allow_insecure_sim": True}, ["insecure = true", "leave it out"]),
+        ({}, ['tier = "sim"', "NOT SECURE", "allow_insecure_sim = true"]),
+        ({"tier": "tpm", "allow_insecure_sim": True}, ["allow_insecure_sim", "tpm"]),
+        ({"cut": 0, "allow_insecure_sim": True}, ["cut"]),
+        ({"clients": 0, "allow_insecure_sim": True}, ["clients"]),
+        (
+            {"allow_insecure_sim": True, "clients": 2, "release": ReleasePolicy(min_clients=3, clip_norm=1.0)},
+            ["min_clients = 3", "clients = 2", "lower it"],
+        ),
+        (
+            {"allow_insecure_sim": True, "transport": TransportConfig(bind="0.0.0.0")},
+            ["0.0.0.0", "this machine only"],
+        ),
+    ],
+)
+def test_an_impossible_combination_is_named(given, named):
+    with pytest.raises(ValidationError) as refusal:
+        SplitConfig(**{"cut": 2, **given})
+
+    assert [word for word in named if word not in str(refusal.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("split", "seq", "objective", "named"),
+    [
+        (split_config(cut=LAYERS), SEQ, "causal_lm", [f"split.cut = {LAYERS}", f"1 to {LAYERS - 1}"]),
+        (split_config(), SEQ + 1, "causal_lm", ["sequence_length", "lower it"]),
+        (split_config(), SEQ, "dancing", ["train.objective", "causal_lm"]),
+        (SplitConfig(cut=2, tier="tpm"), SEQ, "causal_lm", ["split.policy", "tpm"]),
+        (split_config(policy="/nowhere/policy.toml"), SEQ, "causal_lm", ["/nowhere/policy.toml"]),
+    ],
+)
+def test_what_shows_only_with_the_model_or_the_machine_is_named_too(source, split, seq, objective, named):
+    with pytest.raises(ConfigError) as refusal:
+        check_split(split, source, seq=seq, objective=objective)
+
+    assert [word for word in named if word not in str(refusal.value)] == []
+
+
+def test_a_split_that_can_work_is_let_through(source):
+    check_split(split_config(), source, seq=SEQ, objective="causal_lm")
+    check_split(split_config("plaintext"), source, seq=SEQ, objective="causal_lm")

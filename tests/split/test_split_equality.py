@@ -1,0 +1,120 @@
+"""A sealed split computes what a plaintext one does, bit for bit, and what the uncut model does."""
+
+import pytest
+import torch
+from split_scene import HIDDEN, LAYERS, SEQ, batch_of, make_scene, same, train
+
+from phalanx.data import IGNORE
+from phalanx.errors import ConfigError, FailedBatchError
+from phalanx.models import LoraConfig, StageSpec, build_stage
+from phalanx.objectives import causal_lm
+from phalanx.split import BackTrainer, FrontPart, NextToken, SplitSimulator, build_back, cut_model
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sealed_and_plaintext_splits_have_the_same_losses_and_adapters(source, seed):
+    sealed = SplitSimulator(make_scene(source, seed=seed))
+    plain = SplitSimulator(make_scene(source, "plaintext", seed=seed))
+
+    losses = train(sealed, 4, seed=seed)
+
+    assert losses == train(plain, 4, seed=seed)
+    assert same(sealed.adapters(), plain.adapters())
+    assert sealed.measure(*batch_of(99)[1]) == plain.measure(*batch_of(99)[1])
+
+
+def test_what_is_trained_moves_and_what_is_frozen_stays(source):
+    simulator = SplitSimulator(make_scene(source))
+    before, frozen = simulator.adapters(), dict(simulator.enclave.trainer.back.all_parameters())
+    kept = {name: value.detach().clone() for name, value in frozen.items() if name not in before}
+
+    train(simulator, 2)
+
+    after = simulator.adapters()
+    assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in after)
+    assert not any(torch.equal(before[name], after[name]) for name in after if ".lora_B." in name)
+    assert same(kept, {name: frozen[name].detach() for name in kept})
+
+
+@pytest.mark.parametrize("cut", range(1, LAYERS))
+def test_both_parts_together_are_the_uncut_model(source, cut):
+    ids, labels = batch_of(0)[0]
+    spec = StageSpec(0, 1, 0, LAYERS)
+    whole = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
+    back = build_back(source, cut, adapter=LoraConfig(rank=2))
+    whole.eval()
+    back.eval()
+
+    hidden = FrontPart(source, cut)(ids)
+
+    assert hidden.shape == (1, SEQ, HIDDEN)
+    assert causal_lm(back(hidden), labels)[0].item() == causal_lm(whole(ids), labels)[0].item()
+
+
+@pytest.mark.parametrize("cut", [0, LAYERS, -1])
+def test_a_cut_that_leaves_a_part_without_a_layer_is_refused(cut):
+    with pytest.raises(ConfigError, match=rf"split.cut = {cut}: the model has {LAYERS} layers"):
+        cut_model(LAYERS, cut)
+
+
+def test_a_step_is_that_of_the_mean_over_all_targets_however_they_are_spread(source):
+    scene = make_scene(source)
+    back = build_back(source, 2, adapter=scene.adapter)
+    trainer = BackTrainer(back, NextToken(), scene.optimizer, scene.total_steps)
+    front, batch = FrontPart(source, 2), batch_of(0)
+
+    losses = [trainer.learn(front(ids), labels) for ids, labels in batch]
+    norm = trainer.step()
+
+    assert [count for _, count in losses] == [SEQ - 2, SEQ, SEQ, SEQ]
+    assert trainer.num_steps == 1
+    assert norm > 0
+
+
+def test_a_batch_without_a_target_and_one_that_is_not_finite_change_nothing(source):
+    simulator = SplitSimulator(make_scene(source))
+    nothing = [(ids, torch.full_like(labels, IGNORE)) for ids, labels in batch_of(0)]
+    before = simulator.adapters()
+
+    with pytest.raises(FailedBatchError):
+        simulator.step(nothing)
+
+    assert same(before, simulator.adapters())
+    assert simulator.enclave.trainer.num_steps == 0
+    fresh = SplitSimulator(make_scene(source))
+    assert train(simulator, 2) == train(fresh, 2)
+
+
+def test_each_client_is_told_the_losses_of_its_own_microbatches_only(source):
+    simulator = SplitSimulator(make_scene(source))
+    told = {}
+    for name, client in simulator.clients.items():
+        read = client.read
+        client.read = lambda *given, read=read, name=name: told.setdefault(name, read(*given))
+
+    step = simulator.step(batch_of(0))
+
+    assert [len(told[name].losses) for name in ("client-0", "client-1")] == [2, 2]
+    assert told["client-0"].losses[0][1] == SEQ - 2
+    total = sum(loss for one in told.values() for loss, _ in one.losses)
+    assert total / step.num_targets == pytest.approx(step.loss)
+
+
+def test_half_the_precision_is_half_the_bytes_and_no_longer_the_same_bits(source):
+    full, half = SplitSimulator(make_scene(source)), SplitSimulator(make_scene(source, wire="bf16"))
+
+    first, second = full.step(batch_of(0)), half.step(batch_of(0))
+
+    assert first.bytes_crossed - second.bytes_crossed == 4 * SEQ * HIDDEN * 2 + 16 * (4 * 4)
+    assert first.loss != second.loss
+    assert first.loss == pytest.approx(second.loss, rel=1e-2)
+
+
+def test_after_a_new_meeting_the_run_goes_on_as_if_nothing_had_been(source):
+    simulator, undisturbed = SplitSimulator(make_scene(source)), SplitSimulator(make_scene(source))
+    losses = train(simulator, 2)
+
+    simulator.meet()
+
+    assert [*losses, *train(simulator, 2, first=2)] == train(undisturbed, 4)
+    assert same(simulator.adapters(), undisturbed.adapters())

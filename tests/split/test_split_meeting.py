@@ -1,0 +1,170 @@
+"""Keys come about only between a client and an enclave that the client has appraised, for a nonce of its own."""
+
+import pytest
+from split_scene import split_config
+
+from phalanx.errors import ConfigError, PeerRefusedError, RefusedEvidenceError, SealError, SignatureError
+from phalanx.security.crypto import Identity
+from phalanx.security.tee import PolicyConfig, SimAttester, build_policy, make_sim_evidence
+from phalanx.split import Caller, Doorkeeper, Occasion, attested_keys
+from phalanx.split.measure import measure_code, policy_of
+from phalanx.split.simulator import MemoryEpochs
+
+ENCLAVE, CLIENT, OTHER = (Identity.without_certificate(name) for name in ("enclave", "client-0", "client-1"))
+CODE, CONFIG = b"\x01" * 32, b"\x02" * 32
+
+
+def policy(*, revoked=(), code=CODE, allow=True):
+    given = {"allow_insecure_sim": allow, "revoked_measurements": tuple(revoked)}
+    config = PolicyConfig.model_validate({**given, "sim": {"measurements": {"code": (code.hex(),)}}})
+    return build_policy(config, None)
+
+
+class Pair:
+    """A door and a caller who mean the same, unless told otherwise."""
+
+    def __init__(self, *, enclave=ENCLAVE, caller=CLIENT, attester=None, rules=None, config=CONFIG):
+        self.rules = rules or policy()
+        inside = Occasion("run", CONFIG, enclave.public, attested_keys(enclave.public), 64)
+        outside = Occasion("run", config, ENCLAVE.public, attested_keys(ENCLAVE.public), 64)
+        clients = {one.name: one.public for one in (CLIENT, OTHER)}
+        attester = attester or SimAttester(enclave, CODE)
+        self.door = Doorkeeper(enclave, attester, inside, MemoryEpochs(), clients)
+        self.caller = Caller(caller, outside, MemoryEpochs(), lambda: self.rules)
+
+    def appraise(self):
+        return self.caller.judge(self.door.evidence(CLIENT.name, self.caller.ask()))
+
+
+def reason_of(attempt):
+    with pytest.raises(RefusedEvidenceError) as refusal:
+        attempt()
+    return refusal.value.reason
+
+
+def test_an_honest_pair_agrees_on_keys():
+    pair = Pair()
+
+    result = pair.appraise()
+    reply, _ = pair.door.admit(CLIENT.name, *pair.caller.hello())
+    pair.caller.accept(reply)
+
+    assert result.claims.measurements == {"code": CODE.hex()}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"rules": policy(code=b"\x09" * 32)}, "wrong_measurement"),
+        ({"rules": policy(revoked=[CODE.hex()])}, "revoked"),
+        ({"rules": policy(allow=False)}, "insecure_kind"),
+        ({"config": b"\x03" * 32}, "wrong_run"),
+        ({"enclave": OTHER}, "wrong_key"),
+    ],
+)
+def test_an_enclave_that_is_not_what_the_client_means_gets_no_token(given, reason):
+    pair = Pair(**given)
+
+    assert reason_of(pair.appraise) == reason
+    assert reason_of(pair.caller.hello) == "wrong_nonce"
+
+
+def test_evidence_of_an_earlier_appraisal_is_refused():
+    pair = Pair()
+    old = pair.door.evidence(CLIENT.name, pair.caller.ask())
+
+    pair.caller.ask()
+
+    assert reason_of(lambda: pair.caller.judge(old)) == "wrong_nonce"
+    assert reason_of(lambda: pair.caller.judge(old)) == "wrong_nonce"
+
+
+def test_genuine_evidence_relayed_from_another_enclave_is_refused():
+    honest, relay = Pair(), Pair(enclave=OTHER)
+    nonce = relay.caller.ask()
+
+    genuine = honest.door.evidence(CLIENT.name, nonce)
+    relay.caller.judge(genuine)
+    token, hello = relay.caller.hello()
+
+    # the relay has no key of the enclave that was appraised
+    relay.door.evidence(CLIENT.name, nonce)
+    assert reason_of(lambda: relay.door.admit(CLIENT.name, token, hello)) == "wrong_key"
+    honest.door.evidence(OTHER.name, nonce)
+    with pytest.raises(RefusedEvidenceError):
+        honest.door.admit(OTHER.name, token, hello)
+
+
+def test_a_reply_that_the_attested_key_did_not_sign_is_refused():
+    pair = Pair()
+    pair.appraise()
+    token, hello = pair.caller.hello()
+    reply, _ = pair.door.admit(CLIENT.name, token, hello)
+
+    with pytest.raises((SignatureError, SealError)):
+        pair.caller.accept(reply.replace(b'"signature":"', b'"signature":"0')[:-1])
+
+
+def test_a_token_is_good_for_the_client_and_the_evidence_that_it_is_about():
+    pair = Pair()
+    pair.appraise()
+    token, hello = pair.caller.hello()
+    pair.door.admit(CLIENT.name, token, hello)
+
+    # used up
+    assert reason_of(lambda: pair.door.admit(CLIENT.name, token, hello)) == "wrong_nonce"
+    pair.door.evidence(CLIENT.name, b"\x07" * 32)
+    assert reason_of(lambda: pair.door.admit(CLIENT.name, token, hello)) == "wrong_nonce"
+    pair.door.evidence(OTHER.name, b"\x07" * 32)
+    assert reason_of(lambda: pair.door.admit(OTHER.name, token, hello)) == "bad_signature"
+
+
+def test_who_is_no_client_is_given_no_evidence_and_a_nonce_has_its_length():
+    door = Pair().door
+
+    with pytest.raises(PeerRefusedError, match="no client"):
+        door.evidence("stranger", b"\x07" * 32)
+    with pytest.raises(PeerRefusedError, match="nonce of 5 bytes"):
+        door.evidence(CLIENT.name, b"short")
+
+
+def test_a_measurement_that_is_revoked_later_is_found_without_new_evidence():
+    pair = Pair()
+    pair.appraise()
+    pair.caller.check_still_accepted()
+
+    pair.rules = policy(revoked=[CODE.hex()])
+
+    assert reason_of(pair.caller.check_still_accepted) == "revoked"
+    assert reason_of(pair.appraise) == "revoked"
+
+
+def test_evidence_in_debug_mode_is_refused():
+    class Debugged(SimAttester):
+        def evidence(self, binding):
+            return make_sim_evidence(ENCLAVE, CODE, binding, debug=True)
+
+    assert reason_of(Pair(attester=Debugged(ENCLAVE, CODE)).appraise) == "debug_enabled"
+
+
+def test_without_a_policy_file_this_releases_own_code_is_accepted_and_no_other():
+    rules = policy_of(split_config())
+
+    assert rules.reference("sim").measurements == {"code": (measure_code().hex(),)}
+    with pytest.raises(RefusedEvidenceError):
+        rules.reference("snp")
+
+
+def test_a_policy_file_is_read_anew_each_time(tmp_path):
+    path = tmp_path / "policy.toml"
+    text = f'allow_insecure_sim = true\nrevoked_measurements = []\n[sim]\nmeasurements.code = ["{CODE.hex()}"]\n'
+    path.write_text(text)
+    split = split_config(policy=str(path))
+    assert policy_of(split).revoked_measurements == frozenset()
+
+    path.write_text(text.replace("[]", f'["{CODE.hex()}"]', 1))
+
+    assert policy_of(split).revoked_measurements == {CODE.hex()}
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        policy_of(split)

@@ -1,0 +1,242 @@
+"""Whole sessions with the enclave's own loop: training, saving, dying, coming back, leaving."""
+
+import pytest
+import torch
+from split_house import House
+from split_scene import batch_of, make_scene, same, train
+
+from phalanx.errors import (
+    CheckpointError,
+    FrameError,
+    PeerRefusedError,
+    RefusedEvidenceError,
+    ReleaseRefusedError,
+    RollbackError,
+    SealError,
+    WrongProductError,
+)
+from phalanx.models import build_stage, weights_digest
+from phalanx.security.seal import ReleasePolicy
+from phalanx.split import FrontPart, SplitSimulator, cut_model
+from phalanx.split import messages as say
+from phalanx.split.enclave_file import OWNER
+from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
+
+
+def blob_of(session):
+    step, number, blob = session.lead.keep()
+    return step, number, bytes(blob)
+
+
+def test_a_session_trains_what_the_simulator_trains(source, tmp_path):
+    simulator = SplitSimulator(make_scene(source))
+    with House(source, tmp_path).open() as session:
+        losses = [session.step(number) for number in range(3)]
+        measured = session.lead.measure(3, iter([batch_of(50)[0]]))
+        weights = dict(session.server._trainer.weights())
+
+    assert losses == train(simulator, 3)
+    assert measured == simulator.measure(*batch_of(50)[0])
+    assert same(weights, simulator.adapters())
+
+
+def test_sealed_and_plaintext_sessions_have_the_same_digest(source, tmp_path):
+    digests = []
+    for mode in ("sealed", "plaintext"):
+        with House(source, tmp_path / mode, mode).open() as session:
+            session.step(0)
+            digests.append(session.lead.weigh())
+
+    assert digests[0] == digests[1]
+
+
+def test_the_digest_is_that_of_the_whole_model(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        session.step(0)
+        digest = session.lead.weigh()
+        trained = {name: value.clone() for name, value in session.server._trainer.weights()}
+    front, _ = cut_model(source.num_layers, 3)
+    parts = [
+        build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
+        for spec in cut_model(source.num_layers, 3)
+    ]
+    named = {name: value.detach() for part in parts for name, value in part.all_parameters().items()}
+    # tied to the embedding, which is counted once
+    named.pop("lm_head.weight")
+
+    assert front.end_layer == 3
+    assert digest == weights_digest({**named, **trained}.items())
+
+
+@pytest.mark.parametrize("died_after", ["sealing", "keeping", "settling"])
+def test_whenever_both_sides_die_no_kept_step_is_lost(source, tmp_path, died_after):
+    undisturbed = train(SplitSimulator(make_scene(source)), 6)
+    house = House(source, tmp_path)
+    session = house.open()
+    losses = {number: session.step(number) for number in range(2)}
+    step, number, kept = blob_of(session)
+    session.lead.settle(number)
+    losses |= {number: session.step(number) for number in range(2, 4)}
+    later_step, later_number, later = blob_of(session)
+    if died_after == "settling":
+        session.lead.settle(later_number)
+    session.die()
+
+    with house.open() as again:
+        if died_after == "sealing":
+            # nobody has the second state
+            again.lead.restore(step, memoryview(kept))
+        else:
+            again.lead.restore(later_step, memoryview(later))
+        begin = step if died_after == "sealing" else later_step
+        losses |= {number: again.step(number) for number in range(begin, 6)}
+
+    assert [losses[number] for number in range(6)] == undisturbed
+
+
+def test_a_rolled_back_altered_or_missing_state_is_refused_and_the_newest_taken(source, tmp_path):
+    house = House(source, tmp_path)
+    with house.open() as session:
+        states = []
+        for number in range(2):
+            session.step(number)
+            states.append(blob_of(session))
+            session.lead.settle(states[-1][1])
+
+    with house.open() as again:
+        (old_step, _, old), (new_step, _, new) = states
+        with pytest.raises(RollbackError, match="enclave"):
+            again.lead.restore(old_step, memoryview(old))
+        with pytest.raises(CheckpointError):
+            again.lead.restore(new_step, memoryview(new[:-1] + b"\0"))
+        with pytest.raises(RollbackError, match="given none"):
+            again.step(0)
+        again.lead.restore(new_step, memoryview(new))
+        assert again.server._trainer.num_steps == 2
+
+
+def test_only_the_owner_may_ask_for_states_and_only_clients_train(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        owner, client, *_ = session.lead.parties
+
+        for asked, answer in (
+            (say.Keep(), say.Kept),
+            (say.Settle(number=1), say.Settled),
+            (say.AskRelease(), say.Released),
+            (say.Weigh(), say.Weighed),
+        ):
+            with pytest.raises(PeerRefusedError, match=f"only {OWNER}"):
+                client.line.ask(asked, answer)
+        with pytest.raises(PeerRefusedError, match="is no client"):
+            owner.line.ask(say.Upload(what="train", microbatch=0, rows=1), say.Reply, (b"x",))
+        with pytest.raises(FrameError, match="nothing to ask"):
+            client.line.ask(say.Proof(), say.Proof)
+
+
+def test_a_frame_that_does_not_open_ends_the_step_with_its_reason(source, tmp_path):
+    house = House(source, tmp_path)
+    with house.open() as session:
+        line = session.lead.parties[1].line
+        with pytest.raises(SealError) as refusal:
+            line.ask(say.Upload(what="train", microbatch=0, rows=1), say.Reply, (b"nothing sealed",))
+
+        assert refusal.value.reason == "truncated"
+        assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
+
+
+def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source, tmp_path):
+    from phalanx.split.measure import measure_code
+
+    code, path = measure_code().hex(), tmp_path / "policy.toml"
+    text = f'allow_insecure_sim = true\nrevoked_measurements = []\n[sim]\nmeasurements.code = ["{code}"]\n'
+    path.write_text(text)
+    session = House(source, tmp_path, policy=str(path)).open()
+    session.step(0)
+
+    path.write_text(text.replace("[]", f'["{code}"]', 1))
+    with pytest.raises(RefusedEvidenceError) as refusal:
+        session.step(1)
+
+    assert refusal.value.reason == "revoked"
+    assert session.server._trainer.num_steps == 1
+    session.die()
+
+
+def test_evidence_is_asked_for_again_while_the_run_goes_on(source, tmp_path):
+    with House(source, tmp_path, reattest_every=2).open() as session:
+        first = [party.appraisal for party in session.lead.parties]
+        session.step(0)
+        session.step(1)
+        assert [party.appraisal for party in session.lead.parties] == first
+        session.step(2)
+        again = [party.appraisal for party in session.lead.parties]
+
+    assert all(one.binding.nonce != other.binding.nonce for one, other in zip(first, again, strict=True))
+
+
+def test_both_ends_sign_what_has_crossed(source, tmp_path):
+    house = House(source, tmp_path)
+    with house.open() as session:
+        session.step(0)
+        agreed = session.lead.compare_transcripts(house.identities["enclave"].public)
+
+    assert set(agreed) == {OWNER, "client-0", "client-1"}
+    assert all(mine and theirs for mine, theirs in agreed.values())
+
+
+def test_adapters_leave_when_the_policy_lets_them_and_stay_otherwise(source, tmp_path):
+    policy = ReleasePolicy(min_clients=2, clip_norm=100.0)
+    with House(source, tmp_path, release=policy).open() as session:
+        with pytest.raises(ReleaseRefusedError) as refusal:
+            session.lead.release(0)
+        session.step(0)
+        permitted, tensors = session.lead.release(1)
+        weights = {name: value.clone() for name, value in session.server._trainer.weights()}
+
+    assert refusal.value.reason == "too_few_clients"
+    assert permitted["num_clients"] == 2
+    assert tensors.keys() == weights.keys()
+    assert all(torch.allclose(tensors[name], weights[name], atol=1e-6) for name in weights)
+
+
+def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neither(source, tmp_path):
+    class Spy(SimulatedWorker):
+        seen = b""
+
+        def multiply(self, requests):
+            self.seen += b"".join(request.values.tobytes() for request in requests)
+            return super().multiply(requests)
+
+    worker, house = Spy(), House(source, tmp_path / "masked", "masked", masked=MaskedConfig(rows=8))
+    desk = MaskedDesk(worker, process_pads("run"), house.split.masked)
+    house.prepare = lambda back: mask_linears(back, desk)
+    with House(source, tmp_path / "sealed").open() as sealed:
+        expected = [sealed.step(number) for number in range(3)]
+
+    with house.open() as session:
+        found = [session.step(number) for number in range(3)]
+
+    assert found != expected
+    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=1e-3)
+    assert len(worker.seen) > 10_000
+    activations = FrontPart(source, 2)(batch_of(0)[0][0])
+    assert activations.numpy().tobytes()[:16] not in worker.seen
+
+
+def test_a_worker_that_lies_is_named_and_the_step_is_not_taken(source, tmp_path):
+    class Liar(SimulatedWorker):
+        def multiply(self, requests):
+            answers = super().multiply(requests)
+            answers[0].values[0, 0] ^= 1
+            return answers
+
+    house = House(source, tmp_path, "masked", masked=MaskedConfig(rows=8))
+    desk = MaskedDesk(Liar("masked-0"), process_pads("run"), house.split.masked)
+    house.prepare = lambda back: mask_linears(back, desk)
+    session = house.open()
+
+    with pytest.raises(WrongProductError, match="masked-0"):
+        session.step(0)
+
+    assert session.server._trainer.num_steps == 0
+    session.die()

@@ -1,0 +1,98 @@
+"""The tpm tier with a software TPM: real quotes, a key that opens in one state, counters that outlive the enclave."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from split_house import House
+from split_scene import make_scene, train
+
+from phalanx.errors import ConfigError, RefusedEvidenceError, RollbackError, TpmError
+from phalanx.security.tee import Binding, TpmAttester, inspect_evidence, open_tpm
+from phalanx.security.tee.tpm_structures import parse_public
+from phalanx.split import SplitSimulator
+from phalanx.split.measure import policy_of
+
+sys.path.append(str(Path(__file__).parents[1] / "security" / "tee"))
+swtpm_lab = pytest.importorskip("swtpm_lab")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(swtpm_lab.missing()), reason=f"not installed: {', '.join(swtpm_lab.missing())}"),
+]
+
+
+@pytest.fixture
+def tpm(tmp_path_factory):
+    # a socket's path has at most 107 characters
+    found = swtpm_lab.SoftwareTpm(tmp_path_factory.mktemp("tpm"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def house(tpm, source, tmp_path):
+    return House(source, tmp_path, tier="tpm", tpm=tpm.address, policy=str(write_policy(tpm, tmp_path)))
+
+
+def write_policy(tpm, folder):
+    with open_tpm(tpm.address) as device, TpmAttester(device) as attester:
+        evidence = attester.evidence(Binding(b"\1" * 32, b"\2" * 32, b"\3" * 32))
+        name = parse_public(attester.ak_public).name.hex()
+        lines = ["[tpm]", f'ak_names = ["{name}"]', "[tpm.measurements]"]
+        lines += [f'{one} = ["{value}"]' for one, value in inspect_evidence(evidence).items()]
+    path = folder / "policy.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_session_on_a_tpm_trains_what_any_other_does_and_goes_on_after_a_crash(house, source):
+    expected = train(SplitSimulator(make_scene(source)), 3)
+    session = house.open()
+    losses = [session.step(number) for number in range(2)]
+    step, number, blob = session.lead.keep()
+    kept = bytes(blob)
+    session.lead.settle(number)
+    assert session.lead.parties[1].appraisal.claims.kind == "tpm"
+    session.die()
+
+    with house.open() as again:
+        again.lead.restore(step, memoryview(kept))
+        losses.append(again.step(2))
+
+    assert losses == expected
+
+
+def test_an_older_state_is_refused_by_the_tpms_own_counters(house):
+    with house.open() as session:
+        states = []
+        for number in range(2):
+            session.step(number)
+            step, sealed, blob = session.lead.keep()
+            states.append((step, bytes(blob)))
+            session.lead.settle(sealed)
+
+    with house.open() as again:
+        with pytest.raises(RollbackError):
+            again.lead.restore(states[0][0], memoryview(states[0][1]))
+        again.lead.restore(states[1][0], memoryview(states[1][1]))
+
+
+def test_a_machine_in_another_state_gets_neither_the_key_nor_a_client(house, tpm):
+    with house.open() as session:
+        session.step(0)
+    tpm.extend(7, b"\x01" * 32)
+
+    with pytest.raises(TpmError, match="other values"):
+        house.open()
+    # as a fresh enclave it would be refused as well
+    (house.directory / "enclave" / "tpm.sealed").unlink()
+    (house.directory / "enclave" / "epoch").unlink()
+    with pytest.raises(RefusedEvidenceError) as refusal:
+        house.open()
+    assert refusal.value.reason == "wrong_measurement"
+
+
+def test_without_a_policy_nobody_knows_which_tpm_is_meant(house):
+    with pytest.raises(ConfigError, match=r"split\.policy"):
+        policy_of(house.split.model_copy(update={"policy": None}))

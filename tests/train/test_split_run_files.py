@@ -1,0 +1,134 @@
+"""A run file with a split: what it excludes, who takes part, and how clients share the text."""
+
+import pytest
+import torch
+
+from phalanx.data import BatchLoader, prepare
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.train import load_run
+from phalanx.train.client_loader import ClientLoader
+
+SPLIT = ("split={cut=2,clients=2,allow_insecure_sim=true}", "model.adapter={rank=2}")
+TEXT = """
+[model]
+from_scratch = true
+
+[model.architecture]
+model_type = "gpt2"
+vocab_size = 300
+n_positions = 16
+n_embd = 32
+n_layer = 4
+n_head = 4
+
+[data]
+sources = [{ kind = "python_manual" }]
+tokenizer = { kind = "bpe", vocab_size = 300 }
+sequence_length = 16
+max_documents = 12
+
+[train]
+steps = 6
+batch_size = 8
+microbatches = 4
+
+[optimizer]
+lr = 1e-2
+"""
+
+
+@pytest.fixture
+def make_split(tmp_path):
+    path = tmp_path / "split.toml"
+    path.write_text(TEXT)
+    return lambda *overrides: load_run(path, [*SPLIT, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["parallel.dp=2"], ["parallel", "split"]),
+        (["pipeline.stages=3"], ["[split] and [pipeline]"]),
+        (["guard.audit_rate=0.5"], ["[split] and [guard]"]),
+        (["split.clients=5"], ["split.clients = 5", "microbatches = 4"]),
+        (["train.precision='bf16'"], ["bf16"]),
+        (["checkpoint.asynchronous=true"], ["asynchronous"]),
+        (["optimizer.kind='sgd'", "optimizer.betas=[0.9,0.95]"], ["optimizer.kind"]),
+        (["split.mode='plaintext'"], ["insecure = true"]),
+    ],
+)
+def test_what_a_split_excludes_is_named(make_split, overrides, named):
+    with pytest.raises(ConfigError) as refusal:
+        make_split(*overrides)
+
+    assert [word for word in named if word not in str(refusal.value)] == []
+
+
+def test_a_split_needs_an_adapter(tmp_path):
+    path = tmp_path / "split.toml"
+    path.write_text(TEXT)
+
+    with pytest.raises(ConfigError, match=r"\[model.adapter\]"):
+        load_run(path, SPLIT[:1])
+
+
+def test_the_parties_are_the_enclave_and_the_clients_and_no_other_section_is_written(make_split):
+    run = make_split()
+
+    assert run.workers == ("enclave", "client-0", "client-1")
+    assert run.world == {"processes": 2, "stages": 2, "clients": 2}
+    assert not run.journals
+    assert {"pipeline", "guard", "attack", "parallel"}.isdisjoint(run.model_dump())
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("file") / "split.toml"
+    path.write_text(TEXT)
+    return prepare(load_run(path).data, tmp_path_factory.mktemp("data"), 3, None, lambda *_: None)
+
+
+def test_every_client_draws_from_its_own_share_and_all_shares_are_the_whole(corpus):
+    loader = ClientLoader(corpus, ("a", "b", "c"), 6, 3, seed=5)
+
+    drawn = [loader.next().indices for _ in range(corpus.num_train_sequences // 6 + 1)]
+
+    for number in range(3):
+        mine = {index for batch in drawn for index in batch[2 * number : 2 * number + 2]}
+        assert {index % 3 for index in mine} == {number}
+    whole = {index for batch in drawn for index in batch}
+    assert len(whole) > corpus.num_train_sequences * 0.9
+
+
+def test_microbatches_of_clients_take_turns(corpus):
+    loader = ClientLoader(corpus, ("a", "b"), 8, 4, seed=5)
+
+    batch = loader.next()
+
+    assert [index % 2 for index in batch.indices] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert torch.equal(batch.input_ids, corpus.train_batch(batch.indices).input_ids)
+
+
+def test_a_loader_goes_on_where_it_was_and_refuses_another_ones_state(corpus):
+    loader = ClientLoader(corpus, ("a", "b"), 8, 4, seed=5)
+    loader.next()
+    state = loader.state()
+    expected = loader.next().indices
+    again = ClientLoader(corpus, ("a", "b"), 8, 4, seed=5)
+
+    again.load_state(state)
+
+    assert again.next().indices == expected
+    with pytest.raises(CheckpointError):
+        ClientLoader(corpus, ("a", "c"), 8, 4, seed=5).load_state(state)
+    swapped = {"a": state["b"], "b": state["a"]}
+    with pytest.raises(CheckpointError, match="share"):
+        again.load_state(swapped)
+
+
+def test_one_client_draws_what_anybody_would_and_too_many_are_refused(corpus):
+    alone, plain = ClientLoader(corpus, ("a",), 8, 4, seed=5), BatchLoader(corpus, 8, 5)
+
+    assert alone.next().indices == plain.next().indices
+    with pytest.raises(ConfigError, match="cannot be shared"):
+        BatchLoader(corpus, 1, 5, (10**6, 10**6 + 1))
