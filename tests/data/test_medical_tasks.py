@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.data.tasks import TASKS, Example, labelled
-from phalanx.data.tasks.files import USUAL_FOLDERS
+from phalanx.data.tasks.files import find_file
 from phalanx.errors import DataError
 
 ANSWERS = [
@@ -176,12 +176,12 @@ def review_package(home: Path, rows) -> None:
 
 
 def test_drug_reviews_are_read_without_running_their_package(installed):
-    review_package(installed, [('"Good, ""really"""', "positive"), ("Bad", "negative"), ("So so", "neutral")])
+    review_package(installed, [('"""Good, it&#039;s """', "positive"), ("Bad", "negative"), ("So so", "neutral")])
 
     task = TASKS["drug_reviews"].load(None)
 
     assert [(one.text, task.classes[one.label]) for one in task.examples] == [
-        ('Good, "really"', "positive"),
+        ("Good, it's", "positive"),
         ("Bad", "negative"),
         ("So so", "neutral"),
     ]
@@ -196,9 +196,10 @@ def test_a_review_without_a_rating_is_refused(installed):
 
 @pytest.mark.parametrize("name", ["medquad", "pubmedqa", "pubmedqa_sections", "medical_abstracts"])
 def test_the_published_file_is_read(name):
-    folder = next((one for one in USUAL_FOLDERS if (one / "medquad.jsonl.gz").is_file()), None)
-    if folder is None:
-        pytest.skip(f"the data files are in none of {', '.join(map(str, USUAL_FOLDERS))}; the project ships none")
+    try:
+        folder = find_file(None, "medquad.jsonl.gz", "the project ships none of its data files").parent
+    except DataError as exc:
+        pytest.skip(str(exc))
 
     task = TASKS[name].load(folder)
 

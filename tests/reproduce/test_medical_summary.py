@@ -80,7 +80,7 @@ def test_bits_are_the_same_only_if_weights_and_losses_are():
     assert found["same_bits"] == 1
 
 
-def test_every_arm_of_every_seed_is_wanted_and_slow_ones_come_last():
+def test_every_arm_of_every_seed_is_wanted_and_late_ones_come_last():
     size = SIZES["full"]
     cells = cells_of(size, size.tasks)
 

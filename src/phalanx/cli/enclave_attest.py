@@ -26,7 +26,6 @@ def attest(
     run: Annotated[str, typer.Option(metavar="HEX", help="Digest of the run's config.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
     role: Annotated[str, typer.Option(help="What this machine is in the run.")] = "server",
-    *,
     kind: Annotated[
         str | None, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu; what is there if left out.")
     ] = None,

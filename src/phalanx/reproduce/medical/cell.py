@@ -15,8 +15,8 @@ from phalanx.reproduce.medical.size import MedicalSize
 
 Row = dict[str, Any]
 
-LATE = ("split_masked",)
-"""Arms that take so long that all others come first."""
+LATE = ("split_noised", "split_masked")
+"""Arms that wait for all others: an interrupted sweep is then of more use."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class MedicalCell:
 
 
 def cells_of(size: MedicalSize, tasks: Iterable[str]) -> list[MedicalCell]:
-    """All cells of these tasks, task by task; slow arms at the end, for an interrupted sweep is of use then."""
+    """All cells of these tasks, task by task; late arms at the end."""
     cells = [MedicalCell(task, seed, arm) for task in tasks for seed in size.seeds for arm in ARMS]
-    return sorted(cells, key=lambda cell: cell.arm in LATE)
+    return sorted(cells, key=lambda cell: LATE.index(cell.arm) if cell.arm in LATE else -1)
 
 
 def missing_part(arm: str) -> str | None:

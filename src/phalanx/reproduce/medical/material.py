@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -65,17 +66,24 @@ class Material:
 
 
 def make_material(task: Labelled, tokenizer: TextTokenizer, size: MedicalSize, seed: int) -> Material:
-    """Draw training texts and clients; the test texts are those of every seed.
+    """Share the task's texts out to clients, and draw as many of each; the test texts are those of every seed.
+
+    Clients give the same number of texts, for the split engine has them take turns.
 
     Raises:
         DataError: There are too few texts.
     """
     pool, held_out = split_by_class(task.examples, TEST_SHARE, SPLIT_SEED)
-    train, test = take_by_class(pool, size.train, seed), take_by_class(held_out, size.test, SPLIT_SEED)
+    each = size.train // CLIENTS
     if task.has_silos:
-        clients = silo_clients(train, CLIENTS)
+        owners = silo_clients(pool, CLIENTS)
     else:
-        clients = dirichlet_clients(train, CLIENTS, ALPHA, seed, at_least=2 * size.rows)
+        owners = dirichlet_clients(pool, CLIENTS, ALPHA, seed, at_least=each)
+    drawn = [take_by_class([pool[index] for index in owner], each, seed) for owner in owners]
+    train = tuple(example for examples in drawn for example in examples)
+    ends = list(accumulate(len(examples) for examples in drawn))
+    clients = tuple(tuple(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False))
+    test = take_by_class(held_out, size.test, SPLIT_SEED)
     return Material(
         len(task.classes),
         rows_of(train, tokenizer, size),

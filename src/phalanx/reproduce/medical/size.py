@@ -25,8 +25,8 @@ class MedicalSize:
 
     Attributes:
         tasks: Names, in the order in which they are done.
-        seeds: Each draws its own training texts, clients, first values and order.
-        train: Training texts.
+        seeds: Each draws its own clients, training texts, first values and order.
+        train: Training texts, as many of each client.
         test: Test texts, the same for every seed.
         tokens: Of a text; what is longer is cut off.
         epochs: Passes over the training texts, and rounds of federated averaging.
@@ -63,8 +63,8 @@ class MedicalSize:
 _ORDER = ("icd10", "medical_abstracts", "medquad", "pubmedqa", "drug_reviews", "pubmedqa_sections")
 SIZES: Mapping[str, MedicalSize] = MappingProxyType(
     {
-        "full": MedicalSize(tasks=_ORDER, seeds=(0, 1, 2), train=192, test=200, tokens=24, epochs=5),
-        "quick": MedicalSize(tasks=_ORDER[:3], seeds=(0,), train=128, test=100, tokens=24, epochs=3),
+        "full": MedicalSize(tasks=_ORDER, seeds=(0, 1, 2), train=128, test=160, tokens=16, epochs=8),
+        "quick": MedicalSize(tasks=_ORDER[:3], seeds=(0,), train=64, test=80, tokens=16, epochs=4),
     }
 )
 
