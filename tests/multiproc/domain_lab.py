@@ -1,13 +1,17 @@
 """Runs of one domain as real processes: a run file, its undisturbed curve, and who of its ranks is which process."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from real_runs import TINY, Place, Process, children_of
+from real_runs import TINY, Place, Process, children_of, exists
 
 from phalanx.telemetry import read_metrics
 
+PATIENCE_S = 400.0
+ALONE = ("--set", "parallel.restarts=0")
+"""Rank 0 is the process that is started, and nothing is started again."""
 DOMAIN = (
     TINY.partition("[pipeline]")[0]
     .replace("steps = 8", "steps = 60")
@@ -23,7 +27,7 @@ every = 5
 dp = 2
 min_dp = 1
 max_dp = 3
-silence_s = 8.0
+silence_s = 12.0
 """
 )
 
@@ -69,16 +73,36 @@ def rank_pid(process: Process, rank: int) -> int:
     raise AssertionError(f"no rank {rank} below {process.popen.pid}: {below(process.popen.pid)}")
 
 
+def wait_until(process: Process, condition: Callable[[], bool]) -> None:
+    """Until something has happened in a run that goes on; each process of it takes seconds to begin."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process.popen.poll() is None, process.text
+        assert time.monotonic() < deadline, process.text
+        time.sleep(0.005)
+
+
 def wait_for_step(place: Place, process: Process, step: int) -> None:
     """Until a step has been made."""
-    place.wait_for(process, lambda: place.has_line("metrics.jsonl", f'"step": {step},'))
+    wait_until(process, lambda: place.has_line("metrics.jsonl", f'"step": {step},'))
+
+
+def seconds_until_gone(process: Process, pid: int) -> float:
+    """How long a process of a run stays, from now on."""
+    started = time.monotonic()
+    wait_until(process, lambda: not exists(pid))
+    return time.monotonic() - started
+
+
+def end_of(process: Process) -> int:
+    """Exit code."""
+    return process.popen.wait(PATIENCE_S)
 
 
 def finish(process: Process) -> float:
     """Wait for the end; seconds that it took."""
     started = time.monotonic()
-    code = process.wait()
-    assert code == 0, process.text
+    assert end_of(process) == 0, process.text
     return time.monotonic() - started
 
 

@@ -4,10 +4,10 @@ import os
 import signal
 
 import pytest
-from domain_lab import check_continued, finish, launch_domain, losses, rank_pid, train_domain
+from domain_lab import ALONE, check_continued, finish, launch_domain, losses, rank_pid, train_domain, wait_until
 from real_runs import end_all, events, free_port, make_place
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # long enough for a machine to come, and for another one to be missed
 LONG = ("--set", "checkpoint.every=50", "--set", "train.steps=1500", "--set", "train.validate_every=1500")
 
@@ -15,7 +15,7 @@ LONG = ("--set", "checkpoint.every=50", "--set", "train.steps=1500", "--set", "t
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     place = make_place(tmp_path_factory.mktemp("undisturbed"))
-    finish(train_domain(place, *LONG))
+    finish(train_domain(place, *ALONE, *LONG))
     yield losses(place)
     end_all(place)
 
@@ -38,12 +38,12 @@ def has_saved(place, least):
 def test_two_then_three_then_two_machines_give_one_curve(place, undisturbed):
     meet = ("--nnodes", "2:3", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--max-restarts", "5", "--resume")
     agents = [launch_domain(place, *meet, *LONG) for _ in range(2)]
-    place.wait_for(agents[0], lambda: has_world(place, 2) and has_saved(place, 50))
+    wait_until(agents[0], lambda: has_world(place, 2) and has_saved(place, 50))
 
     agents.append(launch_domain(place, *meet, *LONG))
-    place.wait_for(agents[0], lambda: has_world(place, 2, 3))
+    wait_until(agents[0], lambda: has_world(place, 2, 3))
     seen = max((int(path.name[5:]) for path in (place.path / "run" / "checkpoints").glob("step-*")), default=0)
-    place.wait_for(agents[0], lambda: has_saved(place, seen + 50))
+    wait_until(agents[0], lambda: has_saved(place, seen + 50))
     # a machine that is lost takes torchrun and its rank along; rank 0 keeps the store, so another one goes
     victim = next(agent for agent in reversed(agents) if not plays_rank_0(agent))
     victim.kill()

@@ -4,10 +4,21 @@ import os
 import signal
 
 import pytest
-from domain_lab import check_continued, finish, launch_domain, losses, rank_pid, train_domain, wait_for_step
+from domain_lab import (
+    ALONE,
+    check_continued,
+    end_of,
+    finish,
+    launch_domain,
+    losses,
+    rank_pid,
+    seconds_until_gone,
+    train_domain,
+    wait_for_step,
+)
 from real_runs import end_all, events, exists, make_place
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 STARTS = ("run_started", "run_resumed", "run_completed")
 
 
@@ -15,7 +26,7 @@ STARTS = ("run_started", "run_resumed", "run_completed")
 def undisturbed(tmp_path_factory):
     """The curve of two ranks that nothing happens to."""
     place = make_place(tmp_path_factory.mktemp("undisturbed"))
-    finish(train_domain(place))
+    finish(train_domain(place, *ALONE))
     yield losses(place)
     end_all(place)
 
@@ -42,11 +53,11 @@ def test_a_rank_of_train_that_hangs_is_ended_within_seconds(place, undisturbed, 
     pid = rank_pid(process, rank)
 
     os.kill(pid, signal.SIGSTOP)
-    seconds = finish(process)
+    seconds = seconds_until_gone(process, pid)
+    finish(process)
 
     check_continued(place, undisturbed)
-    assert seconds < 60
-    assert not exists(pid)
+    assert seconds < 40
     assert [kind for kind, _ in events(place, *STARTS)] == list(STARTS)
 
 
@@ -56,7 +67,7 @@ def test_it_is_started_again_only_as_often_as_the_run_file_says(place):
         wait_for_step(place, process, step)
         os.kill(rank_pid(process, 1), signal.SIGKILL)
 
-    assert process.wait() == 4, process.text
+    assert end_of(process) == 4, process.text
 
     assert "rank 1 ended with signal 9" in process.text
     assert place.summary()["status"] == "failed"
@@ -69,7 +80,7 @@ def test_ctrl_c_ends_all_ranks_and_nothing_is_started_again(place):
 
     process.popen.send_signal(signal.SIGINT)
 
-    assert process.wait() == 130, process.text
+    assert end_of(process) == 130, process.text
     assert not any(exists(pid) for pid in pids)
     assert place.summary()["status"] == "interrupted"
 
@@ -94,13 +105,13 @@ def test_a_worker_of_torchrun_that_hangs_is_started_again(place, undisturbed, ra
     pid = rank_pid(process, rank)
 
     os.kill(pid, signal.SIGSTOP)
-    seconds = finish(process)
+    seconds = seconds_until_gone(process, pid)
+    finish(process)
 
     check_continued(place, undisturbed)
     # torchrun gives a process 30 s to end before it kills it
-    assert seconds < 100
+    assert seconds < 80
     assert "gave no sign of life" in process.text
-    assert not exists(pid)
 
 
 def test_more_and_then_fewer_ranks_go_on_with_the_same_curve(place, undisturbed):
@@ -109,7 +120,7 @@ def test_more_and_then_fewer_ranks_go_on_with_the_same_curve(place, undisturbed)
         process = train_domain(place, "--ranks", str(ranks), *go_on)
         wait_for_step(place, process, step)
         process.popen.send_signal(signal.SIGINT)
-        assert process.wait() == 130, process.text
+        assert end_of(process) == 130, process.text
 
     finish(train_domain(place, "--ranks", "2", "--resume"))
 

@@ -7,12 +7,23 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from domain_lab import check_continued, finish, launch_domain, losses, rank_pid, train_domain, wait_for_step
+from domain_lab import (
+    ALONE,
+    check_continued,
+    finish,
+    launch_domain,
+    losses,
+    rank_pid,
+    seconds_until_gone,
+    train_domain,
+    wait_for_step,
+    wait_until,
+)
 from real_runs import end_all, events, exists, make_place
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`"),
 ]
 # long enough for a machine to come, and for another one to be missed
@@ -21,7 +32,7 @@ STARTS = ("run_started", "run_resumed", "run_completed")
 
 
 def curve(place, *options, run_dir="run"):
-    finish(train_domain(place, *options, run_dir=run_dir))
+    finish(train_domain(place, *ALONE, *options, run_dir=run_dir))
     return losses(place, run_dir)
 
 
@@ -57,11 +68,11 @@ def test_a_rank_on_ray_that_hangs_is_started_again(place, undisturbed):
     pid = rank_pid(process, 1)
 
     os.kill(pid, signal.SIGSTOP)
-    seconds = finish(process)
+    seconds = seconds_until_gone(process, pid)
+    finish(process)
 
     check_continued(place, undisturbed)
-    assert seconds < 90
-    assert not exists(pid)
+    assert seconds < 60
 
 
 MACHINES = """
@@ -104,7 +115,7 @@ def test_machines_of_a_cluster_that_come_and_go_give_one_curve(place):
         wait_for_step(place, process, 2)
         assert worlds(place) == [2]
         tell("another", "come")
-        place.wait_for(process, lambda: worlds(place)[-1] == 3)
+        wait_until(process, lambda: worlds(place)[-1] == 3)
         tell("away", "gone")
         finish(process)
         print("end", file=machines.stdin, flush=True)

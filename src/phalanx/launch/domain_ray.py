@@ -187,7 +187,9 @@ class Crew:
         for rank, actor in enumerate(self._actors):
             if rank in self._codes:
                 continue
-            question = self._questions.setdefault(rank, actor.poll.remote())
+            if rank not in self._questions:
+                self._questions[rank] = actor.poll.remote()
+            question = self._questions[rank]
             ready, _ = self._ray.wait([question], timeout=0)
             if not ready:
                 continue
