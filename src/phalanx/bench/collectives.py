@@ -22,7 +22,9 @@ _OPERATIONS = (
     "all_reduce_halving_doubling",
     "gather_to_one",
     "reduce_scatter",
+    "reduce_scatter_direct",
     "all_gather",
+    "all_gather_direct",
     "all_to_all",
     "broadcast",
     "send",
@@ -106,8 +108,9 @@ def _beside(row: Row, link: Link | None) -> Row:
     planned = {
         "all_reduce": model.all_reduce,
         "gather_to_one": model.gather_to_one,
-        "reduce_scatter": model.reduce_scatter,
+        "reduce_scatter_direct": model.reduce_scatter,
         "all_gather": model.all_gather,
+        "all_gather_direct": model.all_gather,
         "all_to_all": model.all_to_all,
     }.get(op)
     return {

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from phalanx.parallel import direct
+
 Group = dist.ProcessGroup
 
 
@@ -134,14 +136,14 @@ def _summed(x: Tensor, group: Group) -> Tensor:
 def _joined(x: Tensor, dim: int, group: Group) -> Tensor:
     first = x.movedim(dim, 0).contiguous()
     whole = first.new_empty((first.shape[0] * group.size(), *first.shape[1:]))
-    dist.all_gather_into_tensor(whole, first, group=group)
+    direct.gather(whole, first, group)
     return whole.movedim(0, dim).contiguous()
 
 
 def _summed_slice(x: Tensor, dim: int, group: Group) -> Tensor:
     first = x.movedim(dim, 0).contiguous()
     part = first.new_empty((first.shape[0] // group.size(), *first.shape[1:]))
-    dist.reduce_scatter_tensor(part, first, group=group)
+    direct.scatter_sum(part, first, group)
     return part.movedim(0, dim).contiguous()
 
 
