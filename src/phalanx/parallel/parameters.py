@@ -82,12 +82,12 @@ def settle_gradients(held: Sequence[Held], domain: Domain) -> None:
 
 
 def counted_gradients(held: Sequence[Held], domain: Domain) -> Iterator[tuple[str, Tensor]]:
-    """Slices of the whole gradient; over all ranks each number of it occurs once."""
-    for one in held:
+    """Slices of the whole gradient; over all ranks each number of it occurs once, and copies take turns."""
+    for number, one in enumerate(held):
         gradient = one.parameter.grad
         if gradient is None or one.is_second:
             continue
-        alone_among_copies = isinstance(one.parameter, DTensor) or domain.copy == 0
+        alone_among_copies = isinstance(one.parameter, DTensor) or number % domain.config.copies == domain.copy
         alone_among_tensors = one.split is not None or domain.tp == 0
         if alone_among_copies and alone_among_tensors:
             yield one.name, local(gradient)
