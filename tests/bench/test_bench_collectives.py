@@ -13,6 +13,7 @@ from phalanx.errors import TrainingError
 OPERATIONS = (
     "all_reduce",
     "all_reduce_halving_doubling",
+    "all_reduce_direct",
     "gather_to_one",
     "reduce_scatter",
     "reduce_scatter_direct",
@@ -38,7 +39,7 @@ def test_every_operation_is_timed_at_every_size(result):
 
 
 def test_the_bound_is_beside_what_sums_and_nothing_else(result):
-    sums = {"all_reduce", "all_reduce_halving_doubling", "gather_to_one"}
+    sums = {"all_reduce", "all_reduce_halving_doubling", "all_reduce_direct", "gather_to_one"}
 
     assert {row["op"] for row in result["rows"] if row["bound_s"] is not None} == sums
     for row in result["rows"]:
@@ -57,12 +58,14 @@ def test_the_planner_plans_with_the_link_that_was_measured(result, tmp_path):
     assert cluster.between == cluster.inside
 
 
-def test_halving_and_doubling_sums_what_every_rank_has(tmp_path):
-    with RankHost(tmp_path / "host") as host, host.crew("four", "exchange", 4) as crew:
-        answers = crew.ask(check="all_reduce_halving_doubling", numbers=64)
-        answers += crew.ask(check="gather_to_one", numbers=64)
+def test_our_own_exchanges_sum_what_every_rank_has(tmp_path):
+    with RankHost(tmp_path / "host") as host:
+        for world in (2, 4):
+            with host.crew(f"{world} ranks", "exchange", world) as crew:
+                for way in ("all_reduce_halving_doubling", "gather_to_one", "direct parts", "all_reduce_direct"):
+                    answers = crew.ask(check=way, numbers=64)
 
-    assert all(answer["worst"] == 0.0 for answer in answers)
+                    assert [answer["worst"] for answer in answers] == [0.0] * world
 
 
 def test_a_rank_that_fails_is_named_and_others_are_not_waited_for(tmp_path):

@@ -184,6 +184,27 @@ def _swap(mine: Tensor, theirs: Tensor, peer: int) -> None:
         _wait(work)
 
 
+def _all_reduce_direct(count: int) -> Exchange:
+    x = _numbers(count)
+    return lambda: _forget(direct.summed(x, _everybody()))
+
+
+def _sum_by_parts(x: Tensor) -> Exchange:
+    """Sums scattered, then gathered."""
+    part = x.new_empty(len(x) // dist.get_world_size())
+
+    def run() -> None:
+        direct.scatter_sum(part, x, _everybody())
+        direct.gather(x, part, _everybody())
+
+    return run
+
+
+def _sum_at_once(x: Tensor) -> Exchange:
+    """The engine's sum of a tensor that autograd keeps."""
+    return lambda: _forget(x.copy_(direct.summed(x, _everybody())))
+
+
 def _wait(work: Any) -> None:
     work.wait()
 
@@ -196,12 +217,15 @@ def _forget(result: object) -> None:
 SUMS: dict[str, Callable[[Tensor], Exchange]] = {
     "all_reduce_halving_doubling": _sum_by_halves,
     "gather_to_one": _sum_at_one,
+    "direct parts": _sum_by_parts,
+    "all_reduce_direct": _sum_at_once,
 }
 """All-reduces of our own; the tensor must be divisible by the ranks, for halves a power of two."""
 
 OPERATIONS: dict[str, Callable[[int], Exchange]] = {
     "all_reduce": _all_reduce,
     "all_reduce_halving_doubling": _halving_doubling,
+    "all_reduce_direct": _all_reduce_direct,
     "gather_to_one": _gather_to_one,
     "reduce_scatter": _reduce_scatter,
     "reduce_scatter_direct": _direct_scatter,

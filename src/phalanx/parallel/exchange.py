@@ -57,13 +57,13 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _summed(gradient, ctx.group), None
+        return direct.summed(gradient, ctx.group), None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return _summed(x, group)
+        return direct.summed(x, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -124,13 +124,6 @@ class _Swap(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         # equal parts make the exchange its own inverse
         return _swapped(gradient, ctx.group), None
-
-
-def _summed(x: Tensor, group: Group) -> Tensor:
-    # autograd, and whoever recomputes, may still need the tensor that came in
-    total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
 
 
 def _joined(x: Tensor, dim: int, group: Group) -> Tensor:

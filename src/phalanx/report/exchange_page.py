@@ -42,8 +42,8 @@ def render_exchanges(result: Mapping[str, Any]) -> str:
         element("h1", {}, "Exchanges between ranks"),
     )
     remark = (
-        "Time until every rank has the sum. The dashed line is what bandwidth alone allows: every rank must send 2 (n - 1) / n of the bytes. "
-        "Ranks that outnumber the cores also wait for a core."
+        "Time until every rank has the sum. The dashed line is what bandwidth alone allows: every rank must send "
+        "2 (n - 1) / n of the bytes. Ranks that outnumber the cores also wait for a core."
     )
     drawn = [section(f"The sum of {size(of)} of each", remark, exchange_chart(rows, of)) for of in sizes]
     cells = [
