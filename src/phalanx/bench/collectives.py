@@ -59,6 +59,11 @@ def measure(ranks: Sequence[int], sizes: Sequence[int], operations: Sequence[str
         for world in ranks:
             rows += exchange_rows(host, world, sizes, operations)
             _say(f"{world} ranks are done")
+    return summary(rows, load, quick=quick)
+
+
+def summary(rows: Sequence[Row], load: float | None, *, quick: bool) -> dict[str, Any]:
+    """What the bench returns about rows that `exchange_rows` gave."""
     machine = describe_machine()
     link = _link(rows, machine["cores"])
     return {
