@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phalanx.bench import BENCHES
-from phalanx.bench.collectives import measure
+from phalanx.bench.collectives import exchange_rows, summary
 from phalanx.bench.ranks import RankHost
 from phalanx.cli.planned import planned_cluster
 from phalanx.errors import TrainingError
@@ -13,9 +13,12 @@ from phalanx.errors import TrainingError
 OPERATIONS = (
     "all_reduce",
     "all_reduce_halving_doubling",
+    "all_reduce_direct",
     "gather_to_one",
     "reduce_scatter",
+    "reduce_scatter_direct",
     "all_gather",
+    "all_gather_direct",
     "all_to_all",
     "broadcast",
     "send",
@@ -24,8 +27,14 @@ SIZES = (4096, 2**20)
 
 
 @pytest.fixture(scope="module")
-def result():
-    return measure((2,), SIZES, OPERATIONS, quick=True)
+def host(tmp_path_factory):
+    with RankHost(tmp_path_factory.mktemp("ranks") / "host") as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def result(host):
+    return summary(exchange_rows(host, 2, SIZES, OPERATIONS), None, quick=True)
 
 
 def test_every_operation_is_timed_at_every_size(result):
@@ -36,7 +45,7 @@ def test_every_operation_is_timed_at_every_size(result):
 
 
 def test_the_bound_is_beside_what_sums_and_nothing_else(result):
-    sums = {"all_reduce", "all_reduce_halving_doubling", "gather_to_one"}
+    sums = {"all_reduce", "all_reduce_halving_doubling", "all_reduce_direct", "gather_to_one"}
 
     assert {row["op"] for row in result["rows"] if row["bound_s"] is not None} == sums
     for row in result["rows"]:
@@ -55,19 +64,20 @@ def test_the_planner_plans_with_the_link_that_was_measured(result, tmp_path):
     assert cluster.between == cluster.inside
 
 
-def test_halving_and_doubling_sums_what_every_rank_has(tmp_path):
-    with RankHost(tmp_path / "host") as host, host.crew("four", "exchange", 4) as crew:
-        answers = crew.ask(check="all_reduce_halving_doubling", numbers=64)
-        answers += crew.ask(check="gather_to_one", numbers=64)
+@pytest.mark.parametrize("world", [2, 4])
+def test_our_own_exchanges_sum_what_every_rank_has(host, world):
+    with host.crew(f"{world} ranks", "exchange", world) as crew:
+        for way in ("all_reduce_halving_doubling", "gather_to_one", "direct parts", "all_reduce_direct"):
+            answers = crew.ask(check=way, numbers=64)
 
-    assert all(answer["worst"] == 0.0 for answer in answers)
+            assert [answer["worst"] for answer in answers] == [0.0] * world
 
 
-def test_a_rank_that_fails_is_named_and_others_are_not_waited_for(tmp_path):
-    with RankHost(tmp_path / "host") as host, host.crew("two", "exchange", 2) as crew:
+def test_a_rank_that_fails_is_named_and_others_are_not_waited_for(host):
+    with host.crew("two", "exchange", 2) as crew:
         with pytest.raises(TrainingError, match=r"two, rank \d: KeyError: 'whisper'"):
             crew.ask(op="whisper", bytes=4, times=1)
-        with pytest.raises(TrainingError, match="it has ended"):
+        with pytest.raises(TrainingError, match="two, rank"):
             crew.ask(op="broadcast", bytes=4, times=1)
 
 

@@ -39,7 +39,7 @@ def probe(run):
     update = {"wall_s": UPDATE_S, "cpu_s": UPDATE_S / 2}
     exchanges = [
         {"op": op, "ranks": 2, "bytes": size, "seconds": all_reduce(size, 2, LINK), "cpu_s": all_reduce(size, 2, LINK)}
-        for op in ("all_reduce", "reduce_scatter")
+        for op in ("all_reduce", "reduce_scatter_direct")
         for size in (10_000, 10_000_000)
     ]
     return Probe([timed, timed], [update, update], exchanges, PEAK)

@@ -232,10 +232,12 @@ def test_the_loss_and_a_backward_pass_are_never_counted_at_once(tiny: ModelShape
     assert memory.activations < kept + head_bytes(tiny, layout, recipe) + peak_bytes(tiny, layout, recipe)
 
 
-def test_zero_3_holds_what_is_gathered_and_what_is_being_summed(tiny: ModelShape, recipe: Recipe) -> None:
-    block = tiny.layer * recipe.weight_bytes
+def test_zero_3_holds_what_is_gathered_and_what_is_being_summed() -> None:
+    # few tokens, so that the worst moment is one at which weights are gathered
+    shape, recipe = shape_of(TINY | {"n_embd": 512}), Recipe(8, 8)
+    block = shape.layer * recipe.weight_bytes
 
-    memory = worst_rank(tiny, Layout(dp=8, zero=3), recipe)
+    memory = worst_rank(shape, Layout(dp=8, zero=3), recipe)
 
     assert memory.buffers > 4 * block
-    assert memory.buffers > worst_rank(tiny, Layout(dp=8), recipe).buffers
+    assert memory.buffers > worst_rank(shape, Layout(dp=8), recipe).buffers

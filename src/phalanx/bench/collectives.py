@@ -20,9 +20,12 @@ _RANKS = (2, 4, 8)
 _OPERATIONS = (
     "all_reduce",
     "all_reduce_halving_doubling",
+    "all_reduce_direct",
     "gather_to_one",
     "reduce_scatter",
+    "reduce_scatter_direct",
     "all_gather",
+    "all_gather_direct",
     "all_to_all",
     "broadcast",
     "send",
@@ -56,6 +59,11 @@ def measure(ranks: Sequence[int], sizes: Sequence[int], operations: Sequence[str
         for world in ranks:
             rows += exchange_rows(host, world, sizes, operations)
             _say(f"{world} ranks are done")
+    return summary(rows, load, quick=quick)
+
+
+def summary(rows: Sequence[Row], load: float | None, *, quick: bool) -> dict[str, Any]:
+    """What the bench returns about rows that `exchange_rows` gave."""
     machine = describe_machine()
     link = _link(rows, machine["cores"])
     return {
@@ -106,8 +114,9 @@ def _beside(row: Row, link: Link | None) -> Row:
     planned = {
         "all_reduce": model.all_reduce,
         "gather_to_one": model.gather_to_one,
-        "reduce_scatter": model.reduce_scatter,
+        "reduce_scatter_direct": model.reduce_scatter,
         "all_gather": model.all_gather,
+        "all_gather_direct": model.all_gather,
         "all_to_all": model.all_to_all,
     }.get(op)
     return {

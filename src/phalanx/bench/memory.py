@@ -19,7 +19,7 @@ from phalanx.models import open_model
 from phalanx.parallel import ParallelConfig
 from phalanx.train import RunConfig
 
-_STEPS = 3
+_STEPS = 2
 _LAYOUTS: tuple[dict[str, Any], ...] = (
     {},
     {"dp": 2},

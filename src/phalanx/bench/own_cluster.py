@@ -53,7 +53,7 @@ def probe_machine(host: RankHost, run: RunConfig, cache: Path) -> Probe:
     spec = TrainingSpec(arm="", run=run, cache=str(cache.resolve()))
     with host.crew("probe", "probe", cores, {"spec": spec.model_dump_json()}) as crew:
         answers = crew.ask(rows=list(_ROWS))
-    rows = exchange_rows(host, 2, _LINK_SIZES, ("all_reduce", "reduce_scatter"))
+    rows = exchange_rows(host, 2, _LINK_SIZES, ("all_reduce", "reduce_scatter_direct"))
     timed, update = [answer["timed"] for answer in answers], [answer["update"] for answer in answers]
     return Probe(timed, update, rows, core_flops(cores))
 
@@ -136,5 +136,5 @@ def _link(rows: Sequence[Mapping[str, Any]], clock: Clock) -> Link:
         rows = [{**row, "seconds": row["cpu_s"] / row["ranks"]} for row in rows]
     link = fit(rows)
     sums = {row["bytes"]: row["seconds"] for row in rows if row["op"] == "all_reduce"}
-    shares = [2 * row["seconds"] / sums[row["bytes"]] for row in rows if row["op"] == "reduce_scatter"]
+    shares = [2 * row["seconds"] / sums[row["bytes"]] for row in rows if row["op"] == "reduce_scatter_direct"]
     return link.model_copy(update={"scatter_work": statistics.median(shares)})

@@ -26,7 +26,7 @@ from phalanx.train import RunConfig
 PROTOCOL = 1
 """To be raised when a figure comes to mean something else; the commit is in every key as well."""
 PRELOADED = ("phalanx.bench.rank_training", "phalanx.bench.rank_probe", "transformers.models.gpt2.modeling_gpt2")
-_TURN_STEPS, _ALONE_STEPS = 4, 2
+_TURN_STEPS, _ALONE_STEPS = 4, 1
 
 Row = dict[str, Any]
 
@@ -105,8 +105,9 @@ class _Field:
         source = open_model(self._run.model, self._cache / "models", self._run.train.seed)
         prepare(self._run.data, self._cache / "data", self._run.train.seed, source.tokenizer_path, lambda *_: None)
         with RankHost(self._directory / "ranks", PRELOADED) as host:
+            probe = None if all(shift.memory for shift in shifts) else probe_machine(host, self._run, self._cache)
             for number, shift in enumerate(shifts, start=1):
-                found = self._memory(host, shift) if shift.memory else self._shift(host, shift)
+                found = self._memory(host, shift) if shift.memory or probe is None else self._shift(host, shift, probe)
                 self._finished.add(shift, found)
                 _say(f"{number} of {len(shifts)}: {shift.name}{', memory' * shift.memory} is done")
 
@@ -125,9 +126,8 @@ class _Field:
                     raise
         return {"memory": found}
 
-    def _shift(self, host: RankHost, shift: Shift) -> Row:
-        load, probe = load_average(), probe_machine(host, self._run, self._cache)
-        is_first = shift.name == SHIFTS[0].name
+    def _shift(self, host: RankHost, shift: Shift, probe: Probe) -> Row:
+        load, is_first = load_average(), shift.name == SHIFTS[0].name
         specs = [
             ArmSpec(ALONE, ParallelConfig(), _TURN_STEPS if is_first else _ALONE_STEPS),
             *(ArmSpec(ENGINE, config, _TURN_STEPS) for config in shift.configs()),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
@@ -135,10 +136,10 @@ class TorchFsdp(Copies):
     """torch's FSDP2 over blocks and what lies around them; gradients are shared after every microbatch."""
 
     def __init__(self, setting: Setting, *, reshard: bool) -> None:
-        model = whole_model(setting.source)
+        model, mesh = whole_model(setting.source), init_device_mesh("cpu", (setting.place.world,))
         for block in blocks_of(model):
-            fully_shard(block, reshard_after_forward=reshard)
-        fully_shard(model, reshard_after_forward=reshard)
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
         groups = decay_groups(model.parameters(), setting.run.optimizer)
         super().__init__(setting, model, torch.optim.AdamW(groups, **adamw_options(setting.run.optimizer)))
         self._reshard = reshard

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.bench.rank_host import Act
-from phalanx.parallel import Place, join
+from phalanx.errors import TrainingError
+from phalanx.parallel import Place, direct, join
 from phalanx.parallel.meeting import own_device
 
 _BYTES_PER_NUMBER = 4
@@ -84,6 +85,25 @@ def _all_gather(count: int) -> Exchange:
     whole = _numbers(count)
     part = whole.new_ones(len(whole) // dist.get_world_size())
     return lambda: _forget(dist.all_gather_into_tensor(whole, part))
+
+
+def _direct_scatter(count: int) -> Exchange:
+    x = _numbers(count)
+    part = x.new_empty(len(x) // dist.get_world_size())
+    return lambda: direct.scatter_sum(part, x, _everybody())
+
+
+def _direct_gather(count: int) -> Exchange:
+    whole = _numbers(count)
+    part = whole.new_ones(len(whole) // dist.get_world_size())
+    return lambda: direct.gather(whole, part, _everybody())
+
+
+def _everybody() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    if group is None:
+        raise TrainingError("bench: the ranks have not met")
+    return group
 
 
 def _all_to_all(count: int) -> Exchange:
@@ -164,6 +184,27 @@ def _swap(mine: Tensor, theirs: Tensor, peer: int) -> None:
         _wait(work)
 
 
+def _all_reduce_direct(count: int) -> Exchange:
+    x = _numbers(count)
+    return lambda: _forget(direct.summed(x, _everybody()))
+
+
+def _sum_by_parts(x: Tensor) -> Exchange:
+    """Sums scattered, then gathered."""
+    part = x.new_empty(len(x) // dist.get_world_size())
+
+    def run() -> None:
+        direct.scatter_sum(part, x, _everybody())
+        direct.gather(x, part, _everybody())
+
+    return run
+
+
+def _sum_at_once(x: Tensor) -> Exchange:
+    """The engine's sum of a tensor that autograd keeps."""
+    return lambda: _forget(x.copy_(direct.summed(x, _everybody())))
+
+
 def _wait(work: Any) -> None:
     work.wait()
 
@@ -176,15 +217,20 @@ def _forget(result: object) -> None:
 SUMS: dict[str, Callable[[Tensor], Exchange]] = {
     "all_reduce_halving_doubling": _sum_by_halves,
     "gather_to_one": _sum_at_one,
+    "direct parts": _sum_by_parts,
+    "all_reduce_direct": _sum_at_once,
 }
 """All-reduces of our own; the tensor must be divisible by the ranks, for halves a power of two."""
 
 OPERATIONS: dict[str, Callable[[int], Exchange]] = {
     "all_reduce": _all_reduce,
     "all_reduce_halving_doubling": _halving_doubling,
+    "all_reduce_direct": _all_reduce_direct,
     "gather_to_one": _gather_to_one,
     "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_direct": _direct_scatter,
     "all_gather": _all_gather,
+    "all_gather_direct": _direct_gather,
     "all_to_all": _all_to_all,
     "broadcast": _broadcast,
     "send": _send,

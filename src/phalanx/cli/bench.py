@@ -16,6 +16,9 @@ def bench(
     finished: Annotated[bool, typer.Option("--finished", help="Measure nothing; show what is finished.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page; with collectives.")
+    ] = None,
 ) -> None:
     """Run one bench and print its rows."""
     from phalanx.bench import BENCHES, KEEPING_ROWS
@@ -24,9 +27,15 @@ def bench(
         raise ConfigError(f"bench: unknown name {name!r}; choices: {', '.join(sorted(BENCHES))}")
     if finished and name not in KEEPING_ROWS:
         raise ConfigError(f"bench: {name} keeps no rows; leave --finished out, or choose {', '.join(KEEPING_ROWS)}")
+    if html is not None and name != "collectives":
+        raise ConfigError(f"bench: {name} has no page; leave --html out")
     result = KEEPING_ROWS[name](quick, True) if finished else BENCHES[name](quick)
     if out is not None:
         write_json(out, result)
+    if html is not None:
+        from phalanx.report.exchange_page import write_exchanges
+
+        write_exchanges(html, result)
     if as_json:
         typer.echo(json.dumps(result, allow_nan=False))
         return

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.parallel.compress import compress_gradients
 from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
+from phalanx.parallel.direct import DirectGather, DirectScatter
 from phalanx.parallel.mesh import Domain
 from phalanx.parallel.part import StagePart
 
@@ -48,9 +49,11 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
     on_gpu = domain.device.type == "cuda"
     policy = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
     reshard = config.zero > SHARED_GRADIENTS
-    for block in part.stage.own_blocks:
-        fully_shard(block, mesh=domain.copy_mesh, reshard_after_forward=reshard, offload_policy=policy)
-    fully_shard(part, mesh=domain.copy_mesh, reshard_after_forward=reshard, offload_policy=policy)
+    for module in (*part.stage.own_blocks, part):
+        fully_shard(module, mesh=domain.copy_mesh, reshard_after_forward=reshard, offload_policy=policy)
+        if isinstance(module, FSDPModule) and domain.device.type == "cpu":
+            module.set_custom_all_gather(DirectGather())  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(DirectScatter())  # type: ignore[arg-type]
     return part
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from phalanx.parallel import direct
+
 Group = dist.ProcessGroup
 
 
@@ -55,13 +57,13 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _summed(gradient, ctx.group), None
+        return direct.summed(gradient, ctx.group), None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return _summed(x, group)
+        return direct.summed(x, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -124,24 +126,17 @@ class _Swap(torch.autograd.Function):
         return _swapped(gradient, ctx.group), None
 
 
-def _summed(x: Tensor, group: Group) -> Tensor:
-    # autograd, and whoever recomputes, may still need the tensor that came in
-    total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
-
-
 def _joined(x: Tensor, dim: int, group: Group) -> Tensor:
     first = x.movedim(dim, 0).contiguous()
     whole = first.new_empty((first.shape[0] * group.size(), *first.shape[1:]))
-    dist.all_gather_into_tensor(whole, first, group=group)
+    direct.gather(whole, first, group)
     return whole.movedim(0, dim).contiguous()
 
 
 def _summed_slice(x: Tensor, dim: int, group: Group) -> Tensor:
     first = x.movedim(dim, 0).contiguous()
     part = first.new_empty((first.shape[0] // group.size(), *first.shape[1:]))
-    dist.reduce_scatter_tensor(part, first, group=group)
+    direct.scatter_sum(part, first, group)
     return part.movedim(0, dim).contiguous()
 
 

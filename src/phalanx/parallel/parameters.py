@@ -83,13 +83,13 @@ def settle_gradients(held: Sequence[Held], domain: Domain) -> None:
 
 
 def counted_gradients(held: Sequence[Held], domain: Domain) -> Iterator[tuple[str, Tensor]]:
-    """Slices of an island's whole gradient; over its ranks each number of it occurs once."""
-    for one in held:
+    """Slices of an island's whole gradient; over its ranks each number of it occurs once, and copies take turns."""
+    for number, one in enumerate(held):
         gradient = one.parameter.grad
         if gradient is None or one.is_second:
             continue
         shares = isinstance(one.parameter, DTensor)
-        alone_among_copies = domain.replica == 0 if shares else domain.partner == 0
+        alone_among_copies = domain.replica == 0 if shares else number % domain.config.partners == domain.partner
         alone_among_tensors = one.split is not None or domain.tp == 0
         if alone_among_copies and alone_among_tensors:
             yield one.name, local(gradient)

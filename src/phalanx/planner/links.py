@@ -18,8 +18,7 @@ class Link(StrictModel):
     Attributes:
         latency_s: From sending nothing to having received it.
         bytes_per_s: Of one rank in one direction, while all ranks send.
-        scatter_work: What a reduce-scatter takes, in those of a ring; 2 where it is done by a whole all-reduce, as
-            gloo does.
+        scatter_work: What a reduce-scatter takes, in those of a ring; 2 where it is done by a whole all-reduce.
     """
 
     latency_s: float = Field(ge=0)
@@ -55,7 +54,8 @@ def fit_machine(rows: Iterable[Any], cores: int | None, where: str = "probe") ->
     """Fit the link between ranks that have a core each.
 
     Args:
-        rows: Of ``all_reduce`` for latency and bandwidth, and of ``reduce_scatter`` for its work, where there are any.
+        rows: Of ``all_reduce`` for latency and bandwidth, and of ``reduce_scatter_direct``, which the engine takes on
+            CPUs, or else ``reduce_scatter`` for its work, where there are any.
         cores: Of the machine; rows of more ranks than that measure waiting for a core and are left out, unless there
             are no others. None uses all.
         where: For messages.
@@ -67,7 +67,9 @@ def fit_machine(rows: Iterable[Any], cores: int | None, where: str = "probe") ->
     alone = [row for row in given if cores is None or not isinstance(row.get("ranks"), int) or row["ranks"] <= cores]
     used = alone if any(row.get("op") == "all_reduce" for row in alone) else given
     link = fit(used, where)
-    scatters = [_point(row, where) for row in used if row.get("op") == "reduce_scatter"]
+    ops = {row.get("op") for row in used}
+    op = "reduce_scatter_direct" if "reduce_scatter_direct" in ops else "reduce_scatter"
+    scatters = [_point(row, where) for row in used if row.get("op") == op]
     if not scatters:
         return link
     # a reduce-scatter has half the rounds and half the traffic of an all-reduce

@@ -74,9 +74,9 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         Moment(share.kept + working, held_around + 2 * fetched + (head if shares else 0) + (0 if shares else added)),
         Moment(
             max(0, share.kept - one) + working,
-            held_around + 2 * fetched + (head + 2 * block + block // layout.shards if shares else added),
+            held_around + 2 * fetched + (head + 2 * block if shares else added),
         ),
-        Moment(0, held_around + (2 * around + around // layout.shards if shares else head)),
+        Moment(0, held_around + (2 * around if shares else head)),
     ]
     worst = max(moments, key=lambda moment: moment.total)
     return Moment(worst.activations, worst.buffers + lasting)

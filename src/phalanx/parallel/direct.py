@@ -1,0 +1,117 @@
+"""Parts between ranks on CPUs, sent straight to where they belong.
+
+gloo gathers by way of a buffer of its own, and scatters sums by an all-reduce of a copy of everything. Here each rank
+sends each other one its part: (n - 1) / n of the bytes, once, and nothing is copied. On other devices the library's own
+collectives are taken.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+Group = dist.ProcessGroup
+
+_PAIR = 2
+
+
+def gather(whole: Tensor, part: Tensor, group: Group) -> None:
+    """Fill a tensor with the parts of all ranks.
+
+    Args:
+        whole: Contiguous, as many equal parts along dimension 0 as there are ranks.
+        part: This rank's, contiguous; it may already lie in its place.
+        group: The ranks; all of them call this together.
+    """
+    if whole.device.type != "cpu":
+        dist.all_gather_into_tensor(whole, part, group=group)
+        return
+    places = whole.chunk(group.size())
+    own = places[group.rank()]
+    if own.data_ptr() != part.data_ptr():
+        own.copy_(part)
+    _wait(_exchange([own] * group.size(), places, group))
+
+
+def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
+    """Fill a tensor with this rank's part of the sum over all ranks.
+
+    Args:
+        part: Contiguous.
+        whole: What is summed, contiguous; equal parts along dimension 0.
+        group: The ranks; all of them call this together.
+    """
+    if whole.device.type != "cpu":
+        dist.reduce_scatter_tensor(part, whole, group=group)
+        return
+    parts = whole.chunk(group.size())
+    came = [torch.empty_like(part) for _ in parts[1:]]
+    places = [*came[: group.rank()], part, *came[group.rank() :]]
+    works = _exchange(parts, places, group)
+    part.copy_(parts[group.rank()])
+    _wait(works)
+    for one in came:
+        part.add_(one)
+
+
+def summed(x: Tensor, group: Group) -> Tensor:
+    """The sum over all ranks as a new tensor, the same bits on each of them; all of them call this together."""
+    # autograd, and whoever recomputes, may still need the tensor that came in
+    if x.device.type != "cpu" or group.size() != _PAIR:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+    # between two, one exchange of the whole takes as many bytes as a ring and half of its rounds
+    mine = x.contiguous()
+    theirs = torch.empty_like(mine)
+    _wait(_exchange([mine, mine], [theirs, theirs], group))
+    return theirs.add_(mine)
+
+
+class DirectGather:
+    """`gather` as FSDP2 calls it."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for what is gathered."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Group, async_op: bool = False) -> None:
+        """Gather; it is done when this returns."""
+        del async_op
+        gather(output_tensor, input_tensor, group)
+
+
+class DirectScatter:
+    """`scatter_sum` as FSDP2 calls it."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for what is summed."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Group, op: Any, async_op: bool = False
+    ) -> None:
+        """Sum or average, and scatter; it is done when this returns."""
+        del async_op
+        scatter_sum(output_tensor, input_tensor, group)
+        if op == dist.ReduceOp.AVG:
+            output_tensor.div_(group.size())
+
+
+def _exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) -> list[Any]:
+    """Begin to send each other rank its tensor, and to receive into the places of what others send."""
+    rank, world = group.rank(), group.size()
+    works: list[Any] = []
+    # nobody is sent to by all at once
+    for distance in range(1, world):
+        ahead, behind = (rank + distance) % world, (rank - distance) % world
+        works.append(dist.irecv(places[behind], group=group, group_src=behind))
+        works.append(dist.isend(sent[ahead], group=group, group_dst=ahead))
+    return works
+
+
+def _wait(works: Sequence[Any]) -> None:
+    for work in works:
+        work.wait()

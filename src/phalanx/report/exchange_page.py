@@ -1,0 +1,85 @@
+"""What exchanges between ranks took, as one page: an all-reduce against gathering at one rank, over ranks and sizes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.report.figures import amount, number, size, words
+from phalanx.report.markup import Markup, element
+from phalanx.report.shell import section, shell, write_page
+from phalanx.report.svg import Frame, Scale, Shape, axes, legend, line, mark, picture
+from phalanx.report.tables import table
+
+_SUMS: Mapping[str, tuple[str, int, Shape]] = {
+    "all_reduce": ("all-reduce on a ring", 0, "dot"),
+    "all_reduce_halving_doubling": ("by halving and doubling", 2, "square"),
+    "gather_to_one": ("gather to one rank", 5, "triangle"),
+}
+_PICTURES = 2
+_HEADS = ("Exchange", "Ranks", "Bytes", "Milliseconds", "CPU, milliseconds", "Over the bound")
+
+Row = Mapping[str, Any]
+
+
+def write_exchanges(path: Path, result: Mapping[str, Any]) -> Path:
+    """Write what ``phalanx bench collectives`` has measured as one self-contained page.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    return write_page(path, render_exchanges(result))
+
+
+def render_exchanges(result: Mapping[str, Any]) -> str:
+    """Return the whole page."""
+    rows = [row for row in result["rows"] if number(row["seconds"]) is not None]
+    sizes = sorted({row["bytes"] for row in rows}, reverse=True)[:_PICTURES]
+    machine = result["machine"]
+    head = element(
+        "header",
+        {},
+        element("p", {"class": "run"}, f"Measured on {words(machine.get('cpu'), 80)}, {machine.get('cores')} cores"),
+        element("h1", {}, "Exchanges between ranks"),
+    )
+    remark = (
+        "Time until every rank has the sum. The dashed line is what bandwidth alone allows: every rank must send "
+        "2 (n - 1) / n of the bytes. Ranks that outnumber the cores also wait for a core."
+    )
+    drawn = [section(f"The sum of {size(of)} of each", remark, exchange_chart(rows, of)) for of in sizes]
+    cells = [
+        (
+            words(row["op"], 40),
+            amount(row["ranks"]),
+            size(row["bytes"]),
+            amount(1e3 * row["seconds"]),
+            amount(1e3 * row["cpu_s"]),
+            amount(row["over_bound"], 3),
+        )
+        for row in rows
+    ]
+    return shell("Exchanges between ranks", [head, *drawn, section("All of them", "", table(_HEADS, cells))])
+
+
+def exchange_chart(rows: Sequence[Row], of: int) -> Markup:
+    """Draw milliseconds of the sums of one size over ranks, beside the bound.
+
+    Args:
+        rows: Of the bench.
+        of: Bytes.
+    """
+    shown = [row for row in rows if row["bytes"] == of and row["op"] in _SUMS]
+    bound = sorted({(row["ranks"], 1e3 * row["bound_s"]) for row in shown if row["bound_s"] is not None})
+    frame = Frame(height=260.0)
+    highest = max((1e3 * row["seconds"] for row in shown), default=1.0)
+    ranks = [row["ranks"] for row in shown] or [1]
+    x, y = Scale(min(ranks), max(ranks), frame.x_range), Scale(0.0, 1.1 * highest, frame.y_range)
+    parts = [axes(frame, x, y, "ranks", "milliseconds"), line(bound, x, y, "held ksoft")]
+    items: list[tuple[Shape, str, str]] = []
+    for op, (name, colour, shape) in _SUMS.items():
+        points = sorted((row["ranks"], 1e3 * row["seconds"]) for row in shown if row["op"] == op)
+        css = f"k{colour} f{colour}"
+        parts.append(line(points, x, y, f"curve k{colour}"))
+        parts += [mark(shape, x(at), y(value), css, f"{name}, {at} ranks: {value:.3g} ms") for at, value in points]
+        items += [(shape, css, name)] if points else []
+    items.append(("dash", "ksoft", "bound by bandwidth"))
+    return picture(frame, f"Milliseconds to sum {size(of)} over ranks", *parts, legend(frame, items))
