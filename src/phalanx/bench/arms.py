@@ -13,7 +13,7 @@ from phalanx.parallel import Member
 from phalanx.parallel.meeting import own_device
 from phalanx.parallel.mesh import open_domain
 from phalanx.train import step_inputs
-from phalanx.train.domain import recipe_of
+from phalanx.train.domain import recipe_of, section_of
 
 __all__ = ["ARMS", "PEERS", "Arm", "Setting"]
 
@@ -34,7 +34,7 @@ class EngineArm:
     """A rank of engine `parallel`."""
 
     def __init__(self, setting: Setting) -> None:
-        recipe = recipe_of(setting.run)
+        recipe = recipe_of(setting.run, section_of(setting.run))
         domain = open_domain(recipe.parallel, own_device("cpu", setting.place))
         self._member = Member(recipe, setting.source, domain)
 

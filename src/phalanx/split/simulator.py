@@ -23,7 +23,7 @@ from phalanx.split.kinds import Kinds, What
 from phalanx.split.link import REFUSALS, Link, PlainLink
 from phalanx.split.measure import measure_code, policy_of
 from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
-from phalanx.split.parts import FrontPart, build_back
+from phalanx.split.parts import Front, FrontPart, build_back
 from phalanx.split.task import NextToken, Task
 from phalanx.split.trainer import BackTrainer
 
@@ -132,6 +132,7 @@ class SplitSimulator:
         task: What the back part learns; next tokens when left out.
         host: Whoever carries the frames; honest when left out. May be exchanged between steps.
         attester: Speaks for the enclave; of the simulated tier when left out.
+        front: Of all clients; when left out, the model's own, as the scene cuts it.
 
     Attributes:
         enclave: The inside.
@@ -144,12 +145,17 @@ class SplitSimulator:
     """
 
     def __init__(
-        self, scene: Scene, task: Task | None = None, host: Host = honest_host, attester: Attester | None = None
+        self,
+        scene: Scene,
+        task: Task | None = None,
+        host: Host = honest_host,
+        attester: Attester | None = None,
+        front: Front | None = None,
     ) -> None:
         split, task = scene.split, task or NextToken()
         self.host, self.bytes_crossed = host, 0
         self._scene, self._attester = scene, attester
-        self.front = FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
+        self.front: Front = front or FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
         back = build_back(scene.source, split.cut, adapter=scene.adapter, attention=scene.attention, seed=scene.seed)
         trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
         self._kinds = Kinds(scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape)

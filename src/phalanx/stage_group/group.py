@@ -136,7 +136,7 @@ def check_plan(plan: StepPlan, ranks: int) -> None:
         ConfigError: Says why.
     """
     batch = plan.microbatch_size * plan.microbatches
-    load = Workload(batch, plan.microbatches, plan.sequence_length, plan.attention)
+    load = Workload(batch, plan.microbatches, plan.sequence_length)
     check_layout(ParallelConfig(tp=ranks), plan.hub_config, load)
     if plan.adapter is not None:
         raise ConfigError(f"tensor_parallel = {ranks}: adapters are not cut yet; set it to 1 or train whole stages")

@@ -38,7 +38,7 @@ class Share:
     def __init__(self, plan: StepPlan, stage: int, domain: Domain) -> None:
         copy = StageCopy.empty(plan, stage, has_moments=False)
         self._domain = domain
-        part = SlicedStage(copy.module, domain, bf16=False)
+        part = SlicedStage(copy.module, domain)
         self._held = held_parameters(part, domain)
         self._runner = StageRunner(
             cast("StageModule", part),  # it has all that a runner calls

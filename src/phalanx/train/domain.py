@@ -15,7 +15,7 @@ from phalanx.checkpoint import Certified, Checkpoint, Shard
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError
-from phalanx.models import ModelSource, open_model, stage_table, weights_digest
+from phalanx.models import LoraConfig, ModelSource, open_model, stage_table, weights_digest
 from phalanx.parallel import (
     Lead,
     LocalRanks,
@@ -59,7 +59,7 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig) -> Recipe:
         seed=run.train.seed,
         attention=run.model.attention,
         precision=run.train.precision,
-        adapter=run.model.adapter,
+        adapter=_lora(run),
     )
 
 
@@ -75,7 +75,7 @@ def play_rank(run: RunConfig, models: Path) -> None:
 
     A process that the layout has no rank for stands by until the run is over.
     """
-    config, place = _section(run), find_place(os.environ)
+    config, place = section_of(run), find_place(os.environ)
     if place is None:
         raise ConfigError("parallel: nobody gave this process a rank; use torchrun or `phalanx launch`")
     source = open_model(run.model, models, run.train.seed)
@@ -98,7 +98,7 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     Raises:
         ConfigError: The layout cannot work.
     """
-    config = _section(run)
+    config = section_of(run)
     check_layout(config, source.hub_config_dict, _load(run))
     table = Table(title=f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches")
     for name in ("stage", "layers", "parameters", "pipeline rank"):
@@ -117,8 +117,8 @@ class DomainSession(Session):
         run, home = self.config, self.home
         source = open_model(run.model, home.cache / "models", run.train.seed)
         place = find_place(os.environ)
-        world = (self.ranks or _section(run).world) if place is None else place.world
-        parallel = fitted(_section(run), world, source.hub_config_dict, _load(run))
+        world = (self.ranks or section_of(run).world) if place is None else place.world
+        parallel = fitted(section_of(run), world, source.hub_config_dict, _load(run))
         self.figures.world = parallel.figures
         corpus = self._corpus(source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
@@ -202,10 +202,22 @@ class DomainSession(Session):
         recorder.observe("run_completed", {"final_weights_digest": self.figures.final_weights_digest})
 
 
-def _section(run: RunConfig) -> ParallelConfig:
+def section_of(run: RunConfig) -> ParallelConfig:
+    """The section ``[parallel]`` of a run that has one.
+
+    Raises:
+        ConfigError: It has none.
+    """
     if run.parallel is None:
         raise ConfigError("parallel: the run file has no such section")
     return run.parallel
+
+
+def _lora(run: RunConfig) -> LoraConfig | None:
+    adapter = run.model.adapter
+    if adapter is None or isinstance(adapter, LoraConfig):
+        return adapter
+    raise ConfigError(f'model.adapter.kind = "{adapter.kind}": the ranks of a domain train "lora" only')
 
 
 def _load(run: RunConfig) -> Workload:
@@ -213,7 +225,7 @@ def _load(run: RunConfig) -> Workload:
         run.train.batch_size,
         run.train.microbatches,
         run.data.sequence_length,
-        adapted=None if run.model.adapter is None else run.model.adapter.targets,
+        adapted=None if (lora := _lora(run)) is None else lora.targets,
         optimizer=run.optimizer.kind,
         device=run.train.device,
     )
@@ -223,7 +235,7 @@ def _joined(
     run: RunConfig, place: Place, device: torch.device, ranks: LocalRanks | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """Be one of the ranks, by the rules of the run file."""
-    config = _section(run)
+    config = section_of(run)
     return join(
         place,
         device,
