@@ -1,6 +1,5 @@
 """An honest program in a sandbox: answers over the socket that it was given, reads and writes where it may."""
 
-import os
 import socket
 import sys
 import tempfile
@@ -19,8 +18,7 @@ def main(mode: str, *arguments: str) -> None:
         sys.exit(int(np.arange(4).sum()))
     elif mode == "scratch":
         with tempfile.NamedTemporaryFile() as file:
-            file.write(b"secret")
-            sys.exit(file.name.startswith(os.environ["HOME"]) - 1)
+            sys.stdout.write(file.name)
     elif mode == "exit":
         sys.exit(int(arguments[0]))
 

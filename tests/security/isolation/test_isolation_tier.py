@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,13 +64,24 @@ def test_what_may_be_read_may_not_be_written(tmp_path, capfd):
 
 
 @works
-def test_temporary_files_lie_in_memory_that_is_gone_afterwards(tmp_path):
-    program = Program("isolation_guest", ("scratch",), environment={"TMPDIR": str(tmp_path)})
-
-    with start_isolated(program, Sandbox()) as running:
+def test_temporary_files_lie_in_memory_that_is_gone_afterwards(capfd):
+    with start_isolated(Program("isolation_guest", ("scratch",)), Sandbox()) as running:
         assert running.wait(60) == 0
 
-    assert list(tmp_path.iterdir()) == []
+    made = Path(capfd.readouterr().out)
+    assert made.name.startswith("tmp")
+    assert made.parent.name.startswith("phalanx-sandbox-")
+    assert not made.parent.exists()
+
+
+@works
+def test_a_directory_for_temporary_files_can_be_named(tmp_path, capfd):
+    program = Program("isolation_guest", ("scratch",), environment={"TMPDIR": str(tmp_path)})
+
+    with start_isolated(program, Sandbox(writable=(str(tmp_path),))) as running:
+        assert running.wait(60) == 0
+
+    assert Path(capfd.readouterr().out).parent == tmp_path
 
 
 @works

@@ -62,6 +62,7 @@ class BareTpm:
                 "--server", f"type=unixio,path={socket}", "--ctrl", f"type=unixio,path={socket}.ctrl",
                 "--flags", "not-need-init,startup-clear",
             ],
+            stderr=subprocess.DEVNULL,
         )  # fmt: skip
         limit = time.monotonic() + 60
         while not socket.exists():

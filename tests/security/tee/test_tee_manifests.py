@@ -5,11 +5,14 @@ from datetime import UTC, datetime
 
 import pytest
 from authority import Form, issue, p384
+from hypothesis import given
+from hypothesis import strategies as st
 from nvidia import BLOCKS, Nvidia
 from nvidia_manifests import DRIVER, FIRMWARE, Signer, document, measured, resource
 from published import VECTORS
 from refusals import refusal
 
+from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.chain import Trust
 from phalanx.security.tee.nv_manifest import read_manifest
 from phalanx.security.tee.policy import _packaged
@@ -208,6 +211,17 @@ def test_a_signed_document_that_is_wrapped_into_another_is_refused(signer):
 )
 def test_xml_that_two_readers_could_see_differently_is_refused(text):
     assert refusal(lambda: parse_xml(text.encode(), "test")) == "malformed"
+
+
+@given(st.one_of(st.binary(max_size=200), st.text(alphabet="<>/a:=\"' &;#x!?-[]\n\0", max_size=80).map(str.encode)))
+def test_any_bytes_at_all_are_a_document_or_refused(data):
+    try:
+        root = parse_xml(data, "test")
+    except RefusedEvidenceError as exc:
+        assert exc.reason == "malformed"
+    else:
+        # what was read is written in one form, which is read as the same
+        assert canonical(parse_xml(canonical(root), "test")) == canonical(root)
 
 
 @pytest.mark.parametrize(

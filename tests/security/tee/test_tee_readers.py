@@ -5,6 +5,7 @@ The hardware path itself is not tested here: no machine of these kinds was at ha
 
 import shutil
 import struct
+import sys
 import uuid
 from types import SimpleNamespace
 
@@ -237,9 +238,18 @@ def test_a_gpus_report_comes_out_of_the_driver_and_passes(binding):
     case, calls = Nvidia().case(binding), []
 
     evidence = NvmlAttester(nvml=driver(case, calls)).evidence(binding)
+    with_manifests = NvmlAttester(0, {"driver_rim": b"..."}, driver(case, [])).evidence(binding)
 
     assert appraise(evidence, case.policy, binding, case.now).claims.kind == "nv-gpu"
+    assert set(with_manifests.endorsements) == {"chain", "driver_rim"}
     assert calls == ["init", "handle", "report", "certificate", "shutdown"]
+
+
+def test_without_nvidias_bindings_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    with pytest.raises(NoEvidenceError, match=r"phalanx-train\[nvidia\]"):
+        NvmlAttester()
 
 
 def test_a_gpu_outside_of_confidential_mode_is_named_and_the_driver_let_go(binding):

@@ -1,8 +1,11 @@
 """The way to a TPM: addresses, answers that are none, and a TPM that goes away."""
 
+import contextlib
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phalanx.errors import TpmError
 from phalanx.security.tee import TpmDevice, open_tpm, tpm_device
@@ -18,6 +21,8 @@ class Says:
         self.answers = list(answers)
 
     def exchange(self, command: bytes) -> bytes:
+        if not self.answers:
+            raise TpmError("nothing more to say")
         return self.answers.pop(0)
 
     def close(self) -> None:
@@ -47,6 +52,15 @@ def test_nobody_at_an_address_is_said(tmp_path):
 def test_an_answer_that_is_none_is_refused(data):
     with pytest.raises(TpmError):
         TpmDevice(Says(data)).manufacturer()
+
+
+@given(st.binary(max_size=120))
+def test_whatever_a_tpm_says_is_an_answer_or_an_error_of_ours(data):
+    device = TpmDevice(Says(*[answer(data, tag=tag) for tag in (0x8001, 0x8002)] * 3))
+    for ask in (device.manufacturer, lambda: device.read_pcrs((0, 7)), lambda: device.read_memory(1)):
+        for _ in range(2):
+            with contextlib.suppress(TpmError):
+                ask()
 
 
 def test_a_refusal_carries_the_code_of_the_tpm():

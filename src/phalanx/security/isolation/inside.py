@@ -34,7 +34,9 @@ def main(order: Order) -> None:
     if os.getppid() != order.starter:
         # it ended before this line, and its number may be somebody else's by now
         sys.exit(REFUSED_TO_RUN)
-    own, seccomp, scratch = os.pidfd_open(os.getpid()), load_library(), tempfile.mkdtemp(prefix="phalanx-sandbox-")
+    own, seccomp = os.pidfd_open(os.getpid()), load_library()
+    # where the caller has named a directory for temporary files, that is the one
+    scratch = None if "TMPDIR" in os.environ else tempfile.mkdtemp(prefix="phalanx-sandbox-")
     namespaces = enter_namespaces()
     become_unreadable()
     child = os.fork()
@@ -42,7 +44,8 @@ def main(order: Order) -> None:
         _write(order.report_fd, {"pid": child})
         _keep_only(starter)
         code = _watch(child, starter)
-        remove_scratch(scratch)
+        if scratch is not None:
+            remove_scratch(scratch)
         os._exit(code)
     findings = _confine(order, own, seccomp, namespaces, scratch)
     if IsolationReport(findings).missing(order.sandbox.required):
@@ -50,11 +53,11 @@ def main(order: Order) -> None:
     _run(order)
 
 
-def _confine(order: Order, parent: int, seccomp: Any, namespaces: Finding, scratch: str) -> tuple[Finding, ...]:
+def _confine(order: Order, parent: int, seccomp: Any, namespaces: Finding, scratch: str | None) -> tuple[Finding, ...]:
     """Close everything around this process, and report; the order matters: each step needs what later ones close."""
     dies, unreadable = die_with(parent), find_unreadable()
     shows_own = namespaces.holds and mount_own_processes()
-    writable = (*order.sandbox.writable, *_own_scratch(scratch, shows_own))
+    writable = (*order.sandbox.writable, *(_own_scratch(scratch) if shows_own and scratch else ()))
     found = [namespaces, dies, unreadable, find_secret_memory(), keep_from_swap(), *give_up_rights()]
     _keep_only(order.report_fd, *order.program.inherited)
     found.append(restrict_files(order.sandbox.readable, writable, python_needs(with_processes=shows_own)))
@@ -65,9 +68,9 @@ def _confine(order: Order, parent: int, seccomp: Any, namespaces: Finding, scrat
     return report.findings
 
 
-def _own_scratch(path: str, mounts: bool) -> tuple[str, ...]:
-    """Give the program a directory in memory for temporary files, if mounts are its own."""
-    if not mounts or not mount_scratch(path):
+def _own_scratch(path: str) -> tuple[str, ...]:
+    """Give the program a directory in memory for temporary files; only where mounts are its own."""
+    if not mount_scratch(path):
         return ()
     os.environ["TMPDIR"] = tempfile.tempdir = path
     os.environ.setdefault("HOME", path)

@@ -58,7 +58,8 @@ def start_isolated(program: Program, sandbox: Sandbox, timeout_s: float = 30.0) 
     """Start a Python module in a sandbox and return once it is confined.
 
     Standard output and error are the starter's; standard input is empty. What the starter can import the program can,
-    except from the working directory. Temporary files lie in memory of its own, which ``TMPDIR`` and ``HOME`` name.
+    except from the working directory. Temporary files lie in memory of its own, unless the program's
+    environment names a ``TMPDIR``.
 
     Args:
         program: What to run, with the sockets that it keeps.

@@ -65,7 +65,7 @@ def open_attester(
         case "nitro":
             yield NsmAttester(root)
         case "nv-gpu":
-            yield NvmlAttester()
+            yield NvmlAttester(endorsements=endorsements)
         case "tpm":
             with open_tpm(tpm) as device, TpmAttester(device, pcrs, endorsements) as attester:
                 yield attester

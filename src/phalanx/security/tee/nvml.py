@@ -6,6 +6,7 @@ Source: NVIDIA, NVML API reference (confidential computing).
 """
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from phalanx.errors import NoEvidenceError
@@ -18,6 +19,7 @@ class NvmlAttester:
 
     Args:
         index: Number of the GPU.
+        endorsements: What goes along, such as ``driver_rim`` and ``vbios_rim``.
         nvml: The bindings; the installed ones if left out.
 
     Raises:
@@ -26,8 +28,9 @@ class NvmlAttester:
 
     kind = "nv-gpu"
 
-    def __init__(self, index: int = 0, nvml: Any = None) -> None:
-        self._index, self._nvml = index, nvml or _bindings()
+    def __init__(self, index: int = 0, endorsements: Mapping[str, bytes] | None = None, nvml: Any = None) -> None:
+        self._index, self._endorsements = index, dict(endorsements or {})
+        self._nvml = nvml or _bindings()
 
     def evidence(self, binding: Binding) -> Evidence:
         """Have the GPU sign a binding.
@@ -49,7 +52,7 @@ class NvmlAttester:
         return Evidence(
             self.kind,
             bytes(report.attestationReport)[: report.attestationReportSize],
-            {"chain": bytes(chain.attestationCertChain)[: chain.attestationCertChainSize]},
+            {"chain": bytes(chain.attestationCertChain)[: chain.attestationCertChainSize], **self._endorsements},
             binding,
         )
 
