@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from phalanx.cli.app import run
+from phalanx.cli import run
 from phalanx.security.tee import parse_evidence, tls_key_digest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "security" / "tee"))
