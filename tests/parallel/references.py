@@ -14,13 +14,15 @@ from phalanx.optimizers import OptimizerConfig, learning_rate
 
 
 def optimizer_of(case: Case) -> OptimizerConfig:
+    if case.adapted is not None:
+        return OptimizerConfig(
+            kind="sgd", lr=1.0, warmup_steps=3, clip_norm=1e6, weight_decay=0.01, schedule="wsd", decay_share=0.5
+        )
     if case.optimizer == "sgd":
         # nothing is clipped: a wrong scale of the whole gradient would show as well
         return OptimizerConfig(kind="sgd", lr=0.1, warmup_steps=3, clip_norm=1e6, weight_decay=0.01)
     if case.optimizer == "adafactor":
         return OptimizerConfig(kind="adafactor", lr=5e-2, warmup_steps=3, clip_norm=0.5, schedule="linear")
-    if case.adapted is not None:
-        return OptimizerConfig(lr=5e-2, warmup_steps=3, clip_norm=0.5, schedule="wsd", decay_share=0.5)
     return OptimizerConfig(lr=5e-3, warmup_steps=3, clip_norm=0.5)
 
 
