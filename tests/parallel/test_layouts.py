@@ -69,7 +69,8 @@ def check(home, table, case):
     # what is lossy on purpose must differ, or it does nothing
     assert norm <= 1e-4 if case.allowed == 1e-5 else loss > 1e-7
     if not case.loads:
-        assert found[-1][0] < case.falls_to * found[0][0]
+        # two batches take turns
+        assert sum(loss for loss, _ in found[-2:]) < case.falls_to * sum(loss for loss, _ in found[:2])
 
 
 @pytest.mark.parametrize("case", FAST, ids=[case.name for case in FAST])
