@@ -59,6 +59,7 @@ class Case:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     adapted: tuple[str, ...] | None = None
     attention: str = "sdpa"
+    falls_to: float = 0.996
 
     @property
     def world(self) -> int:
@@ -106,8 +107,8 @@ def sgd(family: str = "gpt2", **parallel: Any) -> Case:
 
 
 def adapter(family: str = "gpt2", targets: tuple[str, ...] = (), **parallel: Any) -> Case:
-    """A case that trains adapters alone; its gradient's norm shows a wrong scale."""
-    return Case(parallel, "adamw", family, adapted=targets)
+    """A case that trains adapters alone, which in so few steps move a random model only a little."""
+    return Case(parallel, "sgd", family, adapted=targets, falls_to=0.9999 if family in ("gpt2", "llama") else 0.99999)
 
 
 _JOINED = {"every": 5, "lr": 0.7, "momentum": 0.9}
@@ -126,7 +127,6 @@ FAST = [
     Case({"dp": 4, "zero": 3, "replicas": 2}, "sgd", microbatches=2),
     adapter("llama", dp=2, zero=3),
     sgd(dp=2, pp=2, schedule="zero-bubble"),
-    sgd("llama", dp=2, pp=2, zero=2, schedule="zero-bubble"),
 ]
 
 SLOW = [
@@ -179,7 +179,7 @@ SLOW = [
     adapter(dp=2),
     adapter("opt", dp=2, zero=1),
     adapter("bloom", dp=2, zero=2),
-    adapter("gpt2", ("c_attn", "c_fc", "c_proj"), dp=2, zero=3),
+    adapter("llama", ("v_proj", "o_proj", "down_proj"), dp=2, zero=3),
     adapter(tp=2),
     adapter("llama", ("q_proj", "v_proj", "up_proj"), tp=2, sequence_parallel=True),
     adapter("opt", pp=2),
@@ -191,6 +191,7 @@ SLOW = [
     Case({"pp": 2}, "adafactor", loads="rows"),
     Case({"cp": 2}, "adafactor", "llama"),
     sgd("opt", dp=2, pp=2, zero=1, schedule="zero-bubble"),
+    sgd("llama", dp=2, pp=2, zero=2, schedule="zero-bubble"),
     sgd(pp=2, cp=2, schedule="zero-bubble", activation_checkpointing="full"),
     Case({"cp": 2}, attention="eager"),
     sgd("bloom", cp=2),

@@ -72,7 +72,8 @@ def check(home, table, case):
     # a copy that travels while a step is made is of the moment before that step
     assert result["beside"] is True
     if not case.loads:
-        assert found[-1][0] < 0.996 * found[0][0]
+        # two batches take turns
+        assert sum(loss for loss, _ in found[-2:]) < case.falls_to * sum(loss for loss, _ in found[:2])
 
 
 @pytest.mark.parametrize("case", FAST, ids=[case.name for case in FAST])

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.parallel import stand_in
-from phalanx.parallel.outer import from_bytes, to_bytes
+from phalanx.parallel import OuterConfig, Place, join, stand_in
+from phalanx.parallel.outer import OuterStep, from_bytes, to_bytes
+from phalanx.parallel.parameters import Held
 
 
 @settings(max_examples=25, deadline=None)
@@ -39,6 +40,44 @@ def test_what_rounding_loses_is_sent_in_the_end():
         received += came
 
     assert torch.allclose(received / 100, wanted, atol=1.0 / 127 / 100)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    with join(Place(0, 1, 0, 1, tmp_path / "meeting"), torch.device("cpu"), "00" * 32):
+        yield torch.distributed.group.WORLD
+
+
+@pytest.mark.parametrize("compression", ["none", "int8"])
+def test_an_outer_step_moves_what_is_too_small_for_one_message(alone, compression):
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    held = Held("w", parameter, split=None, is_partial=False, is_second=False, is_tied=False)
+    config = OuterConfig(every=1, lr=1.0, momentum=0.0, compression=compression)
+    outer = OuterStep([held], config, alone)
+
+    for _ in range(50):
+        with torch.no_grad():
+            parameter.add_(torch.tensor([1.0, 0.001]))
+        outer.step()
+
+    # half a unit of a byte is 1 / 254
+    assert parameter.tolist() == pytest.approx([50.0, 0.05], abs=1e-4 if compression == "none" else 0.005)
+
+
+def test_momentum_is_that_of_torchs_nesterov(alone):
+    ours, theirs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    held = Held("w", ours, split=None, is_partial=False, is_second=False, is_tied=False)
+    outer = OuterStep([held], OuterConfig(every=1, lr=0.7, momentum=0.9), alone)
+    reference = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=True)
+
+    for step in range(1, 6):
+        with torch.no_grad():
+            ours.sub_(0.1 * step)
+        theirs.grad = torch.full((3,), 0.1 * step)
+        outer.step()
+        reference.step()
+
+    assert torch.allclose(ours, theirs, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def average_gradients(part: StagePart, domain: Domain) -> None:
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(domain.config.partners)
         dist.all_reduce(flat, group=domain.copies)
-        pieces = flat.split([gradient.numel() for gradient in bucket])
+        pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
         for gradient, piece in zip(bucket, pieces, strict=True):
             gradient.copy_(piece.view_as(gradient))
 

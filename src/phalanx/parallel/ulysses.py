@@ -67,14 +67,19 @@ def _attend_with_bias(
 
     Its linear bias, ``[batch * heads, 1, seq]``, is for all heads that the ranks have together.
     """
-    whole = [_to_heads(x, group) for x in module._reshape(module.query_key_value(hidden))]
+    query, key, value = [_to_heads(x, group) for x in module._reshape(module.query_key_value(hidden))]
     length = alibi.shape[-1]
     # alike for all rows
     heads = alibi.view(hidden.shape[0], -1, 1, length)[:1].chunk(group.size(), 1)[group.rank()]
     future = heads.new_full((length, length), -torch.inf).triu(1)
     dropout = module.attention_dropout.p if module.training else 0.0
     out = functional.scaled_dot_product_attention(
-        *whole, attn_mask=(heads + future).to(whole[0].dtype), dropout_p=dropout, scale=module.inv_norm_factor
+        query,
+        key,
+        value,
+        attn_mask=(heads + future).to(query.dtype),
+        dropout_p=dropout,
+        scale=module.inv_norm_factor,
     )
     joined = module.dense(_to_sequence(out.transpose(1, 2), group).flatten(2))
     return residual + functional.dropout(joined, module.hidden_dropout, module.training), None
