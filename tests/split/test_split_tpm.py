@@ -40,7 +40,7 @@ def write_policy(tpm, folder):
         evidence = attester.evidence(Binding(b"\1" * 32, b"\2" * 32, b"\3" * 32))
         name = parse_public(attester.ak_public).name.hex()
         lines = ["[tpm]", f'ak_names = ["{name}"]', "[tpm.measurements]"]
-        lines += [f'{one} = ["{value}"]' for one, value in inspect_evidence(evidence).items()]
+        lines += [f'"{one}" = ["{value}"]' for one, value in inspect_evidence(evidence).items()]
     path = folder / "policy.toml"
     path.write_text("\n".join(lines) + "\n")
     return path

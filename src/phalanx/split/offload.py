@@ -35,7 +35,11 @@ def offloaded(config: EnclaveConfig, identity: Identity) -> Iterator[Prepare]:
         return
     identities = Path(config.identity).parent
     processes = LocalMaskedWorkers(
-        Path(config.directory) / "workers", identities, split.transport, threads=config.threads
+        # not in the enclave's own directory, which is nobody else's
+        Path(config.directory).parent / "workers",
+        identities,
+        split.transport,
+        threads=config.threads,
     )
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(remote_workers(identity, names, config.run, split.transport, processes))
