@@ -1,7 +1,6 @@
 """A small network from hidden state to token, trained on the host's own text.
 
-It begins as the linear map and learns what that misses, and how common each token is: where it sees nothing but noise
-it says the commonest token, and so reaches chance and no more.
+It begins as the linear map, knows how common each token is, and learns what both miss.
 """
 
 import torch
