@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.errors import ConfigError, InputError
+from phalanx.planner.catalog import known_models
 from phalanx.planner.cuts import LeakTable, Machine, Parties, ask_cuts, cost_of, read_leaks
 from phalanx.planner.cuts.cost import adapter_numbers
 from phalanx.planner.recipe import Recipe
@@ -221,3 +222,13 @@ def test_an_unknown_link_names_the_choices(tiny, leaks):
 def test_a_sequence_beyond_the_models_positions_is_refused(tiny, leaks):
     with pytest.raises(ConfigError, match="longer than the model's 64 positions"):
         ask_cuts("tiny", tiny, Recipe(sequences=8, sequence_length=65), parties(), leaks)
+
+
+def test_the_table_that_is_shipped_is_of_a_known_model_and_says_what_measured_it():
+    leaks = read_leaks(None)
+    shape = known_models()[leaks.model.name]
+
+    assert (leaks.model.layers, leaks.model.hidden, leaks.model.vocab) == (shape.layers, shape.hidden, shape.vocab)
+    assert leaks.command.startswith("phalanx reproduce leaks")
+    assert leaks.at(shape, 0, "plaintext").seen >= 0.8
+    assert leaks.at(shape, 1, "sealed").beyond_chance <= 0.01

@@ -71,7 +71,7 @@ def plan(
 
     if (run_file is None) == (model is None):
         raise ConfigError("plan: give either a run file or --model")
-    if split or any(option is not None for option in (parties, cut, leaks)):
+    if split or parties or leaks or cut is not None:
         from phalanx.cli.planned_split import asked_for_split, propose_cut
 
         asked = asked_for_split(run_file, overrides or [], model, sequences, sequence_length, precision)

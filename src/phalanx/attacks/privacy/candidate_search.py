@@ -1,4 +1,4 @@
-"""Run candidate tokens through the front and keep the one that gives what was seen: exact, at any depth.
+"""Run candidate tokens through the front and keep the one that gives what was seen: exact where the right one is tried.
 
 The front is causal, so the state at a position depends on the tokens up to it alone, and different tokens give
 different states. An inverter proposes, and so does the public model, which says what usually follows; the front, run on

@@ -59,7 +59,7 @@ class Front:
         found: dict[int, list[Tensor]] = {depth: [] for depth in self.depths if depth <= last}
         with torch.inference_mode():
             # about as many tokens at once whatever the length
-            for rows in ids.split(max(1, _TOKENS // ids.shape[1])):
+            for rows in torch.split(ids, max(1, _TOKENS // ids.shape[1])):
                 self._run(rows, last, found)
         return {depth: torch.cat(parts).clone() for depth, parts in found.items()}
 
@@ -81,7 +81,8 @@ class Front:
             x = ids[None]
             for stage in self.stages:
                 x = stage(x)
-            return self._back(x)[0, -1].topk(count).indices.clone()
+            found: Tensor = self._back(x)[0, -1].topk(count).indices.clone()
+        return found
 
     @cached_property
     def _back(self) -> StageModule:
@@ -138,7 +139,7 @@ def layer_inputs(stage: StageModule, layer: str, ids: Tensor) -> Tensor:
     hook = block.get_submodule(names[0]).register_forward_pre_hook(keep)
     try:
         with torch.inference_mode():
-            for rows in ids.split(max(1, _TOKENS // ids.shape[1])):
+            for rows in torch.split(ids, max(1, _TOKENS // ids.shape[1])):
                 with contextlib.suppress(_ReachedError):
                     stage(rows)
     finally:

@@ -65,6 +65,6 @@ def nearest_rows(queries: Tensor, table: Tensor, count: int, bias: Tensor | None
     flat = torch.nn.functional.normalize(queries.reshape(-1, queries.shape[-1]), dim=-1)
     best = [
         (part @ directions.T if bias is None else part @ directions.T + bias).topk(count, dim=-1).indices
-        for part in flat.split(_ROWS)
+        for part in torch.split(flat, _ROWS)
     ]
     return torch.cat(best).reshape(*queries.shape[:-1], count)

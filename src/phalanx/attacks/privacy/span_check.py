@@ -75,7 +75,8 @@ def outside_of_rows(gradient: Tensor, candidates: Tensor) -> Tensor:
     if len(rows) == 0 or len(rows) >= candidates.shape[-1] or float(values.max()) == 0.0:
         return torch.ones(shape)
     x = torch.nn.functional.normalize(candidates.double(), dim=-1)
-    return (1.0 - (x @ rows.T).square().sum(dim=-1)).clamp_min(0.0).sqrt().float()
+    outside: Tensor = (1.0 - (x @ rows.T).square().sum(dim=-1)).clamp_min(0.0).sqrt().float()
+    return outside
 
 
 def precision_and_recall(found: Tensor, ids: Tensor) -> tuple[float, float]:

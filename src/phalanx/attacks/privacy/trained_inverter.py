@@ -1,7 +1,6 @@
 """A small network from hidden state to token, trained on the host's own text.
 
-It begins as the linear map and learns what that misses, and how common each token is: where it sees nothing but noise
-it says the commonest token, and so reaches chance and no more.
+It begins as the linear map, knows how common each token is, and learns what both miss.
 """
 
 import torch
@@ -46,7 +45,7 @@ class TrainedInverter:
         counts = tokens.bincount(minlength=vocab).float() + _SEEN_ELSEWHERE
         self._prior = (counts / counts.sum()).log()
         self._directions = functional.normalize(self._linear.embedding - self._linear.centre, dim=-1)
-        known, places = tokens.unique(return_inverse=True)
+        known, places = torch.unique(tokens, return_inverse=True)
         # in units of the embedding: where nothing can be learnt the map's answers are short, and the prior decides
         length = (self._linear.embedding[tokens] - self._linear.centre).norm(dim=-1).mean().clamp_min(1e-6)
         net = _Net(self._linear.weight / length, self._width, self._generator)
@@ -73,7 +72,7 @@ class TrainedInverter:
         with torch.inference_mode():
             best = [
                 (self._net(part) @ self._directions.T + self._prior).topk(count, dim=-1).indices
-                for part in flat.split(_BATCH)
+                for part in torch.split(flat, _BATCH)
             ]
         return torch.cat(best).clone().reshape(*states.shape[:-1], count)
 

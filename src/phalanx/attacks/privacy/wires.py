@@ -59,7 +59,7 @@ class SealedWire:
         """As `Wire` says; numbers are squashed to their logarithms, as ciphertext has exponents of any size."""
         plain = x.detach().to(torch.bfloat16).contiguous()
         kind = TensorKind(self._purpose, "cut", "bfloat16", tuple(plain.shape))
-        frame = self._channel.sender.seal(kind, self._step, 0, memoryview(plain.view(torch.uint8).numpy()))
+        frame = self._channel.sender.seal(kind, self._step, 0, plain.view(torch.uint8).numpy().data)
         self._step += 1
         found = _ciphertext(frame, kind.size_bytes, self._channel.context.terms.chunk_bytes)
         numbers = torch.frombuffer(bytearray(found), dtype=torch.bfloat16).float().reshape(x.shape)

@@ -39,7 +39,7 @@ SIZES: Mapping[str, Size] = MappingProxyType(
         "full": Size(
             (0, 1, 2, 4, 8, 15, 22, 29), 320, 16, 4, steps=40, candidates=1024, openings=49152, batches=(4, 8, 12, 24)
         ),
-        "quick": Size((0, 1, 4, 15, 29), 256, 16, 2, steps=20, candidates=256, openings=8192, batches=(4, 12)),
+        "quick": Size((0, 1, 4, 15, 29), 256, 16, 2, steps=20, candidates=256, openings=2048, batches=(4, 12)),
     }
 )
 
