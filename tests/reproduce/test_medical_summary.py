@@ -80,14 +80,16 @@ def test_bits_are_the_same_only_if_weights_and_losses_are():
     assert found["same_bits"] == 1
 
 
-def test_every_arm_of_every_seed_is_wanted_and_late_ones_come_last():
+def test_three_tasks_are_finished_before_others_begin_and_their_masked_arm_is_last():
     size = SIZES["full"]
     cells = cells_of(size, size.tasks)
 
     assert len(cells) == len(set(cells)) == len(size.tasks) * 3 * 9
     assert len(size.tasks) >= 3
-    masked = [place for place, cell in enumerate(cells) if cell.arm == "split_masked"]
-    assert masked == list(range(masked[0], len(cells)))
+    half = len(cells) // 2
+    assert {cell.task for cell in cells[:half]} == set(size.tasks[:3])
+    assert {cell.arm for cell in cells[half - 9 : half]} == {cell.arm for cell in cells[-9:]} == {"split_masked"}
+    assert all(cell.arm != "split_masked" for cell in cells[: half - 9])
 
 
 def test_which_tasks_are_done_does_not_make_older_rows_unknown():
