@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from phalanx.split.client import SplitClient, client_of, microbatches_of
     from phalanx.split.enclave import Enclave
     from phalanx.split.kinds import Kinds
+    from phalanx.split.lead import SplitLead, SplitStep
     from phalanx.split.link import Link, PlainLink, SealedLink
     from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
     from phalanx.split.parts import Front, FrontPart, build_back, cut_model
@@ -25,6 +26,7 @@ _HOMES = {
     "client": ("SplitClient", "client_of", "microbatches_of"),
     "enclave": ("Enclave",),
     "kinds": ("Kinds",),
+    "lead": ("SplitLead", "SplitStep"),
     "link": ("Link", "PlainLink", "SealedLink"),
     "meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
     "parts": ("Front", "FrontPart", "build_back", "cut_model"),
@@ -56,7 +58,9 @@ __all__ = [
     "SimulatedStep",
     "SplitClient",
     "SplitConfig",
+    "SplitLead",
     "SplitSimulator",
+    "SplitStep",
     "Task",
     "attested_keys",
     "build_back",
