@@ -7,6 +7,48 @@ ATTESTATION = tuple(
     (f"attestation: {what}", _TEE + file, old, new, _TESTS + test)
     for what, file, old, new, test in (
         (
+            "state that a key is sealed to",
+            "tpm_wire.py",
+            "_SEAL_ATTRIBUTES = 0x00000412",
+            "_SEAL_ATTRIBUTES = 0x00000452",
+            "test_tee_tpm_sealing.py::test_a_secret_opens_by_its_policy_alone",
+        ),
+        (
+            "steps of a TPM's counter",
+            "tpm_counter.py",
+            "if (after := self.read()) != before + 1:",
+            "if (after := self.read()) < before:",
+            "test_tee_tpm_counter.py::test_somebody_else_who_raises_it_at_the_same_time_is_found",
+        ),
+        (
+            "one release for each nonce",
+            "key_release.py",
+            "if token.binding.nonce in self._used:",
+            "if token.binding.nonce in ():",
+            "test_tee_tpm_path.py::test_a_nonce_gets_the_key_once",
+        ),
+        (
+            "digest of NVIDIA's manifests",
+            "xml_signature.py",
+            "if not hmac.compare_digest(hashlib.sha384(canonical(root, without=signature)).digest(), digest):",
+            "if not digest:",
+            "test_tee_manifests.py::test_a_published_manifest_cannot_be_altered",
+        ),
+        (
+            "measurements of NVIDIA's manifests",
+            "nv_manifest.py",
+            "if value not in accepted:",
+            "if value in (accepted, None):",
+            "test_tee_manifests.py::test_a_measurement_that_is_absent_is_refused_and_an_inactive_one_is_not_looked_at",
+        ),
+        (
+            "somebody else's request in configfs",
+            "tsm.py",
+            '.strip()) != "1":',
+            '.strip()) == "0":',
+            "test_tee_readers.py::test_a_report_about_somebody_elses_data_is_refused",
+        ),
+        (
             "binding",
             "appraisal.py",
             "check_report_data(claims.report_data, expected)",

@@ -29,7 +29,29 @@ class Mutant:
         return self.layer
 
 
+ISOLATION = "tests/security/isolation/test_isolation_attacks.py::"
 MUTANTS = (
+    Mutant(
+        "isolation: files",
+        "security/isolation/landlock.py",
+        "kernel.system_call(kernel.LANDLOCK_RESTRICT_SELF, ruleset, 0)",
+        "hash(ruleset)",
+        ISOLATION + "test_in_the_sandbox_a_burglar_gets_nothing",
+    ),
+    Mutant(
+        "isolation: system calls",
+        "security/isolation/system_calls.py",
+        "        rules.load()",
+        "        hash(rules)",
+        ISOLATION + "test_in_the_sandbox_a_burglar_gets_nothing",
+    ),
+    Mutant(
+        "isolation: memory",
+        "security/isolation/inside.py",
+        "    become_unreadable()\n",
+        "    os.getpid()\n",
+        ISOLATION + "test_in_the_sandbox_no_other_process_of_the_user_reads_a_secret",
+    ),
     Mutant(
         "mask: the check of products",
         "security/mask/freivalds.py",

@@ -7,6 +7,7 @@ import signal
 import pytest
 from real_runs import TINY, descendant, events, exists
 
+pytestmark = pytest.mark.slow
 SPLIT = """
 [model.adapter]
 rank = 2
@@ -59,7 +60,6 @@ def test_a_sealed_run_has_the_losses_and_weights_of_a_plaintext_one_and_says_wha
     assert kinds == ["enclave_appraised"] * 3 + ["released", "run_completed"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["enclave", "everybody"])
 def test_whoever_is_killed_the_run_goes_on_from_the_last_kept_step_with_the_same_bits(split, victim):
     clean = split.finish("train.steps=40", run_dir="clean")
@@ -81,7 +81,6 @@ def test_whoever_is_killed_the_run_goes_on_from_the_last_kept_step_with_the_same
     assert lines_of(split, "run") == lines_of(split, "clean")
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_was_put_back_is_refused(split):
     process = split.train("train.steps=40", "checkpoint.keep=9")
     split.wait_for(process, lambda: split.has_line("events.jsonl", '"step":9', after='"checkpoint_saved"'))
@@ -95,7 +94,6 @@ def test_a_checkpoint_that_was_put_back_is_refused(split):
     assert process.wait() in (3, 5), process.text
 
 
-@pytest.mark.slow
 def test_a_measurement_that_is_revoked_stops_a_run_within_a_step(split):
     from phalanx.split.measure import measure_code
 
@@ -130,7 +128,6 @@ def test_what_cannot_work_is_said_before_anything_is_started(split):
     assert not (split.path / "run" / "workers").exists()
 
 
-@pytest.mark.slow
 def test_an_enclave_behind_a_sandbox_computes_the_same_and_is_ended_with_its_run(split):
     confined = ("split.tier='process'", "split.allow_insecure_sim=false")
     process = split.train(*confined, run_dir="confined")
@@ -145,7 +142,6 @@ def test_an_enclave_behind_a_sandbox_computes_the_same_and_is_ended_with_its_run
     assert lines_of(split, "confined") == lines_of(split, "run")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("second", ["false", "true"])
 def test_a_masked_run_trains_with_its_workers_in_processes_of_their_own(split, second):
     sealed = split.finish(run_dir="sealed")

@@ -15,13 +15,12 @@ from phalanx.cli.checkpoint import checkpoint_app
 from phalanx.cli.console import say_error
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.launch import launch
-from phalanx.cli.masked_worker import masked_worker
 from phalanx.cli.pki import pki_app
 from phalanx.cli.plan import PLAN_EXAMPLES, plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
 from phalanx.cli.train import train
-from phalanx.cli.worker import worker
+from phalanx.cli.worker import masked_worker, worker
 from phalanx.errors import PhalanxError
 
 INTERRUPTED = 130

@@ -1,4 +1,4 @@
-"""``phalanx worker``: host middle stages for an owner on another machine."""
+"""``phalanx worker``: host middle stages for an owner on another machine; ``phalanx masked-worker``: multiply for one."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,3 +26,14 @@ def worker(
     from phalanx.attacks import run_worker_with_attack
 
     run_worker_with_attack(config)
+
+
+def masked_worker(
+    worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="The masked worker's file.")],
+) -> None:
+    """Multiply masked numbers for a trusted side; it ends when that side ends the run."""
+    from phalanx.config import load_config
+    from phalanx.split.masked import MaskedWorkerConfig, end_with_parent, run_masked_worker
+
+    end_with_parent()
+    run_masked_worker(load_config(worker_file, MaskedWorkerConfig))

@@ -68,7 +68,7 @@ class SealedLink:
         sender = self._channel.sender
         frame = bytearray(sender.frame_size(kind))
         sender.seal_into(kind, step, microbatch, tensor_buffers(tensor), frame)
-        self._transcript.sent(digest_hex(frame))
+        self._transcript.sent(digest_hex(memoryview(frame)))
         self.seconds += time.perf_counter() - started
         return frame
 
@@ -77,7 +77,7 @@ class SealedLink:
         started = time.perf_counter()
         tensor = torch.empty(kind.shape, dtype=DTYPES[kind.dtype])
         self._channel.receiver.open_into(frame, kind, step, microbatch, tensor_memory(tensor))
-        self._transcript.received(digest_hex(frame))
+        self._transcript.received(digest_hex(memoryview(frame)))
         self.seconds += time.perf_counter() - started
         return tensor
 

@@ -6,7 +6,6 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-import phalanx
 from phalanx.config import canonical_json
 from phalanx.errors import ConfigError
 from phalanx.security.tee import Policy, PolicyConfig, build_policy, load_policy
@@ -21,7 +20,7 @@ def measure_code() -> bytes:
 
     Both ends compute it from what they have installed. What the evidence says of it is worth what the tier is worth.
     """
-    root = Path(phalanx.__file__).parent
+    root = Path(__file__).parents[1]
     total = hashlib.sha256(canonical_json([sys.version, [_version(name) for name in _LIBRARIES]]))
     for path in sorted(root.rglob("*.py")):
         content = hashlib.sha256(path.read_bytes()).hexdigest()

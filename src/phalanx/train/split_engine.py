@@ -10,6 +10,7 @@ from phalanx.data import Batch
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import StepInputs, StepResult
 from phalanx.split import SplitLead
+from phalanx.transport.tensors import tensor_buffers
 
 _SEALED = "sealed"
 
@@ -84,6 +85,5 @@ class SplitEngine:
         """
         if set(checkpoint.names()) != {_SEALED}:
             raise CheckpointError(f"{checkpoint.path}: holds no sealed state; it is of a run of another kind")
-        blob = checkpoint.tensor(_SEALED).contiguous()
-        self._lead.restore(checkpoint.step, memoryview(blob.numpy()))
+        self._lead.restore(checkpoint.step, tensor_buffers(checkpoint.tensor(_SEALED).contiguous()))
         self._num_steps = checkpoint.step

@@ -6,9 +6,11 @@ import secrets
 import pytest
 
 from phalanx.config import canonical_json
-from phalanx.errors import CheckpointError, TpmError
+from phalanx.errors import CheckpointError, RollbackError, TpmError
 from phalanx.security.seal import BlobPlace, BlobSealer
 from phalanx.security.tee import TpmCounter, TpmSealer
+from phalanx.security.tee import tpm_wire as wire
+from phalanx.security.tee.tpm_wire import Command
 
 SECRET = secrets.token_bytes(32)
 PCRS = (0, 7, 16)
@@ -34,6 +36,19 @@ def test_after_a_pcr_has_changed_a_secret_stays_closed(sealer, device):
 
     with pytest.raises(TpmError, match="PCRs 0, 7, 16 have other values"):
         sealer.unseal(sealed)
+
+
+def test_a_secret_opens_by_its_policy_alone(sealer, device):
+    """Not by the empty password, which everybody knows."""
+    sealed = json.loads(sealer.seal(SECRET))
+    device.extend(16, b"\x01" * 32)
+    with device.primary(wire.OWNER, wire.storage_key()) as (parent, _):
+        parts = (bytes.fromhex(sealed[name]) for name in ("private", "public"))
+        parameters = b"".join(wire.sized(part) for part in parts)
+        item, _ = device.make(Command.LOAD, (parent,), parameters, wire.password())
+
+    with pytest.raises(TpmError, match="UNSEAL"):
+        device.call(Command.UNSEAL, (item,), b"", wire.password())
 
 
 def test_a_pcr_that_was_not_chosen_may_change(sealer, device):
@@ -118,8 +133,6 @@ def test_a_state_at_rest_opens_with_key_and_counter_of_the_tpm_and_an_older_one_
     opened = BlobSealer(bytes(sealer.unseal(sealed_key)), counter)
 
     assert opened.open(place, newer) == b"newer"
-    from phalanx.errors import RollbackError
-
     with pytest.raises(RollbackError, match="older state was put back"):
         opened.open(place, older)
 

@@ -82,7 +82,8 @@ def lm_loss(logits, ids):
 
 def relative(found, exact):
     """Euclidean distance as a share of the exact value's length."""
-    return float((found.double() - exact.double()).norm() / exact.double().norm())
+    found, exact = found.detach().double(), exact.detach().double()
+    return float((found - exact).norm() / exact.norm())
 
 
 class Spy(SimulatedWorker):

@@ -138,7 +138,8 @@ def test_with_a_counter_no_message_repeats_although_the_random_bytes_do(schedule
 
 
 def test_the_same_module_without_either_defence_repeats_its_messages():
-    put_back = [("backward", None), ("put back", 1), ("kill", None), ("backward", None)]
+    # to the record that the first process began with
+    put_back = [("backward", None), ("put back", 3), ("kill", None), ("backward", None)]
 
     assert not all_differ(run_through(put_back, None, fresh=stuck).messages())
     assert all_differ(run_through(put_back, None).messages())

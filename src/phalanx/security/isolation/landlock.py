@@ -16,9 +16,9 @@ from phalanx.security.isolation.report import Finding, Measure
 _ASK_VERSION, _PATH_BENEATH = 1, 1
 _OLDEST = 3
 """Linux 6.2: before, files that cannot be written could still be cut."""
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY, _TRUNCATE, _IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 _IOCTL_DEVICE_SINCE, _NETWORK_SINCE, _SCOPES_SINCE = 5, 4, 6
-_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 _SYSTEM = (
     "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache",
     "/etc/localtime", "/sys/devices/system",

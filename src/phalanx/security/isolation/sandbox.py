@@ -33,7 +33,7 @@ class Sandbox:
 
     Attributes:
         readable: Files and directories that it may read; Python's own and what `python_needs` names come along.
-        writable: Directories and files that it may read, write, make and remove.
+        writable: Directories, files and devices that it may read, write, make and remove; of a GPU its device files.
         unsafe_without: Measures that may be lacking. The program then starts on machines that cannot give them, and the
             report says so.
     """

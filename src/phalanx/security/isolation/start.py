@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from phalanx.errors import IsolationError
@@ -15,6 +16,8 @@ from phalanx.security.isolation.sandbox import Order, Program, Sandbox
 
 _HANDED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM")
 _STOP_S = 5.0
+_OWN_PLACE = str(Path(__file__).resolve().parents[3])
+"""Where this very package is imported from."""
 
 
 class IsolatedProcess(Closing):
@@ -54,7 +57,8 @@ class IsolatedProcess(Closing):
 def start_isolated(program: Program, sandbox: Sandbox, timeout_s: float = 30.0) -> IsolatedProcess:
     """Start a Python module in a sandbox and return once it is confined.
 
-    Standard output and error are the starter's; standard input is empty.
+    Standard output and error are the starter's; standard input is empty. What the starter can import the program can,
+    except from the working directory.
 
     Args:
         program: What to run, with the sockets that it keeps.
@@ -96,7 +100,9 @@ def start_isolated(program: Program, sandbox: Sandbox, timeout_s: float = 30.0) 
 
 def _environment(program: Program) -> dict[str, str]:
     handed_on = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
-    places = [place for place in sys.path if os.path.isabs(place)]
+    # the working directory may hold anything, and what Python may import it may read
+    places = [place for place in sys.path if os.path.isabs(place) and place != os.getcwd()]
+    places += [_OWN_PLACE] if _OWN_PLACE not in places else []
     return {**handed_on, "PYTHONPATH": os.pathsep.join(places), **program.environment}
 
 

@@ -25,6 +25,7 @@ class Trust:
         crls: Revocation lists; each is checked against the authority that issued it.
         revoked: SHA-256 fingerprints of certificates that the policy does not accept.
         require_crl: Whether every certificate below a root must be covered by a list.
+        manifest_roots: Pinned roots of who signs reference values; none where the vendor signs none.
     """
 
     roots: tuple[Certificate, ...]
@@ -32,6 +33,7 @@ class Trust:
     crls: tuple[RevocationList, ...] = ()
     revoked: frozenset[str] = frozenset()
     require_crl: bool = False
+    manifest_roots: tuple[Certificate, ...] = ()
 
 
 def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) -> tuple[Certificate, ...]:

@@ -73,6 +73,7 @@ class Backend:
         inspect: Reads measurements out of evidence and judges nothing.
         packaged_roots: File names in ``roots/``.
         needs_roots: Whether nothing of the kind can pass without a pinned root.
+        manifest_roots: File names in ``roots/`` of who signs the vendor's reference values.
     """
 
     reference: type[Reference]
@@ -80,6 +81,7 @@ class Backend:
     inspect: Callable[[Evidence], Mapping[str, str]]
     packaged_roots: tuple[str, ...] = ()
     needs_roots: bool = True
+    manifest_roots: tuple[str, ...] = ()
 
 
 def check_measurements(found: Mapping[str, str], reference: Reference, revoked: frozenset[str]) -> None:

@@ -4,6 +4,7 @@ Source: DMTF DSP0274 1.1; TCG DICE Attestation Architecture; NVIDIA nvtrust.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -12,6 +13,7 @@ from phalanx.security.tee.chain import Trust, check_chain, check_signs_data, fir
 from phalanx.security.tee.claims import Backend, Claims, Reference
 from phalanx.security.tee.der import OCTET_STRING, OID, SEQUENCE, Der
 from phalanx.security.tee.evidence import Evidence
+from phalanx.security.tee.nv_manifest import check_manifests, read_manifest
 from phalanx.security.tee.reader import malformed
 from phalanx.security.tee.reason import Reason
 from phalanx.security.tee.signature import check_raw_ecdsa
@@ -21,9 +23,10 @@ from phalanx.security.tee.x509 import Certificate, read_certificates
 # Hopper writes the older form of the firmware's identity under the first name, Blackwell the newer under the second
 _DICE = ("2.23.133.5.4.1", "2.23.133.5.4.1.1")
 _FWIDS = 0xA6
+_MANIFESTS = ("driver_rim", "vbios_rim")
+_NO_MANIFESTS = "NVIDIA's manifests (RIM) were not sent: measurements are compared with the policy's values alone"
 _NOT_CHECKED = (
     "the report does not say in words whether debugging is off: pin the measurements of a GPU where it is",
-    "NVIDIA's signed reference manifests (RIM) are not read: measurements are compared with the policy's values alone",
     "whether the certificate is revoked is asked of nobody: NVIDIA answers by OCSP only, which is online",
 )
 
@@ -36,23 +39,28 @@ class NvGpuReference(Reference):
     Attributes:
         driver_versions: Accepted versions of the driver; any if empty.
         vbios_versions: Accepted versions of the GPU's firmware; any if empty.
+        require_manifests: Whether NVIDIA's signed manifests of driver and firmware must come along.
+        manifest_roots: PEM files with NVIDIA's root for manifests, relative to the policy; the packaged one if empty.
     """
 
     driver_versions: tuple[str, ...] = ()
     vbios_versions: tuple[str, ...] = ()
+    require_manifests: bool = False
+    manifest_roots: tuple[str, ...] = ()
 
 
 def appraise_nv_gpu(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
     """Judge a report: request and response of one SPDM exchange. The binding is the request's nonce.
 
-    Endorsements: ``chain`` (PEM, the GPU's own certificate first).
+    Endorsements: ``chain`` (PEM, the GPU's own certificate first); ``driver_rim`` and ``vbios_rim`` (NVIDIA's
+    manifests, both or none).
 
     Raises:
         RefusedEvidenceError: As `appraise`.
     """
     if not isinstance(reference, NvGpuReference):
         raise TypeError("appraise_nv_gpu: expected NvGpuReference")
-    evidence.check_names({"chain"})
+    evidence.check_names({"chain", *_MANIFESTS})
     report = parse_measurements(evidence.data)
     certificates = read_certificates(evidence.endorsement("chain"), "chain")
     leaf = certificates[0]
@@ -62,16 +70,30 @@ def appraise_nv_gpu(evidence: Evidence, reference: Reference, trust: Trust) -> C
     _check_firmware(leaf, report)
     _check_version("driver", report.driver_version, reference.driver_versions)
     _check_version("vbios", report.vbios_version, reference.vbios_versions)
+    manifests = _check_manifests(evidence, report, reference, trust)
     return Claims(
         kind="nv-gpu",
         measurements=_measurements(report),
         report_data=report.nonce,
-        expires=first_end(path),
+        expires=first_end((*path, *manifests)),
         tcb={"driver": report.driver_version, "vbios": report.vbios_version},
         debug_off=False,
         device=leaf.fingerprint,
-        notes=_NOT_CHECKED,
+        notes=_NOT_CHECKED if manifests else (_NO_MANIFESTS, *_NOT_CHECKED),
     )
+
+
+def _check_manifests(
+    evidence: Evidence, report: SpdmMeasurements, reference: NvGpuReference, trust: Trust
+) -> tuple[Certificate, ...]:
+    """Compare the report with NVIDIA's manifests where they came along; return the certificates of their signers."""
+    if not reference.require_manifests and not set(_MANIFESTS) & set(evidence.endorsements):
+        return ()
+    # a key for manifests vouches for no GPU, nor a GPU's for manifests
+    signers = replace(trust, roots=trust.manifest_roots, manifest_roots=())
+    driver, firmware = (read_manifest(evidence.endorsement(name), signers, name) for name in _MANIFESTS)
+    check_manifests(report, driver, firmware)
+    return (*driver.path, *firmware.path)
 
 
 def inspect_nv_gpu(evidence: Evidence) -> Mapping[str, str]:
@@ -127,4 +149,10 @@ def _check_version(what: str, found: str, accepted: tuple[str, ...]) -> None:
         )
 
 
-NV_GPU = Backend(NvGpuReference, appraise_nv_gpu, inspect_nv_gpu, packaged_roots=("nvidia_device.pem",))
+NV_GPU = Backend(
+    NvGpuReference,
+    appraise_nv_gpu,
+    inspect_nv_gpu,
+    packaged_roots=("nvidia_device.pem",),
+    manifest_roots=("nvidia_manifests.pem",),
+)

@@ -99,6 +99,7 @@ class Policy:
         revoked_measurements: Hex.
         revoked_certificates: Fingerprints in hex.
         allow_insecure_sim: Whether simulated evidence passes.
+        manifest_roots: Pinned roots of who signs the vendor's reference values, by kind.
         digest: SHA-256 over the config, in hex; empty for one that was built in code.
     """
 
@@ -108,6 +109,7 @@ class Policy:
     revoked_measurements: frozenset[str] = frozenset()
     revoked_certificates: frozenset[str] = frozenset()
     allow_insecure_sim: bool = False
+    manifest_roots: Mapping[str, tuple[Certificate, ...]] = field(default_factory=dict)
     digest: str = ""
 
     def reference(self, kind: str) -> Reference:
@@ -126,16 +128,19 @@ class Policy:
     def trust(self, kind: str, now: datetime) -> Trust:
         """Return roots, clock and revocation for a kind; its packaged roots where the policy pins none."""
         roots = self.roots.get(kind) or packaged_roots(kind)
-        return Trust(roots, now, self.crls.get(kind, ()), self.revoked_certificates)
+        manifests = self.manifest_roots.get(kind) or _packaged(BACKENDS[kind].manifest_roots)
+        return Trust(roots, now, self.crls.get(kind, ()), self.revoked_certificates, manifest_roots=manifests)
 
 
 def packaged_roots(kind: str) -> tuple[Certificate, ...]:
     """Return the vendor's roots that come with Phalanx; none for some kinds and generations."""
+    return _packaged(BACKENDS[kind].packaged_roots)
+
+
+def _packaged(names: tuple[str, ...]) -> tuple[Certificate, ...]:
     folder = resources.files("phalanx.security.tee") / "roots"
     return tuple(
-        one
-        for name in BACKENDS[kind].packaged_roots
-        for one in read_certificates((folder / name).read_bytes(), f"packaged root {name}")
+        one for name in names for one in read_certificates((folder / name).read_bytes(), f"packaged root {name}")
     )
 
 
@@ -166,6 +171,11 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
             kind: tuple(one for name in reference.roots for one in _roots(directory / name))
             for kind, reference in references.items()
         },
+        manifest_roots={
+            "nv-gpu": tuple(one for name in config.nv_gpu.manifest_roots for one in _roots(directory / name))
+        }
+        if config.nv_gpu is not None
+        else {},
         crls={kind: tuple(_crl(directory / name) for name in one.crls) for kind, one in references.items()},
         revoked_measurements=frozenset(config.revoked_measurements),
         revoked_certificates=frozenset(config.revoked_certificates),

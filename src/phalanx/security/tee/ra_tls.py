@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from cryptography.x509.oid import NameOID
 
@@ -45,6 +46,7 @@ def read_tls_key_digest(pem: bytes) -> bytes:
     Raises:
         ValueError: It holds neither.
     """
+    key: PublicKeyTypes
     if b"-----BEGIN CERTIFICATE" in pem:
         key = x509.load_pem_x509_certificate(pem).public_key()
     else:

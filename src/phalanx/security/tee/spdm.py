@@ -15,7 +15,8 @@ _GET_MEASUREMENTS, _MEASUREMENTS = 0xE0, 0x60
 _WITH_SIGNATURE, _ALL = 0x01, 0xFF
 _DMTF = 0x01
 _MAX_BLOCKS = 254
-_DRIVER_VERSION, _VBIOS_VERSION, _FWID = 3, 6, 20
+_DRIVER_VERSION, _VBIOS_VERSION, _DECODER, _FWID = 3, 6, 11, 20
+_DECODER_OFF = b"\x55"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class SpdmMeasurements:
         # little-endian: the high four bytes of the version, then one more from the other half
         digits = raw[3::-1].hex().upper() + raw[4:5].hex().upper()
         return ".".join(digits[index : index + 2] for index in range(0, len(digits), 2))
+
+    @property
+    def is_decoder_off(self) -> bool:
+        """Whether the GPU says that its first video decoder is off."""
+        return self.opaque.get(_DECODER, b"")[:1] == _DECODER_OFF
 
     @property
     def fwid(self) -> bytes:
@@ -114,7 +120,7 @@ def _opaque(reader: Reader) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     while reader.left:
         kind = reader.number(2)
-        if kind in found and kind in (_DRIVER_VERSION, _VBIOS_VERSION, _FWID):
+        if kind in found and kind in (_DRIVER_VERSION, _VBIOS_VERSION, _DECODER, _FWID):
             raise malformed(_WHERE, f"opaque field {kind} twice")
         found[kind] = reader.sized(2, MAX_REPORT_BYTES)
     return found

@@ -133,7 +133,8 @@ def _certificates(table: bytes) -> dict[str, bytes]:
 
 
 def _table(data: bytes) -> dict[uuid.UUID, bytes]:
-    reader, found = Reader(data, "SNP certificate table"), {}
+    reader = Reader(data, "SNP certificate table")
+    found: dict[uuid.UUID, bytes] = {}
     for _ in range(_MAX_CERTIFICATES):
         raw, offset, size = reader.take(16), reader.number(4), reader.number(4)
         if not any(raw):

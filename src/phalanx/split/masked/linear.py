@@ -117,7 +117,7 @@ class _MaskedProduct(torch.autograd.Function):
         return _multiply(desk, forward, x)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return _multiply(ctx.desk, ctx.backward_product, gradient), None, None, None
 
