@@ -1,4 +1,4 @@
-"""``phalanx worker``: host middle stages for an owner on another machine; ``phalanx masked-worker``: multiply for one."""
+"""``phalanx worker``: host stages for an owner on another machine; ``phalanx masked-worker``: multiply for one."""
 
 from pathlib import Path
 from typing import Annotated

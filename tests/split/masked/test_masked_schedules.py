@@ -28,7 +28,7 @@ EVENTS = st.one_of(
 )
 SCHEDULES = st.lists(EVENTS, min_size=4, max_size=30)
 THOROUGH = settings(max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=40, deadline=None)
 SIZE = 6
 X = torch.randn(1, SIZE, generator=torch.Generator().manual_seed(1))
 
