@@ -41,7 +41,7 @@ def cells_of(size: MedicalSize, tasks: Iterable[str]) -> list[MedicalCell]:
     for begin in range(0, len(names), _TASKS_AT_ONCE):
         three = names[begin : begin + _TASKS_AT_ONCE]
         cells = [MedicalCell(task, seed, arm) for task in three for seed in size.seeds for arm in ARMS]
-        found += sorted(cells, key=lambda cell: (LATE.index(cell.arm), cell.seed) if cell.arm in LATE else (-1, 0))
+        found += sorted(cells, key=lambda cell: (cell.seed, LATE.index(cell.arm)) if cell.arm in LATE else (-1, 0))
     return found
 
 
