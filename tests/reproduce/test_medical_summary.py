@@ -5,7 +5,7 @@ import pytest
 from phalanx.data.tasks import Example, Labelled
 from phalanx.reproduce import medical
 from phalanx.reproduce.medical import reproduce_medical
-from phalanx.reproduce.medical.cell import MedicalCell, cells_of, not_measured
+from phalanx.reproduce.medical.cell import LATE, MedicalCell, cells_of, not_measured
 from phalanx.reproduce.medical.size import SIZES, describe
 from phalanx.reproduce.medical.summary import as_tables, compare, half_width, summarise
 
@@ -80,14 +80,17 @@ def test_bits_are_the_same_only_if_weights_and_losses_are():
     assert found["same_bits"] == 1
 
 
-def test_every_arm_of_every_seed_is_wanted_and_late_ones_come_last():
+def test_three_tasks_are_finished_before_others_begin_and_their_late_arms_are_last():
     size = SIZES["full"]
     cells = cells_of(size, size.tasks)
 
     assert len(cells) == len(set(cells)) == len(size.tasks) * 3 * 9
     assert len(size.tasks) >= 3
-    masked = [place for place, cell in enumerate(cells) if cell.arm == "split_masked"]
-    assert masked == list(range(masked[0], len(cells)))
+    half = len(cells) // 2
+    assert {cell.task for cell in cells[:half]} == set(size.tasks[:3])
+    late = [(cell.seed, cell.arm) for cell in cells[half - 18 : half]]
+    assert late == [(seed, arm) for seed in range(3) for arm in LATE for _ in range(3)]
+    assert all(cell.arm not in LATE for cell in cells[: half - 18])
 
 
 def test_which_tasks_are_done_does_not_make_older_rows_unknown():

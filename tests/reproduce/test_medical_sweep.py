@@ -25,7 +25,7 @@ TASK = Labelled(
     tuple(Example(f"{WORDS[n % 2]} of patient number {n}", n % 2, f"site {n % 5}") for n in range(80)),
 )
 SIZE = MedicalSize(
-    tasks=("made", "gone"), seeds=(0, 1), train=32, test=12, tokens=8, epochs=1, layers=2, cut=1, rows=2, rank=2
+    tasks=("made", "gone"), seeds=(0,), train=32, test=12, tokens=8, epochs=1, layers=2, cut=1, rows=2, rank=2
 )
 ARCHITECTURE = {
     "model_type": "llama",
@@ -63,7 +63,7 @@ def test_an_interrupted_comparison_goes_on_and_sealing_changes_no_bit(made, monk
     trained = []
 
     def dies_once(cell, bench):
-        if (cell.arm, cell.seed) == ("split_sealed", 1) and cell not in trained:
+        if cell.arm == "split_sealed" and cell not in trained:
             trained.append(cell)
             raise DataError("the power failed")
         trained.append(cell)
@@ -83,7 +83,7 @@ def test_an_interrupted_comparison_goes_on_and_sealing_changes_no_bit(made, monk
     assert found["missing"] == 0
     assert found["absent"] == {"gone": "not found"}
     sealed = next(one for one in found["comparisons"] if one["against"] == "split_plain")
-    assert (sealed["same_bits"], sealed["seeds"], sealed["difference"]) == (2, 2, 0.0)
+    assert (sealed["same_bits"], sealed["seeds"], sealed["difference"]) == (1, 1, 0.0)
     assert all(0 <= row["accuracy"] <= 1 for row in wanted)
     # five sites among four clients, none divided
     assert {len(row["client_texts"]) for row in wanted} == {4}

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from phalanx.errors import ModelError
 from phalanx.models import StageModule
-from phalanx.models.family import HEAD, HEAD_WEIGHT
+from phalanx.models.family import HEAD
 from phalanx.objectives import OBJECTIVES, pooled_logits
 
 
@@ -36,7 +36,7 @@ class Classification:
         for parameter in head.parameters():
             parameter.detach().zero_()
         back.add_module(HEAD, head)
-        return {HEAD_WEIGHT: head.weight, f"{HEAD}.bias": head.bias}
+        return {f"{HEAD}.{name}": parameter for name, parameter in head.named_parameters()}
 
     def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         """As `Task` says; labels as `phalanx.objectives.mark_classes` makes them."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from phalanx.split import BackTrainer, Classification, Front, Scene, SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
 
 _ROWS_TESTED_AT_ONCE = 32
-WIRE = "bf16"
+WIRE: Literal["bf16"] = "bf16"
 """In which hidden states leave a client; what never leaves stays float32."""
 
 

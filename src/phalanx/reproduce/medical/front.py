@@ -63,7 +63,8 @@ class NoisyFront:
         lengths = states.norm(dim=2, keepdim=True).clamp_min(self._clip)
         clipped = states * (self._clip / lengths)
         noise = torch.stack([self._noise_of(row, clipped.shape[1:]) for row in ids])
-        return (clipped + self._noise * self._clip * noise).to(self._dtype)
+        noised: Tensor = clipped + self._noise * self._clip * noise
+        return noised.to(self._dtype)
 
     def _noise_of(self, row: Tensor, shape: torch.Size) -> Tensor:
         first = hashlib.sha256(f"{self._seed}|".encode() + key_of(row)).digest()[:8]
