@@ -4,7 +4,7 @@ Collectives of two threads on one group would be mixed up, so nothing here touch
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 
@@ -171,7 +171,7 @@ def _rows(name: str, value: Tensor, domain: Domain) -> tuple[int, int] | None:
     first, rows = 0, value.shape[0] if value.ndim else 1
     if not isinstance(value, DTensor):
         return (first, rows) if domain.partner == 0 else None
-    coordinates = value.device_mesh.get_coordinate() or []
+    coordinates: Sequence[int] = value.device_mesh.get_coordinate() or ()
     for dim, (placement, place) in enumerate(zip(value.placements, coordinates, strict=True)):
         if placement.is_replicate():
             # the first of those who have the same speaks for them
