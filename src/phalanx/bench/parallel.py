@@ -115,7 +115,7 @@ class _Field:
                 _say(f"{number} of {len(shifts)}: {shift.name}{', memory' * shift.memory} is done")
 
     def _clusters(self, probe: Probe, ranks: int) -> dict[str, Any]:
-        return {clock: cluster_of(probe, self._run, ranks, clock) for clock in ("wall_s", "cpu_s")}  # type: ignore[arg-type]
+        return {clock: cluster_of(probe, self._run, ranks, clock) for clock in ("wall_s", "cpu_s")}
 
     def _memory(self, host: RankHost, shift: Shift) -> Row:
         """What each arm takes, by arm and layout; a peer that does not run has no figure."""
