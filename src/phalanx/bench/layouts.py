@@ -81,6 +81,8 @@ SHIFTS: tuple[Shift, ...] = (
         name="compressed gradients",
     ),
 )
+
+
 def small_run() -> RunConfig:
     """The model of the layouts: GPT-2 with heads that 2 and 4 ranks can share, 16 sequences of 128 tokens a step."""
     run = scratch_run()

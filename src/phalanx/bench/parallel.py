@@ -175,6 +175,8 @@ class _Field:
             "peer": None if best is None else best.spec.arm,
             "peer_tokens_per_s": None if best is None else self._tokens / best.step_s(),
             "over_peer": None if best is None else one.faster_than(best),
+            "cpu_s": one.cpu_s() if ran else None,
+            "peer_cpu_s": None if best is None else best.cpu_s(),
             "reason": one.reason if not is_engine else shift.no_peer,
             "peak_memory_bytes": None,
             "planned_memory_bytes": None,
