@@ -24,6 +24,8 @@ ROW = {
     "peer",
     "peer_tokens_per_s",
     "over_peer",
+    "cpu_s",
+    "peer_cpu_s",
     "reason",
     "peak_memory_bytes",
     "planned_memory_bytes",

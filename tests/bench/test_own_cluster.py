@@ -12,7 +12,7 @@ from phalanx.planner.links import Link
 from phalanx.planner.shape import shape_of
 
 PEAK, BLOCK, HEAD = 9e10, 6e10, 4e10
-BLOCK_S, FIXED_S, UPDATE_S = 2e-3, 5e-3, 1e-2
+BLOCK_S, FIXED_S, UPDATE_S, SHARING_S = 2e-3, 5e-3, 1e-2, 3e-3
 LINK = Link(latency_s=1e-4, bytes_per_s=2e9)
 
 
@@ -42,7 +42,8 @@ def probe(run):
         for op in ("all_reduce", "reduce_scatter_direct")
         for size in (10_000, 10_000_000)
     ]
-    return Probe([timed, timed], [update, update], exchanges, PEAK)
+    sharing = {"wall_s": SHARING_S, "cpu_s": SHARING_S / 2}
+    return Probe([timed, timed], [update, update], [sharing, sharing], exchanges, PEAK)
 
 
 def test_speeds_and_fixed_costs_are_found_again(probe, run):
@@ -51,6 +52,7 @@ def test_speeds_and_fixed_costs_are_found_again(probe, run):
     assert cluster.efficiency == pytest.approx(BLOCK / PEAK)
     assert cluster.head_efficiency == pytest.approx(HEAD / PEAK)
     assert (cluster.block_s, cluster.microbatch_s) == pytest.approx((BLOCK_S, FIXED_S))
+    assert cluster.shared_block_s == pytest.approx(SHARING_S)
     assert (cluster.inside.latency_s, cluster.inside.bytes_per_s) == pytest.approx((1e-4, 2e9))
     assert cluster.inside.scatter_work == pytest.approx(2.0)
     assert (cluster.cores, cluster.overlap, cluster.num_devices) == (2, False, 4)

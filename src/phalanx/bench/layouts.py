@@ -81,8 +81,6 @@ SHIFTS: tuple[Shift, ...] = (
         name="compressed gradients",
     ),
 )
-QUICK = ("one rank", "copies", "parameters shared", "tensor", "pipeline")
-"""The shifts of a quick call, by name."""
 
 
 def small_run() -> RunConfig:

@@ -33,12 +33,14 @@ class Probe:
     Attributes:
         timed: See `phalanx.bench.rank_probe`; one list for each core.
         update: The optimizer's step, likewise.
+        sharing: What sharing a block costs a microbatch, likewise.
         exchanges: Rows as `bench collectives` has them, between two ranks.
         peak_flops_per_s: The best product of one core.
     """
 
     timed: Sequence[Sequence[Mapping[str, Any]]]
     update: Sequence[Mapping[str, float]]
+    sharing: Sequence[Mapping[str, float]]
     exchanges: Sequence[Mapping[str, Any]]
     peak_flops_per_s: float
 
@@ -54,8 +56,8 @@ def probe_machine(host: RankHost, run: RunConfig, cache: Path) -> Probe:
     with host.crew("probe", "probe", cores, {"spec": spec.model_dump_json()}) as crew:
         answers = crew.ask(rows=list(_ROWS))
     rows = exchange_rows(host, 2, _LINK_SIZES, ("all_reduce", "reduce_scatter_direct"))
-    timed, update = [answer["timed"] for answer in answers], [answer["update"] for answer in answers]
-    return Probe(timed, update, rows, core_flops(cores))
+    timed, update, sharing = ([answer[key] for answer in answers] for key in ("timed", "update", "sharing"))
+    return Probe(timed, update, sharing, rows, core_flops(cores))
 
 
 def cluster_of(probe: Probe, run: RunConfig, ranks: int, clock: Clock) -> Cluster:
@@ -89,6 +91,7 @@ def cluster_of(probe: Probe, run: RunConfig, ranks: int, clock: Clock) -> Cluste
         head_efficiency=found.head_flops_per_s / peak,
         microbatch_s=found.microbatch_s,
         block_s=found.block_s,
+        shared_block_s=statistics.mean(sharing[clock] for sharing in probe.sharing),
         overlap=False,
         # CPU time does not pass while a rank waits for a core
         cores=len(probe.timed) if clock == "wall_s" else None,

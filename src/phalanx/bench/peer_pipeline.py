@@ -72,7 +72,7 @@ class TorchPipeline:
         square = torch.stack([g.square().sum() for g in counted]).sum()
         dist.all_reduce(square)
         limit = self._config.clip_norm or NO_CLIPPING
-        torch._foreach_mul_(gradients, float(min(1.0, limit / (square.sqrt() + 1e-6))))
+        torch._foreach_mul_(gradients, min(1.0, limit / (float(square.sqrt()) + 1e-6)))
 
 
 class _Half(nn.Module):

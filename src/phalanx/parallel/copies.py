@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,11 +51,23 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
     policy = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
     reshard = config.zero > SHARED_GRADIENTS
     for module in (*part.stage.own_blocks, part):
-        fully_shard(module, mesh=domain.copy_mesh, reshard_after_forward=reshard, offload_policy=policy)
-        if isinstance(module, FSDPModule) and domain.device.type == "cpu":
-            module.set_custom_all_gather(DirectGather())  # type: ignore[arg-type]
-            module.set_custom_reduce_scatter(DirectScatter())  # type: ignore[arg-type]
+        shard(module, domain.copy_mesh, reshard=reshard, policy=policy)
     return part
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool, policy: OffloadPolicy) -> None:
+    """Share the parameters of a module that no module inside it shares, and their gradients.
+
+    Args:
+        module: What is shared; changed in place.
+        mesh: The ranks.
+        reshard: Whether parameters are given up between forward and backward pass.
+        policy: Where they are kept.
+    """
+    fully_shard(module, mesh=mesh, reshard_after_forward=reshard, offload_policy=policy)
+    if isinstance(module, FSDPModule) and mesh.device_type == "cpu":
+        module.set_custom_all_gather(DirectGather())  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(DirectScatter())  # type: ignore[arg-type]
 
 
 def averages_afterwards(config: ParallelConfig) -> bool:

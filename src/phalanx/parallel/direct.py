@@ -43,16 +43,15 @@ def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
         whole: What is summed, contiguous; equal parts along dimension 0.
         group: The ranks; all of them call this together.
     """
-    if whole.device.type != "cpu":
+    if whole.device.type != "cpu" or group.size() == 1:
         dist.reduce_scatter_tensor(part, whole, group=group)
         return
     parts = whole.chunk(group.size())
     came = [torch.empty_like(part) for _ in parts[1:]]
     places = [*came[: group.rank()], part, *came[group.rank() :]]
-    works = _exchange(parts, places, group)
-    part.copy_(parts[group.rank()])
-    _wait(works)
-    for one in came:
+    _wait(_exchange(parts, places, group))
+    torch.add(parts[group.rank()], came[0], out=part)
+    for one in came[1:]:
         part.add_(one)
 
 

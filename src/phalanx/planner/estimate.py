@@ -175,6 +175,7 @@ def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machin
         host_bytes_per_s=None if cluster.host_gb_per_s is None else cluster.host_gb_per_s * GIGA,
         head_flops_per_s=None if cluster.head_efficiency is None else peak * cluster.head_efficiency,
         block_s=cluster.block_s,
+        shared_block_s=cluster.shared_block_s,
         overlap=cluster.overlap,
         cores=cluster.cores,
     )

@@ -105,6 +105,8 @@ class Cluster(StrictModel):
         head_efficiency: Share of the peak that the head and the loss reach; left out, as `efficiency`.
         microbatch_s: Seconds that a microbatch costs in each stage beside its computation: launches, messages.
         block_s: Seconds that a microbatch costs in each block, forward and backward, whatever its size.
+        shared_block_s: Seconds that sharing a block's gradients or parameters (ZeRO 2 and 3) costs each microbatch,
+            whatever its size: calls, and messages one by one.
         overlap: Exchanges between ranks go on beside computation. False where the cores that compute also carry the
             bytes.
         cores: CPU cores of a node that its ranks share when they are more; left out, each has a device of its own.
@@ -126,6 +128,7 @@ class Cluster(StrictModel):
     head_efficiency: float | None = Field(default=None, gt=0, le=1)
     microbatch_s: float = Field(default=0.0, ge=0)
     block_s: float = Field(default=0.0, ge=0)
+    shared_block_s: float = Field(default=0.0, ge=0)
     overlap: bool = True
     cores: int | None = Field(default=None, ge=1)
     host_gb_per_s: float | None = Field(default=None, gt=0)

@@ -33,6 +33,7 @@ class Machine:
         microbatch_s: Seconds that a microbatch costs in each stage beside its computation.
         head_flops_per_s: The same as `flops_per_s` for the head and the loss; None where they are alike.
         block_s: Seconds that a microbatch costs in each block, forward and backward, whatever its size.
+        shared_block_s: Seconds that sharing a block costs each microbatch with ZeRO 2 and 3, whatever its size.
         overlap: Exchanges go on beside computation.
         cores: That the ranks of a node share; None where each has a device of its own.
     """
@@ -46,6 +47,7 @@ class Machine:
     microbatch_s: float = 0.0
     head_flops_per_s: float | None = None
     block_s: float = 0.0
+    shared_block_s: float = 0.0
     overlap: bool = True
     cores: int | None = None
 
@@ -297,8 +299,10 @@ def _data(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, c
     # gathered once for the first forward pass, or for both passes of every microbatch
     whole = microbatches * scatter + gather * (1 if layout.zero == 2 else 2 * microbatches)
     # nothing is at work yet while the first block is gathered, and nothing any more while the last one is summed
-    ends = (scatter + gather) / max(1, shape.layers // layout.pp)
-    return _shown(whole - ends, compute if machine.overlap else 0.0, ends)
+    groups = max(1, shape.layers // layout.pp)
+    ends = (scatter + gather) / groups
+    calls = microbatches * (groups + 1) * machine.shared_block_s
+    return _shown(whole - ends, compute if machine.overlap else 0.0, ends + calls)
 
 
 def _copied(size: float, machine: Machine) -> float:
