@@ -69,7 +69,7 @@ class Enclave:
 
     @property
     def crypto_seconds(self) -> float:
-        """Spent on sealing and opening so far."""
+        """CPU time spent on sealing and opening so far."""
         return sum(link.seconds for link in self._links.values())
 
     def begin_again(self) -> None:

@@ -1,5 +1,6 @@
 """All parties outside the enclave, played by one process: they send microbatches, and put losses together."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ class SplitLead:
         self._front, self._kinds, self._microbatches = front, kinds, microbatches
         self._parties = {party.name: party for party in clients}
         self._sides: dict[str, SplitClient] = {}
-        self._enclave_crypto_s = 0.0
+        self._enclave_crypto_s, self._enclave_cpu_s = 0.0, 0.0
 
     @property
     def parties(self) -> tuple[Party, ...]:
@@ -69,8 +70,13 @@ class SplitLead:
 
     @property
     def crypto_seconds(self) -> float:
-        """Spent on sealing and opening tensors so far, at both ends."""
+        """CPU time spent on sealing and opening tensors so far, at both ends."""
         return sum(party.link.seconds for party in self._clients) + self._enclave_crypto_s
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of both processes so far, as far as the enclave has told."""
+        return time.process_time() + self._enclave_cpu_s
 
     @property
     def bytes_crossed(self) -> Mapping[str, int]:
@@ -206,5 +212,5 @@ class SplitLead:
     def _hear(self, party: Party) -> memoryview:
         with self.timer.phase("wait"):
             reply, frame = party.line.hear(say.Reply)
-        self._enclave_crypto_s = reply.crypto_s
+        self._enclave_crypto_s, self._enclave_cpu_s = reply.crypto_s, reply.cpu_s
         return frame

@@ -84,7 +84,9 @@ class Reply(Message):
     kind: ClassVar[str] = "reply"
     what: Literal["train", "held_out"]
     crypto_s: float = Field(ge=0)
-    """Seconds that the enclave has spent on cryptography so far."""
+    """CPU seconds that the enclave has spent on cryptography so far."""
+    cpu_s: float = Field(ge=0)
+    """CPU seconds that it has spent on everything."""
 
 
 class Restore(Message):

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -207,7 +208,7 @@ class EnclaveServer:
 
     def _give_back(self, message: say.Upload, replies: Replies) -> None:
         for client, frame in replies.items():
-            reply = say.Reply(what=message.what, crypto_s=self._enclave.crypto_seconds)
+            reply = say.Reply(what=message.what, crypto_s=self._enclave.crypto_seconds, cpu_s=time.process_time())
             self._post(client, reply, frame)
 
     # --- states -----------------------------------------------------------------------------------

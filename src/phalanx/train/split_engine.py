@@ -22,11 +22,12 @@ class SplitEngine:
         lead: All parties outside the enclave.
 
     Attributes:
-        crypto_s: Seconds of sealing and opening in the steps so far, at both ends.
+        crypto_s: CPU seconds of sealing and opening in the steps so far, at both ends.
+        cpu_s: CPU seconds of both processes in the steps so far.
     """
 
     def __init__(self, lead: SplitLead) -> None:
-        self.crypto_s = 0.0
+        self.crypto_s, self.cpu_s = 0.0, 0.0
         self._lead = lead
         self._num_steps = 0
         self._to_settle = 0
@@ -40,10 +41,11 @@ class SplitEngine:
             PhalanxError: The enclave is gone, or refused what came.
         """
         lead = self._lead
-        bytes_before, crypto_before = lead.bytes_crossed, lead.crypto_seconds
+        bytes_before, crypto_before, cpu_before = lead.bytes_crossed, lead.crypto_seconds, lead.cpu_seconds
         outcome = lead.step(step, inputs.ids, inputs.labels)
         self._num_steps = step + 1
         self.crypto_s += lead.crypto_seconds - crypto_before
+        self.cpu_s += lead.cpu_seconds - cpu_before
         return StepResult(
             step=step,
             loss=outcome.loss,
