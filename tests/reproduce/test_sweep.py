@@ -8,7 +8,7 @@ from phalanx.bench.row_file import sweep
 from phalanx.errors import DataError
 from phalanx.reproduce import reproduce
 from phalanx.reproduce.cell import Cell
-from phalanx.reproduce.tables import CELLS, as_tables, summarise
+from phalanx.reproduce.tables import CELLS, as_tables, of_one_text, summarise
 from phalanx.reproduce.trainer import rows_in
 from phalanx.reproduce.workload import FULL, QUICK, SMALL, describe
 
@@ -198,3 +198,20 @@ def test_a_table_of_which_nothing_is_trained_says_what_is_missing(tmp_path, monk
     found = reproduce("vulnerability", size="quick", only_finished=True)
 
     assert (found["rows"], found["missing"]) == ([], len(list(CELLS["vulnerability"](True))))
+
+
+def test_a_row_of_another_text_is_trained_again(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    run(path, Trainer())
+    again = Trainer()
+
+    list(sweep([CLEAN, ATTACKED], rows_in(path, QUICK, lambda cell, row: cell != ATTACKED), again, lambda *told: None))
+
+    assert again.trained == [ATTACKED]
+
+
+def test_only_rows_of_one_text_are_compared():
+    rows = [made_row(CLEAN, corpus_digest="new"), made_row(ATTACKED, corpus_digest="old")]
+    other = made_row(Cell("opt", "manual", "plain", 0, "attacked", "forward", 0.5), corpus_digest="old")
+
+    assert of_one_text([*rows, other]) == [rows[0], other]

@@ -18,15 +18,28 @@ Cell = TypeVar("Cell")
 class RowFile(Generic[Cell]):
     """Finished rows, one JSON object a line, each with a key over all that decided it."""
 
-    def __init__(self, path: Path, deciding: Callable[[Cell], Sequence[object]]) -> None:
-        """`deciding` tells, as JSON, all that decides a cell's figures but versions, which are always in the key."""
+    def __init__(
+        self,
+        path: Path,
+        deciding: Callable[[Cell], Sequence[object]],
+        holds: Callable[[Cell, Row], bool] = lambda cell, row: True,
+    ) -> None:
+        """Read what there is.
+
+        Args:
+            path: The file.
+            deciding: Tells, as JSON, all that decides a cell's figures but versions, which are always in the key.
+            holds: Whether a row that was found is of what would be measured now, as far as only the row can tell.
+        """
         self.path = path
         self._deciding = deciding
+        self._holds = holds
         self._rows = {str(row["key"]): row for row in self._read()}
 
     def find(self, cell: Cell) -> Row | None:
         """The row of a cell, None where it is not finished, or something that decides it was otherwise then."""
-        return self._rows.get(self.key(cell))
+        row = self._rows.get(self.key(cell))
+        return row if row is not None and self._holds(cell, row) else None
 
     def add(self, cell: Cell, row: Row) -> Row:
         """Append a row; it is on disk when this returns.

@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.bench.machine import current_commit, describe_machine, load_average
 from phalanx.bench.row_file import sweep
 from phalanx.pipeline import keep_freed_memory
-from phalanx.reproduce.tables import CELLS, as_tables, summarise
+from phalanx.reproduce.tables import CELLS, as_tables, of_one_text, summarise
 from phalanx.reproduce.texts import DOMAINS
 from phalanx.reproduce.trainer import PROTOCOL, Trainer, in_words, rows_in
 from phalanx.reproduce.workload import SIZES, describe
@@ -35,11 +35,12 @@ def reproduce(table: str, *, size: str = "full", only_finished: bool = False) ->
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     load = load_average()
     cells = list(CELLS[table](quick))
-    finished = rows_in(cache / "reproduce" / "rows.jsonl", chosen)
+    path = cache / "reproduce" / "rows.jsonl"
     with deterministic(threads=1):
         keep_freed_memory()
         trainer = None if only_finished else Trainer(chosen, cache, _say)
-        rows = list(sweep(cells, finished, trainer, lambda *told: _say(in_words(*told))))
+        finished = rows_in(path, chosen) if trainer is None else rows_in(path, chosen, trainer.has_same_text)
+        rows = of_one_text(list(sweep(cells, finished, trainer, lambda *told: _say(in_words(*told)))))
     return {
         "name": table,
         "quick": quick,

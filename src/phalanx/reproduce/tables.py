@@ -53,6 +53,12 @@ CELLS: Mapping[str, Callable[[bool], Iterator[Cell]]] = MappingProxyType(
 """By the name of the table; the argument is --quick."""
 
 
+def of_one_text(rows: Sequence[Row]) -> list[Row]:
+    """Leave out rows whose clean training, with which they are compared, had another text."""
+    texts = {_training(row): row["corpus_digest"] for row in rows if row["arm"] == "clean"}
+    return [row for row in rows if texts.get(_training(row), row["corpus_digest"]) == row["corpus_digest"]]
+
+
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """One line for each cell, over its seeds: mean and least and most; None where nothing was measured."""
     groups: dict[tuple[Any, ...], list[Row]] = {}

@@ -1,5 +1,6 @@
 """A table's trainings: what each is trained from, and under which key it is kept when it is finished."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,9 +15,9 @@ PROTOCOL = 1
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
 
 
-def rows_in(path: Path, size: Size) -> RowFile[Cell]:
-    """Trainings that are finished at this size with this protocol."""
-    return RowFile(path, lambda cell: [PROTOCOL, describe(size), asdict(cell)])
+def rows_in(path: Path, size: Size, holds: Callable[[Cell, Row], bool] = lambda cell, row: True) -> RowFile[Cell]:
+    """Trainings that are finished at this size with this protocol; `holds` as `RowFile` takes it."""
+    return RowFile(path, lambda cell: [PROTOCOL, describe(size), asdict(cell)], holds)
 
 
 class Trainer:
@@ -40,6 +41,11 @@ class Trainer:
         data, corpus = self._domain(cell.domain, cell.regime)
         run = run_of(model, data, regime, self._size, regime.epochs * steps_per_epoch(corpus), cell.seed)
         return train_cell(cell, run, corpus, self._cache) | {"corpus_digest": corpus.digest, "model": model.name}
+
+    def has_same_text(self, cell: Cell, row: Row) -> bool:
+        """Whether a row was trained on the text that the cell would be trained on now."""
+        _, corpus = self._domain(cell.domain, cell.regime)
+        return bool(row["corpus_digest"] == corpus.digest)
 
     def _text_a(self) -> Corpus:
         if self._pretraining is None:
