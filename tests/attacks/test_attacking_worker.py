@@ -1,6 +1,7 @@
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from phalanx.attacks import drill, run_worker_with_attack
 from phalanx.cli import run
 from phalanx.config import dump_toml
 from phalanx.errors import ConfigError
-from phalanx.pipeline import AttackConfig, WorkerConfig
+from phalanx.pipeline import AttackConfig, WorkerConfig, unwrapped
 from phalanx.testing import WorkerCrash
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart.toml"
@@ -31,11 +32,20 @@ def test_a_worker_with_an_attack_lies_under_its_own_name_with_its_copies_and_its
 
     run_worker_with_attack(config)
 
-    ((found, wrap_copy, open_endpoint),) = started
-    attack = wrap_copy.__self__
+    ((found, _, open_endpoint),) = started
+    attack = open_endpoint.keywords["rewrite"].__self__
     assert found is config
     assert (attack.party, attack.config.kind) == ("worker-1", "equivocation")
-    assert open_endpoint.keywords["rewrite"].__self__ is attack
+
+
+def test_an_attacker_stands_before_whatever_computes_for_it(tmp_path, monkeypatch, started):
+    liar = SimpleNamespace(wrap_copy=lambda copy, held: ("liar", copy, held), rewrite=None, hear=None)
+    monkeypatch.setattr(drill, "actor", lambda *_: liar)
+
+    run_worker_with_attack(worker(tmp_path, attack=AttackConfig()), lambda copy, held: ("group", copy, held))
+
+    ((_, wrap_copy, _),) = started
+    assert wrap_copy("copy", True) == ("liar", ("group", "copy", True), True)
 
 
 def test_an_unknown_attack_ends_the_worker_before_it_joins(tmp_path, started):
@@ -69,8 +79,9 @@ def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch, attack
     path.write_text(dump_toml(worker(tmp_path, attack=attack)))
 
     assert run(["worker", str(path)]) == 0
-    ((config,),) = calls
+    ((config, wrap_copy),) = calls
     assert config.owner == "127.0.0.1:1"
+    assert wrap_copy is unwrapped
 
 
 def test_a_worker_file_that_is_wrong_is_refused(tmp_path, capsys):
