@@ -191,5 +191,9 @@ def test_secret_memory_is_closed_twice_without_harm():
     except OSError as exc:
         pytest.skip(f"no memfd_secret here: {exc.strerror}")
 
+    view = memory.view
     memory.close()
     memory.close()
+
+    with pytest.raises(ValueError, match="released"):
+        view.tobytes()
