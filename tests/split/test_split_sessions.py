@@ -142,6 +142,19 @@ def test_a_frame_that_does_not_open_ends_the_step_with_its_reason(source, tmp_pa
         assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
 
 
+def test_a_client_that_sends_and_sends_out_of_its_turn_is_refused_and_fills_no_memory(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        line = session.lead.parties[2].line
+        upload = say.Upload(what="train", microbatch=1, rows=1)
+        for _ in range(8):
+            line.say(upload, (b"x",))
+
+        with pytest.raises(FrameError, match="8 frames wait already"):
+            line.ask(upload, say.Reply, (b"x",))
+
+        assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
+
+
 def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source, tmp_path):
     from phalanx.split.measure import measure_code
 

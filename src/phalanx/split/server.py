@@ -31,6 +31,8 @@ from phalanx.split.tier import open_epochs, open_tier
 from phalanx.split.trainer import BackTrainer
 from phalanx.transport import Endpoint, GrpcWire, LinkFault, Received
 
+_FRAMES = 2
+"""Of a microbatch: activations and labels."""
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
 
 
@@ -184,6 +186,9 @@ class EnclaveServer:
             raise RollbackError(
                 "the enclave has a state to go on from and was given none; --resume from the newest checkpoint"
             )
+        most = _FRAMES * self._config.microbatches
+        if len(self._waiting[sender]) >= most:
+            raise FrameError(f"{sender}: {most} frames wait already, as many as a step has; wait for feedback")
         self._waiting[sender].append((message, payload))
         self._take_what_is_due()
 
