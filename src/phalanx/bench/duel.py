@@ -1,5 +1,6 @@
 """One cell of `bench detection`: a simulated company with its attackers, and what came of it."""
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,7 @@ from pathlib import Path
 from phalanx.attacks import actor, attacks_in, make_attack
 from phalanx.bench.cell import Cell
 from phalanx.bench.cells import FIRST_ATTACKED_STEP
-from phalanx.bench.other_paths import Differences, label_of, on_path
+from phalanx.bench.other_paths import Differences, label_of, on_path, taking_turns
 from phalanx.calibrate import NumericPath
 from phalanx.pipeline import AttackConfig, GuardConfig, WrapCopy
 from phalanx.testing import Actor, MemoryCompany
@@ -123,7 +124,7 @@ def play(cell: Cell, directory: Path, cache: Path) -> Outcome:
     differences = Differences()
     company = MemoryCompany(run, directory, _actors(cell, run, log, differences), cache=cache)
     _fix_draws(company)
-    with company:
+    with taking_turns() if cell.paths else contextlib.nullcontext(), company:
         try:
             _drive(company, cell.steps, log, outcome)
             outcome.digest = company.weights_digest()

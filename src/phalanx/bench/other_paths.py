@@ -1,9 +1,11 @@
 """Honest workers that really compute in different ways, in the one process of a simulated company."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from phalanx.pipeline import StageCopy, StageRunner, WrapCopy, token_distance
 
 # threads, kernels and switches of a path belong to the whole process
 _ONE_AT_A_TIME = threading.RLock()
+_COMPUTATIONS = ("forward", "backward", "recompute")
 
 _Place = tuple[int, int, int, str]
 """Stage, step, microbatch, direction."""
@@ -100,11 +103,7 @@ class PathRunner(StageRunner):
 
 
 def on_path(path: NumericPath, differences: Differences) -> WrapCopy:
-    """What lets a worker compute all copies that it has, held or shadowed, in one way.
-
-    The owner's stages may run at the same moment, and then with the path's settings of the process; nobody audits
-    them.
-    """
+    """What lets a worker compute all copies that it has, held or shadowed, in one way; only while `taking_turns`."""
 
     def wrap(copy: StageCopy, held: bool) -> StageCopy:
         def sent(place: _Place, tensor: Tensor) -> None:
@@ -115,6 +114,32 @@ def on_path(path: NumericPath, differences: Differences) -> WrapCopy:
         return copy
 
     return wrap
+
+
+@contextlib.contextmanager
+def taking_turns() -> Iterator[None]:
+    """Let nobody of this process compute while another's path is switched on: not the owner's referee either.
+
+    A referee that recomputed with the settings of somebody else's path would find other bits than an honest holder
+    of its own numeric class has sent, and convict it.
+    """
+    plain = {name: getattr(StageRunner, name) for name in _COMPUTATIONS}
+    for name, compute in plain.items():
+        setattr(StageRunner, name, _in_turn(compute))
+    try:
+        yield
+    finally:
+        for name, compute in plain.items():
+            setattr(StageRunner, name, compute)
+
+
+def _in_turn(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compute)
+    def wait_and_compute(*args: Any, **kwargs: Any) -> Any:
+        with _ONE_AT_A_TIME:
+            return compute(*args, **kwargs)
+
+    return wait_and_compute
 
 
 def label_of(path: NumericPath, paths: Sequence[NumericPath]) -> str | None:
