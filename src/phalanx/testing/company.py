@@ -97,6 +97,7 @@ class MemoryCompany:
         self._threads: dict[str, PartyThread] = {}
         self._workers: dict[str, Worker] = {}
         self._next_step = 0
+        self._is_under_way = False
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -107,6 +108,7 @@ class MemoryCompany:
         """
         with contextlib.ExitStack() as stack:
             self._start(stack)
+            self._is_under_way = True
             self._stack = stack.pop_all()
         return self
 
@@ -301,6 +303,10 @@ class MemoryCompany:
             endpoint.close()
 
     def _end_workers(self) -> None:
+        if not self._is_under_way:
+            # nobody has told them that it is over
+            for name in self._threads:
+                self.kill(name)
         for name, thread in self._threads.items():
             thread.join(_SECONDS_TO_END)
             if thread.is_alive():
