@@ -1,11 +1,7 @@
 """What is withheld is handed on by the owner; who stays silent is replaced and not blamed."""
 
-import contextlib
-import threading
-
 import pytest
 
-from phalanx.errors import PhalanxError
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.messages import (
     Activation,
@@ -21,7 +17,7 @@ from phalanx.pipeline.messages import (
     Standing,
     StepAudited,
 )
-from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
+from phalanx.testing import Actor, Stall, only, tampering, tiny_run
 
 IMPATIENT = PipelineConfig(stages=4, step_timeout_s=60.0, patience_s=0.4)
 
@@ -104,18 +100,13 @@ def test_a_stage_that_talks_idly_while_it_withholds_its_commitment_is_replaced(m
     run = impatient()
     company = make_company(run, {1: withholding(Commit, lambda letter: letter.message.step == 1)})
     complaint = Fault(epoch=0, about="worker-2", error="FrameError", reason="so slow").model_dump(mode="json")
-    is_over = threading.Event()
 
     def talk():
-        with contextlib.suppress(PhalanxError, WorkerCrash):
-            while not is_over.wait(0.02):
-                company.endpoint("worker-1").send("owner", "fault", complaint)
+        if company.is_alive("worker-1"):
+            company.endpoint("worker-1").send("owner", "fault", complaint)
 
-    thread = threading.Thread(target=talk, daemon=True)
-    thread.start()
+    company.clock.on_tick.append(talk)
     company.run(3)
-    is_over.set()
-    thread.join()
 
     assert_replaced(company, "worker-1", run, honest_digest)
 
@@ -201,17 +192,17 @@ def test_a_party_that_does_not_take_its_new_roles_is_replaced_as_well(make_compa
 def test_a_party_that_hangs_while_roles_change_is_missed_long_before_the_steps_time_is_up(make_company, honest_digest):
     run = tiny_run(pipeline=PipelineConfig(stages=5, step_timeout_s=600.0, patience_s=0.4))
     lies = Actor(tampering(lambda direction, step, microbatch, tensor: -tensor if step == 1 else tensor))
-    awake = threading.Event()
+    stall = Stall()
 
     def hang(assign):
         if assign.epoch > 0:
-            awake.wait(60.0)
+            stall.wait(60.0)
 
     company = make_company(run, {1: lies, 3: Actor(hear=hang)})
     try:
         company.run(3)
     finally:
-        awake.set()
+        stall.end()
 
     assert (company.evicted, company.lost) == (["worker-1"], ["worker-3"])
     assert [body["reason"] for body in company.bodies("link_broken")] == ["silent while roles were given out"]

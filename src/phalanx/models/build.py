@@ -1,12 +1,13 @@
 """Stages made from a model directory, or empty ones made from the config alone."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
 from phalanx.errors import ModelError
@@ -151,11 +152,26 @@ def trained_shapes(hub_config: Any, adapter: AdapterConfig | None) -> dict[str, 
     return {name: tuple(value.shape) for name, value in found if not (whole.ties_head and name == HEAD_WEIGHT)}
 
 
+class _Undrawn(TorchFunctionMode):
+    """Passes over the drawing of first values: on the meta device there are none, and most of the time goes there."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__ and args:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
 def _skeleton(
     hub_config: Any, family: Family, spec: StageSpec, attention: Attention, activation_checkpointing: bool
 ) -> StageModule:
     try:
-        with torch.device("meta"):
+        with _Undrawn(), torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(
                 copy.deepcopy(hub_config),
                 attn_implementation=family.attention(attention),

@@ -1,6 +1,5 @@
 """Waiting for what was begun: until it is decided, until somebody is guilty or gone, or until time is up."""
 
-import time
 from collections.abc import Callable
 
 from phalanx.errors import PeerLostError
@@ -44,7 +43,7 @@ class Attempts:
         Raises:
             PeerLostError: It did not end in time.
         """
-        deadline = time.monotonic() + self._succession.timeout_s
+        deadline = self.silence.clock.wall() + self._succession.timeout_s
         self.silence.begin()
         while not self._coordinator.decided(may_lag=is_finite()) or (
             not is_finite() and self._coordinator.doubt_step()
@@ -52,7 +51,7 @@ class Attempts:
             judgement = self.go_on()
             if judgement is not None or self._succession.lost:
                 return judgement
-            if time.monotonic() > deadline:
+            if self.silence.clock.wall() > deadline:
                 raise PeerLostError(
                     f"step {self._docket.ledger.step} did not end within {self._succession.timeout_s:.0f} s; still "
                     f"waiting for {self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the "

@@ -44,6 +44,15 @@ from phalanx.transport import Endpoint
 class PipelineEngine:
     """Drives stages that may lie, die or stall, and answers each batch with one verified step.
 
+    Args:
+        plan: The run.
+        owner: The owner's name and keys.
+        endpoint: The owner's end of all links.
+        members: Who has joined.
+        files: What is read and written.
+        draw: Which microbatches are audited.
+        clock: What patience and deadlines are measured with; one of its own when left out.
+
     Attributes:
         plan: The run.
         timer: The owner's own phases.
@@ -62,7 +71,15 @@ class PipelineEngine:
     """
 
     def __init__(
-        self, plan: StepPlan, owner: Peer, endpoint: Endpoint, members: Members, files: Files, draw: AuditDraw
+        self,
+        plan: StepPlan,
+        owner: Peer,
+        endpoint: Endpoint,
+        members: Members,
+        files: Files,
+        draw: AuditDraw,
+        *,
+        clock: Awake | None = None,
     ) -> None:
         members.check_upkeep(plan.guard)
         self.plan = plan
@@ -72,9 +89,9 @@ class PipelineEngine:
         self._party = Party(OWNER, plan, self._mail.post, self._mail.peer, self.timer)
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
         self._party.report_usage(RunningCosts(self.timer, endpoint))
-        clock = Awake()
-        silence = Silence(30.0, clock)
-        self._courier = Courier(self._mail.post, self._pump, clock, timeout_s=30.0)
+        self._clock = Awake() if clock is None else clock
+        silence = Silence(30.0, self._clock)
+        self._courier = Courier(self._mail.post, self._pump, self._clock, timeout_s=30.0)
         self._docket = Docket(plan, self._mail.peer, files.observe, classes=members.classes)
         self.lives = Lives(endpoint, members.names, members.returns)
         self._newcomers = Newcomers(members, plan, self._mail, endpoint, files.observe, self.lives)
@@ -200,13 +217,13 @@ class PipelineEngine:
             PeerLostError: That did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
-        deadline = time.monotonic() + self._succession.timeout_s
+        deadline = self._clock.wall() + self._succession.timeout_s
         coordinator, docket = self._coordinator, self._docket
         while self.plan.guard.enabled and (set(self.shadows) - docket.agreed.keys() or docket.lagging is not None):
             judgement = self._attempts.go_on()
             if judgement is not None or self._succession.lost:
                 self._stepping.recover(judgement, docket.ledger.step)
-            if time.monotonic() > deadline:
+            if self._clock.wall() > deadline:
                 raise PeerLostError(f"the last step was not verified in time; waiting for {coordinator.waiting_for()}")
 
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:

@@ -10,7 +10,7 @@ _LONGEST_LOOK_AWAY_S = 1.0
 
 
 class Awake:
-    """A monotonic clock that stands still while its reader does not look at it.
+    """An owner's monotonic clock; the time that others are held to stands still while its reader does not look at it.
 
     Whoever was stopped, swapped out or starved cannot tell how long others were silent meanwhile: of the time between
     two looks no more than a second counts. Who listens looks many times a second.
@@ -27,6 +27,10 @@ class Awake:
         self._last = now
         return self._awake_s
 
+    def wall(self) -> float:
+        """Seconds, those not looked at included: for how long the whole of something may take."""
+        return time.monotonic()
+
 
 class Silence:
     """Measures the gaps between messages; a gap is too long when no recent honest step had one nearly as long.
@@ -35,13 +39,16 @@ class Silence:
         patience_s: A gap that is never too long, seconds; four times as long is always too long.
         clock: Where time is read.
 
+    Attributes:
+        clock: The same.
+
     Guarantees:
         Whoever makes every step slow, each a little more than the last, does not make the limit rise for ever.
     """
 
     def __init__(self, patience_s: float, clock: Awake) -> None:
         self.patience_s = patience_s
-        self._clock = clock
+        self.clock = clock
         self._honest: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self._longest_s, self._was_broken, self._has_knocked = 0.0, False, False
         self._since = clock.now()
@@ -53,7 +60,7 @@ class Silence:
 
     def heard(self) -> None:
         """Something has happened."""
-        self._longest_s = max(self._longest_s, self._clock.now() - self._since)
+        self._longest_s = max(self._longest_s, self.clock.now() - self._since)
         self._restart()
 
     def broken(self) -> None:
@@ -75,19 +82,19 @@ class Silence:
     @property
     def too_long(self) -> bool:
         """Whether the present gap is longer than the limit."""
-        return self._clock.now() - self._since > self.limit_s
+        return self.clock.now() - self._since > self.limit_s
 
     @property
     def too_long_for_anything(self) -> bool:
         """Whether the present gap is longer than any limit, where honest ones are not known: while roles change."""
-        return self._clock.now() - self._since > _HONEST_TIMES * self.patience_s
+        return self.clock.now() - self._since > _HONEST_TIMES * self.patience_s
 
     def is_time_to_knock(self) -> bool:
         """Whether a third of the limit has gone by; true once in a gap."""
-        if self._has_knocked or self._clock.now() - self._since <= _KNOCK_SHARE * self.limit_s:
+        if self._has_knocked or self.clock.now() - self._since <= _KNOCK_SHARE * self.limit_s:
             return False
         self._has_knocked = True
         return True
 
     def _restart(self) -> None:
-        self._since, self._has_knocked = self._clock.now(), False
+        self._since, self._has_knocked = self.clock.now(), False

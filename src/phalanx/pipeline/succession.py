@@ -1,7 +1,6 @@
 """L5: what follows from a verdict or a loss: who is excluded, who has which roles then, and how everybody begins."""
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -330,7 +329,7 @@ class Succession:
         return settled(new, old, {*self.alive, OWNER}, confirmed)
 
     def _await_ready(self, *, is_start: bool) -> None:
-        deadline = time.monotonic() + self.timeout_s
+        deadline = self._silence.clock.wall() + self.timeout_s
         waiting = {*self.alive, OWNER}
         self._silence.begin()
         while waiting - self._coordinator.ready.keys() and not self.lost:
@@ -338,7 +337,7 @@ class Succession:
             # at the very start everybody may be building a large model, later on somebody a stage
             if self._silence.too_long_for_anything and self.epoch:
                 self._suspect_the_silent()
-            if time.monotonic() > deadline:
+            if self._silence.clock.wall() > deadline:
                 missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
                 if is_start or not missing:
                     raise PeerLostError(f"{', '.join(missing)} did not get ready within {self.timeout_s:.0f} s")

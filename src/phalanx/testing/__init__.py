@@ -1,16 +1,19 @@
 """Simulators for users' own tests: a whole verified run in one process, with parties that lie or die on cue."""
 
 from phalanx.testing.actor import Actor, Letter, Rewrite, TamperedRunner, WorkerCrash, crash_at, only, tampering
+from phalanx.testing.clock import CompanyClock, Stall
 from phalanx.testing.company import MemoryCompany
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch, tiny_run
 
 __all__ = [
     "Actor",
+    "CompanyClock",
     "Letter",
     "MemoryCompany",
     "Rewrite",
     "RewritingEndpoint",
+    "Stall",
     "TamperedRunner",
     "WorkerCrash",
     "crash_at",

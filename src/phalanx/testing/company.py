@@ -1,7 +1,6 @@
 """A whole verified run in one process: the real owner, the real workers, no sockets and no child processes."""
 
 import contextlib
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -24,13 +23,14 @@ from phalanx.pipeline import (
 )
 from phalanx.security.crypto import Identity, certified_name, load_identity
 from phalanx.testing.actor import Actor, WorkerCrash
+from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
 from phalanx.train import RunConfig, step_inputs
 from phalanx.train.layout import make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
-from phalanx.transport import Endpoint, MemoryNetwork
+from phalanx.transport import MemoryNetwork
 
 _SESSION = "simulation"
 _JOIN_TIMEOUT_S = 60.0
@@ -44,6 +44,10 @@ class MemoryCompany:
 
     Everything else is the real thing: engine, workers, messages, signatures, certificates, referee.
     A worker can be given an `Actor` that lies in its computations or in its messages, or dies.
+
+    Patience and deadlines are measured with a clock of the simulation's own, which passes, by leaps, only while nobody
+    has anything to do: a machine that is slow or busy makes nobody silent, and to wait for one who is costs nothing.
+    A liar that blocks on purpose does so with a `Stall`; the clock waits for any other blocking as for work.
 
     Threads share torch's random generator, so dropout must be 0 and every numeric class is this
     process's own, whatever label an actor claims. Seconds of CPU per party mean little here.
@@ -63,6 +67,7 @@ class MemoryCompany:
         events: What would be in the audit log, in order: kind and body.
         errors: How workers ended that ended with an error of ours, by name.
         source: The model.
+        clock: The owner's.
     """
 
     engine: PipelineEngine
@@ -88,9 +93,11 @@ class MemoryCompany:
         self._actors = dict(actors or {})
         self._network = MemoryNetwork()
         self._endpoints: dict[str, RewritingEndpoint] = {}
-        self._threads: dict[str, threading.Thread] = {}
+        self.clock = CompanyClock()
+        self._threads: dict[str, PartyThread] = {}
         self._workers: dict[str, Worker] = {}
         self._next_step = 0
+        self._is_under_way = False
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -101,6 +108,7 @@ class MemoryCompany:
         """
         with contextlib.ExitStack() as stack:
             self._start(stack)
+            self._is_under_way = True
             self._stack = stack.pop_all()
         return self
 
@@ -177,7 +185,7 @@ class MemoryCompany:
     def join(self, name: str) -> None:
         """Start a worker; one of the run's `late_workers` is let in between two steps."""
         self._endpoints[name] = self._endpoint(name)
-        self._threads[name] = threading.Thread(target=self._work, args=(name,), name=name, daemon=True)
+        self._threads[name] = PartyThread(name, self._endpoints[name], self._work)
         self._threads[name].start()
 
     def leave(self, name: str) -> None:
@@ -226,7 +234,8 @@ class MemoryCompany:
     def _start(self, stack: contextlib.ExitStack) -> None:
         run, home = self.run_config, self._home
         names = run.pipeline.workers
-        endpoint = Endpoint(home.owner, {}, _SESSION, self._network.wire(OWNER), run.pipeline.transport)
+        wire, limits = self._network.wire(OWNER), run.pipeline.transport
+        endpoint = OwnersEndpoint(home.owner, {}, _SESSION, wire, limits, threads=self._threads, clock=self.clock)
         stack.enter_context(endpoint)
         stack.callback(self._end_workers)
         # parties must know each other before the first of them sends
@@ -251,7 +260,9 @@ class MemoryCompany:
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
         self.draw = AuditDraw.of(home.audit_key(), run.guard)
-        self.engine = PipelineEngine(self.plan, home.owner.public, endpoint, members, files, self.draw)
+        self.engine = PipelineEngine(
+            self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
+        )
         stack.callback(self.engine.close, "the simulation is over")
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
@@ -292,6 +303,10 @@ class MemoryCompany:
             endpoint.close()
 
     def _end_workers(self) -> None:
+        if not self._is_under_way:
+            # nobody has told them that it is over
+            for name in self._threads:
+                self.kill(name)
         for name, thread in self._threads.items():
             thread.join(_SECONDS_TO_END)
             if thread.is_alive():

@@ -89,6 +89,18 @@ class Endpoint:
             return MappingProxyType({name: link.peer for name, link in self._links.items()})
 
     @property
+    def vigil(self) -> int | None:
+        """Which call of `receive` waits in vain just now; None while something has come or nobody waits."""
+        return self._inbox.vigil
+
+    @property
+    def sending_to(self) -> frozenset[str]:
+        """Who has frames of this party still to take."""
+        with self._lock:
+            outboxes = dict(self._outboxes)
+        return frozenset(name for name, outbox in outboxes.items() if outbox.is_busy)
+
+    @property
     def bytes_sent(self) -> Mapping[str, int]:
         """Bytes of the frames that each peer has taken."""
         return MappingProxyType(self._sent)

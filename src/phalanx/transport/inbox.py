@@ -59,7 +59,17 @@ class Inbox:
         self._queued: Counter[str] = Counter()
         self._refused: set[str] = set()
         self._closed = False
+        self._num_gets, self._is_waited_on = 0, False
         self._changed = threading.Condition()
+
+    @property
+    def vigil(self) -> int | None:
+        """Which call of `get` waits in vain just now; None while something lies here or nobody waits.
+
+        Whoever finds the same number twice knows that the reader did nothing in between.
+        """
+        with self._changed:
+            return self._num_gets if self._is_waited_on and not self._items and not self._closed else None
 
     def put(self, item: Received, size_bytes: int, timeout_s: float) -> None:
         """Add a frame; waits while its sender has too much in here already.
@@ -93,11 +103,14 @@ class Inbox:
         """Return the oldest item, or None when there is none within the time or the inbox is closed."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
+            self._num_gets += 1
             while not self._items and not self._closed:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     return None
+                self._is_waited_on = True
                 self._changed.wait(remaining)
+                self._is_waited_on = False
             if not self._items:
                 return None
             item, cost = self._items.popleft()

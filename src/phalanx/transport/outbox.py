@@ -81,10 +81,17 @@ class Outbox:
         self._queued_bytes = 0
         self._undelivered: list[tuple[SignedHeader, bytes]] = []
         self._error: TransportError | SignatureError | None = None
+        self._reports_fault = False
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._deliver_all, name=f"to-{peer.name}", daemon=True)
         self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a frame is under way, or word that none can be."""
+        with self._changed:
+            return bool(self._queue) or self._reports_fault
 
     def put(self, kind: str, body: dict[str, Any], payload: Payload) -> SignedHeader:
         """Seal a frame, copy its payload and queue it; waits while too much is queued already.
@@ -168,9 +175,10 @@ class Outbox:
             queued = list(self._queue)
             was_open = self.drop(error)
             if was_open:
-                self._undelivered = queued
+                self._undelivered, self._reports_fault = queued, True
         if was_open:
             self._report(LinkFault(self._peer.name, error))
+            self._reports_fault = False
 
     def join(self, timeout_s: float) -> None:
         """Wait for the delivering thread to end, after `drop`."""

@@ -1,0 +1,167 @@
+"""The time of a simulation: it passes only while nobody has anything to do."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from phalanx.pipeline.silence import Awake
+from phalanx.security.crypto import Identity, Peer
+from phalanx.transport import Endpoint, LinkFault, Received, TransportConfig, Wire
+
+_LOOK_EVERY_S = 0.002
+
+Signs = dict[str, int]
+"""Who does nothing, and since which of its deeds: the same twice means that nobody did anything in between."""
+
+
+class CompanyClock(Awake):
+    """A clock that its owner moves on; it jumps, so that a simulated silence costs no real one.
+
+    Attributes:
+        on_tick: Called before each jump, in the owner's thread; for a test in which somebody does something every now
+            and then, with no message to answer. A jump is as long as the owner waits for mail: 0.05 s in a run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed_s = 0.0
+        self.on_tick: list[Callable[[], None]] = []
+
+    def now(self) -> float:
+        """Seconds so far in which nobody did anything."""
+        return self._passed_s
+
+    def wall(self) -> float:
+        """The same: a simulation on a slow machine takes no longer."""
+        return self._passed_s
+
+    def tick(self, seconds: float) -> None:
+        """Let time pass."""
+        for act in self.on_tick:
+            act()
+        self._passed_s += seconds
+
+
+class Stall:
+    """Lets a party do nothing, inside any of its hooks, until somebody ends that.
+
+    To its company this is silence, and time passes. A hook that computes, or gets no CPU, is at work, however long it
+    takes; so is one that blocks in any other way.
+    """
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether whoever waits here has something to do again."""
+        return self._over.is_set()
+
+    def wait(self, limit_s: float) -> None:
+        """Do nothing until the end, at most so many real seconds."""
+        thread = threading.current_thread()
+        if isinstance(thread, PartyThread):
+            thread.begin_stall(self)
+        self._over.wait(limit_s)
+        if isinstance(thread, PartyThread):
+            thread.end_stall()
+
+    def end(self) -> None:
+        """Let whoever waits go on."""
+        self._over.set()
+
+
+class PartyThread(threading.Thread):
+    """A worker of a simulation.
+
+    Attributes:
+        endpoint: Its end of its links.
+    """
+
+    def __init__(self, name: str, endpoint: Endpoint, work: Callable[[str], None]) -> None:
+        super().__init__(target=work, args=(name,), name=name, daemon=True)
+        self.endpoint = endpoint
+        self._num_stalls = 0
+        self._stall: Stall | None = None
+
+    def begin_stall(self, stall: Stall) -> None:
+        """From now on it does nothing on purpose."""
+        self._num_stalls += 1
+        self._stall = stall
+
+    def end_stall(self) -> None:
+        """It goes on."""
+        self._stall = None
+
+    @property
+    def sign(self) -> int | None:
+        """What it did last before it came to rest: below 0 when it stalls; None while it does something."""
+        stall = self._stall
+        if stall is not None:
+            return None if stall.is_over else -self._num_stalls
+        return self.endpoint.vigil
+
+
+class OwnersEndpoint(Endpoint):
+    """The owner's end of a simulation's links: waits for mail, and for its clock to pass where none can come.
+
+    Args:
+        identity: The owner.
+        peers: Whom it knows.
+        run: Session.
+        wire: Carries the bytes.
+        limits: Deadlines and bounds.
+        threads: The workers by what they are called; more may be added.
+        clock: Moved on here.
+
+    Guarantees:
+        No time passes while a worker computes or waits for CPU, while a frame is under way to somebody who would do
+        something about it, or while the owner itself is at work.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        peers: Mapping[str, Peer],
+        run: str,
+        wire: Wire,
+        limits: TransportConfig,
+        *,
+        threads: Mapping[str, PartyThread],
+        clock: CompanyClock,
+    ) -> None:
+        super().__init__(identity, peers, run, wire, limits)
+        self._threads, self._clock = threads, clock
+
+    def receive(self, timeout_s: float) -> Received | LinkFault | None:
+        """As any endpoint; where nothing can come any more, None at once and `timeout_s` on the clock."""
+        item = super().receive(0.0)
+        until = time.monotonic() + timeout_s
+        while item is None and (left_s := until - time.monotonic()) > 0:
+            is_quiet = self._is_quiet()
+            # what somebody sent before all came to rest lies here by now
+            item = super().receive(0.0 if is_quiet else min(left_s, _LOOK_EVERY_S))
+            if is_quiet and item is None:
+                self._clock.tick(timeout_s)
+                return super().receive(0.0)
+        return item
+
+    def _is_quiet(self) -> bool:
+        """Whether there was an instant, while this looked, in which nobody had anything to do."""
+        signs = self._signs()
+        # a party may have woken another one between the looks at the two: only a second round finds it awake
+        return signs is not None and signs == self._signs()
+
+    def _signs(self) -> Signs | None:
+        """One round; None where somebody has something to do."""
+        living = {name: thread for name, thread in list(self._threads.items()) if thread.is_alive()}
+        signs: dict[str, int] = {}
+        for name, thread in living.items():
+            sign = thread.sign
+            if sign is None:
+                return None
+            signs[name] = sign
+        # whoever is dead or stalls does nothing about what is sent to it, so it is not waited for
+        awake = {self.name, *(name for name, sign in signs.items() if sign > 0)}
+        ends = (self, *(thread.endpoint for thread in living.values()))
+        return None if any(end.sending_to & awake for end in ends) else signs
