@@ -2,7 +2,7 @@ import pytest
 from made_frames import frame_bytes, header_values, refusal
 
 from phalanx.errors import FrameError, PeerRefusedError
-from phalanx.security.crypto import Identity
+from phalanx.security.crypto import Identity, digest_hex
 from phalanx.transport import LinkFault, TransportConfig
 
 
@@ -235,3 +235,18 @@ def test_buffers_may_change_once_send_has_returned(parties):
     buffer[:] = b"after!"
 
     assert owner.receive(5.0).payload == b"before"
+
+
+def test_a_payload_may_come_with_its_digest_and_with_a_wrong_one_it_is_refused(parties):
+    owner, worker = parties.make("owner"), parties.make("worker")
+
+    owner.send_hashed("worker", "job", {}, memoryview(b"payload"), digest_hex(b"payload"))
+    taken = worker.receive(5.0)
+    owner.send_hashed("worker", "job", {}, memoryview(b"payload"), digest_hex(b"another"))
+    fault = owner.receive(5.0)
+
+    assert bytes(taken.payload) == b"payload"
+    assert isinstance(fault, LinkFault)
+    assert worker.refusals["owner"] == 1
+    with pytest.raises(FrameError, match="payload_digest"):
+        worker.send_hashed("owner", "job", {}, memoryview(b"payload"), "no digest")

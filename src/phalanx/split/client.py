@@ -9,6 +9,7 @@ from torch import Tensor
 from phalanx.errors import FrameError
 from phalanx.split.kinds import Kinds, What
 from phalanx.split.link import Frame, Link
+from phalanx.split.packed import Packed
 from phalanx.split.parts import Front
 
 
@@ -38,7 +39,7 @@ class Parcel:
     step: int
     microbatch: int
     rows: int
-    frames: tuple[bytearray, bytearray]
+    frames: tuple[Packed, Packed]
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ import torch
 from phalanx.errors import FailedBatchError, FrameError
 from phalanx.security.seal import ReleaseGate
 from phalanx.split.client import client_of, microbatches_of
+from phalanx.split.costs import Costs
 from phalanx.split.kinds import Kinds, What
-from phalanx.split.link import Frame, Link
+from phalanx.split.link import Frame, Link, costs_of
+from phalanx.split.packed import Packed
 from phalanx.split.trainer import BackTrainer
 
-Replies = Mapping[str, bytearray]
+Replies = Mapping[str, Packed]
 """Frames for clients, by name."""
 
 _MAX_MEASURED_ROWS = 4096
@@ -68,9 +70,14 @@ class Enclave:
         return client_of(number, self._clients), number
 
     @property
+    def costs(self) -> Costs:
+        """CPU time that the clients' links have cost so far."""
+        return costs_of(self._links.values())
+
+    @property
     def crypto_seconds(self) -> float:
-        """CPU time spent on sealing and opening so far."""
-        return sum(link.seconds for link in self._links.values())
+        """CPU time spent on sealing and opening so far, digests and buffers included."""
+        return self.costs.link_s
 
     def begin_again(self) -> None:
         """Give up the step that is under way; its microbatches are learned again."""
@@ -78,7 +85,7 @@ class Enclave:
         self._learned.clear()
         self._hidden.clear()
 
-    def take(self, client: str, what: What, microbatch: int, rows: int, frame: Frame) -> Replies:
+    def take(self, client: str, what: What, microbatch: int, rows: int, frame: Frame, digest: str = "") -> Replies:
         """Take the next frame of a client: activations, then labels.
 
         Args:
@@ -87,6 +94,7 @@ class Enclave:
             microbatch: As the carrier says; the frame must agree.
             rows: As the carrier says; the frame must agree.
             frame: What came.
+            digest: Of the frame, as `Link.unpack` takes it.
 
         Returns:
             Feedback for clients, where this frame completes a step, or a measurement.
@@ -101,9 +109,9 @@ class Enclave:
         hidden = self._hidden.get((client, what))
         if hidden is None:
             kind = self._kinds.cut(what, rows)
-            self._hidden[client, what] = link.unpack(frame, kind, step, microbatch)
+            self._hidden[client, what] = link.unpack(frame, kind, step, microbatch, digest)
             return {}
-        labels = link.unpack(frame, self._kinds.labels(what, rows), step, microbatch)
+        labels = link.unpack(frame, self._kinds.labels(what, rows), step, microbatch, digest)
         del self._hidden[client, what]
         if what == "held_out":
             loss, targets = self.trainer.measure(hidden, labels)
@@ -148,7 +156,7 @@ class Enclave:
                 self.gate.contributed(client, rows * len(mine))
         return replies
 
-    def _reply(self, client: str, what: What, microbatch: int, numbers: Sequence[float], step: int) -> bytearray:
+    def _reply(self, client: str, what: What, microbatch: int, numbers: Sequence[float], step: int) -> Packed:
         kind = self._kinds.result(what, len(numbers))
         return self._link(client).pack(kind, step, microbatch, torch.tensor(numbers, dtype=torch.float64))
 

@@ -101,36 +101,36 @@ class FramePipe:
         finally:
             self._fail()
 
-    def _sort(self, message: bytes) -> None:
+    def _sort(self, message: memoryview) -> None:
         kind, number, length = _HEAD.unpack_from(message)
         start = _HEAD.size
-        sender, start = message[start : start + length].decode("ascii"), start + length
+        sender, start = str(message[start : start + length], "ascii"), start + length
         length, start = message[start], start + 1
-        receiver, start = message[start : start + length].decode("ascii"), start + length
+        receiver, start = str(message[start : start + length], "ascii"), start + length
         if kind == _ANSWER:
             with self._lock:
                 waiting = self._waiting.pop(number, None)
             if waiting is not None:
-                waiting.set_result(message[start:])
+                waiting.set_result(bytes(message[start:]))
             return
         handle = self._handles.get(receiver)
         if handle is not None:
             self._pool.submit(self._answer, handle, number, sender, receiver, message[start:])
 
-    def _answer(self, handle: Handle, number: int, sender: str, receiver: str, raw: bytes) -> None:
+    def _answer(self, handle: Handle, number: int, sender: str, receiver: str, raw: memoryview) -> None:
         # who asked is gone where this fails, and has been told
         with contextlib.suppress(PeerLostError):
             self._send(_ANSWER, number, receiver, sender, handle(raw, sender))
 
-    def _take(self, size: int) -> bytes:
+    def _take(self, size: int) -> memoryview:
         data = bytearray(size)
-        view = memoryview(data)
+        whole = view = memoryview(data)
         while view:
             count = self._end.recv_into(view)
             if not count:
                 raise EOFError
             view = view[count:]
-        return bytes(data)
+        return whole.toreadonly()
 
     def _fail(self) -> None:
         with self._lock:

@@ -11,7 +11,9 @@ from phalanx.security.crypto import Peer
 from phalanx.split import messages as say
 from phalanx.split.client import SplitClient, client_of, microbatches_of
 from phalanx.split.config import SplitConfig
+from phalanx.split.costs import Costs
 from phalanx.split.kinds import Kinds, What
+from phalanx.split.link import costs_of
 from phalanx.split.parts import FrontPart
 from phalanx.split.party import Party
 from phalanx.telemetry import PhaseTimer
@@ -61,7 +63,7 @@ class SplitLead:
         self._front, self._kinds, self._microbatches = front, kinds, microbatches
         self._parties = {party.name: party for party in clients}
         self._sides: dict[str, SplitClient] = {}
-        self._enclave_crypto_s, self._enclave_cpu_s = 0.0, 0.0
+        self._enclave_costs = Costs()
 
     @property
     def parties(self) -> tuple[Party, ...]:
@@ -69,14 +71,12 @@ class SplitLead:
         return (self._owner, *self._clients)
 
     @property
-    def crypto_seconds(self) -> float:
-        """CPU time spent on sealing and opening tensors so far, at both ends."""
-        return sum(party.link.seconds for party in self._clients) + self._enclave_crypto_s
-
-    @property
-    def cpu_seconds(self) -> float:
+    def costs(self) -> Costs:
         """CPU time of both processes so far, as far as the enclave has told."""
-        return time.process_time() + self._enclave_cpu_s
+        total = self._enclave_costs.plus(costs_of(party.link for party in self._clients))
+        for party in self.parties:
+            total = total.plus(party.line.costs).plus(Costs(meeting_s=party.meeting_s))
+        return total.plus(Costs(cpu_s=time.process_time()))
 
     @property
     def bytes_crossed(self) -> Mapping[str, int]:
@@ -207,10 +207,10 @@ class SplitLead:
             parcel = side.pack(what, step, number, ids, labels)
         with self.timer.phase("send"):
             for frame in parcel.frames:
-                line.say(say.Upload(what=what, microbatch=number, rows=parcel.rows), (memoryview(frame),))
+                line.say_packed(say.Upload(what=what, microbatch=number, rows=parcel.rows), frame)
 
     def _hear(self, party: Party) -> memoryview:
         with self.timer.phase("wait"):
             reply, frame = party.line.hear(say.Reply)
-        self._enclave_crypto_s, self._enclave_cpu_s = reply.crypto_s, reply.cpu_s
+        self._enclave_costs = reply.costs
         return frame

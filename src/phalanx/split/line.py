@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from phalanx.errors import FrameError, PeerLostError
+from phalanx.split.costs import Costs
 from phalanx.split.messages import Message, Refused, error_of, parse_message
+from phalanx.split.packed import Packed, post
 from phalanx.transport import Endpoint, LinkFault
 
 _LOOK_EVERY_S = 0.2
@@ -32,9 +34,9 @@ class Line:
         return self._endpoint.bytes_sent.get(self._peer, 0) + self._endpoint.bytes_received.get(self._peer, 0)
 
     @property
-    def seconds_of_transport(self) -> float:
-        """Spent on the digests and signatures of the transport so far."""
-        return self._endpoint.seconds_hashing + self._endpoint.seconds_signing
+    def costs(self) -> Costs:
+        """CPU time of the transport's digests and signatures so far."""
+        return Costs(digest_s=self._endpoint.seconds_hashing, signing_s=self._endpoint.seconds_signing)
 
     def say(self, message: Message, payload: Payload = ()) -> None:
         """Send and go on.
@@ -44,6 +46,10 @@ class Line:
             FrameError: It is larger than a frame may be.
         """
         self._endpoint.send(self._peer, message.kind, message.model_dump(mode="json"), payload)
+
+    def say_packed(self, message: Message, frame: Packed) -> None:
+        """Send a frame of a `Link` and go on; raises as `say`."""
+        post(self._endpoint, self._peer, message, frame)
 
     def hear(self, answer: type[Answer]) -> tuple[Answer, memoryview]:
         """Wait for a message of this kind; as `hear_one_of`."""

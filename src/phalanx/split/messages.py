@@ -24,6 +24,7 @@ from phalanx.errors import (
     SignatureError,
     WrongProductError,
 )
+from phalanx.split.costs import Costs
 
 _Text = Annotated[str, Field(max_length=500)]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -83,10 +84,8 @@ class Reply(Message):
 
     kind: ClassVar[str] = "reply"
     what: Literal["train", "held_out"]
-    crypto_s: float = Field(ge=0)
-    """CPU seconds that the enclave has spent on cryptography so far."""
-    cpu_s: float = Field(ge=0)
-    """CPU seconds that it has spent on everything."""
+    costs: Costs
+    """CPU seconds of the enclave so far."""
 
 
 class Restore(Message):

@@ -25,6 +25,7 @@ class Party:
     Attributes:
         name: Party name.
         line: To the enclave.
+        meeting_s: CPU seconds spent on appraisals, tokens and keys.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Party:
     ) -> None:
         self.name, self.line = identity.name, line
         self._identity, self._caller, self._clock = identity, caller, clock
+        self.meeting_s = 0.0
         self._link: Link | None = None
         self._appraised_at = clock()
 
@@ -63,9 +65,11 @@ class Party:
             self._link = PlainLink()
             return
         self.appraise_again()
+        started = time.thread_time()
         token, hello = self._caller.hello()
         _, reply = self.line.ask(say.Call(token_bytes=len(token)), say.Welcome, (token, hello))
         self._link = self._caller.accept(bytes(reply))
+        self.meeting_s += time.thread_time() - started
 
     def appraise_again(self) -> None:
         """Ask for evidence for a new nonce, and judge it by the policy as it is now; the keys stay.
@@ -75,9 +79,11 @@ class Party:
         """
         if self._caller is None:
             return
+        started = time.thread_time()
         _, evidence = self.line.ask(say.Challenge(nonce=self._caller.ask().hex()), say.Proof)
         self._caller.judge(bytes(evidence))
         self._appraised_at = self._clock()
+        self.meeting_s += time.thread_time() - started
 
     def check_trust(self, *, every_s: float, now: bool) -> None:
         """Look whether what was appraised is still accepted; ask anew when it is time for it.
@@ -91,7 +97,9 @@ class Party:
         """
         if self._caller is None:
             return
+        started = time.thread_time()
         self._caller.check_still_accepted()
+        self.meeting_s += time.thread_time() - started
         if now or (every_s and self._clock() - self._appraised_at >= every_s):
             self.appraise_again()
 

@@ -16,6 +16,7 @@ from phalanx.models import ModelSource, open_model, parameter_names, weights_dig
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.split import messages as say
 from phalanx.split.config import ENCLAVE
+from phalanx.split.costs import Costs
 from phalanx.split.enclave import Enclave, Replies
 from phalanx.split.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.frame_pipe import FramePipe, PipeWire
@@ -23,13 +24,14 @@ from phalanx.split.kinds import Kinds
 from phalanx.split.link import Link, PlainLink
 from phalanx.split.meeting import Doorkeeper, Occasion, attested_keys
 from phalanx.split.offload import Prepare, as_it_is, offloaded
+from phalanx.split.packed import Packed, post
 from phalanx.split.parts import build_back
 from phalanx.split.release import Releasing
 from phalanx.split.state import StateKeeper
 from phalanx.split.task import TASKS
 from phalanx.split.tier import open_epochs, open_tier
 from phalanx.split.trainer import BackTrainer
-from phalanx.transport import Endpoint, GrpcWire, LinkFault, Received
+from phalanx.transport import Endpoint, GrpcWire, LinkFault, Meter, Received
 
 _FRAMES = 2
 """Of a microbatch: activations and labels."""
@@ -121,8 +123,9 @@ class EnclaveServer:
         kinds = Kinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape)
         self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
         self._owner_link: Link | None = None
-        self._waiting: dict[str, deque[tuple[say.Upload, memoryview]]] = {name: deque() for name in split.client_names}
+        self._waiting: dict[str, deque[tuple[say.Upload, Received]]] = {name: deque() for name in split.client_names}
         self._is_over, self._is_current = False, False
+        self._meeting = Meter()
 
     def announce(self, address: str) -> None:
         """Tell everybody where the enclave listens."""
@@ -155,22 +158,25 @@ class EnclaveServer:
             answer = _ANSWERS.get(type(message))
             if answer is None:
                 raise FrameError(f"{item.sender}: {item.kind!r} is nothing to ask an enclave")
-            answer(self, item.sender, message, item.payload)
+            answer(self, item.sender, message, item)
         except PhalanxError as exc:
             self._waiting.get(item.sender, deque()).clear()
             self._post(item.sender, say.refusal_of(exc))
 
     # --- meeting ----------------------------------------------------------------------------------
 
-    def _prove(self, sender: str, message: say.Challenge, payload: memoryview) -> None:
-        self._post(sender, say.Proof(), self._door.evidence(sender, bytes.fromhex(message.nonce)))
+    def _prove(self, sender: str, message: say.Challenge, item: Received) -> None:
+        with self._meeting.measure("meeting"):
+            evidence = self._door.evidence(sender, bytes.fromhex(message.nonce))
+        self._post(sender, say.Proof(), evidence)
 
-    def _admit(self, sender: str, message: say.Call, payload: memoryview) -> None:
+    def _admit(self, sender: str, message: say.Call, item: Received) -> None:
         reply = b""
         link: Link = PlainLink()
         if self._config.split.mode != "plaintext":
-            token, hello = bytes(payload[: message.token_bytes]), bytes(payload[message.token_bytes :])
-            reply, link = self._door.admit(sender, token, hello)
+            token, hello = bytes(item.payload[: message.token_bytes]), bytes(item.payload[message.token_bytes :])
+            with self._meeting.measure("meeting"):
+                reply, link = self._door.admit(sender, token, hello)
         if sender == OWNER:
             self._owner_link = link
         else:
@@ -179,7 +185,7 @@ class EnclaveServer:
 
     # --- training ---------------------------------------------------------------------------------
 
-    def _queue(self, sender: str, message: say.Upload, payload: memoryview) -> None:
+    def _queue(self, sender: str, message: say.Upload, item: Received) -> None:
         if sender not in self._waiting:
             raise PeerRefusedError(f"{sender}: is no client")
         if self._keeper.has_kept and not self._is_current:
@@ -189,7 +195,7 @@ class EnclaveServer:
         most = _FRAMES * self._config.microbatches
         if len(self._waiting[sender]) >= most:
             raise FrameError(f"{sender}: {most} frames wait already, as many as a step has; wait for feedback")
-        self._waiting[sender].append((message, payload))
+        self._waiting[sender].append((message, item))
         self._take_what_is_due()
 
     def _take_what_is_due(self) -> None:
@@ -202,9 +208,10 @@ class EnclaveServer:
                     self._take(client, *queue.popleft())
                     took = True
 
-    def _take(self, client: str, message: say.Upload, frame: memoryview) -> None:
+    def _take(self, client: str, message: say.Upload, item: Received) -> None:
+        place, digest = (message.what, message.microbatch, message.rows), item.header.fields.payload_digest
         try:
-            replies = self._enclave.take(client, message.what, message.microbatch, message.rows, frame)
+            replies = self._enclave.take(client, *place, item.payload, digest)
         except PhalanxError as exc:
             self._waiting[client].clear()
             self._post(client, say.refusal_of(exc))
@@ -213,37 +220,47 @@ class EnclaveServer:
 
     def _give_back(self, message: say.Upload, replies: Replies) -> None:
         for client, frame in replies.items():
-            reply = say.Reply(what=message.what, crypto_s=self._enclave.crypto_seconds, cpu_s=time.process_time())
-            self._post(client, reply, frame)
+            self._post(client, say.Reply(what=message.what, costs=self._costs()), frame)
+
+    def _costs(self) -> Costs:
+        endpoint = self._endpoint
+        return self._enclave.costs.plus(
+            Costs(
+                cpu_s=time.process_time(),
+                digest_s=endpoint.seconds_hashing,
+                signing_s=endpoint.seconds_signing,
+                meeting_s=self._meeting.seconds("meeting"),
+            )
+        )
 
     # --- states -----------------------------------------------------------------------------------
 
-    def _restore(self, sender: str, message: say.Restore, payload: memoryview) -> None:
+    def _restore(self, sender: str, message: say.Restore, item: Received) -> None:
         if message.step:
-            tensors, books = self._keeper.open(payload, message.step)
+            tensors, books = self._keeper.open(item.payload, message.step)
             self._trainer.load_state(self._releasing.load(tensors, books), message.step)
             self._enclave.gate = self._releasing.gate
             self._is_current = True
         self._enclave.begin_again()
         self._post(sender, say.Restored(step=self._trainer.num_steps))
 
-    def _keep(self, sender: str, message: say.Keep, payload: memoryview) -> None:
+    def _keep(self, sender: str, message: say.Keep, item: Received) -> None:
         released, books = self._releasing.state()
         step = self._trainer.num_steps
         blob, number = self._keeper.seal({**self._trainer.state(), **released}, books, step)
         self._post(sender, say.Kept(step=step, number=number), blob)
 
-    def _settle(self, sender: str, message: say.Settle, payload: memoryview) -> None:
+    def _settle(self, sender: str, message: say.Settle, item: Received) -> None:
         self._keeper.settle(message.number)
         self._is_current = True
         self._post(sender, say.Settled())
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _weigh(self, sender: str, message: say.Weigh, payload: memoryview) -> None:
+    def _weigh(self, sender: str, message: say.Weigh, item: Received) -> None:
         self._post(sender, say.Weighed(digest=weights_digest(self._all_weights())))
 
-    def _release(self, sender: str, message: say.AskRelease, payload: memoryview) -> None:
+    def _release(self, sender: str, message: say.AskRelease, item: Received) -> None:
         link = self._owner_link
         if link is None:
             raise PeerRefusedError(f"{sender}: has not met the enclave yet")
@@ -255,11 +272,11 @@ class EnclaveServer:
         facts = {name: getattr(release, name) for name in ("number", "num_clients", "clip_norm", "noise_std")}
         self._post(sender, say.Released(parts=len(tensors), release=facts))
 
-    def _state_transcript(self, sender: str, message: say.AskStatement, payload: memoryview) -> None:
+    def _state_transcript(self, sender: str, message: say.AskStatement, item: Received) -> None:
         link = self._owner_link if sender == OWNER else self._enclave.link_of(sender)
         self._post(sender, say.Stated(), b"" if link is None else link.statement())
 
-    def _end(self, sender: str, message: say.End, payload: memoryview) -> None:
+    def _end(self, sender: str, message: say.End, item: Received) -> None:
         self._is_over = True
 
     def _all_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -271,8 +288,11 @@ class EnclaveServer:
                 yield name, self._source.read(name)
 
     def _post(self, receiver: str, message: say.Message, payload: bytes | bytearray = b"") -> None:
-        parts = (memoryview(payload),) if payload else ()
-        self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), parts)
+        if isinstance(payload, Packed):
+            post(self._endpoint, receiver, message, payload)
+        else:
+            parts = (memoryview(payload),) if payload else ()
+            self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), parts)
 
 
 _ANSWERS: Mapping[type[say.Message], Callable[..., None]] = MappingProxyType(

@@ -92,7 +92,7 @@ class SplitSession(Session):
             try:
                 self._train(engine, loader, hooks, start)
             finally:
-                facts |= {"crypto_s": engine.crypto_s, "cpu_s": engine.cpu_s}
+                facts |= engine.facts()
             self._finish_split(lead, recorder)
 
     def _tier(self) -> str | None:

@@ -1,7 +1,10 @@
 """The loop's Engine over clients and an enclave."""
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -10,9 +13,12 @@ from phalanx.data import Batch
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import StepInputs, StepResult
 from phalanx.split import SplitLead
+from phalanx.split.costs import Costs
 from phalanx.transport.tensors import tensor_buffers
 
 _SEALED = "sealed"
+_RECENT = 1000
+"""Steps whose costs are kept for a median."""
 
 
 class SplitEngine:
@@ -22,12 +28,12 @@ class SplitEngine:
         lead: All parties outside the enclave.
 
     Attributes:
-        crypto_s: CPU seconds of sealing and opening in the steps so far, at both ends.
-        cpu_s: CPU seconds of both processes in the steps so far.
+        costs: CPU seconds of the steps so far, at both ends.
     """
 
     def __init__(self, lead: SplitLead) -> None:
-        self.crypto_s, self.cpu_s = 0.0, 0.0
+        self.costs = Costs()
+        self._recent: deque[Costs] = deque(maxlen=_RECENT)
         self._lead = lead
         self._num_steps = 0
         self._to_settle = 0
@@ -41,11 +47,11 @@ class SplitEngine:
             PhalanxError: The enclave is gone, or refused what came.
         """
         lead = self._lead
-        bytes_before, crypto_before, cpu_before = lead.bytes_crossed, lead.crypto_seconds, lead.cpu_seconds
+        bytes_before, costs_before = lead.bytes_crossed, lead.costs
         outcome = lead.step(step, inputs.ids, inputs.labels)
         self._num_steps = step + 1
-        self.crypto_s += lead.crypto_seconds - crypto_before
-        self.cpu_s += lead.cpu_seconds - cpu_before
+        self._recent.append(lead.costs.since(costs_before))
+        self.costs = self.costs.plus(self._recent[-1])
         return StepResult(
             step=step,
             loss=outcome.loss,
@@ -59,6 +65,17 @@ class SplitEngine:
             bytes_by_link={name: count - bytes_before[name] for name, count in lead.bytes_crossed.items()},
             batch=inputs.digest(),
         )
+
+    def facts(self) -> dict[str, Any]:
+        """What the steps have cost, for the summary: in all, and the medians of the latest ones part by part."""
+        names, recent = Costs._fields, tuple(self._recent)
+        medians = {name: statistics.median(getattr(one, name) for one in recent) for name in names} if recent else None
+        return {
+            "crypto_s": self.costs.link_s,
+            "cpu_s": self.costs.cpu_s,
+            "meeting_s": self._lead.costs.meeting_s,
+            "costs_of_a_step": medians,
+        }
 
     def settle(self) -> None:
         """Nothing of a finished step is under way."""

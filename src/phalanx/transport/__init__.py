@@ -18,6 +18,7 @@ from phalanx.transport.frame import (
 from phalanx.transport.grpc_wire import GrpcWire, Joined, describe
 from phalanx.transport.inbox import LinkFault, Received
 from phalanx.transport.memory import MemoryNetwork, MemoryWire
+from phalanx.transport.meter import Meter
 from phalanx.transport.receipts import Receipts
 from phalanx.transport.wire import Handle, Wire
 
@@ -31,6 +32,7 @@ __all__ = [
     "LinkFault",
     "MemoryNetwork",
     "MemoryWire",
+    "Meter",
     "Receipt",
     "Receipts",
     "Received",

@@ -175,6 +175,22 @@ class Endpoint:
         """
         return self._outbox(receiver).put(kind, body, self._hashed(payload))
 
+    def send_hashed(self, receiver: str, kind: str, body: dict[str, Any], payload: memoryview, digest: str) -> None:
+        """Send one frame as `send` does, whose payload the caller has a digest of already.
+
+        Args:
+            receiver: A known party.
+            kind: What the frame means.
+            body: JSON data of that kind.
+            payload: Copied before the call returns.
+            digest: `digest_hex` over it; signed unseen, and the receiver refuses a wrong one.
+
+        Raises:
+            FrameError: As `send`, or that is no digest.
+            PeerRefusedError, PeerLostError: As `send`.
+        """
+        self._outbox(receiver).put(kind, body, Payload([payload], payload.nbytes, digest))
+
     def put_aside(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
@@ -238,11 +254,11 @@ class Endpoint:
         if outbox is not None:
             outbox.drop(PeerRefusedError(f"{party}: was evicted"))
 
-    def handle(self, raw: bytes, tls_peer: str) -> bytes:
+    def handle(self, raw: bytes | memoryview, tls_peer: str) -> bytes:
         """Judge one frame from outside and answer it; the server's side of a wire calls this.
 
         Args:
-            raw: The bytes.
+            raw: The bytes, which nobody changes any more.
             tls_peer: Who sent them, as proven by the wire.
 
         Returns:
@@ -276,7 +292,7 @@ class Endpoint:
     ) -> None:
         self.close()
 
-    def _accept(self, raw: bytes, tls_peer: str) -> Receipt | None:
+    def _accept(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
         name = self._lives.get(tls_peer, tls_peer)
         link = self._links.get(name)
         if link is None or name in self._evicted:

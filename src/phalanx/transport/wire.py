@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-Handle = Callable[[bytes, str], bytes]
+Handle = Callable[[bytes | memoryview, str], bytes]
 
 
 class Wire(Protocol):

@@ -1,5 +1,7 @@
 """A channel: one sender and one receiver that came out of one handshake."""
 
+from collections.abc import Callable
+
 from phalanx.security.closing import Closing
 from phalanx.security.seal.context import Context
 from phalanx.security.seal.receiver import Receiver
@@ -17,6 +19,16 @@ class Channel(Closing):
 
     def __init__(self, context: Context, sender: Sender, receiver: Receiver) -> None:
         self.context, self.sender, self.receiver = context, sender, receiver
+
+    @property
+    def cipher_seconds(self) -> float:
+        """In the ciphers of both directions so far, by the clock of `measure`; 0 without one."""
+        return self.sender.cipher_seconds + self.receiver.cipher_seconds
+
+    def measure(self, clock: Callable[[], float]) -> None:
+        """Read a clock, such as `time.thread_time`, before and after each call of a cipher from now on."""
+        self.sender.measure(clock)
+        self.receiver.measure(clock)
 
     def close(self) -> None:
         """Forget the keys of both directions; closing twice is harmless."""

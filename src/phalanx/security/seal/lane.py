@@ -1,7 +1,7 @@
 """One direction of a channel in one epoch: its ciphers and its counter. It lives in one process and is never copied."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -35,6 +35,8 @@ class Lane(BoundToProcess):
     Attributes:
         counter: Of the next chunk.
         lock: Whoever uses the counter holds it.
+        clock: Seconds; read before and after each call of the cipher. None, and nothing is measured.
+        cipher_seconds: In the cipher alone so far, by that clock.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Lane(BoundToProcess):
         super().__init__()
         self.context, self.direction, self.epoch = context, direction, epoch
         self.counter, self.lock = 0, threading.Lock()
+        self.clock: Callable[[], float] | None = None
+        self.cipher_seconds = 0.0
         self._ciphers, self._max_chunks = dict(ciphers), max_chunks
         self._nonce_prefix = epoch.to_bytes(4, "big")
         self._about = in_domain("seal-chunk/1", context.encoded)

@@ -1,5 +1,6 @@
 """Opening: exactly the frame that is due, or nothing and no change."""
 
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from cryptography.exceptions import InvalidTag
@@ -46,6 +47,15 @@ class Receiver(Closing):
         """The epoch of the other side."""
         return self._lane.epoch
 
+    @property
+    def cipher_seconds(self) -> float:
+        """In the cipher alone so far, by the clock of `measure`; 0 without one."""
+        return self._lane.cipher_seconds
+
+    def measure(self, clock: Callable[[], float]) -> None:
+        """Read a clock, of seconds, before and after each call of the cipher from now on."""
+        self._lane.clock = clock
+
     def announced(self, frame: Readable) -> Announced:
         """Read what the next frame claims to be, where a shape is not known before.
 
@@ -87,7 +97,8 @@ class Receiver(Closing):
         if out.nbytes != kind.size_bytes or out.readonly:
             raise SealError(Refusal.MALFORMED, f"tensor {kind}: to {out.nbytes} bytes, expected {kind.size_bytes}")
         with lane.lock:
-            cipher, header = lane.cipher(kind.purpose), lane.header(kind, step, microbatch)
+            cipher, clock = lane.cipher(kind.purpose), lane.clock
+            header = lane.header(kind, step, microbatch)
             # what is authenticated is what this side expects; the peer's header is only compared with it
             encoded = header.encode()
             size = len(encoded) + kind.size_bytes + TAG_BYTES * header.chunks
@@ -99,9 +110,11 @@ class Receiver(Closing):
                 for index in range(header.chunks):
                     chunk = out[index * chunk_bytes : (index + 1) * chunk_bytes]
                     end = position + chunk.nbytes + TAG_BYTES
-                    cipher.decrypt_into(
-                        lane.nonce(header.counter + index), view[position:end], about + index.to_bytes(4, "big"), chunk
-                    )
+                    nonce, extra = lane.nonce(header.counter + index), about + index.to_bytes(4, "big")
+                    started = clock() if clock is not None else 0.0
+                    cipher.decrypt_into(nonce, view[position:end], extra, chunk)
+                    if clock is not None:
+                        lane.cipher_seconds += clock() - started
                     position = end
             except InvalidTag as exc:
                 wipe(out)

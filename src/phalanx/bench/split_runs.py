@@ -1,0 +1,112 @@
+"""The runs of ``phalanx bench split``: sizes and modes."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phalanx.data import DataConfig
+from phalanx.data.config import BpeConfig, PythonManualConfig
+from phalanx.models import LoraConfig, ModelConfig
+from phalanx.optimizers import OptimizerConfig
+from phalanx.split import SplitConfig
+from phalanx.train import RunConfig, TrainConfig
+
+_CUT = 2
+_CLIENTS, _ROWS, _MICROBATCHES = 3, 12, 6
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is trained, and in which precision it crosses.
+
+    Attributes:
+        width: Of hidden states.
+        layers: Of which two are the clients'.
+        heads: Of attention.
+        seq: Tokens of a sequence; a frame has those of two.
+        wire: Precision of activations.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    seq: int
+    wire: Literal["fp32", "bf16"] = "fp32"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is measured in turns.
+
+    Attributes:
+        mode: Of the split.
+        size: Of the run.
+    """
+
+    mode: Literal["plaintext", "sealed", "masked"]
+    size: Size
+
+    @property
+    def label(self) -> str:
+        """One line for the progress."""
+        size = self.size
+        return f"{self.mode}, width {size.width}, {size.layers} layers, {size.seq} tokens, {size.wire}"
+
+    def as_row(self) -> dict[str, Any]:
+        """What a row says of it."""
+        size = self.size
+        return {"mode": self.mode, "width": size.width, "layers": size.layers, "seq": size.seq, "wire": size.wire}
+
+
+_SMALL = Size(256, 4, 8, 64)
+_SIZES = (
+    _SMALL,
+    Size(256, 4, 8, 64, "bf16"),
+    Size(256, 4, 8, 256),
+    Size(384, 6, 6, 128),
+    Size(576, 8, 9, 128),
+    Size(576, 8, 9, 128, "bf16"),
+)
+"""From a toy that ends at once to the width of SmolLM2-135M, at less than a third of its depth."""
+_QUICK_SIZES = (_SIZES[0], _SIZES[1], _SIZES[3], _SIZES[4])
+
+
+def arms_of(quick: bool) -> tuple[Arm, ...]:
+    """What is measured, plaintext before what is compared with it; masked at the smallest size alone."""
+    arms = [Arm("plaintext", _SMALL), Arm("sealed", _SMALL), Arm("masked", _SMALL)]
+    for size in (_QUICK_SIZES if quick else _SIZES)[1:]:
+        arms += [Arm("plaintext", size), Arm("sealed", size)]
+    return tuple(arms)
+
+
+def run_of(arm: Arm, steps: int) -> RunConfig:
+    """The run of an arm: three clients with two microbatches of two sequences each, in every step."""
+    size = arm.size
+    architecture: dict[str, str | int | float | bool | None] = {
+        "model_type": "gpt2",
+        "vocab_size": 2048,
+        "n_positions": size.seq,
+        "n_embd": size.width,
+        "n_layer": size.layers,
+        "n_head": size.heads,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    given: dict[str, Any] = {"mode": arm.mode, "cut": _CUT, "clients": _CLIENTS, "wire": size.wire}
+    given |= {"insecure": True} if arm.mode == "plaintext" else {"allow_insecure_sim": True}
+    data = DataConfig(
+        sources=(PythonManualConfig(),),
+        tokenizer=BpeConfig(vocab_size=2048),
+        sequence_length=size.seq,
+        max_documents=60,
+        max_validation_sequences=4,
+    )
+    return RunConfig(
+        model=ModelConfig(from_scratch=True, architecture=architecture, adapter=LoraConfig()),
+        data=data,
+        train=TrainConfig(steps=steps, batch_size=_ROWS, microbatches=_MICROBATCHES, seed=1),
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=2),
+        split=SplitConfig(**given),
+    )
