@@ -9,7 +9,7 @@ from phalanx.bench.layouts import SHIFTS, small_run
 from phalanx.bench.own_cluster import Probe, cluster_of
 from phalanx.bench.parallel_plan import beside, plan_layout
 from phalanx.parallel import ParallelConfig
-from phalanx.planner.collectives import all_gather, all_reduce, all_to_all
+from phalanx.planner.collectives import all_gather, all_reduce, all_to_all, send
 from phalanx.planner.compute import forward_flops
 from phalanx.planner.links import Link
 from phalanx.planner.machine import Exchange
@@ -19,7 +19,15 @@ PEAK, BLOCK, HEAD = 9e10, 6e10, 4e10
 BLOCK_S, FIRST_S, LAST_S, UPDATE_S, STAGE_S, NORM_S = 2e-3, 4e-3, 5e-3, 1e-2, 6e-3, 1e-9
 LINK = Link(latency_s=1e-4, bytes_per_s=2e9)
 STREAM = Link(latency_s=1e-3, bytes_per_s=1e9, busy=0.5)
-TAKES = {"sum": all_reduce, "slices": all_gather, "swap": all_to_all, "gradients": all_gather, "parameters": all_gather}
+TAKES = {
+    "sum": all_reduce,
+    "slices": all_gather,
+    "swap": all_to_all,
+    "gradients": all_gather,
+    "parameters": all_gather,
+    "send": lambda size, _, link: send(size, link),
+}
+SHARES = (0.25, 0.5, 0.25)
 
 
 @pytest.fixture
@@ -56,7 +64,8 @@ def probe(run):
     ]
     streams.append({"op": "stage", "bytes": 400_000, "wall_s": STAGE_S, "cpu_s": STAGE_S})
     update, norms = ({"wall_s": 3 * value, "cpu_s": value} for value in (UPDATE_S, NORM_S))
-    return Probe([timed, timed], [update, update], [norms, norms], exchanges, streams, PEAK)
+    shares = dict(zip(("forward", "inputs", "weights"), SHARES, strict=True))
+    return Probe([timed, timed], [update, update], [norms, norms], [shares, shares], exchanges, streams, PEAK)
 
 
 def test_speeds_and_fixed_costs_are_found_again(probe, run):
@@ -66,6 +75,7 @@ def test_speeds_and_fixed_costs_are_found_again(probe, run):
     assert cluster.head_efficiency == pytest.approx(HEAD / PEAK)
     assert (cluster.block_s, cluster.first_s, cluster.last_s) == pytest.approx((BLOCK_S, FIRST_S, LAST_S))
     assert (cluster.microbatch_s, cluster.number_s) == pytest.approx((STAGE_S, 2 * NORM_S))
+    assert cluster.shares == SHARES
     assert (cluster.inside.latency_s, cluster.inside.bytes_per_s) == pytest.approx((1e-4, 2e9))
     assert (cluster.inside.scatter_work, cluster.inside.busy) == pytest.approx((2.0, 0.5))
     assert (cluster.cores, cluster.overlap, cluster.num_devices) == (2, False, 4)

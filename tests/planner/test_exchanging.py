@@ -1,27 +1,30 @@
 """What ranks tell each other: how often, how much, and what of it keeps a core busy."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from phalanx.planner import Layout, ModelShape
 from phalanx.planner.collectives import all_gather, all_reduce, reduce_scatter
 from phalanx.planner.exchanging import block_exchanges, data_exchange, link_of_axis
+from phalanx.planner.hardware import Cluster
 from phalanx.planner.links import Link
-from phalanx.planner.machine import Machine
+from phalanx.planner.machine import THIRDS, Exchange, Machine
 from phalanx.planner.recipe import Recipe
-from phalanx.planner.step import stage_times, step_time, work_seconds
+from phalanx.planner.step import stage_times, step_time, timeline, work_seconds
 
 SLOW = Link(latency_s=1e-3, bytes_per_s=1e9)
 WAITING = Link(latency_s=1e-3, bytes_per_s=1e9, busy=0.25)
 
 
-def measured(machine: Machine, **links: Link) -> Machine:
+def measured(machine: Machine, links: Mapping[Exchange, Link]) -> Machine:
     return replace(machine, overlap=False, exchanges=links)
 
 
 def test_an_exchange_that_was_measured_counts_inside_a_node_alone(machine: Machine) -> None:
-    known = measured(machine, sum=SLOW)
+    known = measured(machine, {"sum": SLOW})
 
     assert link_of_axis(Layout(tp=4), "tp", known, "sum") is SLOW
     assert link_of_axis(Layout(tp=4), "tp", known, "swap") is known.inside
@@ -32,7 +35,7 @@ def test_an_exchange_that_was_measured_counts_inside_a_node_alone(machine: Machi
 def test_sequence_parallel_sends_as_many_bytes_in_twice_as_many_calls(
     tiny: ModelShape, recipe: Recipe, machine: Machine
 ) -> None:
-    known, layout = measured(machine, sum=SLOW, slices=SLOW), Layout(tp=2)
+    known, layout = measured(machine, {"sum": SLOW, "slices": SLOW}), Layout(tp=2)
 
     whole = block_exchanges(tiny, layout, recipe, known).tensor
     cut = block_exchanges(tiny, layout, replace(recipe, sequence_parallel=True), known).tensor
@@ -70,7 +73,7 @@ def test_blocks_that_share_pay_for_every_call(tiny: ModelShape, recipe: Recipe, 
     layout = Layout(dp=2, zero=3)
 
     calls = [
-        data_exchange(tiny, layout, recipe, measured(machine, gradients=link, parameters=link), 0.0)[0]
+        data_exchange(tiny, layout, recipe, measured(machine, {"gradients": link, "parameters": link}), 0.0)[0]
         for link in (bytes_alone, SLOW)
     ]
 
@@ -81,7 +84,7 @@ def test_blocks_that_share_pay_for_every_call(tiny: ModelShape, recipe: Recipe, 
 
 def test_a_pipeline_sums_shared_gradients_once(tiny: ModelShape, recipe: Recipe, machine: Machine) -> None:
     free = Link(latency_s=0.0, bytes_per_s=1e15)
-    known = measured(machine, gradients=SLOW, parameters=free)
+    known = measured(machine, {"gradients": SLOW, "parameters": free})
 
     seconds = [
         data_exchange(replace(tiny, tied=False), layout, recipe, known, 0.0)[0]
@@ -124,7 +127,7 @@ def test_waiting_for_each_other_costs_ranks_that_share_a_core_nothing(
     tiny: ModelShape, recipe: Recipe, machine: Machine
 ) -> None:
     layout = Layout(dp=2, tp=2)
-    idle = replace(measured(machine, sum=WAITING), memory_bytes_per_s=None)
+    idle = replace(measured(machine, {"sum": WAITING}), memory_bytes_per_s=None)
     crowded, alone = replace(idle, cores=2), step_time(tiny, layout, recipe, idle)
 
     step = step_time(tiny, layout, recipe, crowded)
@@ -152,3 +155,35 @@ def test_cores_that_never_wait_work_as_long_as_the_step_lasts(
 def test_a_link_at_work_is_as_much_faster_as_its_ranks_wait() -> None:
     assert all_gather(1e6, 2, WAITING.at_work()) == pytest.approx(all_gather(1e6, 2, WAITING) / 4)
     assert WAITING.at_work().busy == 1.0
+
+
+def test_weights_whose_gradients_take_little_fill_little_of_a_bubble(
+    tiny: ModelShape, recipe: Recipe, machine: Machine
+) -> None:
+    layout = Layout(pp=4, schedule="zero-bubble")
+
+    even, uneven = (
+        timeline(tiny, layout, replace(recipe, microbatches=8), replace(machine, shares=shares)).bubble
+        for shares in (THIRDS, (0.4, 0.5, 0.1))
+    )
+
+    assert uneven > 1.2 * even
+    times, _ = stage_times(tiny, layout, recipe, replace(machine, shares=(0.4, 0.5, 0.1)))
+    same, _ = stage_times(tiny, layout, recipe, machine)
+    assert times[0].forward + times[0].of("backward") == pytest.approx(same[0].forward + same[0].of("backward"))
+
+
+def test_a_stage_waits_for_what_was_measured_between_one_that_works_and_one_that_waits(
+    tiny: ModelShape, recipe: Recipe, machine: Machine
+) -> None:
+    quick, slow = (
+        step_time(tiny, Layout(pp=4), recipe, one).bubble for one in (machine, measured(machine, {"send": SLOW}))
+    )
+
+    # the first microbatch goes through three links and back
+    assert slow - quick >= 6 * 1e-3
+
+
+def test_shares_that_do_not_add_up_are_refused(cluster: Cluster) -> None:
+    with pytest.raises(ValidationError, match="add up to 1"):
+        Cluster.model_validate({**cluster.model_dump(), "shares": (0.5, 0.5, 0.5)})

@@ -14,7 +14,7 @@ from phalanx.planner.compute import Flops, forward_flops
 from phalanx.planner.hardware import GIB, Cluster, Device, Pool
 from phalanx.planner.links import Link, fit, through
 from phalanx.planner.local import core_flops
-from phalanx.planner.machine import Exchange
+from phalanx.planner.machine import Exchange, Shares
 from phalanx.planner.shape import ModelShape, shape_of
 from phalanx.train import RunConfig
 
@@ -22,6 +22,7 @@ _ROWS = (1, 4)
 _LINK_SIZES = (16 * 1024, 256 * 1024, 2 * 1024**2, 8 * 1024**2)
 _LEAST_S, _LEAST_EXCHANGE_S = 1e-9, 1e-6
 _STAGE = "stage"
+_PARTS = ("timed", "update", "norms", "shares")
 _UPDATE_BYTES = 28
 """Of an fp32 parameter that AdamW reads and writes: weight and moments both ways, and the gradient."""
 
@@ -34,6 +35,7 @@ class Probe:
         timed: See `phalanx.bench.rank_probe`; one list for each core.
         update: The optimizer's step, likewise.
         norms: A number's way through a norm and a sum, likewise.
+        shares: Seconds of a block's passes, likewise.
         exchanges: Rows as `bench collectives` has them, between two ranks.
         streams: Rows of `phalanx.bench.rank_stream`, likewise; none on a machine of one core.
         peak_flops_per_s: The best product of one core.
@@ -42,6 +44,7 @@ class Probe:
     timed: Sequence[Sequence[Mapping[str, Any]]]
     update: Sequence[Mapping[str, float]]
     norms: Sequence[Mapping[str, float]]
+    shares: Sequence[Mapping[str, float]]
     exchanges: Sequence[Mapping[str, Any]]
     streams: Sequence[Mapping[str, Any]]
     peak_flops_per_s: float
@@ -58,8 +61,8 @@ def probe_machine(host: RankHost, run: RunConfig, cache: Path) -> Probe:
     with host.crew("probe", "probe", cores, {"spec": spec.model_dump_json()}) as crew:
         answers = crew.ask(rows=list(_ROWS))
     rows = exchange_rows(host, 2, _LINK_SIZES, ("all_reduce", "reduce_scatter_direct"))
-    timed, update, norms = ([answer[key] for answer in answers] for key in ("timed", "update", "norms"))
-    return Probe(timed, update, norms, rows, stream_rows(host), core_flops(cores))
+    timed, update, norms, shares = ([answer[key] for answer in answers] for key in _PARTS)
+    return Probe(timed, update, norms, shares, rows, stream_rows(host), core_flops(cores))
 
 
 def stream_rows(host: RankHost) -> list[dict[str, Any]]:
@@ -114,6 +117,7 @@ def cluster_of(probe: Probe, run: RunConfig, ranks: int) -> Cluster:
         microbatch_s=statistics.fmean([row["cpu_s"] for row in probe.streams if row["op"] == _STAGE] or [0.0]),
         block_s=found.block_s,
         number_s=number_s,
+        shares=_shares(probe.shares),
         overlap=False,
         cores=len(probe.timed),
         device_is_host=True,
@@ -156,6 +160,12 @@ def _fit(probe: Probe, flops: Flops, shape: ModelShape, sequence_length: int, nu
     )
 
 
+def _shares(passes: Sequence[Mapping[str, float]]) -> Shares:
+    forward, inputs, weights = (sum(rank[name] for rank in passes) for name in ("forward", "inputs", "weights"))
+    whole = forward + inputs + weights
+    return forward / whole, inputs / whole, weights / whole
+
+
 def _line(points: Mapping[int, float], sequence_length: int) -> tuple[float, float]:
     """Fixed seconds and seconds for each token; neither is below zero."""
     (few, less), (many, more) = sorted(points.items())
@@ -177,9 +187,9 @@ def _stream_link(rows: Sequence[Mapping[str, Any]], kind: Exchange) -> Link:
     """A link that gives the seconds of this exchange between two ranks, by the planner's formulas."""
     same = [row for row in rows if row["op"] == kind]
     walls, cpus = ([max(row[key], _LEAST_EXCHANGE_S) for row in same] for key in ("wall_s", "cpu_s"))
-    # a sum takes two rounds of half of its bytes, all others one
-    rounds = 2 if kind == "sum" else 1
+    # a sum takes two rounds of half of its bytes, all others one, and what is sent is sent whole
+    rounds, share = 2 if kind == "sum" else 1, 1.0 if kind in ("sum", "send") else 0.5
     latency, per_byte = through(
-        [(rounds, rounds * row["bytes"] / 2, seconds) for row, seconds in zip(same, walls, strict=True)]
+        [(rounds, share * row["bytes"], seconds) for row, seconds in zip(same, walls, strict=True)]
     )
     return Link(latency_s=latency, bytes_per_s=1 / per_byte, busy=sum(cpus) / sum(walls))

@@ -42,7 +42,8 @@ def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[s
     Returns:
         ``timed``: a list of blocks, whether there is a head, rows, and wall and CPU seconds of forward and backward;
         ``update``: wall and CPU seconds of norm and step over all parameters; ``norms``: those of one number of the
-        residual stream through one norm and one sum.
+        residual stream through one norm and one sum; ``shares``: CPU seconds of blocks' forward pass, way back to
+        their inputs and weights' gradients.
     """
     layers, tokens = source.num_layers, spec.run.data.sequence_length
     whole = _stage(source, StageSpec(0, 1, 0, layers))
@@ -68,8 +69,24 @@ def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[s
         optimizer.step()
 
     wall, cpu = _timed(update)
+    middle = _stage(source, StageSpec(1, 3, 1, layers - 1))
+    shares = _shares(middle, max(sizes), tokens, int(source.hub_config.hidden_size))
     norms = _norms(max(sizes), tokens, int(source.hub_config.hidden_size))
-    return {"timed": timed, "update": {"wall_s": wall, "cpu_s": cpu}, "norms": norms}
+    return {"timed": timed, "update": {"wall_s": wall, "cpu_s": cpu}, "norms": norms, "shares": shares}
+
+
+def _shares(blocks: StageModule, rows: int, tokens: int, width: int) -> dict[str, float]:
+    """CPU seconds of the three passes of blocks that take and give hidden states."""
+    x = torch.randn(rows, tokens, width, requires_grad=True)
+
+    def inputs() -> None:
+        out = blocks(x)
+        torch.autograd.grad(out, x, torch.ones_like(out))
+
+    _, forward = _timed(lambda: blocks(x))
+    _, back = _timed(inputs)
+    _, whole = _timed(lambda: _through(blocks, x))
+    return {"forward": forward, "inputs": max(0.0, back - forward), "weights": max(0.0, whole - back)}
 
 
 def _norms(rows: int, tokens: int, width: int) -> dict[str, float]:
@@ -90,12 +107,12 @@ def _stage(source: ModelSource, spec: StageSpec) -> StageModule:
     return build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
 
 
-def _through(stage: StageModule, ids: Tensor) -> None:
-    out = stage(ids)
+def _through(stage: StageModule, x: Tensor) -> None:
+    out = stage(x)
     torch.autograd.backward(out, torch.ones_like(out))
 
 
-def _timed(run: Callable[[], None]) -> tuple[float, float]:
+def _timed(run: Callable[[], object]) -> tuple[float, float]:
     """Median wall and CPU seconds, while the other ranks do the same."""
     run()
     walls, cpus = [], []

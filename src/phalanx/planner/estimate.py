@@ -185,6 +185,7 @@ def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machin
         last_s=cluster.last_s,
         block_s=cluster.block_s,
         number_s=cluster.number_s,
+        shares=cluster.shares,
         shared_block_s=cluster.shared_block_s,
         overlap=cluster.overlap,
         cores=cluster.cores,

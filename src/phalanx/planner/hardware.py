@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.planner.links import Link
-from phalanx.planner.machine import Exchange
+from phalanx.planner.machine import THIRDS, Exchange, Shares
 from phalanx.planner.recipe import Precision
 
 GIB = 1024**3
@@ -109,6 +109,7 @@ class Cluster(StrictModel):
         microbatch_s: Seconds that a microbatch costs in each stage of a pipeline beside its computation: launches,
             messages.
         block_s: Seconds that a microbatch costs in each block, forward and backward, whatever its size.
+        shares: Of a block's seconds: its forward pass, the way back to its inputs, and the gradients of its weights.
         number_s: Seconds that one number of the residual stream costs in a block beside the products, forward and
             backward: norms and sums.
         shared_block_s: Seconds that sharing a block's gradients or parameters (ZeRO 2 and 3) costs each microbatch,
@@ -138,6 +139,7 @@ class Cluster(StrictModel):
     last_s: float = Field(default=0.0, ge=0)
     microbatch_s: float = Field(default=0.0, ge=0)
     block_s: float = Field(default=0.0, ge=0)
+    shares: Shares = THIRDS
     number_s: float = Field(default=0.0, ge=0)
     shared_block_s: float = Field(default=0.0, ge=0)
     overlap: bool = True
@@ -155,6 +157,8 @@ class Cluster(StrictModel):
         names = [pool.device for pool in self.pools]
         if len(set(names)) != len(names):
             raise ValueError(f"pools: found {names}; give each device once, with its count")
+        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6:
+            raise ValueError(f"shares: found {list(self.shares)}; give three numbers from 0 that add up to 1")
         return self
 
     @property

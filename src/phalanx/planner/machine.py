@@ -6,9 +6,16 @@ from typing import Literal
 
 from phalanx.planner.links import Link
 
-Exchange = Literal["sum", "slices", "swap", "gradients", "parameters"]
+Exchange = Literal["sum", "slices", "swap", "gradients", "parameters", "send"]
 """What stops the computation of a block: its tensor parallel sums, slices of the sequence that are joined or summed,
-context parallel all-to-alls, and the gradients and parameters of a block that ZeRO shares."""
+context parallel all-to-alls, and the gradients and parameters of a block that ZeRO shares; and what a pipeline's stage
+waits for."""
+
+Shares = tuple[float, float, float]
+"""Of a block's seconds: its forward pass, the way back to its inputs, and the gradients of its weights."""
+
+THIRDS: Shares = (1 / 3, 1 / 3, 1 / 3)
+"""Where all of it is products of matrices."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class Machine:
         first_s: Seconds that a microbatch costs in the first stage beside its blocks, whatever its size.
         last_s: The same in the last stage; both for the tables of a vocabulary, which tensor parallel ranks share.
         block_s: Seconds that a microbatch costs in each block, forward and backward, whatever its size.
+        shares: What the passes take of a block's seconds.
         number_s: Seconds that one number of the residual stream costs in a block beside the products, forward and
             backward: norms and sums, which tensor parallel ranks share with the sequence alone.
         shared_block_s: Seconds that sharing a block costs each microbatch with ZeRO 2 and 3, whatever its size.
@@ -47,6 +55,7 @@ class Machine:
     first_s: float = 0.0
     last_s: float = 0.0
     block_s: float = 0.0
+    shares: Shares = THIRDS
     number_s: float = 0.0
     shared_block_s: float = 0.0
     overlap: bool = True

@@ -166,7 +166,7 @@ def timeline(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
     if machine.crowd(layout.world) > 1:
         return _play_crowded(shape, layout, recipe, machine.at_work(), shown)
     times, _ = stage_times(shape, layout, recipe, machine)
-    link = link_of_axis(layout, "pp", machine)
+    link = link_of_axis(layout, "pp", machine, "send")
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
     return simulate(layout.schedule, layout.pp, shown, times, link.latency_s, transfer)
 
@@ -180,7 +180,8 @@ def stage_times(
     block = tokens * (flops.block + flops.scores) / (machine.flops_per_s * layout.tp)
     # norms and sums lie on every tensor parallel rank, unless these share the sequence
     numbers = tokens * shape.hidden / (layout.tp if recipe.sequence_parallel else 1)
-    block += (machine.block_s + numbers * machine.number_s) / 3
+    block = 3 * block + machine.block_s + numbers * machine.number_s
+    ahead, back, weights = (block * share for share in machine.shares)
     head = tokens * flops.head / ((machine.head_flops_per_s or machine.flops_per_s) * layout.tp)
     again = backward_factor(recipe.checkpointing) - 2.0
     exchanges = block_exchanges(shape, layout, recipe, machine)
@@ -196,9 +197,9 @@ def stage_times(
         tables = (machine.first_s if stage == 0 else 0.0) + (machine.last_s if stage == len(counts) - 1 else 0.0)
         times.append(
             StageTimes(
-                forward=layers * (block + half) + last + fixed,
-                inputs=layers * (block * (1 + again) + half) + last + fixed,
-                weights=layers * block + last + tables / cut,
+                forward=layers * (ahead + half) + last + fixed,
+                inputs=layers * (back + again * ahead + half) + last + fixed,
+                weights=layers * weights + last + tables / cut,
             )
         )
     return times, exchanges
@@ -210,7 +211,7 @@ def _layers(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...
 
 def _played(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]) -> float:
     """Seconds of a pipeline that is played through; what is not shown repeats the slowest stage's pace."""
-    link = link_of_axis(layout, "pp", machine)
+    link = link_of_axis(layout, "pp", machine, "send")
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
     played = _num_played(layout, recipe)
     length = simulate(layout.schedule, layout.pp, played, times, link.latency_s, transfer).length_s
@@ -232,7 +233,7 @@ def _shared_length(shape: ModelShape, layout: Layout, recipe: Recipe, machine: M
 
 
 def _play_crowded(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, played: int) -> Timeline:
-    link = link_of_axis(layout, "pp", machine)
+    link = link_of_axis(layout, "pp", machine, "send")
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
     times, _ = stage_times(shape, layout, recipe, machine)
     every = orders(layout.schedule, layout.pp, played, layout.stages_per_rank)
@@ -260,7 +261,7 @@ def _quick(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, 
     bubble = bubble_formula(layout.pp, recipe.microbatches, layout.stages_per_rank)
     # zero-bubble H1 waits a third of what 1F1B does where forward and both backwards take equally long
     bubble = bubble / (3 - 2 * bubble) if layout.schedule == "zero-bubble" else bubble
-    link = link_of_axis(layout, "pp", machine)
+    link = link_of_axis(layout, "pp", machine, "send")
     size = boundary_bytes(shape, layout, recipe)
     # a link that is slower than the stages sets the pace
     busy = recipe.microbatches * _slowest(times, layout.pp)
