@@ -13,7 +13,7 @@ def test_each_row_has_what_was_planned_by_part_and_what_was_there(tiny):
     assert (row["layout"], row["ranks"]) == ("dp=2 zero=3", 2)
     assert row["peak_memory_bytes"] > 0
     assert row["memory_ratio"] == row["planned_memory_bytes"] / row["peak_memory_bytes"]
-    parts = ("parameters", "gradients", "optimizer", "activations", "buffers", "host")
+    parts = ("parameters", "gradients", "optimizer", "activations", "buffers")
     assert row["planned_memory_bytes"] == sum(row[f"planned_{name}"] for name in parts)
 
 

@@ -40,6 +40,8 @@ PLAN = {
     "cpu_s",
     "cpu_ratio",
     "planned_bubble",
+    "bubble",
+    "bubble_ratio",
     "planned_idle",
     "idle",
 }

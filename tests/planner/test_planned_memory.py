@@ -69,7 +69,7 @@ def test_a_higher_zero_level_never_stores_more(layout: Layout, recipe: Recipe) -
 def test_a_higher_zero_level_never_needs_more_memory_for_a_model_of_some_size(layout: Layout, recipe: Recipe) -> None:
     # a tiny model's gathered blocks are as large as what sharing them saves
     shape = shape_of(TINY | {"n_layer": 32, "n_embd": 1024})
-    shared, kept = replace(layout, dp=4), replace(recipe, offload="none")
+    shared, kept = replace(layout, dp=4, pp=1), replace(recipe, offload="none")
 
     needed = [worst_rank(shape, replace(shared, zero=zero), kept).total for zero in range(4)]
 

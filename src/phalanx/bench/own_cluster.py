@@ -5,23 +5,24 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from phalanx.bench.collectives import exchange_rows
 from phalanx.bench.rank_training import TrainingSpec
 from phalanx.bench.ranks import RankHost
 from phalanx.planner.compute import Flops, forward_flops
 from phalanx.planner.hardware import GIB, Cluster, Device, Pool
-from phalanx.planner.links import Link, fit
+from phalanx.planner.links import Link, fit, through
 from phalanx.planner.local import core_flops
-from phalanx.planner.shape import shape_of
+from phalanx.planner.machine import Exchange, Shares
+from phalanx.planner.shape import ModelShape, shape_of
 from phalanx.train import RunConfig
-
-Clock = Literal["wall_s", "cpu_s"]
 
 _ROWS = (1, 4)
 _LINK_SIZES = (16 * 1024, 256 * 1024, 2 * 1024**2, 8 * 1024**2)
-_LEAST_S = 1e-9
+_LEAST_S, _LEAST_EXCHANGE_S = 1e-9, 1e-6
+_STAGE = "stage"
+_PARTS = ("timed", "update", "norms", "shares")
 _UPDATE_BYTES = 28
 """Of an fp32 parameter that AdamW reads and writes: weight and moments both ways, and the gradient."""
 
@@ -33,15 +34,19 @@ class Probe:
     Attributes:
         timed: See `phalanx.bench.rank_probe`; one list for each core.
         update: The optimizer's step, likewise.
-        sharing: What sharing a block costs a microbatch, likewise.
+        norms: A number's way through a norm and a sum, likewise.
+        shares: Seconds of a block's passes, likewise.
         exchanges: Rows as `bench collectives` has them, between two ranks.
+        streams: Rows of `phalanx.bench.rank_stream`, likewise; none on a machine of one core.
         peak_flops_per_s: The best product of one core.
     """
 
     timed: Sequence[Sequence[Mapping[str, Any]]]
     update: Sequence[Mapping[str, float]]
-    sharing: Sequence[Mapping[str, float]]
+    norms: Sequence[Mapping[str, float]]
+    shares: Sequence[Mapping[str, float]]
     exchanges: Sequence[Mapping[str, Any]]
+    streams: Sequence[Mapping[str, Any]]
     peak_flops_per_s: float
 
 
@@ -56,23 +61,41 @@ def probe_machine(host: RankHost, run: RunConfig, cache: Path) -> Probe:
     with host.crew("probe", "probe", cores, {"spec": spec.model_dump_json()}) as crew:
         answers = crew.ask(rows=list(_ROWS))
     rows = exchange_rows(host, 2, _LINK_SIZES, ("all_reduce", "reduce_scatter_direct"))
-    timed, update, sharing = ([answer[key] for answer in answers] for key in ("timed", "update", "sharing"))
-    return Probe(timed, update, sharing, rows, core_flops(cores))
+    timed, update, norms, shares = ([answer[key] for answer in answers] for key in _PARTS)
+    return Probe(timed, update, norms, shares, rows, stream_rows(host), core_flops(cores))
 
 
-def cluster_of(probe: Probe, run: RunConfig, ranks: int, clock: Clock) -> Cluster:
+def stream_rows(host: RankHost) -> list[dict[str, Any]]:
+    """Time exchanges of two ranks in the midst of computation; both wait for the slower one, so that means are taken.
+
+    Raises:
+        TrainingError: The ranks failed.
+    """
+    with host.crew("exchanges in the midst of computation", "stream", 2) as crew:
+        first, second = (answer["streams"] for answer in crew.ask())
+    return [
+        {**one, **{key: (one[key] + other[key]) / 2 for key in ("wall_s", "cpu_s")}}
+        for one, other in zip(first, second, strict=True)
+    ]
+
+
+def cluster_of(probe: Probe, run: RunConfig, ranks: int) -> Cluster:
     """Return this machine as a cluster.
+
+    Computation is told by CPU seconds: on a core of its own it takes as long on the wall, and other work on the
+    machine does not count.
 
     Args:
         probe: What was timed.
         run: What was timed with.
         ranks: How many share the machine.
-        clock: Seconds on the wall, or of CPU time: the latter also mean something on a machine with other work.
     """
     shape = shape_of(run.model.architecture or {})
     flops = forward_flops(shape, run.data.sequence_length)
-    found = _fit(probe, flops, shape.layers, run.data.sequence_length, clock)
-    update_s = statistics.mean(update[clock] for update in probe.update)
+    # a block has two norms and two sums
+    number_s = 2 * statistics.mean(norms["cpu_s"] for norms in probe.norms)
+    found = _fit(probe, flops, shape, run.data.sequence_length, number_s)
+    update_s = statistics.mean(update["cpu_s"] for update in probe.update)
     peak = max(probe.peak_flops_per_s, found.block_flops_per_s, found.head_flops_per_s)
     device = Device(
         title="a core of this machine",
@@ -80,7 +103,7 @@ def cluster_of(probe: Probe, run: RunConfig, ranks: int, clock: Clock) -> Cluste
         bandwidth_gb_per_s=_UPDATE_BYTES * shape.parameters / update_s / 1e9,
         fp32_tflops=peak / 1e12,
     )
-    link = _link(probe.exchanges, clock)
+    link = _link(probe.exchanges)
     return Cluster(
         title=f"{ranks} processes on this machine, measured",
         pools=(Pool(device="core", count=ranks),),
@@ -89,12 +112,16 @@ def cluster_of(probe: Probe, run: RunConfig, ranks: int, clock: Clock) -> Cluste
         between=link,
         efficiency=found.block_flops_per_s / peak,
         head_efficiency=found.head_flops_per_s / peak,
-        microbatch_s=found.microbatch_s,
+        first_s=found.first_s,
+        last_s=found.last_s,
+        microbatch_s=statistics.fmean([row["cpu_s"] for row in probe.streams if row["op"] == _STAGE] or [0.0]),
         block_s=found.block_s,
-        shared_block_s=statistics.mean(sharing[clock] for sharing in probe.sharing),
+        number_s=number_s,
+        shares=_shares(probe.shares),
         overlap=False,
-        # CPU time does not pass while a rank waits for a core
-        cores=len(probe.timed) if clock == "wall_s" else None,
+        cores=len(probe.timed),
+        device_is_host=True,
+        exchanges={kind: _stream_link(probe.streams, kind) for kind in get_args(Exchange) if probe.streams},
         devices={"core": device},
     )
 
@@ -104,27 +131,39 @@ class _Fitted:
     block_flops_per_s: float
     head_flops_per_s: float
     block_s: float
-    microbatch_s: float
+    first_s: float
+    last_s: float
 
 
-def _fit(probe: Probe, flops: Flops, layers: int, sequence_length: int, clock: Clock) -> _Fitted:
-    """Two lines through two sizes each: a block's seconds, and those of all that is not a block, by tokens."""
+def _fit(probe: Probe, flops: Flops, shape: ModelShape, sequence_length: int, number_s: float) -> _Fitted:
+    """Lines through two sizes each, by tokens: a block's seconds, and what lies before and behind all blocks."""
     seconds: dict[tuple[int, bool, int], float] = {}
     for first in probe.timed[0]:
         key = (first["blocks"], first["head"], first["rows"])
         same = [one for rank in probe.timed for one in rank if (one["blocks"], one["head"], one["rows"]) == key]
-        seconds[key] = statistics.mean(one[clock] for one in same)
+        seconds[key] = statistics.mean(one["cpu_s"] for one in same)
     few, many = sorted({blocks for blocks, head, _ in seconds if not head})
     block = {rows: (seconds[many, False, rows] - seconds[few, False, rows]) / (many - few) for rows in _ROWS}
-    rest = {rows: seconds[layers, True, rows] - layers * block[rows] for rows in _ROWS}
+    before = {rows: seconds[few, False, rows] - few * block[rows] for rows in _ROWS}
+    layers = shape.layers
+    behind = {rows: seconds[layers, True, rows] - layers * block[rows] - before[rows] for rows in _ROWS}
     block_fixed, block_token = _line(block, sequence_length)
-    fixed, token = _line(rest, sequence_length)
+    last_s, token = _line(behind, sequence_length)
+    products = max(_LEAST_S, block_token - shape.hidden * number_s)
     return _Fitted(
-        block_flops_per_s=3 * (flops.block + flops.scores) / block_token,
+        block_flops_per_s=3 * (flops.block + flops.scores) / products,
         head_flops_per_s=3 * flops.head / token,
         block_s=block_fixed,
-        microbatch_s=fixed,
+        # a table's gradient, next to which looking tokens up is nothing
+        first_s=max(0.0, statistics.mean(before.values())),
+        last_s=last_s,
     )
+
+
+def _shares(passes: Sequence[Mapping[str, float]]) -> Shares:
+    forward, inputs, weights = (sum(rank[name] for rank in passes) for name in ("forward", "inputs", "weights"))
+    whole = forward + inputs + weights
+    return forward / whole, inputs / whole, weights / whole
 
 
 def _line(points: Mapping[int, float], sequence_length: int) -> tuple[float, float]:
@@ -134,10 +173,23 @@ def _line(points: Mapping[int, float], sequence_length: int) -> tuple[float, flo
     return max(0.0, less - token * few * sequence_length), token
 
 
-def _link(rows: Sequence[Mapping[str, Any]], clock: Clock) -> Link:
-    if clock == "cpu_s":
-        rows = [{**row, "seconds": row["cpu_s"] / row["ranks"]} for row in rows]
+def _link(rows: Sequence[Mapping[str, Any]]) -> Link:
     link = fit(rows)
     sums = {row["bytes"]: row["seconds"] for row in rows if row["op"] == "all_reduce"}
     shares = [2 * row["seconds"] / sums[row["bytes"]] for row in rows if row["op"] == "reduce_scatter_direct"]
-    return link.model_copy(update={"scatter_work": statistics.median(shares)})
+    # what ranks do to begin together weighs least on the largest
+    largest = max((row for row in rows if row["op"] == "all_reduce"), key=lambda row: row["bytes"])
+    busy = largest["cpu_s"] / largest["ranks"] / largest["seconds"]
+    return link.model_copy(update={"scatter_work": statistics.median(shares), "busy": busy})
+
+
+def _stream_link(rows: Sequence[Mapping[str, Any]], kind: Exchange) -> Link:
+    """A link that gives the seconds of this exchange between two ranks, by the planner's formulas."""
+    same = [row for row in rows if row["op"] == kind]
+    walls, cpus = ([max(row[key], _LEAST_EXCHANGE_S) for row in same] for key in ("wall_s", "cpu_s"))
+    # a sum takes two rounds of half of its bytes, all others one, and what is sent is sent whole
+    rounds, share = 2 if kind == "sum" else 1, 1.0 if kind in ("sum", "send") else 0.5
+    latency, per_byte = through(
+        [(rounds, share * row["bytes"], seconds) for row, seconds in zip(same, walls, strict=True)]
+    )
+    return Link(latency_s=latency, bytes_per_s=1 / per_byte, busy=sum(cpus) / sum(walls))

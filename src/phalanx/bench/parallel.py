@@ -23,9 +23,14 @@ from phalanx.models import open_model
 from phalanx.parallel import ParallelConfig
 from phalanx.train import RunConfig
 
-PROTOCOL = 1
+PROTOCOL = 2
 """To be raised when a figure comes to mean something else; the commit is in every key as well."""
-PRELOADED = ("phalanx.bench.rank_training", "phalanx.bench.rank_probe", "transformers.models.gpt2.modeling_gpt2")
+PRELOADED = (
+    "phalanx.bench.rank_training",
+    "phalanx.bench.rank_probe",
+    "phalanx.bench.rank_stream",
+    "transformers.models.gpt2.modeling_gpt2",
+)
 _TURN_STEPS, _ALONE_STEPS = 4, 1
 _QUICK_STEPS = 8
 
@@ -89,7 +94,7 @@ def measure(
         "load": [row["load"] for row in kept],
         "rows": [{**row, **memory.get(_key(row["arm"], row["layout"]), {})} for one in kept for row in one["rows"]],
         "plan": [row for one in kept for row in one["plan"]],
-        "clusters": [one["clusters"] for one in kept],
+        "clusters": [one["cluster"] for one in kept],
     }
 
 
@@ -113,9 +118,6 @@ class _Field:
                 found = self._memory(host, shift) if shift.memory or probe is None else self._shift(host, shift, probe)
                 self._finished.add(shift, found)
                 _say(f"{number} of {len(shifts)}: {shift.name}{', memory' * shift.memory} is done")
-
-    def _clusters(self, probe: Probe, ranks: int) -> dict[str, Any]:
-        return {clock: cluster_of(probe, self._run, ranks, clock) for clock in ("wall_s", "cpu_s")}
 
     def _memory(self, host: RankHost, shift: Shift) -> Row:
         """What each arm takes, by arm and layout; a peer that does not run has no figure."""
@@ -146,8 +148,8 @@ class _Field:
         peers = [one for one in rest if one.spec.arm != ENGINE]
         rows = [self._row(one, alone, reference, shift, peers) for one in rest]
         rows += [_alone_row(alone, self._tokens)] if is_first else []
-        clusters = {clock: cluster.model_dump(mode="json") for clock, cluster in self._clusters(probe, 2).items()}
-        return {"load": load, "rows": rows, "plan": list(self._plan(rest, probe)), "clusters": clusters}
+        cluster = cluster_of(probe, self._run, 2).model_dump(mode="json")
+        return {"load": load, "rows": rows, "plan": list(self._plan(rest, probe)), "cluster": cluster}
 
     @property
     def _tokens(self) -> int:
@@ -186,9 +188,8 @@ class _Field:
         for one in done:
             config = one.spec.config
             if one.spec.arm == ENGINE and one.reason is None:
-                clusters = self._clusters(probe, config.world)
-                planned = plan_layout(self._run, config, clusters["wall_s"], clusters["cpu_s"])
-                figures = beside(planned, one.step_s(), one.cpu_s(), config.world)
+                planned = plan_layout(self._run, config, cluster_of(probe, self._run, config.world))
+                figures = beside(planned, one.step_s(), one.cpu_s(), one.waiting(), config.world)
                 yield {"layout": name_of(config), "ranks": config.world, **figures}
 
 

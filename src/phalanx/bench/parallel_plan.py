@@ -4,14 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.parallel import ParallelConfig
-from phalanx.planner import ModelShape, shape_of
+from phalanx.planner import shape_of
 from phalanx.planner.catalog import device_of
 from phalanx.planner.estimate import machine_of
 from phalanx.planner.hardware import Cluster
-from phalanx.planner.layout import Layout
 from phalanx.planner.memory import Memory, worst_rank
 from phalanx.planner.recipe import Recipe
-from phalanx.planner.step import Machine, stage_times, step_time, timeline
+from phalanx.planner.step import step_time, timeline, work_seconds
 from phalanx.train import RunConfig
 
 
@@ -22,7 +21,8 @@ class Planned:
     Attributes:
         step_s: Wall seconds of a step.
         cpu_s: CPU seconds of a step, all ranks together.
-        bubble: Share of the pipeline ranks' time in which they wait; None without a pipeline.
+        bubble: Share of the step in which the ranks of a pipeline wait for each other, and not for a core; None
+            without a pipeline.
         idle: Share of all ranks' time in which they do nothing.
     """
 
@@ -32,21 +32,25 @@ class Planned:
     idle: float
 
 
-def plan_layout(run: RunConfig, config: ParallelConfig, on_wall: Cluster, on_cpu: Cluster) -> Planned:
+def plan_layout(run: RunConfig, config: ParallelConfig, cluster: Cluster) -> Planned:
     """Plan one layout of a run.
 
     Args:
         run: What is trained.
         config: Its layout.
-        on_wall: This machine by wall seconds.
-        on_cpu: The same by CPU seconds.
+        cluster: This machine.
     """
     shape, recipe, layout = shape_of(run.model.architecture or {}), recipe_of(run, config), config.layout
-    wall = _machine(on_wall, layout)
-    step = step_time(shape, layout, recipe, wall).total
-    cpu = _cpu_seconds(shape, layout, recipe, _machine(on_cpu, layout))
-    bubble = timeline(shape, layout, recipe, wall, recipe.microbatches).bubble if layout.pp > 1 else None
-    return Planned(step, cpu, bubble, max(0.0, 1.0 - cpu / (layout.world * step)))
+    machine = replace(machine_of(cluster, device_of(cluster, cluster.pools[0].device), "fp32"), per_node=layout.world)
+    step = step_time(shape, layout, recipe, machine).total
+    cpu = work_seconds(shape, layout, recipe, machine)
+    idle = max(0.0, 1.0 - cpu / (layout.world * step))
+    if layout.pp == 1:
+        return Planned(step, cpu, None, idle)
+    played = timeline(shape, layout, recipe, machine, recipe.microbatches)
+    # where cores are shared, who waits for one is not waiting for another rank
+    waiting = idle if machine.crowd(layout.world) == 1.0 else played.bubble * played.length_s / step
+    return Planned(step, cpu, waiting, idle)
 
 
 def plan_memory(run: RunConfig, config: ParallelConfig) -> Memory:
@@ -55,7 +59,7 @@ def plan_memory(run: RunConfig, config: ParallelConfig) -> Memory:
 
 
 def recipe_of(run: RunConfig, config: ParallelConfig) -> Recipe:
-    """How a run is trained, in the planner's words."""
+    """How a run is trained on CPUs, in the planner's words: what is offloaded there lies where it lay before."""
     return Recipe(
         sequences=run.train.batch_size,
         sequence_length=run.data.sequence_length,
@@ -63,21 +67,23 @@ def recipe_of(run: RunConfig, config: ParallelConfig) -> Recipe:
         precision="fp32" if run.train.precision == "fp32" else "autocast",
         optimizer="sgd" if run.optimizer.kind == "sgd" else "adamw",
         checkpointing=config.activation_checkpointing,
-        offload="all" if config.offload else "none",
         sequence_parallel=config.sequence_parallel,
         fused_attention=run.model.attention == "sdpa",
     )
 
 
-def beside(planned: Planned, step_s: float, cpu_s: float, world: int) -> dict[str, Any]:
+def beside(planned: Planned, step_s: float, cpu_s: float, waiting: float | None, world: int) -> dict[str, Any]:
     """The keys of a row of the block ``plan``.
 
     Args:
         planned: From `plan_layout`.
         step_s: Measured wall seconds of a step.
         cpu_s: Measured CPU seconds of a step, all ranks together.
+        waiting: Measured share of the ranks' time in which they neither worked nor wanted to; None where the system
+            does not tell.
         world: How many ranks there were.
     """
+    bubble = waiting if planned.bubble is not None else None
     return {
         "planned_step_s": planned.step_s,
         "step_s": step_s,
@@ -86,19 +92,8 @@ def beside(planned: Planned, step_s: float, cpu_s: float, world: int) -> dict[st
         "cpu_s": cpu_s,
         "cpu_ratio": planned.cpu_s / cpu_s,
         "planned_bubble": planned.bubble,
+        "bubble": bubble,
+        "bubble_ratio": None if not bubble or planned.bubble is None else planned.bubble / bubble,
         "planned_idle": planned.idle,
         "idle": max(0.0, 1.0 - cpu_s / (world * step_s)),
     }
-
-
-def _machine(cluster: Cluster, layout: Layout) -> Machine:
-    machine = machine_of(cluster, device_of(cluster, cluster.pools[0].device), "fp32")
-    return replace(machine, per_node=layout.world)
-
-
-def _cpu_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
-    """Work and exchanges of all ranks; waiting takes none."""
-    times, _ = stage_times(shape, layout, recipe, machine)
-    passes = sum(time.forward + time.inputs + time.weights for time in times) * recipe.microbatches
-    step = step_time(shape, layout, recipe, machine)
-    return passes * layout.world / layout.pp + (step.data + step.optimizer) * layout.world

@@ -28,6 +28,7 @@ TASKS = {
     "train": "phalanx.bench.rank_training:training",
     "exchange": "phalanx.bench.rank_exchange:exchanging",
     "probe": "phalanx.bench.rank_probe:probing",
+    "stream": "phalanx.bench.rank_stream:streaming",
 }
 """Where the tasks are; only those that are wanted are imported."""
 

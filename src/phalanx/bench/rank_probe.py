@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import OffloadPolicy
 
 from phalanx.bench.peers import adamw_options, decay_groups
 from phalanx.bench.rank_host import Act
@@ -20,13 +18,11 @@ from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, ope
 from phalanx.objectives import causal_lm
 from phalanx.optimizers import gradient_norm_squared
 from phalanx.parallel import Place, join
-from phalanx.parallel.copies import shard
 from phalanx.parallel.meeting import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
 
-_TIMES = 5
-_TINY = 8
-"""Blocks, and their width, of a model that consists of little but calls."""
+_TIMES = 7
+_NORMS = 8
 
 
 @contextlib.contextmanager
@@ -45,8 +41,9 @@ def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[s
 
     Returns:
         ``timed``: a list of blocks, whether there is a head, rows, and wall and CPU seconds of forward and backward;
-        ``update``: wall and CPU seconds of norm and step over all parameters; ``sharing``: those that sharing a
-        block costs a microbatch, whatever its size.
+        ``update``: wall and CPU seconds of norm and step over all parameters; ``norms``: those of one number of the
+        residual stream through one norm and one sum; ``shares``: CPU seconds of blocks' forward pass, way back to
+        their inputs and weights' gradients.
     """
     layers, tokens = source.num_layers, spec.run.data.sequence_length
     whole = _stage(source, StageSpec(0, 1, 0, layers))
@@ -72,34 +69,50 @@ def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[s
         optimizer.step()
 
     wall, cpu = _timed(update)
-    return {"timed": timed, "update": {"wall_s": wall, "cpu_s": cpu}, "sharing": _sharing()}
+    middle = _stage(source, StageSpec(1, 3, 1, layers - 1))
+    shares = _shares(middle, max(sizes), tokens, int(source.hub_config.hidden_size))
+    norms = _norms(max(sizes), tokens, int(source.hub_config.hidden_size))
+    return {"timed": timed, "update": {"wall_s": wall, "cpu_s": cpu}, "norms": norms, "shares": shares}
 
 
-def _sharing() -> dict[str, float]:
-    """Wall and CPU seconds that sharing one block with no parameters to speak of costs a microbatch."""
-    if dist.get_world_size() == 1:
-        return {"wall_s": 0.0, "cpu_s": 0.0}
-    mesh, x = init_device_mesh("cpu", (dist.get_world_size(),)), torch.ones(_TINY, _TINY)
-    found = []
-    for is_shared in (False, True):
-        model = nn.Sequential(*(nn.Linear(_TINY, _TINY) for _ in range(_TINY)))
-        for module in (*model, model) if is_shared else ():
-            shard(module, mesh, reshard=True, policy=OffloadPolicy())
-        found.append(_timed(lambda model=model: torch.autograd.backward(model(x).sum())))  # type: ignore[misc]
-    plain, shared = found
-    return {key: max(0.0, shared[n] - plain[n]) / _TINY for n, key in enumerate(("wall_s", "cpu_s"))}
+def _shares(blocks: StageModule, rows: int, tokens: int, width: int) -> dict[str, float]:
+    """CPU seconds of the three passes of blocks that take and give hidden states."""
+    x = torch.randn(rows, tokens, width, requires_grad=True)
+
+    def inputs() -> None:
+        out = blocks(x)
+        torch.autograd.grad(out, x, torch.ones_like(out))
+
+    _, forward = _timed(lambda: blocks(x))
+    _, back = _timed(inputs)
+    _, whole = _timed(lambda: _through(blocks, x))
+    return {"forward": forward, "inputs": max(0.0, back - forward), "weights": max(0.0, whole - back)}
+
+
+def _norms(rows: int, tokens: int, width: int) -> dict[str, float]:
+    """Wall and CPU seconds of one number of the stream through one norm and one sum, forward and backward."""
+    norms = [nn.LayerNorm(width) for _ in range(_NORMS)]
+    x = torch.randn(rows, tokens, width, requires_grad=True)
+
+    def run() -> None:
+        y = x
+        for norm in norms:
+            y = y + norm(y)
+        torch.autograd.backward(y.sum())
+
+    return {key: seconds / (_NORMS * x.numel()) for key, seconds in zip(("wall_s", "cpu_s"), _timed(run), strict=True)}
 
 
 def _stage(source: ModelSource, spec: StageSpec) -> StageModule:
     return build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
 
 
-def _through(stage: StageModule, ids: Tensor) -> None:
-    out = stage(ids)
+def _through(stage: StageModule, x: Tensor) -> None:
+    out = stage(x)
     torch.autograd.backward(out, torch.ones_like(out))
 
 
-def _timed(run: Callable[[], None]) -> tuple[float, float]:
+def _timed(run: Callable[[], object]) -> tuple[float, float]:
     """Median wall and CPU seconds, while the other ranks do the same."""
     run()
     walls, cpus = [], []

@@ -14,6 +14,7 @@ from torch import nn
 from phalanx.bench.arms import ARMS, Arm, Setting
 from phalanx.bench.rank_host import Act
 from phalanx.bench.resident import Resident, added_at_peak, forget_peak, give_back_freed_memory, resident
+from phalanx.bench.waiting import Moment
 from phalanx.config import StrictModel, digest
 from phalanx.data import BatchLoader, prepare
 from phalanx.models import open_model
@@ -72,20 +73,23 @@ class _Trainee:
         """Make ``steps`` steps.
 
         Returns:
-            ``losses`` of the whole batches, ``wall_s`` and ``cpu_s`` (all threads of this rank) of each step, seconds
-            by phase where the arm tells them, and the peak of memory where it is measured.
+            ``losses`` of the whole batches, ``wall_s``, ``cpu_s`` (all threads of this rank) and ``waited_s`` of each
+            step, seconds by phase where the arm tells them, and the peak of memory where it is measured.
         """
         arm = self._built()
-        losses, walls, cpus = [], [], []
+        losses, walls, cpus, waits = [], [], [], []
         for _ in range(order["steps"]):
             batch = self._loader.next()
-            began, used = time.perf_counter(), time.process_time()
+            began, used = Moment.now(), time.process_time()
             losses.append(arm.step(self._num_steps, batch))
-            walls.append(time.perf_counter() - began)
             cpus.append(time.process_time() - used)
+            ended = Moment.now()
+            walls.append(ended.wall_s - began.wall_s)
+            waits.append(ended.waited_since(began))
             self._num_steps += 1
         peak = None if self._before is None else added_at_peak(self._before)
-        return {"losses": losses, "wall_s": walls, "cpu_s": cpus, "phases": arm.phases(), "peak_bytes": peak}
+        timed = {"wall_s": walls, "cpu_s": cpus, "waited_s": waits}
+        return {"losses": losses, **timed, "phases": arm.phases(), "peak_bytes": peak}
 
     def _built(self) -> Arm:
         if self._arm is None:

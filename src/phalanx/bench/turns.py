@@ -41,6 +41,8 @@ class Turns:
         losses: Of every step.
         walls: Wall seconds of the steps of each turn, those of the first rank.
         cpus: CPU seconds of all ranks together, likewise.
+        waits: Share of the ranks' time in which they waited for anything but a core, likewise; nothing where the
+            system does not tell.
         reason: Why it did not run; None where it did.
     """
 
@@ -48,6 +50,7 @@ class Turns:
     losses: list[float] = field(default_factory=list)
     walls: list[list[float]] = field(default_factory=list)
     cpus: list[list[float]] = field(default_factory=list)
+    waits: list[list[float]] = field(default_factory=list)
     reason: str | None = None
 
     def step_s(self) -> float:
@@ -57,6 +60,10 @@ class Turns:
     def cpu_s(self) -> float:
         """Median CPU seconds of a step."""
         return statistics.median(self._timed(self.cpus))
+
+    def waiting(self) -> float | None:
+        """Median share of the ranks' time in which they waited; None where the system does not tell."""
+        return statistics.median(self._timed(self.waits)) if self.waits else None
 
     def faster_than(self, other: "Turns") -> float:
         """How many times as many steps a second, by the median over turns: neighbours in time are compared."""
@@ -127,3 +134,11 @@ def _take(one: Turns, crew: Crew) -> None:
     one.losses += answers[0]["losses"]
     one.walls.append(answers[0]["wall_s"])
     one.cpus.append([sum(step) for step in zip(*(answer["cpu_s"] for answer in answers), strict=True)])
+    waits = [[_share(*pair) for pair in zip(answer["waited_s"], answer["wall_s"], strict=True)] for answer in answers]
+    known = [share for rank in waits for share in rank if share is not None]
+    if len(known) == len(waits) * one.spec.steps:
+        one.waits.append([statistics.fmean(step) for step in zip(*waits, strict=True)])  # type: ignore[arg-type]
+
+
+def _share(waited_s: float | None, wall_s: float) -> float | None:
+    return None if waited_s is None else waited_s / wall_s

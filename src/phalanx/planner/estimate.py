@@ -1,6 +1,6 @@
 """One layout on one cluster: memory, time, energy, money, and every assumption beside them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from phalanx.errors import ConfigError
@@ -10,10 +10,11 @@ from phalanx.planner.failures import daly_interval, device_to_cluster_mtbf, good
 from phalanx.planner.guarding import Verification
 from phalanx.planner.hardware import GIB, Cluster, Device
 from phalanx.planner.layout import Layout
+from phalanx.planner.machine import Machine
 from phalanx.planner.memory import Memory, worst_rank
 from phalanx.planner.recipe import Precision, Recipe
 from phalanx.planner.shape import ModelShape
-from phalanx.planner.step import Machine, StepTime, step_time
+from phalanx.planner.step import StepTime, step_time
 
 GIGA = 1e9
 
@@ -119,6 +120,7 @@ def estimate(
     Raises:
         ConfigError: The device's peak in this precision is not known.
     """
+    recipe = as_done(recipe, cluster)
     device = device_of(cluster, cluster.pools[0].device)
     machine = machine_of(cluster, device, recipe.precision)
     step = step_time(shape, layout, recipe, machine, guard, exact=exact)
@@ -134,6 +136,11 @@ def estimate(
         mfu=utilization(per_s, model_flops(shape, recipe.sequence_length), layout.world, peak),
         totals=None if tokens is None else totals_of(tokens, per_s, cluster, [(device, layout.world)]),
     )
+
+
+def as_done(recipe: Recipe, cluster: Cluster) -> Recipe:
+    """Return a recipe as a cluster carries it out: where the device is the host, offloading moves nothing."""
+    return replace(recipe, offload="none") if cluster.device_is_host else recipe
 
 
 def usable_bytes(cluster: Cluster) -> float:
@@ -174,10 +181,15 @@ def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machin
         microbatch_s=cluster.microbatch_s,
         host_bytes_per_s=None if cluster.host_gb_per_s is None else cluster.host_gb_per_s * GIGA,
         head_flops_per_s=None if cluster.head_efficiency is None else peak * cluster.head_efficiency,
+        first_s=cluster.first_s,
+        last_s=cluster.last_s,
         block_s=cluster.block_s,
+        number_s=cluster.number_s,
+        shares=cluster.shares,
         shared_block_s=cluster.shared_block_s,
         overlap=cluster.overlap,
         cores=cluster.cores,
+        exchanges=cluster.exchanges,
     )
 
 

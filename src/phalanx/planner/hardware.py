@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.planner.links import Link
+from phalanx.planner.machine import THIRDS, Exchange, Shares
 from phalanx.planner.recipe import Precision
 
 GIB = 1024**3
@@ -103,13 +104,21 @@ class Cluster(StrictModel):
         efficiency: Share of the peak that the matrix products of a rank reach; an assumption unless it was measured.
         usable_memory: Share of a device's memory that tensors may take; the rest is for kernels and fragments.
         head_efficiency: Share of the peak that the head and the loss reach; left out, as `efficiency`.
-        microbatch_s: Seconds that a microbatch costs in each stage beside its computation: launches, messages.
+        first_s: Seconds that a microbatch costs in the first stage beside its blocks, whatever its size.
+        last_s: The same in the last stage.
+        microbatch_s: Seconds that a microbatch costs in each stage of a pipeline beside its computation: launches,
+            messages.
         block_s: Seconds that a microbatch costs in each block, forward and backward, whatever its size.
+        shares: Of a block's seconds: its forward pass, the way back to its inputs, and the gradients of its weights.
+        number_s: Seconds that one number of the residual stream costs in a block beside the products, forward and
+            backward: norms and sums.
         shared_block_s: Seconds that sharing a block's gradients or parameters (ZeRO 2 and 3) costs each microbatch,
             whatever its size: calls, and messages one by one.
         overlap: Exchanges between ranks go on beside computation. False where the cores that compute also carry the
             bytes.
         cores: CPU cores of a node that its ranks share when they are more; left out, each has a device of its own.
+        exchanges: Links of exchanges that were measured in the midst of computation, on ranks of one node.
+        device_is_host: Devices are cores of the host: what is offloaded lies in the memory that it lay in before.
         host_gb_per_s: Bandwidth between a device and its host's memory, for offloading.
         power_overhead: Energy of the whole site over that of the devices.
         failures: Left out where they are not known: goodput is then null.
@@ -126,11 +135,17 @@ class Cluster(StrictModel):
     efficiency: float = Field(default=0.5, gt=0, le=1)
     usable_memory: float = Field(default=0.92, gt=0, le=1)
     head_efficiency: float | None = Field(default=None, gt=0, le=1)
+    first_s: float = Field(default=0.0, ge=0)
+    last_s: float = Field(default=0.0, ge=0)
     microbatch_s: float = Field(default=0.0, ge=0)
     block_s: float = Field(default=0.0, ge=0)
+    shares: Shares = THIRDS
+    number_s: float = Field(default=0.0, ge=0)
     shared_block_s: float = Field(default=0.0, ge=0)
     overlap: bool = True
     cores: int | None = Field(default=None, ge=1)
+    exchanges: dict[Exchange, Link] = Field(default_factory=dict)
+    device_is_host: bool = False
     host_gb_per_s: float | None = Field(default=None, gt=0)
     power_overhead: float = Field(default=1.0, ge=1)
     failures: Failures | None = None
@@ -142,6 +157,8 @@ class Cluster(StrictModel):
         names = [pool.device for pool in self.pools]
         if len(set(names)) != len(names):
             raise ValueError(f"pools: found {names}; give each device once, with its count")
+        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6:
+            raise ValueError(f"shares: found {list(self.shares)}; give three numbers from 0 that add up to 1")
         return self
 
     @property

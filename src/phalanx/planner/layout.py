@@ -47,6 +47,14 @@ class Layout:
         return self.dp * self.cp
 
     @property
+    def shares_late(self) -> bool:
+        """Whether gradients that ZeRO 2 and 3 share, and parameters, are whole until a pipeline's last microbatch.
+
+        Source: torch's ``PipelineStage`` (2.13), which puts the sharing of ``fully_shard`` off until then.
+        """
+        return self.pp > 1 and self.zero >= 2 and self.shards > 1
+
+    @property
     def stages_per_rank(self) -> int:
         """Pipeline stages that one rank has, one behind the other round the pipeline; 1 without a pipeline."""
         if self.pp == 1:

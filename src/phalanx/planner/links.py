@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,20 @@ class Link(StrictModel):
         latency_s: From sending nothing to having received it.
         bytes_per_s: Of one rank in one direction, while all ranks send.
         scatter_work: What a reduce-scatter takes, in those of a ring; 2 where it is done by a whole all-reduce.
+        busy: Share of the time in which a rank's own core works for it; above 1 where several threads do. Where ranks
+            share cores, the rest costs the others nothing.
     """
 
     latency_s: float = Field(ge=0)
     bytes_per_s: float = Field(gt=0)
     scatter_work: float = Field(default=1.0, gt=0)
+    busy: float = Field(default=1.0, gt=0)
+
+    def at_work(self) -> "Link":
+        """The same link by the seconds in which a core works, and nobody waits."""
+        return self.model_copy(
+            update={"latency_s": self.latency_s * self.busy, "bytes_per_s": self.bytes_per_s / self.busy, "busy": 1.0}
+        )
 
 
 def read_probe(path: Path) -> Link:
@@ -91,6 +100,16 @@ def fit(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:
     points = [_point(row, where) for row in rows if isinstance(row, Mapping) and row.get("op") == "all_reduce"]
     if len({traffic for _, traffic, _ in points}) < 2:
         raise InputError(f"{where}: needs all_reduce rows of at least two sizes, found {len(points)} rows")
+    latency, per_byte = through(points)
+    return Link(latency_s=latency, bytes_per_s=1.0 / per_byte)
+
+
+def through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Return the latency and the seconds per byte that fit rounds, traffic and seconds best; neither is below zero.
+
+    Args:
+        points: Rounds, bytes that pass, and the seconds that they took, above zero; two sizes at least.
+    """
     # normal equations of two unknowns, each row divided by its seconds
     aa = sum((rounds / seconds) ** 2 for rounds, _, seconds in points)
     ab = sum(rounds * traffic / seconds**2 for rounds, traffic, seconds in points)
@@ -100,8 +119,8 @@ def fit(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:
     latency, per_byte = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
     if latency < 0 or per_byte <= 0:
         # one of the two does not show: what is left is a single unknown
-        latency, per_byte = (0.0, b / bb) if latency < 0 else (a / aa, 1e-15)
-    return Link(latency_s=latency, bytes_per_s=1.0 / per_byte)
+        return (0.0, b / bb) if latency < 0 else (a / aa, 1e-15)
+    return latency, per_byte
 
 
 def _point(row: Mapping[str, Any], where: str) -> tuple[float, float, float]:

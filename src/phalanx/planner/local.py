@@ -42,6 +42,7 @@ def this_machine(num_ranks: int | None = None) -> Cluster:
         microbatch_s=MICROBATCH_S,
         overlap=False,
         cores=cores,
+        device_is_host=True,
         devices={"core": device},
     )
 

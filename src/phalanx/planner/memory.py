@@ -87,17 +87,20 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
     """Return the memory of a pipeline rank whose stages have so many layers each."""
     number = rank_parameters(shape, layout, sum(layers), rank)
     weights, shards = recipe.weight_bytes, layout.shards
-    parameters = _shared(number * weights, shards, layout.zero >= 3)
-    gradients = _shared(number * weights, shards, layout.zero >= 2)
+    late = layout.shares_late
+    parameters = _shared(number * weights, shards, layout.zero >= 3 and not late)
+    gradients = _shared(number * weights, shards, layout.zero >= 2 and not late)
     optimizer = _shared(number * recipe.state_bytes, shards, layout.zero >= 1)
     host = 0
     if recipe.offload != "none":
         host, optimizer = optimizer, 0
     if recipe.offload == "all":
         # ZeRO 2 brings its part to the device and gathers the whole there
-        whole = parameters if layout.zero == 2 else 0
-        host += gradients + (_shared(parameters, shards, True) if whole else parameters)
-        parameters, gradients = whole, 0
+        whole = parameters if layout.zero == 2 or late else 0
+        host += (_shared(gradients, shards, True) if late else gradients) + (
+            _shared(parameters, shards, True) if whole else parameters
+        )
+        parameters, gradients = whole, gradients if late else 0
     worst = worst_moment(
         shape,
         layout,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from phalanx.planner.estimate import Estimate, estimate, usable_bytes, why_too_large
+from phalanx.planner.estimate import Estimate, as_done, estimate, usable_bytes, why_too_large
 from phalanx.planner.guarding import Verification
 from phalanx.planner.hardware import Cluster
 from phalanx.planner.layout import Layout, layouts
@@ -124,7 +124,7 @@ def _best_recipe(
             reason = reason or why
             continue
         for variant in variants:
-            memory = worst_rank(shape, layout, variant)
+            memory = worst_rank(shape, layout, as_done(variant, cluster))
             if memory.total <= limit:
                 found = estimate(shape, layout, variant, cluster, tokens=tokens, guard=guard, exact=False)
                 best = found if best is None or found.tokens_per_s > best.tokens_per_s else best

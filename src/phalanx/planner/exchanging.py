@@ -1,0 +1,172 @@
+"""What the ranks of a layout tell each other in a step, and how long that takes."""
+
+from dataclasses import dataclass
+
+from phalanx.planner.activations import microbatch_tokens
+from phalanx.planner.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from phalanx.planner.layout import Layout
+from phalanx.planner.links import Link
+from phalanx.planner.machine import Exchange, Machine
+from phalanx.planner.memory import rank_parameters, stage_layers
+from phalanx.planner.recipe import Recipe
+from phalanx.planner.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """Seconds of the exchanges of one block and microbatch, forward and backward."""
+
+    tensor: float
+    context: float
+
+
+def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange | None = None) -> Link:
+    """Return the slowest link that a group along an axis crosses; ranks count up along tp, cp, dp and then pp.
+
+    Args:
+        layout: Whose axis.
+        axis: Which one.
+        machine: With its links.
+        exchange: What stops the computation; None for what does not.
+    """
+    stride = 1
+    for name in ("tp", "cp", "dp", "pp"):
+        size = getattr(layout, name)
+        if name == axis:
+            if stride * size > machine.per_node:
+                return machine.between
+            return machine.inside if exchange is None else machine.exchanges.get(exchange, machine.inside)
+        stride *= size
+    raise ValueError(f"axis: found {axis!r}; expected tp, cp, dp or pp")
+
+
+def block_exchanges(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> Exchanges:
+    """Four sums of the stream for tensor parallel, eight all-to-alls of queries, keys, values and outputs.
+
+    With sequence parallel each sum is a reduce-scatter and an all-gather.
+
+    Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2; Jacobs et al. 2023 (Ulysses),
+    section 3.2.
+    """
+    tokens = microbatch_tokens(layout, recipe)
+    tensor = context = 0.0
+    if layout.tp > 1:
+        tensor = 4 * _stream(tokens * shape.hidden * recipe.inner_bytes, layout, recipe, machine)
+    if layout.cp > 1:
+        queries = tokens * shape.heads * shape.head_dim * recipe.inner_bytes / layout.tp
+        shared = tokens * shape.kv_heads * shape.head_dim * recipe.inner_bytes / layout.tp
+        link = link_of_axis(layout, "cp", machine, "swap")
+        context = 4 * (all_to_all(queries, layout.cp, link) + all_to_all(shared, layout.cp, link))
+    return Exchanges(tensor, context)
+
+
+def vocabulary_exchange(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Seconds of the exchanges around a vocabulary that tensor parallel ranks share, for one microbatch.
+
+    The rows of the embedding, the gradient of the head's input, and for each token the largest logit and two sums.
+    With sequence parallel the former two are cut and joined on the other way.
+    """
+    if layout.tp == 1 or shape.vocab % layout.tp:
+        return 0.0
+    tokens, link = microbatch_tokens(layout, recipe), link_of_axis(layout, "tp", machine)
+    size = tokens * shape.hidden * recipe.inner_bytes
+    small = all_reduce(4 * tokens, layout.tp, link) + all_reduce(8 * tokens, layout.tp, link)
+    embedded = all_reduce(size, layout.tp, link_of_axis(layout, "tp", machine, "sum"))
+    if recipe.sequence_parallel:
+        embedded += all_gather(size, layout.tp, link_of_axis(layout, "tp", machine, "slices"))
+    return embedded + _stream(size, layout, recipe, machine) + small
+
+
+def data_exchange(
+    shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, compute: float
+) -> tuple[float, float]:
+    """Return the exchange of gradients and parameters that shows, and that which is hidden.
+
+    Args:
+        shape: The model.
+        layout: A valid one.
+        recipe: How it is trained.
+        machine: What it runs on.
+        compute: Seconds of computation that it may go on beside.
+    """
+    settled = _settled(shape, layout, recipe, machine)
+    if layout.shards == 1:
+        return settled, 0.0
+    link = link_of_axis(layout, "dp" if layout.dp > 1 else "cp", machine)
+    size = most_parameters(shape, layout, recipe) * recipe.weight_bytes
+    shards, microbatches = layout.shards, recipe.microbatches
+    if layout.zero < 2:
+        backward = compute * 2 / 3 if machine.overlap else 0.0
+        # summed once, in buckets beside the last microbatch's backward pass; the last bucket shows
+        whole = all_reduce(size, shards, link)
+        first = whole / max(1, shape.layers // layout.pp)
+        # with ZeRO 1 each has updated its part only, and tells the others
+        told = all_gather(size, shards, link) if layout.zero == 1 else 0.0
+        return _shown(whole - first, backward / microbatches, first + told + settled)
+    scatter = _of_blocks("gradients", size, shape, layout, machine)
+    gathered = most_parameters(shape, layout, recipe) * recipe.inner_bytes
+    gather = _of_blocks("parameters", gathered, shape, layout, machine)
+    late = layout.shares_late
+    # gathered once for the first forward pass, or for both passes of every microbatch; a pipeline lets parameters be
+    # whole from a backward pass to the next forward pass, and sums once
+    gathers = 1 if layout.zero == 2 else microbatches + 1 if late else 2 * microbatches
+    scatters = 1 if late else microbatches
+    whole = scatters * scatter + gathers * gather
+    # nothing is at work yet while the first block is gathered, and nothing any more while the last one is summed
+    groups = max(1, shape.layers // layout.pp)
+    ends = (scatter + gather) / groups
+    calls = scatters * (groups + 1) * machine.shared_block_s
+    return _shown(whole - ends, compute if machine.overlap else 0.0, ends + calls + settled)
+
+
+def most_parameters(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
+    """Parameters of the pipeline rank that has most, before ZeRO shares them."""
+    counts = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
+    return max(rank_parameters(shape, layout, sum(counts[rank :: layout.pp]), rank) for rank in range(layout.pp))
+
+
+def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Seconds to sum the residual stream, or to scatter its sum and to join it again."""
+    if not recipe.sequence_parallel:
+        return all_reduce(size, layout.tp, link_of_axis(layout, "tp", machine, "sum"))
+    link = link_of_axis(layout, "tp", machine, "slices")
+    return all_gather(size, layout.tp, link) + reduce_scatter(size, layout.tp, link)
+
+
+def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Seconds to complete gradients of which ranks have parts, once a step.
+
+    Those of a tied table, which is at both ends of a pipeline; and with sequence parallel those of each norm and bias
+    that every tensor parallel rank has, one by one.
+    """
+    seconds = 0.0
+    if layout.pp > 1 and shape.tied:
+        table = shape.head_matrix * recipe.weight_bytes / layout.tp / (layout.shards if layout.zero >= 2 else 1)
+        seconds += all_reduce(table, 2, link_of_axis(layout, "pp", machine))
+    if layout.tp > 1 and recipe.sequence_parallel:
+        vectors = shape.layer_whole // shape.hidden * -(-shape.layers // layout.pp)
+        one = all_reduce(shape.hidden * recipe.weight_bytes, layout.tp, link_of_axis(layout, "tp", machine))
+        seconds += vectors * one
+    return seconds
+
+
+def _of_blocks(kind: Exchange, size: float, shape: ModelShape, layout: Layout, machine: Machine) -> float:
+    """Seconds to gather parameters, or to sum gradients and share them, block by block."""
+    axis, shards = "dp" if layout.dp > 1 else "cp", layout.shards
+    link = link_of_axis(layout, axis, machine, kind)
+    if kind in machine.exchanges and link is machine.exchanges[kind]:
+        groups = max(1, shape.layers // layout.pp) + layout.stages_per_rank
+        # what was measured holds a block's copies too
+        return all_gather(size, shards, link) + (groups - 1) * (shards - 1) * link.latency_s
+    moved = reduce_scatter(size, shards, link) if kind == "gradients" else all_gather(size, shards, link)
+    return moved + _copied(size, machine)
+
+
+def _copied(size: float, machine: Machine) -> float:
+    """Seconds to copy parameters, or gradients, between one buffer for the exchange and their own places."""
+    return 0.0 if machine.memory_bytes_per_s is None else 2 * size / machine.memory_bytes_per_s
+
+
+def _shown(exchange: float, beside: float, always: float) -> tuple[float, float]:
+    hidden = min(exchange, beside)
+    return exchange - hidden + always, hidden
