@@ -1,4 +1,4 @@
-"""Rank processes that play one case after another: torch and deepspeed are imported once, then this process is forked."""
+"""Rank processes that play one case after another: what is heavy is imported once, then this process is forked."""
 
 import contextlib
 import gc
@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from zero_cases import CASES, DIRECTORY, STEPS, ZeroCase
 
 from phalanx.deepspeed import DeepSpeedConfig, check_machine, opened_member
-from phalanx.errors import FailedBatchError
+from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.parallel import Member, ParallelConfig, Place, Recipe, join
 from phalanx.parallel.mesh import open_domain
 from phalanx.pipeline import die_with_parent
 
 VOCAB = 64
+TOGETHER = 3
 
 
 def as_case(case: ZeroCase) -> Case:
@@ -64,6 +65,8 @@ def member_of(case: ZeroCase, rank: int, home: Path, number: int):
 def play(case: ZeroCase, rank: int, home: Path, number: int) -> dict[str, object]:
     """One case on this rank; the same on all ranks but for what only rank 0 is told."""
     with member_of(case, rank, home, number) as member:
+        if case.loads and not (home / f"{case.loads}.safetensors").exists():
+            return {"lacking": "what it goes on from could not be made on this machine"}
         first = STEPS // 2 if case.loads else 0
         whole = load_file(home / f"{case.loads}.safetensors") if case.loads and rank == 0 else {}
         for stage in range(member.num_stages) if case.loads else ():
@@ -81,7 +84,7 @@ def play(case: ZeroCase, rank: int, home: Path, number: int) -> dict[str, object
             curve.append((outcome.loss, outcome.gradient_norm))
         held_out = member.evaluate(*batch_of(999, VOCAB))
         files = [str(path.relative_to(home)) for path in sorted((home / "disk").rglob("*.swp")) if path.stat().st_size]
-        return {"curve": curve, "held_out": held_out, "files": files, "failed": failed, "moved": moved(member)}
+        return {"curve": curve, "held_out": held_out, "files": files, "failed": failed, "kinds": kinds(member)}
 
 
 def fails(member, step: int) -> str:
@@ -98,7 +101,7 @@ def fails(member, step: int) -> str:
     return "nothing"
 
 
-def moved(member) -> list[str]:
+def kinds(member) -> list[str]:
     """Which kinds of tensors are other than zero everywhere; on rank 0."""
     return sorted({name.partition("/")[0] for name, tensor in member.collect(0).items() if tensor.abs().sum() > 0})
 
@@ -115,8 +118,34 @@ def be_rank(rank: int, cases: dict[int, ZeroCase], home: Path) -> None:
         if rank == 0 or "error" in result:
             (home / f"result-{number}-{rank}.json").write_text(json.dumps(result))
         if "error" in result:
-            # the other ranks would wait for this one
+            # the other rank would wait for this one
             os._exit(1)
+
+
+def play_together(cases: dict[int, ZeroCase], home: Path) -> None:
+    """Fork two ranks that play some cases one after another."""
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            die_with_parent()
+            be_rank(rank, cases, home)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def lacks(case: ZeroCase, home: Path, number: int) -> bool:
+    """Whether this machine cannot play a case; the reason is its result."""
+    if case.engine == "parallel":
+        return False
+    try:
+        check_machine(section_of(case, home), [10**6], case.dp, case.dp, "cpu", build=True)
+    except ConfigError as exc:
+        (home / f"result-{number}-0.json").write_text(json.dumps({"lacking": str(exc)}))
+        return True
+    return False
 
 
 def main() -> None:
@@ -125,25 +154,18 @@ def main() -> None:
     torch.set_num_threads(1)
     (home / "disk").mkdir(exist_ok=True)
     os.environ["PHALANX_PARENT"] = str(os.getpid())
-    for case in chosen.values():
-        source_of(as_case(case), home / "models")
-        if case.engine == "deepspeed":
-            check_machine(section_of(case, home), [10**6], case.dp, case.dp, "cpu", build=True)
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            die_with_parent()
-            be_rank(rank, chosen, home)
-            os._exit(0)
-        children.append(child)
     found = {}
     for case in chosen.values():
         if case.reference not in found:
             found[case.reference] = one_process(as_case(case), home / "models")
     (home / "references.json").write_text(json.dumps(found))
-    for child in children:
-        os.waitpid(child, 0)
+    for number in [number for number in chosen if lacks(chosen[number], home, number)]:
+        del chosen[number]
+    # one process may be a rank of several runs, one after another
+    play_together({number: case for number, case in chosen.items() if number < TOGETHER}, home)
+    for number, case in chosen.items():
+        if number >= TOGETHER:
+            play_together({number: case}, home)
     left = [str(path) for path in (home / "disk").rglob("*")]
     (home / "left.json").write_text(json.dumps(left))
 

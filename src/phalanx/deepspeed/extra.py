@@ -70,6 +70,12 @@ def load() -> Any:
     return package
 
 
+def forget() -> None:
+    """Drop the groups that the package keeps for itself, which end with the ranks that they were of."""
+    importlib.import_module(f"{NAME}.comm.comm").cdb = None
+    importlib.import_module(f"{NAME}.utils.groups")._release_process_group_references()
+
+
 def why_no_kernels(*, adam: bool, files: bool) -> str | None:
     """Say which kernel cannot be had on this machine, as deepspeed itself finds; None where all can; nothing is built.
 
@@ -87,7 +93,8 @@ def build_kernels(*, adam: bool, files: bool) -> None:
     """Compile what is not compiled yet, minutes for the first run on a machine, into TORCH_EXTENSIONS_DIR.
 
     Args:
-        adam: As in `why_no_kernels`; `files` likewise.
+        adam: As in `why_no_kernels`.
+        files: As there.
 
     Raises:
         ConfigError: A kernel cannot be compiled or loaded.

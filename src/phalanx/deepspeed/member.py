@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from phalanx.deepspeed.config import ALL_IS_SHARED, DeepSpeedConfig
 from phalanx.deepspeed.disk import own_folder
-from phalanx.deepspeed.extra import NAME, environment, load
+from phalanx.deepspeed.extra import NAME, environment, forget, load
 from phalanx.deepspeed.settings import settings
 from phalanx.deepspeed.state import ZeroState
 from phalanx.errors import FailedBatchError
@@ -97,9 +97,7 @@ class DeepSpeedMember:
                 config=settings(config, recipe, largest, folder),
                 dist_init_required=False,
             )
-        self._state = ZeroState(
-            self._engine, trained, self._shapes, shares_parameters=config.zero == ALL_IS_SHARED
-        )
+        self._state = ZeroState(self._engine, trained, self._shapes, shares_parameters=config.zero == ALL_IS_SHARED)
 
     @property
     def num_stages(self) -> int:
@@ -177,7 +175,7 @@ class DeepSpeedMember:
     def close(self) -> None:
         """Let go of everything; another member may be made in this process afterwards."""
         self._engine.destroy()
-        importlib.import_module(f"{NAME}.comm.comm").cdb = None
+        forget()
 
     def _entries(self, stage: int) -> list[tuple[str, str]]:
         kinds = (WEIGHT, *moment_names(self._recipe.optimizer.kind))

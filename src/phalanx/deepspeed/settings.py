@@ -36,9 +36,7 @@ def locked_bytes(config: DeepSpeedConfig, total: int, largest: int, copies: int)
     return found
 
 
-def settings(
-    config: DeepSpeedConfig, recipe: "Recipe", largest: int, folder: Path | None
-) -> dict[str, Any]:
+def settings(config: DeepSpeedConfig, recipe: "Recipe", largest: int, folder: Path | None) -> dict[str, Any]:
     """What ``deepspeed.initialize`` gets.
 
     Args:

@@ -110,7 +110,9 @@ class RunConfig(StrictModel):
                 'take "bf16" or "fp32"'
             )
         if self.checkpoint.asynchronous:
-            raise ValueError("[deepspeed] has no checkpoint.asynchronous: a copy of a state that is on disk; leave it out")
+            raise ValueError(
+                "[deepspeed] has no checkpoint.asynchronous: a copy of a state that is on disk; leave it out"
+            )
         return self
 
     def _check_stages(self) -> None:
