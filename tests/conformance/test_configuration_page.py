@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
 from phalanx.data.config import FileTokenizerConfig, HtmlConfig, JsonlConfig, ModelTokenizerConfig, TextConfig
+from phalanx.deepspeed import AioConfig, DeepSpeedConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
@@ -38,6 +39,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "parallel.outer": OuterConfig,
+    "deepspeed": DeepSpeedConfig,
+    "deepspeed.aio": AioConfig,
     "split": SplitConfig,
     "split.release": ReleasePolicy,
     "pipeline": PipelineConfig,

@@ -7,12 +7,14 @@ STEPS, BATCH, TOKENS, VOCAB, MICROBATCHES = 20, 8, 16, 64, 4
 
 _NO_DROPOUT = {
     "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    "wide": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     "opt": ("dropout", "attention_dropout"),
     "bloom": ("hidden_dropout", "attention_dropout"),
     "llama": ("attention_dropout",),
 }
 _SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": TOKENS},
+    "wide": {"model_type": "gpt2", "n_layer": 2, "n_embd": 384, "n_head": 4, "n_positions": TOKENS},
     "opt": {
         "num_hidden_layers": 4,
         "hidden_size": 32,

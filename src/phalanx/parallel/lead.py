@@ -3,6 +3,7 @@
 import contextlib
 import enum
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import distributed as dist
 
 from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
 from phalanx.parallel.launch import LocalRanks
-from phalanx.parallel.member import Member, Outcome
+from phalanx.parallel.member import Outcome
 from phalanx.parallel.saving import Saving
 from phalanx.telemetry import PhaseTimer
 
@@ -30,6 +31,37 @@ class Order(enum.IntEnum):
     DUPLICATE = 6
 
 
+class RankWork(Protocol):
+    """What each rank does when rank 0 says so; `Member` is one, and what they mean is said there."""
+
+    timer: PhaseTimer
+
+    @property
+    def num_stages(self) -> int:
+        """Parts in which the state is collected and loaded."""
+        ...
+
+    def step(self, step: int, ids: Tensor, labels: Tensor) -> Outcome:
+        """Run one optimizer step on a whole batch."""
+        ...
+
+    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
+        """Summed loss and number of targets."""
+        ...
+
+    def collect(self, stage: int) -> dict[str, Tensor]:
+        """Bring one stage's whole tensors to rank 0."""
+        ...
+
+    def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
+        """Take one stage's state from rank 0."""
+        ...
+
+    def names(self, stage: int) -> list[str]:
+        """Names of a stage's tensors."""
+        ...
+
+
 class Lead:
     """The domain as rank 0 sees it: each call is carried out by all ranks together.
 
@@ -39,7 +71,7 @@ class Lead:
         saving: Brings copies of the state here while training goes on; None where nobody asked for that.
     """
 
-    def __init__(self, member: Member, ranks: LocalRanks | None, saving: Saving | None = None) -> None:
+    def __init__(self, member: RankWork, ranks: LocalRanks | None, saving: Saving | None = None) -> None:
         self._member = member
         self._ranks = ranks
         self._saving = saving
@@ -149,7 +181,7 @@ class Lead:
             raise lost from exc
 
 
-def follow(member: Member, saving: Saving | None = None) -> None:
+def follow(member: RankWork, saving: Saving | None = None) -> None:
     """Carry out what rank 0 says until the run is over.
 
     Raises:
@@ -164,7 +196,7 @@ def follow(member: Member, saving: Saving | None = None) -> None:
         raise lost from exc
 
 
-def _follow(member: Member, saving: Saving | None) -> None:
+def _follow(member: RankWork, saving: Saving | None) -> None:
     while True:
         order, *numbers = _hear()
         if order == Order.STEP:

@@ -260,11 +260,15 @@ class Member:
         dist.send(y.contiguous(), dst=self._domain.peer(following), group=self._domain.pipeline)
 
     def _seed(self, step: int) -> None:
-        domain = self._domain
-        # ranks that do the same work must drop the same numbers
-        place = (domain.pp, domain.copy, domain.tp if self._recipe.parallel.sequence_parallel else 0)
-        text = f"phalanx parallel {self._recipe.seed} {step} {place}"
-        torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
+        seed_dropout(self._recipe, step, self._domain)
+
+
+def seed_dropout(recipe: Recipe, step: int, domain: Domain) -> None:
+    """Seed what a step drops, by the run's seed, the step and the rank's place."""
+    # ranks that do the same work must drop the same numbers
+    place = (domain.pp, domain.copy, domain.tp if recipe.parallel.sequence_parallel else 0)
+    text = f"phalanx parallel {recipe.seed} {step} {place}"
+    torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 
 def _outer_step(held: Sequence[Held], domain: Domain) -> OuterStep | None:

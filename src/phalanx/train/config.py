@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_se
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config
 from phalanx.data import DataConfig
+from phalanx.deepspeed import DeepSpeedConfig, contradictions
 from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
@@ -58,6 +59,7 @@ class RunConfig(StrictModel):
     train: TrainConfig
     optimizer: OptimizerConfig
     parallel: ParallelConfig | None = None
+    deepspeed: DeepSpeedConfig | None = None
     split: SplitConfig | None = None
     pipeline: PipelineConfig = PipelineConfig()
     guard: GuardConfig = GuardConfig()
@@ -87,6 +89,30 @@ class RunConfig(StrictModel):
                 raise ValueError(f"[parallel] has no {name}; leave it out")
         if self.parallel.outer is not None:
             self._check_islands(self.parallel.outer.every)
+        return self
+
+    @model_validator(mode="after")
+    def _check_deepspeed(self) -> Self:
+        if self.deepspeed is None:
+            return self
+        if self.parallel is None:
+            raise ValueError("[deepspeed] is what the ranks of [parallel] share by, and there are none; add [parallel]")
+        for reason in contradictions(self.deepspeed, self.parallel):
+            raise ValueError(f"[deepspeed] with {reason}")
+        if self.optimizer.kind != "adamw":
+            raise ValueError(
+                f'[deepspeed] with optimizer.kind = "{self.optimizer.kind}": what it has a kernel for on the host, and '
+                'keeps on disk, is "adamw"; take that'
+            )
+        if self.train.precision == "fp16":
+            raise ValueError(
+                '[deepspeed] with train.precision = "fp16": its own loss scale would skip steps and not do them again; '
+                'take "bf16" or "fp32"'
+            )
+        if self.checkpoint.asynchronous:
+            raise ValueError(
+                "[deepspeed] has no checkpoint.asynchronous: a copy of a state that is on disk; leave it out"
+            )
         return self
 
     def _check_stages(self) -> None:
@@ -202,7 +228,7 @@ class RunConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _without_the_other(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the sections of the engine that the run does not have."""
-        left_out = {"parallel", "split", "pipeline", "guard", "attack"} - self._own_sections
+        left_out = {"parallel", "deepspeed", "split", "pipeline", "guard", "attack"} - self._own_sections
         return {name: value for name, value in write(self).items() if name not in left_out}
 
     @property
@@ -210,7 +236,9 @@ class RunConfig(StrictModel):
         """The sections of this run's engine."""
         if self.split is not None:
             return {"split"}
-        return {"pipeline", "guard", "attack"} if self.parallel is None else {"parallel"}
+        if self.parallel is None:
+            return {"pipeline", "guard", "attack"}
+        return {"parallel"} if self.deepspeed is None else {"parallel", "deepspeed"}
 
     @property
     def journals(self) -> bool:

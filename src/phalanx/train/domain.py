@@ -32,12 +32,14 @@ from phalanx.parallel import (
     join,
     stand_by,
 )
+from phalanx.parallel.lead import RankWork
 from phalanx.parallel.meeting import own_device
 from phalanx.parallel.mesh import Domain, open_domain
 from phalanx.pipeline import OWNER, Observe, keep_freed_memory
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.config import RunConfig
+from phalanx.train.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.domain_engine import DomainEngine
 from phalanx.train.domain_saver import DomainSaver
 from phalanx.train.history import History
@@ -88,8 +90,8 @@ def play_rank(run: RunConfig, models: Path) -> None:
     device = own_device(run.train.device, place)
     with _joined(run, place, device):
         domain = open_domain(parallel, device)
-        member = Member(recipe_of(run, parallel), source, domain)
-        follow(member, _saving(run, member, domain))
+        with open_member(run, recipe_of(run, parallel), source, domain, place) as member:
+            follow(member, _saving(run, member, domain))
 
 
 def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
@@ -100,6 +102,7 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     """
     config = section_of(run)
     check_layout(config, source.hub_config_dict, _load(run))
+    check_deepspeed(run, config, source, None)
     table = Table(title=f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches")
     for name in ("stage", "layers", "parameters", "pipeline rank"):
         table.add_column(name, justify="right")
@@ -119,6 +122,7 @@ class DomainSession(Session):
         place = find_place(os.environ)
         world = (self.ranks or section_of(run).world) if place is None else place.world
         parallel = fitted(section_of(run), world, source.hub_config_dict, _load(run))
+        check_deepspeed(run, parallel, source, place, build=True)
         self.figures.world = parallel.figures
         corpus = self._corpus(source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
@@ -164,7 +168,7 @@ class DomainSession(Session):
             device = own_device(run.train.device, place)
             stack.enter_context(_joined(run, place, device, ranks))
             domain = open_domain(parallel, device)
-            member = Member(recipe_of(run, parallel), source, domain)
+            member = stack.enter_context(open_member(run, recipe_of(run, parallel), source, domain, place))
             lead = Lead(member, ranks, _saving(run, member, domain))
             yield lead
             lead.end()
@@ -246,8 +250,9 @@ def _joined(
     )
 
 
-def _saving(run: RunConfig, member: Member, domain: Domain) -> Saving | None:
-    return Saving(member, domain) if run.checkpoint.asynchronous else None
+def _saving(run: RunConfig, member: RankWork, domain: Domain) -> Saving | None:
+    # a run with [deepspeed] has other members, and is refused before this is asked for
+    return Saving(member, domain) if run.checkpoint.asynchronous and isinstance(member, Member) else None
 
 
 def _as_it_is(checkpoint: Checkpoint) -> Iterator[Shard]:

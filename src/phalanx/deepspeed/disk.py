@@ -1,0 +1,147 @@
+"""The directory that a rank keeps its share in: on a real disk, its own while the run lasts, and empty afterwards."""
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from phalanx.errors import ConfigError
+
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+_MOUNTS = Path("/proc/self/mountinfo")
+_GIB = 2**30
+_LOCK = "lock"
+
+
+def why_no_disk(directory: Path, needed_bytes: int) -> str | None:
+    """Say why a directory cannot hold what ranks of this machine keep; None where it can.
+
+    Args:
+        directory: Named in the run file; it must be there, so that a disk that is not mounted is noticed.
+        needed_bytes: Of all ranks of this machine.
+    """
+    if not directory.is_dir():
+        return f"{directory} is no directory; mount the disk and make the folder, on every machine"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"{directory} cannot be written; give this user the right, or name another one"
+    kind = file_system(directory)
+    if kind in _IN_MEMORY:
+        return f"{directory} is on {kind}, which is the host's memory; name a folder on a disk"
+    lacking = _why_no_direct_files(directory)
+    if lacking is not None:
+        return lacking
+    free = shutil.disk_usage(directory).free
+    if free < needed_bytes:
+        return (
+            f"{directory} has {free / _GIB:.1f} GiB left and the ranks of this machine keep "
+            f"{needed_bytes / _GIB:.1f} GiB in it; free some, or name a larger disk"
+        )
+    return None
+
+
+def why_no_locked_memory(needed_bytes: int) -> str | None:
+    """Say why buffers that the disk reads into cannot be locked in memory, which would end a rank with SIGSEGV.
+
+    Args:
+        needed_bytes: Of one rank.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if limit == resource.RLIM_INFINITY or needed_bytes <= limit or _can_lock(limit + mmap.PAGESIZE):
+        return None
+    return (
+        f"a rank locks {needed_bytes / 2**20:.0f} MiB of memory for the disk, and may lock {limit / 2**20:.0f} MiB; "
+        'raise "ulimit -l", or lower update_at_once'
+    )
+
+
+@contextlib.contextmanager
+def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
+    """A folder that is one rank's alone; what an earlier start left is removed, and everything at the end.
+
+    Args:
+        directory: Named in the run file.
+        digest: Of the run's config, in hex.
+        rank: This one.
+
+    Raises:
+        ConfigError: Another process uses it, or it cannot be made.
+    """
+    folder = directory / f"phalanx-{digest[:16]}-rank-{rank}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+        lock = (folder / _LOCK).open("wb")
+    except OSError as exc:
+        raise ConfigError(f"deepspeed.directory: {folder} cannot be made ({exc.strerror})") from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise ConfigError(
+                f"deepspeed.directory: {folder} is in use by another process with the same run file; wait for its end, "
+                "or name another directory"
+            ) from exc
+        _empty(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def file_system(path: Path) -> str:
+    """Kind of the file system that a path is on; empty where the kernel does not say."""
+    place, best, kind = path.resolve(), -1, ""
+    try:
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        mounted = Path(before.split()[4].replace("\\040", " "))
+        # of several mounts at one place the last one is seen
+        if place.is_relative_to(mounted) and len(mounted.parts) >= best:
+            best, kind = len(mounted.parts), after.split()[0]
+    return kind
+
+
+def _why_no_direct_files(directory: Path) -> str | None:
+    """Files must be read and written past the kernel's cache, or they would fill the memory that they are to spare."""
+    if not hasattr(os, "O_DIRECT"):
+        return "this system has no files past the kernel's cache (O_DIRECT); use Linux"
+    name = tempfile.mktemp(prefix=".phalanx-", dir=directory)  # noqa: S306 - opened with O_EXCL below
+    try:
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_DIRECT, 0o600))
+    except OSError as exc:
+        return f"{directory}: files past the kernel's cache (O_DIRECT) are refused ({exc.strerror}); name a local disk"
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+    return None
+
+
+def _can_lock(size: int) -> bool:
+    """Whether this process may lock more than its limit says, as those with CAP_IPC_LOCK may."""
+    libc = ctypes.CDLL(None)
+    with mmap.mmap(-1, size) as memory:
+        view = ctypes.c_char.from_buffer(memory)
+        address, length = ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(size)
+        is_locked = libc.mlock(address, length) == 0
+        if is_locked:
+            libc.munlock(address, length)
+        # a mapping that something still looks at cannot be closed
+        del view
+    return bool(is_locked)
+
+
+def _empty(folder: Path) -> None:
+    for inner in folder.iterdir():
+        if inner.is_dir() and not inner.is_symlink():
+            shutil.rmtree(inner, ignore_errors=True)
+        elif inner.name != _LOCK:
+            inner.unlink()
