@@ -12,6 +12,7 @@ from phalanx.split import messages as say
 from phalanx.split.client import SplitClient, client_of, microbatches_of
 from phalanx.split.config import SplitConfig
 from phalanx.split.kinds import Kinds, What
+from phalanx.split.measured import Measured
 from phalanx.split.parts import FrontPart
 from phalanx.split.party import Party
 from phalanx.telemetry import PhaseTimer
@@ -123,16 +124,22 @@ class SplitLead:
         targets = sum(count for _, count in in_order)
         return SplitStep(sum(loss for loss, _ in in_order) / targets, targets, norm)
 
-    def measure(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[float, int]:
-        """Return summed loss and targets of held-out rows; clients take turns."""
+    def measure(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> Measured:
+        """Return what held-out rows come to, with answers in their order; clients take turns.
+
+        Raises:
+            PhalanxError: As `Line.hear`.
+        """
         total, count = 0.0, 0
+        answers: list[int] = []
         for number, (ids, labels) in enumerate(batches):
             party = self._clients[number % len(self._clients)]
             self._send("held_out", step, number, party.name, ids, labels)
             frame = self._hear(party)
-            told = self._sides[party.name].read(frame, "held_out", step, number, 1)
-            total, count = total + told.losses[0][0], count + told.losses[0][1]
-        return total, count
+            told = self._sides[party.name].read_measured(frame, step, number, ids.shape[0])
+            total, count = total + told.loss, count + told.targets
+            answers += told.answers
+        return Measured(total, count, tuple(answers))
 
     # --- what the owner asks for ------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class EnclaveServer:
         identity: The enclave.
         endpoint: Knows owner and clients.
         source: The model.
-        prepare: Changes the back part before it is trained.
+        prepare: Changes what is frozen in the back part before it is trained.
 
     Raises:
         PhalanxError: Model or tier is unusable.
@@ -114,11 +114,12 @@ class EnclaveServer:
             seed=config.seed,
             activation_checkpointing=config.model.activation_checkpointing,
         )
-        prepare(back)
-        task = TASKS[config.objective]()
+        task = TASKS[config.objective](config.classes)
         self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
+        # after the head is there: a masked split has no use for one that is replaced
+        prepare(back)
         self._releasing = Releasing(split.release, self._trainer.weights())
-        kinds = Kinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape)
+        kinds = Kinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape, task.num_answers)
         self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
         self._owner_link: Link | None = None
         self._waiting: dict[str, deque[tuple[say.Upload, memoryview]]] = {name: deque() for name in split.client_names}
