@@ -76,6 +76,18 @@ class Upload(Message):
     what: Literal["train", "held_out"]
     microbatch: _Count
     rows: _Count
+    attempt: _Count = 0
+    """How often the client was asked to send again before this."""
+
+
+class Again(Message):
+    """A frame was refused and nothing has changed: send again from there on, the same bytes."""
+
+    kind: ClassVar[str] = "again"
+    taken: _Count
+    """Frames that were taken from this client since it met the enclave."""
+    attempt: _Count
+    """The so-manyth time that it is asked, from 1."""
 
 
 class Reply(Message):
@@ -87,6 +99,12 @@ class Reply(Message):
     """CPU seconds that the enclave has spent on cryptography so far."""
     cpu_s: float = Field(ge=0)
     """CPU seconds that it has spent on everything."""
+
+
+class Repeat(Message):
+    """The last reply did not open: send it again, the same bytes."""
+
+    kind: ClassVar[str] = "repeat"
 
 
 class Restore(Message):
@@ -201,7 +219,9 @@ _KINDS: dict[str, type[Message]] = {
         Call,
         Welcome,
         Upload,
+        Again,
         Reply,
+        Repeat,
         Restore,
         Restored,
         Keep,

@@ -27,10 +27,9 @@ from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
 from phalanx.split.parts import Front, FrontPart, build_back
 from phalanx.split.task import NextToken, Task
 from phalanx.split.trainer import BackTrainer
+from phalanx.split.uploads import TRIES
 
 _Taken = TypeVar("_Taken")
-TRIES = 3
-"""How often a frame is sent before the session ends."""
 _RUN = "simulated-run"
 _CONFIG_DIGEST = b"\x5e" * 32
 

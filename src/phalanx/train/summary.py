@@ -55,15 +55,12 @@ class Figures:
 
     def validated(self, value: Validation, *, first: bool = False) -> None:
         """Note what held-out text says."""
-        match value, first:
-            case Scores(), True:
-                self.scores_first = value
-            case Scores(), False:
-                self.scores_last = value
-            case _, True:
-                self.validation_first = value
-            case _:
-                self.validation_last = value
+        if isinstance(value, Scores):
+            self.scores_first, self.scores_last = (value, self.scores_last) if first else (self.scores_first, value)
+        elif first:
+            self.validation_first = value
+        else:
+            self.validation_last = value
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
         """Count what the guard decided."""
