@@ -5,10 +5,10 @@ from contextlib import ExitStack
 
 from split_scene import SEQ, batch_of, make_scene
 
-from phalanx.models import LoraConfig, ModelConfig
+from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
-from phalanx.split import ENCLAVE, FrontPart, Kinds, NextToken, SplitLead
+from phalanx.split import ENCLAVE, TASKS, FrontPart, Kinds, SplitLead
 from phalanx.split.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.line import Line
 from phalanx.split.measure import policy_of
@@ -39,6 +39,7 @@ class House:
         self.identities = {name: Identity.without_certificate(name) for name in names}
         self.session = 0
         self.prepare = as_it_is
+        self.objective, self.classes = "causal_lm", 0
 
     def open(self) -> "Session":
         self.session += 1
@@ -55,10 +56,12 @@ class House:
             addresses=dict.fromkeys(outside, ""),
             certificates={},
             # never opened: the source is handed over
-            model=ModelConfig(path="x", adapter=LoraConfig(rank=2)),
+            model=ModelConfig(path="x", adapter=self.scene.adapter),
             cache="",
             split=self.split,
             optimizer=OptimizerConfig(lr=1e-2, warmup_steps=1, clip_norm=0.5),
+            objective=self.objective,
+            classes=self.classes,
             rows=1,
             seq=SEQ,
             microbatches=4,
@@ -89,15 +92,16 @@ class Session:
             line = Line(endpoints[party], ENCLAVE, LIMITS.timeout_s, lambda: None)
             caller = Caller(house.identities[party], occasion, MemoryEpochs(), lambda: policy_of(split))
             parties.append(Party(house.identities[party], line, None if split.mode == "plaintext" else caller))
-        kinds = Kinds(1, SEQ, house.source.hidden_size, split.wire, NextToken().label_shape)
+        task = TASKS[house.objective](house.classes)
+        kinds = Kinds(1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers)
         front = FrontPart(house.source, split.cut, wire=split.wire)
         self.lead = SplitLead(split, parties[0], parties[1:], front, kinds, 4)
         self.thread.start()
         self.server.announce("memory")
         self.lead.meet()
 
-    def step(self, number):
-        batch = batch_of(number)
+    def step(self, number, batch=None):
+        batch = batch or batch_of(number)
         found = self.lead.step(number, [ids for ids, _ in batch], [labels for _, labels in batch])
         return (found.loss, found.norm)
 

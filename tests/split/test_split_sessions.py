@@ -21,6 +21,7 @@ from phalanx.split import FrontPart, SplitSimulator, cut_model
 from phalanx.split import messages as say
 from phalanx.split.enclave_file import OWNER
 from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
+from phalanx.split.uploads import TRIES
 
 
 def blob_of(session):
@@ -131,14 +132,23 @@ def test_only_the_owner_may_ask_for_states_and_only_clients_train(source, tmp_pa
             client.line.ask(say.Proof(), say.Proof)
 
 
-def test_a_frame_that_does_not_open_ends_the_step_with_its_reason(source, tmp_path):
-    house = House(source, tmp_path)
-    with house.open() as session:
-        line = session.lead.parties[1].line
+def test_a_frame_that_does_not_open_is_asked_for_again_and_at_last_refused_with_its_reason(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        line, nonsense = session.lead.parties[1].line, (b"nothing sealed",)
+        for attempt in range(TRIES - 1):
+            upload = say.Upload(what="train", microbatch=0, rows=1, attempt=attempt)
+            again, _ = line.ask(upload, say.Again, nonsense)
+            assert again == say.Again(taken=0, attempt=attempt + 1)
         with pytest.raises(SealError) as refusal:
-            line.ask(say.Upload(what="train", microbatch=0, rows=1), say.Reply, (b"nothing sealed",))
+            line.ask(say.Upload(what="train", microbatch=0, rows=1, attempt=TRIES - 1), say.Reply, nonsense)
 
-        assert refusal.value.reason == "truncated"
+    assert refusal.value.reason == "truncated"
+
+
+def test_nonsense_before_a_step_costs_nothing_of_it(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        session.lead.parties[1].line.say(say.Upload(what="train", microbatch=0, rows=1), (b"nothing sealed",))
+
         assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.enclave_attest import ATTEST_EXAMPLES, attest
+from phalanx.cli.enclave_enrol import ENROL_EXAMPLES, enrol
 from phalanx.cli.enclave_pack import pack, read_file
 from phalanx.cli.enclave_serve import serve
 from phalanx.errors import ConfigError
@@ -66,6 +67,7 @@ def measure(evidence: Annotated[Path, _EVIDENCE]) -> None:
 
 
 enclave_app.command(epilog=ATTEST_EXAMPLES)(attest)
+enclave_app.command(epilog=ENROL_EXAMPLES)(enrol)
 enclave_app.command(
     epilog="Example: phalanx enclave pack report.bin --kind snp --add vcek=vcek.der --add chain=ark.pem --out e.json"
 )(pack)

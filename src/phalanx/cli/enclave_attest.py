@@ -44,7 +44,7 @@ def attest(
     except ValueError as exc:
         raise ConfigError(f"--role: {exc}") from exc
     chosen = kind or find_kind()
-    with open_attester(chosen, read_endorsements(add), tpm=tpm, pcrs=_numbers(pcrs)) as attester:
+    with open_attester(chosen, read_endorsements(add), tpm=tpm, pcrs=read_numbers(pcrs)) as attester:
         evidence = attester.evidence(binding)
     write_file(out, evidence.to_bytes())
     figures = {"tier": TIERS[chosen], "evidence": str(out), "endorsements": ", ".join(evidence.endorsements) or None}
@@ -68,7 +68,12 @@ def _key_digest(text: str) -> bytes:
         raise ConfigError(f"--key {text}: holds no certificate and no public key in PEM") from exc
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def read_numbers(text: str) -> tuple[int, ...]:
+    """Read the numbers of PCRs.
+
+    Raises:
+        ConfigError: They are none.
+    """
     try:
         return tuple(int(one) for one in text.split(","))
     except ValueError as exc:

@@ -82,5 +82,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 def _shape(model: Any) -> ModelShape:
     if model.architecture is not None:
-        return shape_of(model.architecture, "model.architecture")
-    return known_models()[model.name] if model.name is not None else read_shape(Path(model.path or ""))
+        whole = shape_of(model.architecture, "model.architecture")
+    else:
+        whole = known_models()[model.name] if model.name is not None else read_shape(Path(model.path or ""))
+    return whole if model.layers is None else replace(whole, layers=min(model.layers, whole.layers))

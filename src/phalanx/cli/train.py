@@ -15,6 +15,10 @@ SHOWN = (
     "loss_first",
     "loss_last",
     "validation_perplexity",
+    "accuracy",
+    "macro_f1",
+    "tfidf_accuracy",
+    "majority_accuracy",
     "tokens_per_s",
     "audits",
     "attacks_injected",
@@ -88,6 +92,7 @@ def train(
             raise typer.Exit(keep_domain(domain, from_step=from_step, from_run=from_run))
         resume = resume or goes_on(domain.run_dir, os.environ)
     summary = train_run(run, run_dir=run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks)
-    say_figures({key: summary[key] for key in SHOWN if key in summary})
+    known = {**summary, **summary.get("classification", {})}
+    say_figures({key: known[key] for key in SHOWN if key in known})
     typer.echo(f"report: {write_report(Path(summary['run_dir']))}")
     raise typer.Exit(EXIT_CODE_OF[summary["status"]])

@@ -1,9 +1,9 @@
 """What a run says about its data; frozen, and free of torch and tokenizers."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
 
@@ -80,21 +80,57 @@ SourceConfig = Annotated[
 TokenizerConfig = Annotated[BpeConfig | ModelTokenizerConfig | FileTokenizerConfig, Field(discriminator="kind")]
 
 
-class DataConfig(StrictModel):
-    """Sources, tokenizer and the shape of the packed sequences.
+TaskName = Literal["icd10", "medquad", "medical_abstracts", "pubmedqa", "drug_reviews", "pubmedqa_sections"]
+"""The keys of `phalanx.data.tasks.TASKS`."""
+
+
+class LabelledConfig(StrictModel):
+    """Labelled texts of one task, shared out to the clients of a split.
 
     Attributes:
-        sources: Read in this order; a document seen before is dropped.
+        task: Which one.
+        home: Folder of its files; left out, the usual places. Two tasks come with Python packages.
+        texts_per_client: Training texts of each client: equal numbers, since clients take turns.
+        test_texts: Held out, the same for every seed.
+        alpha: Of the Dirichlet distribution by which classes are shared out to clients, where a task has no silos of
+            its own; small: each client has few classes, large: all are alike.
+    """
+
+    task: TaskName
+    home: Path | None = None
+    texts_per_client: int = Field(default=32, ge=1)
+    test_texts: int = Field(default=160, ge=2)
+    alpha: float = Field(default=0.5, gt=0.0, allow_inf_nan=False)
+
+
+class DataConfig(StrictModel):
+    """Sources, tokenizer and the shape of the packed sequences; or labelled texts, one a row, in place of sources.
+
+    Attributes:
+        sources: Read in this order; a document seen before is dropped. Empty where there are labelled texts.
+        labelled: Texts of a classification task, for ``train.objective = "classification"``.
         tokenizer: Trained here, the model's own, or a file.
-        sequence_length: Tokens of one packed sequence.
+        sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.
         validation_share: Share of the documents that is held out, drawn by content and seed.
         max_documents: Stop after so many different documents, over all sources.
         max_validation_sequences: At most so many held-out sequences are used, spread evenly.
     """
 
-    sources: tuple[SourceConfig, ...] = Field(min_length=1)
+    sources: tuple[SourceConfig, ...] = ()
+    labelled: LabelledConfig | None = None
     tokenizer: TokenizerConfig
     sequence_length: int = Field(ge=2)
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)
     max_documents: int | None = Field(default=None, ge=1)
     max_validation_sequences: int = Field(default=64, ge=1)
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> Self:
+        if bool(self.sources) == (self.labelled is not None):
+            raise ValueError("expected either sources or labelled; give one of them")
+        if self.labelled is None:
+            return self
+        for name in ("validation_share", "max_documents", "max_validation_sequences"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is for sources; labelled texts have labelled.test_texts: leave it out")
+        return self

@@ -1,11 +1,42 @@
 """Batches of a run in their one order, and the few integers that a checkpoint keeps of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from phalanx.data.batch import Batch
-from phalanx.data.corpus import Corpus
 from phalanx.data.order import sample_indices
 from phalanx.errors import CheckpointError, ConfigError, DataError
+
+
+class Sequences(Protocol):
+    """What a loader draws from."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of all that is in it."""
+        ...
+
+    @property
+    def num_train_sequences(self) -> int:
+        """At least 1."""
+        ...
+
+    def train_batch(self, indices: Sequence[int]) -> Batch:
+        """Training sequences by number."""
+        ...
+
+
+class HeldOut(Protocol):
+    """What a model is measured on."""
+
+    @property
+    def num_validation_sequences(self) -> int:
+        """0 when nothing is held out."""
+        ...
+
+    def validation_batch(self, indices: Sequence[int]) -> Batch:
+        """Held-out sequences by number."""
+        ...
 
 
 class BatchLoader:
@@ -25,7 +56,7 @@ class BatchLoader:
         ConfigError: The batch size is not positive, or the corpus has not a sequence for every share.
     """
 
-    def __init__(self, corpus: Corpus, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, corpus: Sequences, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
         if batch_size < 1:
             raise ConfigError(f"train.batch_size={batch_size}: expected at least 1")
         self._own = range(share[0], corpus.num_train_sequences, share[1])
@@ -79,7 +110,7 @@ class BatchLoader:
         return whole if shares == 1 else {**whole, "share": number, "shares": shares}
 
 
-def validation_batches(corpus: Corpus, batch_size: int) -> Iterator[Batch]:
+def validation_batches(corpus: HeldOut, batch_size: int) -> Iterator[Batch]:
     """All validation sequences in order; the last batch may be smaller.
 
     Raises:

@@ -87,6 +87,7 @@ class ModelConfig(StrictModel):
         activation_checkpointing: Recompute each block in the backward pass instead of keeping
             its activations.
         attention: Kernel; a family without ``sdpa`` (bloom) uses ``eager``.
+        layers: Use the first so many blocks alone, with embedding, last norm and head; all when left out.
     """
 
     path: str | None = None
@@ -96,6 +97,7 @@ class ModelConfig(StrictModel):
     adapter: AdapterConfig | None = None
     activation_checkpointing: bool = False
     attention: Attention = "sdpa"
+    layers: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _check_origin(self) -> "ModelConfig":

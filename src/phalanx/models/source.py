@@ -125,8 +125,13 @@ def open_model(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
             bytes, whatever stages are later cut from them.
 
     Raises:
-        ModelError: The model is missing, malformed or of an unknown family.
+        ModelError: The model is missing, malformed, of an unknown family, or has fewer layers than are asked for.
     """
+    source = _open_whole(config, cache_dir, seed)
+    return source if config.layers is None else source.shortened(config.layers)
+
+
+def _open_whole(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
     if config.name is not None:
         return ModelSource(open_packaged(config.name, cache_dir))
     if not config.from_scratch:

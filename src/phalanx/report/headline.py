@@ -34,15 +34,15 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     """Return the figures at the top of the page as (name, value, remark)."""
     summary = record.summary
     loss = f"{amount(summary.get('loss_first'))} → {amount(summary.get('loss_last'))}"
-    perplexity = amount(summary.get("validation_perplexity"))
+    perplexity, classes = amount(summary.get("validation_perplexity")), classification_facts(record)
     before = number(summary.get("validation_perplexity_first"))
     unigram = number(summary.get("unigram_perplexity"))
     remarks = [f"{before:.4g} before training"] if before is not None else []
     remarks += [f"unigram model {unigram:.4g}"] if unigram is not None else []
     return [
         ("Steps", count(summary.get("steps")), f"{count(summary.get('tokens'))} tokens"),
-        ("Training loss", loss, "nats a token, first → last"),
-        ("Validation perplexity", perplexity, ", ".join(remarks)),
+        ("Training loss", loss, f"nats a {'text' if classes else 'token'}, first → last"),
+        _accuracy(classes) if classes else ("Validation perplexity", perplexity, ", ".join(remarks)),
         ("Speed", _speed(summary), duration(summary.get("wall_s"))),
         _guard(record),
         ("World", _world(summary.get("world")), f"seed {words(summary.get('seed'), 30)}"),
@@ -53,6 +53,25 @@ def split_facts(record: RunRecord) -> dict[str, Any]:
     """Return what the summary says of a split: mode, tier and what that is worth; empty for other runs."""
     found = record.summary.get("split")
     return found if isinstance(found, dict) else {}
+
+
+def classification_facts(record: RunRecord) -> dict[str, Any]:
+    """Return what the summary says of a classification; empty for other runs."""
+    found = record.summary.get("classification")
+    return found if isinstance(found, dict) else {}
+
+
+def _accuracy(facts: dict[str, Any]) -> tuple[str, str, str]:
+    """How often the class of a held-out text was found, and how often without a model."""
+    names = {
+        "macro-F1": "macro_f1",
+        "before training": "accuracy_first",
+        "TF-IDF": "tfidf_accuracy",
+        "largest class": "majority_accuracy",
+    }
+    remarks = [f"{name} {amount(facts[key])}" for name, key in names.items() if number(facts.get(key)) is not None]
+    task = f"{words(facts.get('task'), 40)}, {count(facts.get('classes'))} classes"
+    return ("Accuracy", amount(facts.get("accuracy")), ", ".join([task, *remarks]))
 
 
 def _guard(record: RunRecord) -> tuple[str, str, str]:

@@ -19,7 +19,7 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True)
 class Curve:
-    """One run's losses in nats a token.
+    """One run's losses in nats.
 
     Attributes:
         label: Name of the run, or of the series.
@@ -27,6 +27,7 @@ class Curve:
         loss: Training loss by step; None where it was not finite.
         validation: Validation loss by step; drawn when the curve is the only one.
         attacked: Steps that were attacked, and whether each was repaired before it was used.
+        per: What a loss is of: a token, or a text.
     """
 
     label: str
@@ -34,6 +35,7 @@ class Curve:
     loss: list[Point]
     validation: list[Point]
     attacked: dict[float, bool]
+    per: str = "token"
 
 
 def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Curve:
@@ -41,6 +43,7 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
     loss: list[Point] = []
     validation: list[Point] = []
     attacked: dict[float, bool] = {}
+    per = "token"
     for row in rows:
         step = number(row.get("step"))
         if step is None:
@@ -49,9 +52,13 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
         perplexity = number(row.get("validation_perplexity"))
         if perplexity is not None and perplexity > 0:
             validation.append((step, math.log(perplexity)))
+        elif (held_out := number(row.get("validation_loss"))) is not None:
+            # of a classification
+            validation.append((step, held_out))
+            per = "text"
         if row.get("attacked") is True or row.get("repaired") is True:
             attacked[step] = row.get("repaired") is True
-    return Curve(label, colour, loss, validation, attacked)
+    return Curve(label, colour, loss, validation, attacked, per)
 
 
 def loss_chart(
@@ -75,7 +82,7 @@ def loss_chart(
     near = [level for level in levels if level[1] <= 2.5 * max(shown)]
     y = _loss_scale(shown + [value for _, value in near], frame)
     x = Scale(min(steps), max(steps), frame.x_range)
-    unit = "nats a token, log scale" if y.log else "nats a token"
+    unit = f"nats a {curves[0].per}" + (", log scale" if y.log else "")
     parts: list[str] = [axes(frame, x, y, "step", f"loss ({unit})")]
     for row, curve in enumerate(curves):
         # equal runs lie on each other: the first is a wide pale band that shows below the others

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from phalanx.split.kinds import Kinds
     from phalanx.split.lead import SplitLead, SplitStep
     from phalanx.split.link import Link, PlainLink, SealedLink
+    from phalanx.split.measured import Measured
     from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
     from phalanx.split.parts import Front, FrontPart, build_back, cut_model
     from phalanx.split.simulator import Crossing, Host, Scene, SimulatedStep, SplitSimulator, honest_host
@@ -28,6 +29,7 @@ _HOMES = {
     "kinds": ("Kinds",),
     "lead": ("SplitLead", "SplitStep"),
     "link": ("Link", "PlainLink", "SealedLink"),
+    "measured": ("Measured",),
     "meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
     "parts": ("Front", "FrontPart", "build_back", "cut_model"),
     "simulator": ("Crossing", "Host", "Scene", "SimulatedStep", "SplitSimulator", "honest_host"),
@@ -50,6 +52,7 @@ __all__ = [
     "Host",
     "Kinds",
     "Link",
+    "Measured",
     "NextToken",
     "Occasion",
     "PlainLink",

@@ -7,6 +7,7 @@ from phalanx.errors import ModelError
 from phalanx.models import StageModule
 from phalanx.models.family import HEAD
 from phalanx.objectives import OBJECTIVES, pooled_logits
+from phalanx.split.measured import Measured
 
 
 class Classification:
@@ -41,6 +42,17 @@ class Classification:
     def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         """As `Task` says; labels as `phalanx.objectives.mark_classes` makes them."""
         return OBJECTIVES["classification"](back(hidden), labels)
+
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+        """As `Task` says: the likeliest class of each text, for whoever sent it."""
+        logits = back(hidden)
+        loss, targets = OBJECTIVES["classification"](logits, labels)
+        pooled, _ = pooled_logits(logits, labels)
+        return Measured(float(loss), targets, tuple(int(label) for label in pooled.argmax(dim=1)))
+
+    def num_answers(self, rows: int) -> int:
+        """One class a text."""
+        return rows
 
     def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
         """One label a token, of which all but a text's last one are ignored: so nobody sees how long a text is."""

@@ -9,8 +9,12 @@ from torch import Tensor
 from phalanx.errors import FrameError
 from phalanx.split.kinds import Kinds, What
 from phalanx.split.link import Frame, Link
+from phalanx.split.measured import Measured
 from phalanx.split.packed import Packed
 from phalanx.split.parts import Front
+
+_FIGURES = 3
+"""Of a measurement: a norm that there is none of, loss, targets."""
 
 
 def client_of(microbatch: int, clients: Sequence[str]) -> str:
@@ -95,7 +99,16 @@ class SplitClient:
             FrameError: The same, of a link that seals nothing.
         """
         numbers = self.link.unpack(frame, self._kinds.result(what, 1 + 2 * count), step, microbatch).tolist()
-        if any(not (targets >= 0 and targets.is_integer()) for targets in numbers[2::2]):
-            raise FrameError(f"{self.name}: the enclave counts targets {numbers[2::2]}, which are no numbers")
-        pairs = zip(numbers[1::2], numbers[2::2], strict=True)
-        return Feedback(numbers[0], tuple((loss, int(targets)) for loss, targets in pairs))
+        targets = self._counts(numbers[2::2])
+        return Feedback(numbers[0], tuple(zip(numbers[1::2], targets, strict=True)))
+
+    def read_measured(self, frame: Frame, step: int, microbatch: int, rows: int) -> Measured:
+        """Open what so many held-out rows came to; as `read` otherwise."""
+        kind = self._kinds.result("held_out", _FIGURES + self._kinds.num_answers(rows))
+        _, loss, targets, *answers = self.link.unpack(frame, kind, step, microbatch).tolist()
+        return Measured(loss, self._counts([targets])[0], tuple(self._counts(answers)))
+
+    def _counts(self, numbers: Sequence[float]) -> list[int]:
+        if any(not (number >= 0 and number.is_integer()) for number in numbers):
+            raise FrameError(f"{self.name}: the enclave counts {numbers[:5]}, which are no counts")
+        return [int(number) for number in numbers]

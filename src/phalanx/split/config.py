@@ -12,6 +12,7 @@ from phalanx.transport import TransportConfig
 
 ENCLAVE = "enclave"
 """Party name of the process that has the back part."""
+_MAY_BE_SIMULATED = ("sim", "auto")
 DEFAULT_TPM = "device:/dev/tpmrm0"
 
 
@@ -27,8 +28,9 @@ class SplitConfig(StrictModel):
     """How many train one set of adapters, each on its own share of the sequences."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """Precision in which activations cross; fp32 loses nothing."""
-    tier: Literal["sim", "process", "tpm"] = "sim"
-    """What stands behind the enclave's evidence."""
+    tier: Literal["sim", "process", "tpm", "auto"] = "sim"
+    """What stands behind the enclave's evidence. "auto": a TPM where `policy` has a section for one, else a sandboxed
+    process where this machine can confine one, else a simulation, which `allow_insecure_sim` must allow."""
     tpm: str = DEFAULT_TPM
     """Where the TPM of tier "tpm" is: ``device:PATH``, ``swtpm:path=PATH`` or ``swtpm:host=NAME,port=NUMBER``."""
     allow_insecure_sim: bool = False
@@ -66,9 +68,11 @@ class SplitConfig(StrictModel):
                 'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to go on '
                 "all the same"
             )
-        if self.allow_insecure_sim and self.tier != "sim":
-            raise ValueError(f'allow_insecure_sim is for tier = "sim", the tier is "{self.tier}"; leave it out')
-        if self.tier == "sim" and self.transport.bind not in LOCAL_HOSTS:
+        if self.allow_insecure_sim and self.tier not in _MAY_BE_SIMULATED:
+            raise ValueError(
+                f'allow_insecure_sim is for tier = "sim" or "auto", the tier is "{self.tier}"; leave it out'
+            )
+        if self.tier in _MAY_BE_SIMULATED and self.transport.bind not in LOCAL_HOSTS:
             raise ValueError(
                 f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; '
                 "leave it out"

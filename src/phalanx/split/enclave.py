@@ -114,8 +114,8 @@ class Enclave:
         labels = link.unpack(frame, self._kinds.labels(what, rows), step, microbatch, digest)
         del self._hidden[client, what]
         if what == "held_out":
-            loss, targets = self.trainer.measure(hidden, labels)
-            return {client: self._reply(client, what, microbatch, [math.nan, loss, targets], step)}
+            loss, targets, answers = self.trainer.measure(hidden, labels)
+            return {client: self._reply(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
         self._learned.append(self.trainer.learn(hidden, labels))
         return {} if len(self._learned) < self._microbatches else self._finish(rows)
 

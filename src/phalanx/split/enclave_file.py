@@ -27,6 +27,7 @@ class EnclaveConfig(StrictModel):
         split: Mode, cut, tier and the rest.
         optimizer: Of what is trained.
         objective: A key of `TASKS`.
+        classes: Of a classification; 0 of anything else.
         rows: Sequences of a microbatch.
         seq: Tokens of a sequence.
         microbatches: Of a step.
@@ -47,6 +48,7 @@ class EnclaveConfig(StrictModel):
     split: SplitConfig
     optimizer: OptimizerConfig
     objective: str = "causal_lm"
+    classes: int = Field(default=0, ge=0)
     rows: int = Field(ge=1)
     seq: int = Field(ge=1)
     microbatches: int = Field(ge=1)

@@ -29,6 +29,7 @@ class Kinds:
         hidden: Width of the model.
         wire: Precision of activations, a key of `WIRE_DTYPES`.
         label_shape: Shape of the labels of so many rows of so many tokens.
+        num_answers: Numbers that come back for so many held-out rows, beside loss and targets.
     """
 
     rows: int
@@ -36,6 +37,7 @@ class Kinds:
     hidden: int
     wire: str
     label_shape: Callable[[int, int], tuple[int, ...]]
+    num_answers: Callable[[int], int] = lambda rows: 0
 
     def cut(self, what: What, rows: int) -> TensorKind:
         """Hidden states behind the front part, ``[rows, seq, hidden]``."""

@@ -1,22 +1,29 @@
 """All parties outside the enclave, played by one process: they send microbatches, and put losses together."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
-from phalanx.errors import FailedBatchError
+from phalanx.errors import FailedBatchError, FrameError
 from phalanx.security.crypto import Peer
 from phalanx.split import messages as say
-from phalanx.split.client import SplitClient, client_of, microbatches_of
+from phalanx.split.client import Feedback, SplitClient, client_of, microbatches_of
 from phalanx.split.config import SplitConfig
 from phalanx.split.costs import Costs
 from phalanx.split.kinds import Kinds, What
-from phalanx.split.link import costs_of
+from phalanx.split.line import Line
+from phalanx.split.link import REFUSALS, costs_of
+from phalanx.split.measured import Measured
+from phalanx.split.packed import Packed
 from phalanx.split.parts import FrontPart
 from phalanx.split.party import Party
+from phalanx.split.uploads import TRIES, Sending
 from phalanx.telemetry import PhaseTimer
+
+_Read = TypeVar("_Read", Feedback, Measured)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class SplitLead:
         self._front, self._kinds, self._microbatches = front, kinds, microbatches
         self._parties = {party.name: party for party in clients}
         self._sides: dict[str, SplitClient] = {}
+        self._sending = {party.name: Sending(party.name, _post_over(party.line)) for party in clients}
         self._enclave_costs = Costs()
 
     @property
@@ -112,9 +120,7 @@ class SplitLead:
         norm = 0.0
         for party in self._clients:
             mine = microbatches_of(party.name, self._microbatches, self._split.client_names)
-            frame = self._hear(party)
-            with self.timer.phase("open"):
-                told = self._sides[party.name].read(frame, "train", step, mine[-1], len(mine))
+            told = self._told(party, _reading_losses(self._sides[party.name], step, mine))
             norm = told.norm
             losses.update(zip(mine, told.losses, strict=True))
         if not norm >= 0:
@@ -123,16 +129,21 @@ class SplitLead:
         targets = sum(count for _, count in in_order)
         return SplitStep(sum(loss for loss, _ in in_order) / targets, targets, norm)
 
-    def measure(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[float, int]:
-        """Return summed loss and targets of held-out rows; clients take turns."""
+    def measure(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> Measured:
+        """Return what held-out rows come to, with answers in their order; clients take turns.
+
+        Raises:
+            PhalanxError: As `Line.hear`.
+        """
         total, count = 0.0, 0
+        answers: list[int] = []
         for number, (ids, labels) in enumerate(batches):
             party = self._clients[number % len(self._clients)]
             self._send("held_out", step, number, party.name, ids, labels)
-            frame = self._hear(party)
-            told = self._sides[party.name].read(frame, "held_out", step, number, 1)
-            total, count = total + told.losses[0][0], count + told.losses[0][1]
-        return total, count
+            told = self._told(party, _reading_measured(self._sides[party.name], step, number, ids.shape[0]))
+            total, count = total + told.loss, count + told.targets
+            answers += told.answers
+        return Measured(total, count, tuple(answers))
 
     # --- what the owner asks for ------------------------------------------------------------------
 
@@ -202,15 +213,53 @@ class SplitLead:
                 party.check_trust(every_s=self._split.reattest_s, now=is_time)
 
     def _send(self, what: What, step: int, number: int, name: str, ids: Tensor, labels: Tensor) -> None:
-        side, line = self._sides[name], self._parties[name].line
+        side = self._sides[name]
         with self.timer.phase("front"):
             parcel = side.pack(what, step, number, ids, labels)
         with self.timer.phase("send"):
-            for frame in parcel.frames:
-                line.say_packed(say.Upload(what=what, microbatch=number, rows=parcel.rows), frame)
+            self._sending[name].send(say.Upload(what=what, microbatch=number, rows=parcel.rows), parcel.frames)
+
+    def _told(self, party: Party, read: Callable[[memoryview], _Read]) -> _Read:
+        """What the enclave says of a party's microbatches; a reply that does not open is asked for again."""
+        for attempt in range(TRIES):
+            frame = self._hear(party)
+            try:
+                with self.timer.phase("open"):
+                    told = read(frame)
+            except REFUSALS:
+                if attempt == TRIES - 1:
+                    raise
+                party.line.say(say.Repeat())
+            else:
+                self._sending[party.name].settle()
+                return told
+        raise FrameError(f"{party.name}: no reply opened")
 
     def _hear(self, party: Party) -> memoryview:
         with self.timer.phase("wait"):
-            reply, frame = party.line.hear(say.Reply)
-        self._enclave_costs = reply.costs
-        return frame
+            while True:
+                said, frame = party.line.hear_one_of((say.Reply, say.Again), self._send_what_others_are_asked_for)
+                if isinstance(said, say.Reply):
+                    self._enclave_costs = said.costs
+                    return frame
+                if isinstance(said, say.Again):
+                    self._sending[party.name].send_again(said)
+
+    def _send_what_others_are_asked_for(self) -> None:
+        """One client's reply waits for every client's frames."""
+        for party in self._clients:
+            asked = party.line.glance(say.Again)
+            if asked is not None:
+                self._sending[party.name].send_again(asked)
+
+
+def _reading_losses(side: SplitClient, step: int, mine: Sequence[int]) -> Callable[[memoryview], Feedback]:
+    return lambda frame: side.read(frame, "train", step, mine[-1], len(mine))
+
+
+def _reading_measured(side: SplitClient, step: int, number: int, rows: int) -> Callable[[memoryview], Measured]:
+    return lambda frame: side.read_measured(frame, step, number, rows)
+
+
+def _post_over(line: Line) -> Callable[[say.Upload, Packed], None]:
+    return line.say_packed

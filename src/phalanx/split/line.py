@@ -1,6 +1,7 @@
 """A party's line to the enclave: it says something and waits for the answer."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -8,7 +9,7 @@ from phalanx.errors import FrameError, PeerLostError
 from phalanx.split.costs import Costs
 from phalanx.split.messages import Message, Refused, error_of, parse_message
 from phalanx.split.packed import Packed, post
-from phalanx.transport import Endpoint, LinkFault
+from phalanx.transport import Endpoint, LinkFault, Received
 
 _LOOK_EVERY_S = 0.2
 Answer = TypeVar("Answer", bound=Message)
@@ -27,6 +28,7 @@ class Line:
 
     def __init__(self, endpoint: Endpoint, peer: str, timeout_s: float, look: Callable[[], None]) -> None:
         self._endpoint, self._peer, self._timeout_s, self._look = endpoint, peer, timeout_s, look
+        self._unheard: deque[Received] = deque()
 
     @property
     def bytes_crossed(self) -> int:
@@ -55,8 +57,33 @@ class Line:
         """Wait for a message of this kind; as `hear_one_of`."""
         return self.hear_one_of((answer,))
 
-    def hear_one_of(self, answers: tuple[type[Answer], ...]) -> tuple[Answer, memoryview]:
-        """Wait for a message of one of these kinds.
+    def glance(self, wanted: type[Answer]) -> Answer | None:
+        """Return the oldest message if it is there and of this kind; another one is kept for who waits for it.
+
+        Raises:
+            PhalanxError: The enclave refused, with its error; or `PeerLostError`, the link has failed; or `FrameError`,
+                the message is malformed.
+        """
+        item = self._unheard[0] if self._unheard else self._endpoint.receive(0.0)
+        if item is None:
+            return None
+        if isinstance(item, LinkFault):
+            raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
+        message = parse_message(item.kind, item.body)
+        if isinstance(message, Refused):
+            raise error_of(message, self._peer)
+        if isinstance(message, wanted):
+            if self._unheard:
+                self._unheard.popleft()
+            return message
+        if not self._unheard:
+            self._unheard.append(item)
+        return None
+
+    def hear_one_of(
+        self, answers: tuple[type[Answer], ...], meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Answer, memoryview]:
+        """Wait for a message of one of these kinds; call `meanwhile` now and then.
 
         Returns:
             The message and its payload.
@@ -68,9 +95,11 @@ class Line:
         expected = " or ".join(repr(one.kind) for one in answers)
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
-            item = self._endpoint.receive(_LOOK_EVERY_S)
+            item = self._unheard.popleft() if self._unheard else self._endpoint.receive(_LOOK_EVERY_S)
             if item is None:
                 self._look()
+                if meanwhile is not None:
+                    meanwhile()
                 continue
             if isinstance(item, LinkFault):
                 self._look()

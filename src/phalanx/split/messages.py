@@ -77,6 +77,18 @@ class Upload(Message):
     what: Literal["train", "held_out"]
     microbatch: _Count
     rows: _Count
+    attempt: _Count = 0
+    """How often the client was asked to send again before this."""
+
+
+class Again(Message):
+    """A frame was refused and nothing has changed: send again from there on, the same bytes."""
+
+    kind: ClassVar[str] = "again"
+    taken: _Count
+    """Frames that were taken from this client since it met the enclave."""
+    attempt: _Count
+    """The so-manyth time that it is asked, from 1."""
 
 
 class Reply(Message):
@@ -86,6 +98,12 @@ class Reply(Message):
     what: Literal["train", "held_out"]
     costs: Costs
     """CPU seconds of the enclave so far."""
+
+
+class Repeat(Message):
+    """The last reply did not open: send it again, the same bytes."""
+
+    kind: ClassVar[str] = "repeat"
 
 
 class Restore(Message):
@@ -200,7 +218,9 @@ _KINDS: dict[str, type[Message]] = {
         Call,
         Welcome,
         Upload,
+        Again,
         Reply,
+        Repeat,
         Restore,
         Restored,
         Keep,

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +20,7 @@ from phalanx.split.enclave import Enclave, Replies
 from phalanx.split.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.frame_pipe import FramePipe, PipeWire
 from phalanx.split.kinds import Kinds
-from phalanx.split.link import Link, PlainLink
+from phalanx.split.link import REFUSALS, Link, PlainLink
 from phalanx.split.meeting import Doorkeeper, Occasion, attested_keys
 from phalanx.split.offload import Prepare, as_it_is, offloaded
 from phalanx.split.packed import Packed, post
@@ -31,6 +30,7 @@ from phalanx.split.state import StateKeeper
 from phalanx.split.task import TASKS
 from phalanx.split.tier import open_epochs, open_tier
 from phalanx.split.trainer import BackTrainer
+from phalanx.split.uploads import Waiting
 from phalanx.transport import Endpoint, GrpcWire, LinkFault, Meter, Received
 
 _FRAMES = 2
@@ -82,7 +82,7 @@ class EnclaveServer:
         identity: The enclave.
         endpoint: Knows owner and clients.
         source: The model.
-        prepare: Changes the back part before it is trained.
+        prepare: Changes what is frozen in the back part before it is trained.
 
     Raises:
         PhalanxError: Model or tier is unusable.
@@ -116,14 +116,17 @@ class EnclaveServer:
             seed=config.seed,
             activation_checkpointing=config.model.activation_checkpointing,
         )
-        prepare(back)
-        task = TASKS[config.objective]()
+        task = TASKS[config.objective](config.classes)
         self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
+        # after the head is there: a masked split has no use for one that is replaced
+        prepare(back)
         self._releasing = Releasing(split.release, self._trainer.weights())
-        kinds = Kinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape)
+        kinds = Kinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape, task.num_answers)
         self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
         self._owner_link: Link | None = None
-        self._waiting: dict[str, deque[tuple[say.Upload, Received]]] = {name: deque() for name in split.client_names}
+        most = _FRAMES * config.microbatches
+        self._waiting = {name: Waiting(name, most) for name in split.client_names}
+        self._replies: dict[str, tuple[say.Reply, Packed]] = {}
         self._is_over, self._is_current = False, False
         self._meeting = Meter()
 
@@ -160,7 +163,8 @@ class EnclaveServer:
                 raise FrameError(f"{item.sender}: {item.kind!r} is nothing to ask an enclave")
             answer(self, item.sender, message, item)
         except PhalanxError as exc:
-            self._waiting.get(item.sender, deque()).clear()
+            if item.sender in self._waiting:
+                self._waiting[item.sender].clear()
             self._post(item.sender, say.refusal_of(exc))
 
     # --- meeting ----------------------------------------------------------------------------------
@@ -181,6 +185,7 @@ class EnclaveServer:
             self._owner_link = link
         else:
             self._enclave.connect(sender, link)
+            self._waiting[sender].begin_again()
         self._post(sender, say.Welcome(), reply)
 
     # --- training ---------------------------------------------------------------------------------
@@ -192,10 +197,7 @@ class EnclaveServer:
             raise RollbackError(
                 "the enclave has a state to go on from and was given none; --resume from the newest checkpoint"
             )
-        most = _FRAMES * self._config.microbatches
-        if len(self._waiting[sender]) >= most:
-            raise FrameError(f"{sender}: {most} frames wait already, as many as a step has; wait for feedback")
-        self._waiting[sender].append((message, item))
+        self._waiting[sender].add(message, item)
         self._take_what_is_due()
 
     def _take_what_is_due(self) -> None:
@@ -203,9 +205,9 @@ class EnclaveServer:
         took = True
         while took:
             took = False
-            for client, queue in self._waiting.items():
-                while queue and (queue[0][0].what == "held_out" or self._enclave.due[0] == client):
-                    self._take(client, *queue.popleft())
+            for client, waiting in self._waiting.items():
+                while (first := waiting.first) and (first.what == "held_out" or self._enclave.due[0] == client):
+                    self._take(client, *waiting.pop())
                     took = True
 
     def _take(self, client: str, message: say.Upload, item: Received) -> None:
@@ -213,14 +215,18 @@ class EnclaveServer:
         try:
             replies = self._enclave.take(client, *place, item.payload, digest)
         except PhalanxError as exc:
+            again = self._waiting[client].again() if isinstance(exc, REFUSALS) else None
             self._waiting[client].clear()
-            self._post(client, say.refusal_of(exc))
+            self._post(client, again or say.refusal_of(exc))
             return
+        self._waiting[client].took()
         self._give_back(message, replies)
 
     def _give_back(self, message: say.Upload, replies: Replies) -> None:
         for client, frame in replies.items():
-            self._post(client, say.Reply(what=message.what, costs=self._costs()), frame)
+            reply = say.Reply(what=message.what, costs=self._costs())
+            self._replies[client] = (reply, frame)
+            self._post(client, reply, frame)
 
     def _costs(self) -> Costs:
         endpoint = self._endpoint
@@ -232,6 +238,11 @@ class EnclaveServer:
                 meeting_s=self._meeting.seconds("meeting"),
             )
         )
+
+    def _repeat(self, sender: str, message: say.Repeat, item: Received) -> None:
+        if sender not in self._replies:
+            raise FrameError(f"{sender}: was given no reply that could be sent again")
+        self._post(sender, *self._replies[sender])
 
     # --- states -----------------------------------------------------------------------------------
 
@@ -300,6 +311,7 @@ _ANSWERS: Mapping[type[say.Message], Callable[..., None]] = MappingProxyType(
         say.Challenge: EnclaveServer._prove,
         say.Call: EnclaveServer._admit,
         say.Upload: EnclaveServer._queue,
+        say.Repeat: EnclaveServer._repeat,
         say.Restore: EnclaveServer._restore,
         say.Keep: EnclaveServer._keep,
         say.Settle: EnclaveServer._settle,

@@ -22,14 +22,14 @@ from phalanx.split.enclave import Enclave, Replies
 from phalanx.split.kinds import Kinds, What
 from phalanx.split.link import REFUSALS, Link, PlainLink
 from phalanx.split.measure import measure_code, policy_of
+from phalanx.split.measured import Measured
 from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
 from phalanx.split.parts import Front, FrontPart, build_back
 from phalanx.split.task import NextToken, Task
 from phalanx.split.trainer import BackTrainer
+from phalanx.split.uploads import TRIES
 
 _Taken = TypeVar("_Taken")
-TRIES = 3
-"""How often a frame is sent before the session ends."""
 _RUN = "simulated-run"
 _CONFIG_DIGEST = b"\x5e" * 32
 
@@ -158,7 +158,9 @@ class SplitSimulator:
         self.front: Front = front or FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
         back = build_back(scene.source, split.cut, adapter=scene.adapter, attention=scene.attention, seed=scene.seed)
         trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
-        self._kinds = Kinds(scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape)
+        self._kinds = Kinds(
+            scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape, task.num_answers
+        )
         gate = None if split.release is None else ReleaseGate(split.release)
         self.enclave = Enclave(trainer, self._kinds, scene.microbatches, split.client_names, gate)
         self._identities = {name: Identity.without_certificate(name) for name in (ENCLAVE, *split.client_names)}
@@ -204,12 +206,13 @@ class SplitSimulator:
         loss = sum(loss for loss, _ in losses) / targets
         return SimulatedStep(loss, targets, norm, self.bytes_crossed - before)
 
-    def measure(self, ids: Tensor, labels: Tensor, client: str | None = None) -> tuple[float, int]:
-        """Return summed loss and targets of held-out rows, sent by one client; the first when left out."""
+    def measure(self, ids: Tensor, labels: Tensor, client: str | None = None) -> Measured:
+        """Return what held-out rows come to, sent by one client; the first when left out."""
         one = self.clients[client or self._scene.split.client_names[0]]
         step = self.enclave.trainer.num_steps
         replies = self._send(one, one.pack("held_out", step, 0, ids, labels))
-        return self._receive(one.name, replies[one.name], "held_out", step, [0]).losses[0]
+        crossing = Crossing(one.name, False, "result.held_out", step, 0, 0, bytes(replies[one.name]))
+        return self._carry(crossing, lambda raw: one.read_measured(raw, step, 0, ids.shape[0]))
 
     def adapters(self) -> dict[str, Tensor]:
         """Copies of what is trained, by name: a look inside that only a simulator allows."""

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from phalanx.models import StageModule
 from phalanx.objectives import OBJECTIVES
+from phalanx.split.classification import Classification
+from phalanx.split.measured import Measured
 
 
 class Task(Protocol):
@@ -23,6 +25,18 @@ class Task(Protocol):
         Raises:
             DataError: The labels do not fit.
         """
+        ...
+
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+        """As `loss`, of held-out rows, without a gradient; with the answers to who sent them.
+
+        Raises:
+            DataError: The labels do not fit.
+        """
+        ...
+
+    def num_answers(self, rows: int) -> int:
+        """How many answers there are to so many held-out rows."""
         ...
 
     def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
@@ -42,10 +56,27 @@ class NextToken:
         """As `Task` says."""
         return OBJECTIVES["causal_lm"](back(hidden), labels)
 
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+        """As `Task` says."""
+        loss, targets = self.loss(back, hidden, labels)
+        return Measured(float(loss), targets)
+
+    def num_answers(self, rows: int) -> int:
+        """Nobody is told what comes next."""
+        del rows
+        return 0
+
     def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
         """One label a token."""
         return (rows, seq)
 
 
-TASKS: Mapping[str, Callable[[], Task]] = MappingProxyType({"causal_lm": NextToken})
-"""By the name of the objective."""
+def _next_token(num_classes: int) -> Task:
+    del num_classes
+    return NextToken()
+
+
+TASKS: Mapping[str, Callable[[int], Task]] = MappingProxyType(
+    {"causal_lm": _next_token, "classification": Classification}
+)
+"""By the name of the objective; the argument is the number of classes, 0 where there are none."""

@@ -16,6 +16,7 @@ from phalanx.optimizers import (
     gradient_norm_squared,
     learning_rate,
 )
+from phalanx.split.measured import Measured
 from phalanx.split.task import Task
 
 
@@ -84,12 +85,17 @@ class BackTrainer:
         return float(loss.detach()), targets
 
     @torch.no_grad()
-    def measure(self, hidden: Tensor, labels: Tensor) -> tuple[float, int]:
-        """Return the summed loss and the targets of a held-out microbatch; nothing changes."""
+    def measure(self, hidden: Tensor, labels: Tensor) -> Measured:
+        """Return what a held-out microbatch comes to; nothing changes.
+
+        Raises:
+            DataError: The labels do not fit.
+        """
         self.back.eval()
-        loss, targets = self.task.loss(self.back, hidden.to(torch.float32), labels)
-        self.back.train()
-        return float(loss), targets
+        try:
+            return self.task.measure(self.back, hidden.to(torch.float32), labels)
+        finally:
+            self.back.train()
 
     def step(self) -> float:
         """Take one step with the mean gradient over all targets since the last one.

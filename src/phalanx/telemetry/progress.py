@@ -32,16 +32,22 @@ class Reading:
         tokens_per_s: Training tokens a second.
         audits: Audits so far.
         alarms: Alarms so far.
+        accuracy: Of a classifier, the latest one on held-out texts, shown in place of audits and alarms, which such
+            runs do not have; None of anything else.
     """
 
     loss: float
     tokens_per_s: float
     audits: int = 0
     alarms: int = 0
+    accuracy: float | None = None
 
     def __str__(self) -> str:
         parts = [f"loss {self.loss:.4f}", f"{self.tokens_per_s:,.0f} tokens/s"]
-        parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
+        if self.accuracy is None:
+            parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
+        else:
+            parts.append(f"accuracy {self.accuracy:.3f}")
         return "  ".join(parts)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from phalanx.data import Batch, BatchLoader, Corpus
+from phalanx.data import Batch, BatchLoader
+from phalanx.data.loader import Sequences
 from phalanx.errors import CheckpointError
 from phalanx.split import microbatches_of
 
@@ -14,7 +15,7 @@ class ClientLoader:
     """Puts together what every client draws for its own microbatches, in the order of the microbatches.
 
     Args:
-        corpus: Shared out: client k of n has every nth sequence from the kth on.
+        corpus: Shared out: client k of n has every nth sequence from the kth on; or what each client has, by name.
         clients: Party names, in the order of their turns.
         batch_size: Sequences of a step.
         microbatches: Of a step; clients take turns.
@@ -24,11 +25,20 @@ class ClientLoader:
         ConfigError: There are fewer sequences than clients.
     """
 
-    def __init__(self, corpus: Corpus, clients: Sequence[str], batch_size: int, microbatches: int, seed: int) -> None:
+    def __init__(
+        self,
+        corpus: Sequences | Mapping[str, Sequences],
+        clients: Sequence[str],
+        batch_size: int,
+        microbatches: int,
+        seed: int,
+    ) -> None:
         rows = batch_size // microbatches
         self._turns = {name: microbatches_of(name, microbatches, clients) for name in clients}
         self._loaders = {
-            name: BatchLoader(corpus, rows * len(self._turns[name]), seed, (number, len(clients)))
+            name: BatchLoader(corpus[name], rows * len(self._turns[name]), seed)
+            if isinstance(corpus, Mapping)
+            else BatchLoader(corpus, rows * len(self._turns[name]), seed, (number, len(clients)))
             for number, name in enumerate(clients)
         }
 

@@ -34,7 +34,8 @@ class TrainConfig(StrictModel):
     run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What matrix products are computed in while training; weights, moments and messages are in fp32 either way."""
-    objective: Literal["causal_lm"] = "causal_lm"
+    objective: Literal["causal_lm", "classification"] = "causal_lm"
+    """What is learned: the next token; or the class of a text of `data.labelled`, which only a split does."""
     validate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates before the first step and after the last one only."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
@@ -141,6 +142,23 @@ class RunConfig(StrictModel):
                     f"{name} = {number} is no multiple of parallel.outer.every = {every}, and islands differ "
                     f"between two outer steps; make it {nearest}"
                 )
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> Self:
+        classifies = self.train.objective == "classification"
+        if classifies and self.data.labelled is None:
+            raise ValueError(
+                'train.objective = "classification": data.sources have no labels; put data.labelled in their place'
+            )
+        if self.data.labelled is not None and not classifies:
+            raise ValueError(
+                f'data.labelled is for train.objective = "classification", which is "{self.train.objective}"; change '
+                "one of them"
+            )
+        if self.split is None and (classifies or self.model.layers is not None):
+            what = 'train.objective = "classification"' if classifies else "model.layers"
+            raise ValueError(f"{what} is for runs with [split]: stages and ranks train a whole language model")
+        return self
 
     @model_validator(mode="after")
     def _check_split(self) -> Self:

@@ -15,6 +15,7 @@ from phalanx.train.layout import describe_stages
 from phalanx.train.process import deterministic, interruptible
 from phalanx.train.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.session import Session
+from phalanx.train.tiers import settle_tier
 
 
 def train(
@@ -56,6 +57,7 @@ def train(
         )
     if ranks is not None and run.parallel is None:
         raise ConfigError("--ranks is for runs with [parallel]; leave it out")
+    run = settle_tier(run)
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
         origin = None if from_run is None else open_origin(run, Path(from_run))
@@ -88,6 +90,7 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
     """The resolved config, the stage table and the expected memory; trains nothing."""
+    run = settle_tier(run)
     cache = cache_beside(_directory(run, run_dir))
     source = open_model(run.model, cache / "models", run.train.seed)
     if run.split is not None:

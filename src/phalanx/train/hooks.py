@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from phalanx.data import Batch, Corpus, validation_batches
+from phalanx.data import Batch, validation_batches
+from phalanx.data.loader import HeldOut
 from phalanx.errors import FailedBatchError
 from phalanx.pipeline import PipelineEngine, StepResult
 from phalanx.train.config import RunConfig
 from phalanx.train.record import RunRecorder
 from phalanx.train.saver import PlainSaver
+from phalanx.train.scores import Validation, say_validation
 from phalanx.train.summary import Figures
 from phalanx.train.validation import perplexity
 
@@ -18,8 +20,8 @@ _VALIDATION_BATCH = 8
 class Trained(Protocol):
     """What is trained, as far as it is measured and saved."""
 
-    def measure(self, batches: Iterator[Batch]) -> float:
-        """Perplexity on held-out batches."""
+    def measure(self, batches: Iterator[Batch]) -> Validation:
+        """What held-out batches say of it."""
         ...
 
     def settle(self) -> None:
@@ -49,7 +51,7 @@ class RunHooks:
         self,
         run: RunConfig,
         trained: Trained,
-        corpus: Corpus,
+        corpus: HeldOut,
         recorder: RunRecorder,
         saver: PlainSaver,
         figures: Figures,
@@ -68,8 +70,9 @@ class RunHooks:
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Measure the untouched model."""
-        self._figures.validation_first = self._measure(0)
-        say(f"untouched model: validation perplexity {self._figures.validation_first:.1f}")
+        value = self._measure(0)
+        self._figures.validated(value, first=True)
+        say(f"untouched model: {say_validation(value)}")
 
     def skipped(self, step: int, number: int, reason: FailedBatchError) -> None:
         """A batch was given up."""
@@ -77,16 +80,19 @@ class RunHooks:
         self._figures.observe("batch_skipped", body)
         self._recorder.observe("batch_skipped", body)
 
-    def validate(self, num_steps: int) -> float | None:
-        """Perplexity after so many finished steps, when it is time for it."""
+    def validate(self, num_steps: int) -> Validation | None:
+        """What held-out text says after so many finished steps, when it is time for it."""
         every = self._run.train.validate_every
         if num_steps == self._run.train.steps or (every and num_steps % every == 0):
-            self._figures.validation_last = self._measure(num_steps)
-            return self._figures.validation_last
+            value = self._measure(num_steps)
+            self._figures.validated(value)
+            return value
         # the first line has the untouched model's, so that a curve has its beginning
-        return self._figures.validation_first if num_steps == 1 else None
+        return self._figures.first_validation if num_steps == 1 else None
 
-    def stepped(self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: float | None) -> None:
+    def stepped(
+        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: Validation | None
+    ) -> None:
         """A step was applied."""
         self._went_back = self._went_back or result.steps_redone > 0
         self._recorder.stepped(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
@@ -111,7 +117,7 @@ class RunHooks:
             # after a rollback no older one stays: it may hold what was undone
             self._went_back = False
 
-    def _measure(self, num_steps: int) -> float:
+    def _measure(self, num_steps: int) -> Validation:
         value = self._trained.measure(validation_batches(self._corpus, _VALIDATION_BATCH))
         self._recorder.validated(value, num_steps)
         return value

@@ -9,6 +9,7 @@ from phalanx.data import Batch
 from phalanx.errors import FailedBatchError
 from phalanx.pipeline import StepInputs, StepResult
 from phalanx.train.config import TrainConfig
+from phalanx.train.scores import Validation
 
 
 class Engine(Protocol):
@@ -54,11 +55,13 @@ class Hooks(Protocol):
         """Record that a batch was given up, the so-manyth of its step, from 1; the next one takes its place."""
         ...
 
-    def validate(self, num_steps: int) -> float | None:
-        """Perplexity on held-out text, or None when it is not time for it."""
+    def validate(self, num_steps: int) -> Validation | None:
+        """What held-out text says of the model, or None when it is not time for it."""
         ...
 
-    def stepped(self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: float | None) -> None:
+    def stepped(
+        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: Validation | None
+    ) -> None:
         """Record the step."""
         ...
 

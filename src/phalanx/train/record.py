@@ -10,6 +10,7 @@ from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, Reading, TensorBoardWriter
 from phalanx.telemetry.progress import Kind
 from phalanx.train.ground_truth import GroundTruth
+from phalanx.train.scores import Scores, Validation, say_validation, validation_row
 
 # a conviction must outlive even the machine: a resumed run reads here who may not come back
 _LASTING = ("verdict", "evicted")
@@ -94,6 +95,7 @@ class RunRecorder:
         self._metrics = metrics
         self._board = board
         self._progress = progress
+        self._accuracy: float | None = None
 
     def observe(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and say what a person wants to know."""
@@ -104,12 +106,15 @@ class RunRecorder:
         if said is not None:
             self._progress.message(said[1], said[0])
 
-    def validated(self, perplexity: float, num_steps: int) -> None:
+    def validated(self, value: Validation, num_steps: int) -> None:
         """A validation after so many finished steps ended."""
-        self._board.scalars({"validation/perplexity": perplexity}, num_steps)
+        row = validation_row(value)
+        self._board.scalars({name.replace("_", "/", 1): one for name, one in row.items() if one is not None}, num_steps)
 
-    def stepped(self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: float | None) -> None:
-        """A step was applied; `validation` is the perplexity after it, where it was measured."""
+    def stepped(
+        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: Validation | None
+    ) -> None:
+        """A step was applied; `validation` is what was measured after it, where it was."""
         self.truth.refresh()
         totals = self.totals
         totals.add(result, tokens, wall_s)
@@ -132,12 +137,17 @@ class RunRecorder:
                 "repaired": result.attempts > 1 and not result.skipped,
                 "restarts": result.restarts,
                 "skipped": bool(result.skipped),
-                "validation_perplexity": validation,
+                **validation_row(validation),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
             }
         )
         self._board.scalars({"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate}, result.step)
-        self._progress.update(result.step + 1, Reading(result.loss, rate, totals.audits, totals.alarms))
+        self._progress.update(result.step + 1, self._reading(result, rate, validation))
         if validation is not None and result.step > 0:
-            self._progress.message(f"step {result.step + 1}: validation perplexity {validation:.1f}")
+            self._progress.message(f"step {result.step + 1}: {say_validation(validation)}")
+
+    def _reading(self, result: StepResult, rate: float, validation: Validation | None) -> Reading:
+        if isinstance(validation, Scores):
+            self._accuracy = validation.accuracy
+        return Reading(result.loss, rate, self.totals.audits, self.totals.alarms, self._accuracy)

@@ -189,11 +189,7 @@ class Session:
         run = self.config
         self.console.print("preparing text")
         corpus = prepare(run.data, self.home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
-        if corpus.vocab_size > source.vocab_size:
-            raise ConfigError(
-                f"data.tokenizer has {corpus.vocab_size} tokens, the model {source.vocab_size}; "
-                "raise vocab_size in model.architecture or lower it in data.tokenizer"
-            )
+        check_vocabulary(corpus.vocab_size, source)
         self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
 
@@ -326,3 +322,16 @@ class Session:
     def _say(self, phase: str, documents: int) -> None:
         if documents:
             self.console.print(f"  {phase}: {documents} documents", style="dim")
+
+
+def check_vocabulary(vocab_size: int, source: ModelSource) -> None:
+    """Return where a model has an embedding for every token.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    if vocab_size > source.vocab_size:
+        raise ConfigError(
+            f"data.tokenizer has {vocab_size} tokens, the model {source.vocab_size}; "
+            "raise vocab_size in model.architecture or lower it in data.tokenizer"
+        )

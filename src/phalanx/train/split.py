@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from phalanx.checkpoint import Certified
 from phalanx.config import digest, dump_toml
+from phalanx.data import Corpus
 from phalanx.errors import ReleaseRefusedError
 from phalanx.models import ModelSource, open_model, stage_table
 from phalanx.pipeline import OWNER, Observe
@@ -24,10 +25,12 @@ from phalanx.train.client_loader import ClientLoader
 from phalanx.train.config import RunConfig
 from phalanx.train.history import History
 from phalanx.train.hooks import RunHooks
+from phalanx.train.labelled import LabelledTexts, prepare_labelled
 from phalanx.train.record import RunRecorder
 from phalanx.train.savepoint import Savepoint
 from phalanx.train.saver import PlainSaver
-from phalanx.train.session import Session
+from phalanx.train.scores import describe_texts
+from phalanx.train.session import Session, check_vocabulary
 from phalanx.train.split_company import enclave_of, split_company, split_of
 from phalanx.train.split_engine import SplitEngine
 
@@ -66,9 +69,12 @@ class SplitSession(Session):
         self.console.print(worth(split), style="bold", markup=False, highlight=False)
         facts: dict[str, Any] = {"mode": split.mode, "tier": self._tier(), "worth": worth(split)}
         self.figures.split = facts
-        corpus = self._corpus(source)
+        labelled = self._labelled(source)
+        corpus = labelled or self._corpus(source)
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
-        loader = ClientLoader(corpus, split.client_names, *sizes)
+        drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
+        loader = ClientLoader(drawn_from, split.client_names, *sizes)
+        num_classes = 0 if labelled is None else len(labelled.classes)
         savepoint = Savepoint(run, home, loader, self.figures, self.totals, source=source, certified=history.certified)
         checkpoint = savepoint.open() if history.head is not None else None
         metrics = MetricsFile(home.path / "metrics.jsonl")
@@ -82,9 +88,9 @@ class SplitSession(Session):
             progress = stack.enter_context(Progress(run.train.steps, start, console=self.console))
             recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
             recorder.observe("run_started" if history.head is None else "run_resumed", self._split_opening(start))
-            lead = stack.enter_context(split_company(run, home, source))
+            lead = stack.enter_context(split_company(run, home, source, num_classes))
             self._tell_appraisals(lead, recorder)
-            engine = SplitEngine(lead)
+            engine = SplitEngine(lead, num_classes)
             if checkpoint is not None:
                 engine.load(checkpoint)
             saver = PlainSaver(engine.shards, savepoint, self._settling(recorder, history.certified, engine.kept))
@@ -94,6 +100,18 @@ class SplitSession(Session):
             finally:
                 facts |= engine.facts()
             self._finish_split(lead, recorder)
+
+    def _labelled(self, source: ModelSource) -> LabelledTexts | None:
+        """The task's texts, shared out; None where text is learned."""
+        run, wanted = self.config, self.config.data.labelled
+        if wanted is None:
+            return None
+        self.console.print(f"preparing {wanted.task}", markup=False)
+        seed = run.train.seed
+        texts = prepare_labelled(run.data, split_of(run).client_names, seed, source.tokenizer_path)
+        check_vocabulary(texts.vocab_size, source)
+        self.figures.texts = describe_texts(texts, wanted.task, seed)
+        return texts
 
     def _tier(self) -> str | None:
         split = split_of(self.config)

@@ -31,11 +31,11 @@ def split_of(run: RunConfig) -> SplitConfig:
     return run.split
 
 
-def kinds_of(run: RunConfig, source: ModelSource) -> Kinds:
+def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> Kinds:
     """What crosses in a run."""
     rows = run.train.batch_size // run.train.microbatches
-    label_shape = TASKS[run.train.objective]().label_shape
-    return Kinds(rows, run.data.sequence_length, source.hidden_size, split_of(run).wire, label_shape)
+    task, wire = TASKS[run.train.objective](num_classes), split_of(run).wire
+    return Kinds(rows, run.data.sequence_length, source.hidden_size, wire, task.label_shape, task.num_answers)
 
 
 def enclave_of(home: RunDirectory) -> Peer:
@@ -44,8 +44,14 @@ def enclave_of(home: RunDirectory) -> Peer:
 
 
 @contextlib.contextmanager
-def split_company(run: RunConfig, home: RunDirectory, source: ModelSource) -> Iterator[SplitLead]:
+def split_company(run: RunConfig, home: RunDirectory, source: ModelSource, num_classes: int = 0) -> Iterator[SplitLead]:
     """Start the enclave, have every party meet it, and end it whatever happens.
+
+    Args:
+        run: With a section ``[split]``.
+        home: Has everybody's keys.
+        source: The model.
+        num_classes: Of a classification; 0 of anything else.
 
     Raises:
         RefusedEvidenceError: A party does not accept the enclave's evidence.
@@ -65,13 +71,15 @@ def split_company(run: RunConfig, home: RunDirectory, source: ModelSource) -> It
             endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, split.transport))
             endpoint.add_peer(enclave_of(home))
             addresses[name], endpoints[name] = wire.address, (identity, endpoint)
-        config, workers = _enclave_config(run, home, session, addresses), home.path / "workers"
+        config, workers = _enclave_config(run, home, session, addresses, num_classes), home.path / "workers"
         process = LocalEnclave(workers, config) if far is None else ConfinedEnclave(workers, config, far)
         stack.enter_context(process)
         process.start()
         parties = [_party(run, home, identity, endpoint, process.look) for identity, endpoint in endpoints.values()]
         front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
-        lead = SplitLead(split, parties[0], parties[1:], front, kinds_of(run, source), run.train.microbatches)
+        lead = SplitLead(
+            split, parties[0], parties[1:], front, kinds_of(run, source, num_classes), run.train.microbatches
+        )
         stack.callback(lead.close)
         lead.meet()
         yield lead
@@ -107,7 +115,9 @@ def _party(
     return Party(identity, line, Caller(identity, occasion, epochs, lambda: policy_of(split)))
 
 
-def _enclave_config(run: RunConfig, home: RunDirectory, session: str, addresses: dict[str, str]) -> EnclaveConfig:
+def _enclave_config(
+    run: RunConfig, home: RunDirectory, session: str, addresses: dict[str, str], num_classes: int
+) -> EnclaveConfig:
     return EnclaveConfig(
         identity=str((home.pki / ENCLAVE).resolve()),
         directory=str((home.path / ENCLAVE).resolve()),
@@ -121,6 +131,7 @@ def _enclave_config(run: RunConfig, home: RunDirectory, session: str, addresses:
         split=split_of(run),
         optimizer=run.optimizer,
         objective=run.train.objective,
+        classes=num_classes,
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,
         microbatches=run.train.microbatches,

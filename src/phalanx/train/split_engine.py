@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.data import Batch
+from phalanx.data import IGNORE, Batch
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import StepInputs, StepResult
 from phalanx.split import SplitLead
 from phalanx.split.costs import Costs
+from phalanx.train.scores import Scores, Validation
 from phalanx.transport.tensors import tensor_buffers
 
 _SEALED = "sealed"
@@ -26,15 +27,16 @@ class SplitEngine:
 
     Args:
         lead: All parties outside the enclave.
+        num_classes: Of a classification; 0 of anything else.
 
     Attributes:
         costs: CPU seconds of the steps so far, at both ends.
     """
 
-    def __init__(self, lead: SplitLead) -> None:
+    def __init__(self, lead: SplitLead, num_classes: int = 0) -> None:
         self.costs = Costs()
         self._recent: deque[Costs] = deque(maxlen=_RECENT)
-        self._lead = lead
+        self._lead, self._num_classes = lead, num_classes
         self._num_steps = 0
         self._to_settle = 0
 
@@ -80,9 +82,13 @@ class SplitEngine:
     def settle(self) -> None:
         """Nothing of a finished step is under way."""
 
-    def measure(self, batches: Iterator[Batch]) -> float:
-        """Perplexity on held-out batches; infinity when it overflows."""
-        total, count = self._lead.measure(self._num_steps, ((one.input_ids, one.labels) for one in batches))
+    def measure(self, batches: Iterator[Batch]) -> Validation:
+        """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
+        kept = list(batches)
+        total, count, answers = self._lead.measure(self._num_steps, ((one.input_ids, one.labels) for one in kept))
+        if self._num_classes:
+            true = [int(label) for one in kept for label in one.labels[one.labels != IGNORE]]
+            return Scores.of(total, answers, true, self._num_classes)
         return math.exp(total / count) if count and total / count < 700 else math.inf
 
     def shards(self) -> Iterator[Shard]:

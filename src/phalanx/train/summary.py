@@ -1,7 +1,7 @@
 """The final figures of a run; what was not measured is null."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from phalanx.config import digest
@@ -9,6 +9,7 @@ from phalanx.errors import CheckpointError
 from phalanx.train.config import RunConfig
 from phalanx.train.ground_truth import GroundTruth
 from phalanx.train.record import Totals
+from phalanx.train.scores import Scores, Validation, read_scores
 
 
 @dataclass
@@ -37,10 +38,29 @@ class Figures:
     """Processes, stages and axes of this session, where they may be others than the run file's."""
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
     audit_log_head: dict[str, Any] | None = None
+    scores_first: Scores | None = None
+    scores_last: Scores | None = None
+    texts: dict[str, Any] | None = None
+    """Of a classification: the task, its texts and what one knows without a model; None of any other run."""
     split: dict[str, Any] | None = None
     """Tier, evidence, release and cost of a split run; None of any other."""
 
     _SAVED = ("validation_first", "validation_last")
+    _SCORES = ("scores_first", "scores_last")
+
+    @property
+    def first_validation(self) -> Validation | None:
+        """Of the untouched model."""
+        return self.validation_first if self.scores_first is None else self.scores_first
+
+    def validated(self, value: Validation, *, first: bool = False) -> None:
+        """Note what held-out text says."""
+        if isinstance(value, Scores):
+            self.scores_first, self.scores_last = (value, self.scores_last) if first else (self.scores_first, value)
+        elif first:
+            self.validation_first = value
+        else:
+            self.validation_last = value
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
         """Count what the guard decided."""
@@ -64,7 +84,8 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """What a resumed run must know and the audit log does not tell; an infinity is null."""
-        return {key: _finite(getattr(self, key)) for key in self._SAVED}
+        scores = {key: asdict(found) for key in self._SCORES if (found := getattr(self, key)) is not None}
+        return {**{key: _finite(getattr(self, key)) for key in self._SAVED}, **scores}
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over what an earlier session knew.
@@ -72,12 +93,15 @@ class Figures:
         Raises:
             CheckpointError: They are not those of this version.
         """
-        if set(saved) != set(self._SAVED):
+        scores = {key: saved[key] for key in self._SCORES if key in saved}
+        if set(saved) - set(scores) != set(self._SAVED):
             raise CheckpointError(
                 f"checkpoint: figures {sorted(saved)}, expected {sorted(self._SAVED)}; use an older one"
             )
-        for key, value in saved.items():
-            setattr(self, key, value)
+        for key in self._SAVED:
+            setattr(self, key, saved[key])
+        for key, value in scores.items():
+            setattr(self, key, read_scores(value))
 
 
 def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTruth) -> dict[str, Any]:
@@ -118,8 +142,18 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,
         "audit_log_head": figures.audit_log_head,
+        **({} if figures.texts is None else {"classification": _classification(figures)}),
         **({} if figures.split is None else {"split": figures.split}),
     }
+
+
+def _classification(figures: Figures) -> dict[str, Any]:
+    """The task's facts, and what the model made of it at first and at last; null where it was not measured."""
+    found: dict[str, Any] = dict(figures.texts or {})
+    for suffix, scores in (("_first", figures.scores_first), ("", figures.scores_last)):
+        for name in ("accuracy", "macro_f1", "loss"):
+            found[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
+    return found
 
 
 def _guard(run: RunConfig) -> str:

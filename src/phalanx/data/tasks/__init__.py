@@ -13,6 +13,7 @@ from phalanx.data.tasks.icd10 import ICD10
 from phalanx.data.tasks.medical_abstracts import MEDICAL_ABSTRACTS
 from phalanx.data.tasks.medquad import MEDQUAD
 from phalanx.data.tasks.pubmedqa import PUBMEDQA, PUBMEDQA_SECTIONS
+from phalanx.data.tasks.shares import SPLIT_SEED, TEST_SHARE, Shares, share_out
 from phalanx.data.tasks.split import balanced, split_by_class, take_by_class
 from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
 from phalanx.data.tasks.yardstick import majority_share, tfidf_predictions
@@ -22,14 +23,18 @@ TASKS: Mapping[str, TaskCard] = MappingProxyType(
 )
 
 __all__ = [
+    "SPLIT_SEED",
     "TASKS",
+    "TEST_SHARE",
     "Example",
     "Labelled",
+    "Shares",
     "TaskCard",
     "balanced",
     "dirichlet_clients",
     "labelled",
     "majority_share",
+    "share_out",
     "silo_clients",
     "split_by_class",
     "take_by_class",

@@ -5,34 +5,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from torch import Tensor
 
-from phalanx.data.tasks import Example, Labelled, dirichlet_clients, silo_clients, split_by_class, take_by_class
+from phalanx.data.tasks import Example, Labelled, share_out
 from phalanx.data.tokenizer import TextTokenizer
-from phalanx.objectives import mark_classes
-from phalanx.reproduce.medical.size import ALPHA, CLIENTS, SPLIT_SEED, TEST_SHARE, MedicalSize
+from phalanx.reproduce.medical.size import ALPHA, CLIENTS, MedicalSize
+from phalanx.train.labelled import LabelledRows, encode_rows
 
 Indices = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Texts as tensors.
-
-    Attributes:
-        ids: ``[texts, tokens]``, int64, padded behind.
-        labels: The same shape; each text's class at its last token.
-        classes: Of each text.
-    """
-
-    ids: Tensor
-    labels: Tensor
-    classes: tuple[int, ...]
-
-    def pick(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Ids and labels of some texts."""
-        chosen = torch.tensor(indices, dtype=torch.int64)
-        return self.ids[chosen], self.labels[chosen]
 
 
 @dataclass(frozen=True)
@@ -51,8 +30,8 @@ class Material:
     """
 
     num_classes: int
-    train: Rows
-    test: Rows
+    train: LabelledRows
+    test: LabelledRows
     clients: tuple[Indices, ...]
     train_examples: tuple[Example, ...]
     test_examples: tuple[Example, ...]
@@ -73,37 +52,20 @@ def make_material(task: Labelled, tokenizer: TextTokenizer, size: MedicalSize, s
     Raises:
         DataError: There are too few texts.
     """
-    pool, held_out = split_by_class(task.examples, TEST_SHARE, SPLIT_SEED)
-    each = size.train // CLIENTS
-    if task.has_silos:
-        owners = silo_clients(pool, CLIENTS)
-    else:
-        owners = dirichlet_clients(pool, CLIENTS, ALPHA, seed, at_least=each)
-    drawn = [take_by_class([pool[index] for index in owner], each, seed) for owner in owners]
-    train = tuple(example for examples in drawn for example in examples)
-    ends = list(accumulate(len(examples) for examples in drawn))
+    shares = share_out(task, CLIENTS, size.train // CLIENTS, size.test, ALPHA, seed)
+    ends = list(accumulate(len(examples) for examples in shares.clients))
     clients = tuple(tuple(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False))
-    test = take_by_class(held_out, size.test, SPLIT_SEED)
+    train, test = shares.train, shares.test
     return Material(
         len(task.classes),
-        rows_of(train, tokenizer, size),
-        rows_of(test, tokenizer, size),
+        encode_rows(train, tokenizer, size.tokens),
+        encode_rows(test, tokenizer, size.tokens),
         clients,
         train,
         test,
         _cut(train, tokenizer, size),
         _cut(test, tokenizer, size),
     )
-
-
-def rows_of(examples: Sequence[Example], tokenizer: TextTokenizer, size: MedicalSize) -> Rows:
-    """Encode texts, cut them to the size's tokens and pad them behind."""
-    encoded = [ids[: size.tokens] for ids in tokenizer.encode([example.text for example in examples])]
-    ids = torch.full((len(encoded), size.tokens), tokenizer.eos_id, dtype=torch.int64)
-    for row, tokens in enumerate(encoded):
-        ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
-    classes = tuple(example.label for example in examples)
-    return Rows(ids, mark_classes(classes, [len(tokens) for tokens in encoded], size.tokens), classes)
 
 
 def _cut(examples: Sequence[Example], tokenizer: TextTokenizer, size: MedicalSize) -> tuple[Example, ...]:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
+from phalanx.data.tasks import TEST_SHARE
 from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 
@@ -12,8 +13,6 @@ MODEL = ModelConfig(name="smollm2-135m")
 CLIENTS = 4
 ALPHA = 0.5
 """Of the Dirichlet distribution by which classes are shared out, where a task has no silos of its own."""
-TEST_SHARE = 0.2
-SPLIT_SEED = 0
 NOISE = 0.25
 """Of the noised split: standard deviation for each number of a token's hidden states, whose length is clipped to 1."""
 DELTA = 1e-5

@@ -1,0 +1,88 @@
+"""``phalanx enclave enrol``: this machine's TPM into a policy file that clients pin."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from phalanx.cli.enclave_attest import read_numbers
+from phalanx.cli.enclave_pack import read_file, write_file
+from phalanx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phalanx.security.tee import Evidence, TpmAttester
+
+ENROL_EXAMPLES = (
+    "Example: phalanx enclave enrol --root vendor-root.pem --chain vendor-intermediate.pem --out policy.toml\n\n"
+    "Example: phalanx enclave enrol --tpm swtpm:path=/run/tpm/socket --unsafe-accept-any-ek --out policy.toml\n\n"
+    "Exit codes: 0 written, 2 the command line is wrong, 3 a file or the TPM cannot be read, 5 the TPM is no vendor's."
+)
+
+
+def enrol(
+    *,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The policy file; it must not be there yet.")],
+    tpm: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Of the TPM, as tpm2-tools write it.")
+    ] = "device:/dev/tpmrm0",
+    pcrs: Annotated[str, typer.Option(help="What is pinned; an enclave quotes 0 to 7.")] = "0,1,2,3,4,5,6,7",
+    root: Annotated[Path | None, typer.Option(metavar="PEM", help="Roots of the TPM's vendor.")] = None,
+    chain: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="The vendor's certificates between root and TPM.")
+    ] = None,
+    ek: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The EK's certificate, where the TPM does not keep it.")
+    ] = None,
+    unsafe_accept_any_ek: Annotated[
+        bool, typer.Option("--unsafe-accept-any-ek", help="Believe a TPM that no vendor vouches for, such as swtpm.")
+    ] = False,
+) -> None:
+    """Pin this TPM's attestation key and the state that the machine is in NOW, for the clients of a split.
+
+    With --root the key is shown to live in the TPM that the vendor certified. Run it on a machine that is in the state
+    that you mean to accept, and carry the file to every client over a way that you trust.
+    """
+    from phalanx.security.tee import Binding, TpmAttester, open_tpm
+    from phalanx.security.tee.tpm_structures import parse_public
+
+    if (root is None) != unsafe_accept_any_ek:
+        raise ConfigError("enrol: give either --root, or --unsafe-accept-any-ek for a TPM that no vendor vouches for")
+    if out.exists():
+        raise ConfigError(f"{out}: is there already; it may be in use, so name another file")
+    with open_tpm(tpm) as device, TpmAttester(device, read_numbers(pcrs)) as attester:
+        if root is not None:
+            name = _certified(attester, root, chain, ek)
+        else:
+            name = parse_public(attester.ak_public).name.hex()
+        evidence = attester.evidence(Binding(bytes(32), bytes(32), bytes(32)))
+    write_file(out, _policy(name, evidence, certified=root is not None).encode())
+    typer.echo(f"{out}: key {name[:20]}... and {len(read_numbers(pcrs))} PCRs; take it to every client")
+    if root is None:
+        typer.echo("UNSAFE: nothing shows that this key lives in a TPM that its host cannot read or turn back")
+
+
+def _certified(attester: "TpmAttester", root: Path, chain: Path | None, ek: Path | None) -> str:
+    """Have the TPM read a secret that only the one with the vendor's EK and this AK can read."""
+    from phalanx.security.crypto import steady_now
+    from phalanx.security.tee import begin_enrolment
+    from phalanx.security.tee.chain import Trust
+    from phalanx.security.tee.x509 import read_certificates
+
+    trust = Trust(read_certificates(read_file(root), str(root)), steady_now())
+    certificate = attester.ek_certificate if ek is None else read_file(ek)
+    begun = begin_enrolment(certificate, b"" if chain is None else read_file(chain), attester.ak_public, trust)
+    return begun.finish(attester.activate(begun))
+
+
+def _policy(name: str, evidence: "Evidence", *, certified: bool) -> str:
+    from phalanx.security.tee import inspect_evidence
+
+    vouched = "an endorsement key that its vendor certified" if certified else "NO vendor: it may be software"
+    lines = [
+        f"# a TPM as it was when it was enrolled; it is vouched for by {vouched}",
+        "[tpm]",
+        f'ak_names = ["{name}"]',
+    ]
+    lines += ["", "[tpm.measurements]"]
+    lines += [f'"{one}" = ["{value}"]' for one, value in inspect_evidence(evidence).items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,53 @@
+"""The tier "auto" of a split: the best that this machine has, settled before a run begins."""
+
+from pathlib import Path
+
+from phalanx.errors import ConfigError, IsolationError
+from phalanx.security.isolation import Program, Sandbox, start_isolated
+from phalanx.security.tee import load_policy
+from phalanx.train.config import RunConfig
+
+_PROBE = "phalanx.security.isolation.probe"
+_PROBE_S = 30.0
+
+
+def settle_tier(run: RunConfig) -> RunConfig:
+    """Return the run with the tier that "auto" stands for here; any other run as it is.
+
+    Raises:
+        ConfigError: Nothing but a simulation is possible, and the run file does not allow that; or the policy file is
+            missing or wrong.
+    """
+    split = run.split
+    if split is None or split.tier != "auto":
+        return run
+    tier = _best(split.policy, simulates=split.mode == "plaintext", may_simulate=split.allow_insecure_sim)
+    changes = {"tier": tier, "allow_insecure_sim": split.allow_insecure_sim and tier == "sim"}
+    return run.model_copy(update={"split": split.model_copy(update=changes)})
+
+
+def _best(policy: str | None, *, simulates: bool, may_simulate: bool) -> str:
+    if simulates:
+        # nobody asks an enclave of a plaintext split for evidence
+        return "sim"
+    if policy is not None and load_policy(Path(policy))[1].tpm is not None:
+        return "tpm"
+    lacking = cannot_confine()
+    if lacking is None:
+        return "process"
+    if not may_simulate:
+        raise ConfigError(
+            f'split.tier = "auto": split.policy has no section [tpm], and no process can be confined here ({lacking}); '
+            "enrol a TPM with phalanx enclave enrol, or set allow_insecure_sim = true"
+        )
+    return "sim"
+
+
+def cannot_confine() -> str | None:
+    """Say why no program can be confined on this machine; None where one can."""
+    try:
+        with start_isolated(Program(_PROBE), Sandbox(), _PROBE_S) as process:
+            process.wait(_PROBE_S)
+    except IsolationError as exc:
+        return str(exc)
+    return None

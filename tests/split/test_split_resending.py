@@ -1,0 +1,137 @@
+"""Frames that are refused between the enclave's process and its parties are sent again, though not for ever."""
+
+import pytest
+from split_house import House
+from split_scene import make_scene, train
+
+from phalanx.errors import FrameError, SealError
+from phalanx.split import SplitSimulator
+from phalanx.split import messages as say
+from phalanx.split.uploads import TRIES, Sending, Waiting
+
+
+class Spoiling:
+    """A link whose frames arrive changed, some times; what is refused does not open, as with any link."""
+
+    def __init__(self, link, spoiled):
+        self._link, self._spoiled, self.refused = link, list(spoiled), 0
+
+    def __getattr__(self, name):
+        return getattr(self._link, name)
+
+    def unpack(self, frame, kind, step, microbatch, digest=""):
+        spoil = self._spoiled.pop(0) if self._spoiled else False
+        if spoil:
+            self.refused += 1
+            frame = bytearray(frame)
+            frame[-1] ^= 1
+        return self._link.unpack(frame, kind, step, microbatch, digest)
+
+
+def spoil_uploads(session, client, pattern):
+    links = session.server._enclave._links
+    links[client] = Spoiling(links[client], pattern)
+    return links[client]
+
+
+def spoil_replies(session, client, pattern):
+    side = session.lead._sides[client]
+    side.link = Spoiling(side.link, pattern)
+    return side.link
+
+
+@pytest.mark.parametrize("client", ["client-0", "client-1"])
+@pytest.mark.parametrize("pattern", [(True,), (False, True, True), (False, False, True)], ids=str)
+def test_a_refused_frame_is_sent_again_and_the_bits_are_those_of_an_undisturbed_run(source, tmp_path, client, pattern):
+    expected = train(SplitSimulator(make_scene(source)), 3)
+    with House(source, tmp_path).open() as session:
+        link = spoil_uploads(session, client, pattern)
+        losses = [session.step(number) for number in range(3)]
+        statements = session.lead.compare_transcripts(session.house.identities["enclave"].public)
+
+    assert losses == expected
+    assert link.refused == sum(pattern)
+    assert len(statements) == 3
+
+
+def test_a_reply_that_does_not_open_is_asked_for_again(source, tmp_path):
+    expected = train(SplitSimulator(make_scene(source)), 2)
+    with House(source, tmp_path).open() as session:
+        links = [spoil_replies(session, name, (True, True)) for name in ("client-0", "client-1")]
+        losses = [session.step(number) for number in range(2)]
+
+    assert losses == expected
+    assert [link.refused for link in links] == [2, 2]
+
+
+def test_a_frame_that_never_opens_ends_the_session_after_so_many_tries_and_costs_no_step(source, tmp_path):
+    expected = train(SplitSimulator(make_scene(source)), 2)
+    house = House(source, tmp_path)
+    session = house.open()
+    losses = [session.step(0)]
+    step, number, blob = session.lead.keep()
+    kept = bytes(blob)
+    session.lead.settle(number)
+    link = spoil_uploads(session, "client-1", [True] * 99)
+    with pytest.raises(SealError):
+        session.step(1)
+    session.die()
+
+    with house.open() as again:
+        again.lead.restore(step, memoryview(kept))
+        losses.append(again.step(1))
+
+    assert link.refused == TRIES
+    assert losses == expected
+
+
+def test_a_reply_that_never_opens_ends_the_session(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        link = spoil_replies(session, "client-0", [True] * 99)
+        with pytest.raises(SealError):
+            session.step(0)
+        session.lead.end()
+
+    assert link.refused == TRIES
+
+
+def test_nobody_is_repeated_what_was_never_said(source, tmp_path):
+    with House(source, tmp_path).open() as session, pytest.raises(FrameError, match="no reply"):
+        session.lead.parties[1].line.ask(say.Repeat(), say.Reply)
+
+
+def upload(attempt=0):
+    return say.Upload(what="train", microbatch=0, rows=1, attempt=attempt)
+
+
+def test_what_was_under_way_before_a_refusal_was_heard_of_is_dropped():
+    waiting = Waiting("client-0", 4)
+    waiting.add(upload(), memoryview(b"a"))
+    waiting.pop()
+    assert waiting.again() == say.Again(taken=0, attempt=1)
+
+    waiting.add(upload(), memoryview(b"late"))
+
+    assert waiting.first is None
+    waiting.add(upload(1), memoryview(b"again"))
+    assert waiting.pop()[1] == b"again"
+    with pytest.raises(FrameError, match="was not refused"):
+        waiting.add(upload(2), memoryview(b"early"))
+
+
+@pytest.mark.parametrize(
+    "asked", [say.Again(taken=0, attempt=1), say.Again(taken=4, attempt=1), say.Again(taken=2, attempt=2)]
+)
+def test_an_enclave_gets_nothing_again_that_is_not_of_the_step(asked):
+    posted = []
+    sending = Sending("client-0", lambda message, frame: posted.append(bytes(frame)))
+    sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
+    sending.settle()
+    sending.send(upload(), (bytearray(b"3"), bytearray(b"4")))
+
+    with pytest.raises(FrameError, match="none of this step"):
+        sending.send_again(asked)
+
+    assert posted == [b"1", b"2", b"3", b"4"]
+    sending.send_again(say.Again(taken=3, attempt=1))
+    assert posted[4:] == [b"4"]
