@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from phalanx.bench import BENCHES
+from phalanx.bench import BENCHES, checkpoint
 from phalanx.bench.checkpoint import CheckpointWorkload, measure
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.errors import TrainingError
-from phalanx.train import savepoint
+from phalanx.testing import random_batch
 
 KEYS = {
     "model",
@@ -49,16 +49,35 @@ def test_every_arm_is_measured_in_the_same_run_and_what_was_not_is_null(workload
     assert rows["synchronous"]["checkpoint_bytes"] > 0
 
 
-def test_a_checkpoint_that_fails_makes_no_figure(workload, monkeypatch):
-    from phalanx.errors import CheckpointError
+class Idle:
+    """Engine, loader and saver of a session in which nothing is trained; a save that fails is an event, as ever."""
 
-    def refuse(self, *arguments, **options):
-        raise CheckpointError("disk full")
+    def __init__(self, run):
+        self.run, self.events = run, []
 
-    monkeypatch.setattr(savepoint.Savepoint, "write", refuse)
+    def step(self, step, inputs):
+        return None
 
-    with pytest.raises(TrainingError, match="synchronous: expected one checkpoint"):
-        measure(workload, quick=True)
+    def next(self):
+        return random_batch(self.run, 64, 0)
+
+    def save_now(self, num_steps):
+        self.events.append(("checkpoint_failed", {"reason": "disk full"}))
+
+    def poll(self):
+        return None
+
+    finish = poll
+
+
+def test_a_checkpoint_that_fails_makes_no_figure(workload):
+    idle = Idle(workload.run)
+    session = checkpoint._Session(workload.run, None, idle, idle, idle)
+    session.events = idle.events
+    session.block("none", checkpoint._Arm())
+
+    with pytest.raises(TrainingError, match=r"synchronous: expected one checkpoint.*disk full"):
+        session.block("synchronous", checkpoint._Arm())
 
 
 def test_it_is_on_the_command_line():

@@ -64,7 +64,7 @@ journal = false
 """
 JOURNAL = "checkpoint.journal=true"
 FORWARD_LIAR = ("attack.kind='forward_sign_flip'", "attack.stages=[1]", "attack.rate=1.0", "attack.from_step=4")
-PATIENCE_S = 120.0
+PATIENCE_S = 250.0
 _RESTRICTED = str(Path(__file__).with_name("restricted.py"))
 
 

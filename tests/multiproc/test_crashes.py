@@ -50,6 +50,7 @@ def test_an_owner_that_is_killed_in_the_middle_of_a_run_goes_on(place, clean):
     assert_like(place, summary, clean)
 
 
+@pytest.mark.slow
 def test_an_owner_that_is_killed_goes_on_at_the_step_where_it_died_with_what_all_processes_kept(place, clean):
     process = place.train(JOURNAL, "checkpoint.every=0")
     place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 5,'))
@@ -62,18 +63,21 @@ def test_an_owner_that_is_killed_goes_on_at_the_step_where_it_died_with_what_all
     assert not (place.path / "run" / "journal").exists()
 
 
-@pytest.mark.slow
 def test_a_liar_that_was_evicted_before_the_owner_died_is_in_no_bit_of_what_goes_on(place, clean):
     settings = (*FORWARD_LIAR, JOURNAL, "checkpoint.every=0", "guard.audit_rate=1.0")
     process = place.train(*settings)
     place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 5,'))
     kill_owner(place, process)
+    log = (place.path / "run" / "workers" / "worker-1.log").stat()
 
     summary = place.finish(*settings, resume=True)
 
     assert summary["resumed_from"] >= 5
     assert summary["evicted"] == ["worker-1"]
+    assert "worker-1 was evicted earlier and stays out" in place.processes[-1].text
+    assert (place.path / "run" / "workers" / "worker-1.log").stat().st_mtime_ns == log.st_mtime_ns
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert not (place.path / "run" / "journal").exists()
 
 
 @pytest.mark.slow
@@ -144,6 +148,7 @@ def test_a_worker_that_is_killed_is_replaced_and_not_blamed(place, clean, victim
     assert (summary["steps_lost"], summary["false_accusations"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_crash_between_eviction_and_checkpoint_lets_nobody_back_in(place, clean):
     process = place.train(*FORWARD_LIAR)
     place.wait_for(process, lambda: place.has_line("events.jsonl", '"kind":"verdict"'))

@@ -36,6 +36,8 @@ def test_a_forward_liar_is_evicted_and_leaves_no_trace_in_the_weights(place, cle
     assert (place.path / "run" / "report.html").stat().st_size > 1000
 
 
+# the run without a network in `test_no_network.py` is the quick one of this kind
+@pytest.mark.slow
 def test_the_same_run_twice_has_the_same_bits(place, clean):
     again = place.finish()
 

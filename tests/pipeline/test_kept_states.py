@@ -29,7 +29,7 @@ def links():
     network, identities = MemoryNetwork(), {name: Identity.without_certificate(name) for name in (OWNER, "north")}
     peers = {name: identity.public for name, identity in identities.items()}
     ends = {
-        name: Endpoint(identities[name], peers, "run", network.wire(name), TransportConfig(timeout_s=5.0))
+        name: Endpoint(identities[name], peers, "run", network.wire(name), TransportConfig(timeout_s=0.5))
         for name in identities
     }
     yield ends[OWNER], ends["north"], Loopback(identities["north"].public, ends["north"])

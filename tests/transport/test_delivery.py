@@ -167,7 +167,7 @@ def test_text_of_a_peer_cannot_steer_a_terminal(parties):
 
 
 def test_one_lost_party_does_not_stop_the_others(parties):
-    worker, mallory = parties.make("worker", patient(1.5)), parties.make("mallory")
+    worker, mallory = parties.make("worker", SHORT), parties.make("mallory")
 
     worker.send("owner", "activation", {})
     worker.send("mallory", "activation", {})
@@ -195,7 +195,7 @@ def test_an_eviction_wakes_a_sender_that_waits_for_room(parties):
 
 
 def test_a_control_frame_passes_a_full_queue(parties):
-    worker = parties.make("worker", SHORT, wire=HeldWire())
+    worker = parties.make("worker", patient(60.0), wire=HeldWire())
     worker.send("owner", "activation", {}, [bytes(1_000_000)])
 
     assert worker.send("owner", "verdict", {}).fields.sequence == 1
