@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from phalanx.planner import Layout, ModelShape, shape_of, why_not
 from phalanx.planner.activations import block_bytes
+from phalanx.planner.estimate import estimate
+from phalanx.planner.hardware import Cluster
 from phalanx.planner.memory import Memory, checkpoint_bytes, in_flight, rank_memory, rank_parameters, worst_rank
+from phalanx.planner.rank import rank as ranked
 from phalanx.planner.recipe import Recipe
 
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}
@@ -67,7 +70,7 @@ def test_a_higher_zero_level_never_stores_more(layout: Layout, recipe: Recipe) -
 @settings(max_examples=40, deadline=None)
 @given(layout=LAYOUTS, recipe=RECIPES)
 def test_a_higher_zero_level_never_needs_more_memory_for_a_model_of_some_size(layout: Layout, recipe: Recipe) -> None:
-    # a tiny model's gathered blocks are as large as what sharing them saves
+    # a tiny model's gathered blocks are as large as what sharing them saves; a pipeline shares late
     shape = shape_of(TINY | {"n_layer": 32, "n_embd": 1024})
     shared, kept = replace(layout, dp=4, pp=1), replace(recipe, offload="none")
 
@@ -115,6 +118,43 @@ def test_offloading_moves_bytes_to_the_host_and_loses_none(tiny: ModelShape, rec
     assert (optimizer.optimizer, optimizer.host) == (0, on_device.optimizer)
     assert (state(everything), everything.host) == (0, state(on_device))
     assert everything.buffers >= on_device.buffers
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_pipeline_has_parameters_and_gradients_whole_and_its_own_part_of_them_beside(
+    tiny: ModelShape, recipe: Recipe, zero: int
+) -> None:
+    copies, shared = (worst_rank(tiny, Layout(dp=2, pp=2, zero=level), recipe) for level in (1, zero))
+
+    assert state(shared) == state(copies)
+    assert shared.buffers >= copies.buffers + shared.parameters // 2
+    # without a pipeline they are shared while it works
+    assert state(worst_rank(tiny, Layout(dp=2, zero=zero), recipe)) < state(worst_rank(tiny, Layout(dp=2), recipe))
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_pipeline_that_offloads_has_the_own_parts_on_the_host(tiny: ModelShape, recipe: Recipe, zero: int) -> None:
+    layout = Layout(dp=2, pp=2, zero=zero)
+    kept, moved = (worst_rank(tiny, layout, replace(recipe, offload=how)) for how in ("none", "all"))
+
+    assert (moved.parameters, moved.gradients, moved.optimizer) == (kept.parameters, kept.gradients, 0)
+    own = -(-kept.parameters // 2), -(-kept.gradients // 2)
+    assert moved.host == kept.optimizer + sum(own)
+
+
+def test_where_the_device_is_the_host_offloading_moves_nothing(
+    tiny: ModelShape, recipe: Recipe, cluster: Cluster
+) -> None:
+    cores, moved = cluster.model_copy(update={"device_is_host": True}), replace(recipe, offload="all")
+    layout = Layout(dp=2, zero=3)
+
+    here = estimate(tiny, layout, moved, cores)
+
+    kept = estimate(tiny, layout, recipe, cluster)
+    assert (here.memory, here.step) == (kept.memory, kept.step)
+    assert estimate(tiny, layout, moved, cluster).memory.total < kept.memory.total
+    best = [ranked(tiny, moved, one, 2, fixed=layout).valid[0].memory for one in (cluster, cores)]
+    assert [memory.host > 0 for memory in best] == [True, False]
 
 
 def test_sequence_parallel_shares_what_lies_between_the_products(tiny: ModelShape, recipe: Recipe) -> None:

@@ -114,7 +114,7 @@ def cluster_of(probe: Probe, run: RunConfig, ranks: int) -> Cluster:
         head_efficiency=found.head_flops_per_s / peak,
         first_s=found.first_s,
         last_s=found.last_s,
-        microbatch_s=statistics.fmean([row["cpu_s"] for row in probe.streams if row["op"] == _STAGE] or [0.0]),
+        microbatch_s=max([0.0, *(row["cpu_s"] for row in probe.streams if row["op"] == _STAGE)]),
         block_s=found.block_s,
         number_s=number_s,
         shares=_shares(probe.shares),
