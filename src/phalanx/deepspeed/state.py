@@ -70,7 +70,8 @@ class ZeroState:
             found = api.safe_get_full_optimizer_state(parameter, kind)
         if found is None:
             raise TrainingError(f"{name}: deepspeed has no {kind} of it; this is a fault of Phalanx")
-        return found.detach().to("cpu", torch.float32, copy=True).reshape(shape)
+        full: Tensor = found.detach().to("cpu", torch.float32, copy=True).reshape(shape)
+        return full
 
     @torch.no_grad()
     def fill(self, kind: str, name: str, full: Tensor) -> None:
