@@ -56,6 +56,10 @@ def opened_member(
         if config.directory is not None:
             folder = stack.enter_context(own_folder(Path(config.directory), digest, place.rank))
         stack.enter_context(environment(domain.device.type, place.local_rank))
+        stack.enter_context(warnings.catch_warnings())
+        # of its own modules, and of functions of torch's that have a new name
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
         member = DeepSpeedMember(config, recipe, source, domain, folder)
         stack.callback(member.close)
         yield member
@@ -88,15 +92,10 @@ class DeepSpeedMember:
         trained = part.stage.trainable()
         said = settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
         package = load()
-        with warnings.catch_warnings():
-            # of its own modules and of hooks that it sets in torch's
-            warnings.simplefilter("ignore")
-            optimizer = _optimizer(config, recipe, list(trained.values()))
-            if config.offload_parameters != "none":
-                _share_out(package, part, said, domain.device)
-            self._engine, *_ = package.initialize(
-                model=part, optimizer=optimizer, config=said, dist_init_required=False
-            )
+        optimizer = _optimizer(config, recipe, list(trained.values()))
+        if config.offload_parameters != "none":
+            _share_out(package, part, said, domain.device)
+        self._engine, *_ = package.initialize(model=part, optimizer=optimizer, config=said, dist_init_required=False)
         self._state = ZeroState(self._engine, trained, self._shapes, shares_parameters=config.zero == ALL_IS_SHARED)
 
     @property
