@@ -59,6 +59,8 @@ def settings(config: DeepSpeedConfig, recipe: "Recipe", largest: int, folder: Pa
     if config.offload_parameters == "nvme":
         # its reading ahead asks twice for a parameter that occurs twice among the next ones, and ends the rank
         zero["stage3_prefetch_bucket_size"] = 0
+        # what is kept for its next use keeps its buffer, and there are five
+        zero["stage3_max_reuse_distance"] = 0
     aio = config.aio
     return {
         "train_micro_batch_size_per_gpu": recipe.batch_size // (copies * recipe.microbatches),
