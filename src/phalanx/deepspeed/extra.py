@@ -37,7 +37,7 @@ def why_no_extra() -> str | None:
 
 @contextlib.contextmanager
 def environment(device: str, local_rank: int) -> Iterator[None]:
-    """Variables that deepspeed reads when it is imported and set up; they are put back afterwards.
+    """Variables that deepspeed reads when it is imported, set up and used; they are put back afterwards.
 
     Args:
         device: "cpu" or "cuda", with or without a number.
@@ -72,7 +72,8 @@ def load() -> Any:
 
 def forget() -> None:
     """Drop the groups that the package keeps for itself, which end with the ranks that they were of."""
-    importlib.import_module(f"{NAME}.comm.comm").cdb = None
+    comm: Any = importlib.import_module(f"{NAME}.comm.comm")
+    comm.cdb = None
     importlib.import_module(f"{NAME}.utils.groups")._release_process_group_references()
 
 

@@ -55,8 +55,12 @@ def opened_member(
         folder = None
         if config.directory is not None:
             folder = stack.enter_context(own_folder(Path(config.directory), digest, place.rank))
-        with environment(domain.device.type, place.local_rank):
-            member = DeepSpeedMember(config, recipe, source, domain, folder)
+        stack.enter_context(environment(domain.device.type, place.local_rank))
+        stack.enter_context(warnings.catch_warnings())
+        # of its own modules, and of functions of torch's that have a new name
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        member = DeepSpeedMember(config, recipe, source, domain, folder)
         stack.callback(member.close)
         yield member
 
@@ -81,22 +85,17 @@ class DeepSpeedMember:
         self.timer = PhaseTimer()
         self._recipe = recipe
         self._domain = domain
-        part = _part(recipe, source, domain)
+        part = _part(config, recipe, source, domain)
         stages = catalogue(source, _shards(source, part), recipe.adapter)
         self._names = [[name for name, _ in stage] for stage in stages]
         self._shapes = {name: shape for stage in stages for name, shape in stage}
         trained = part.stage.trainable()
-        largest = max(parameter.numel() for parameter in part.parameters())
+        said = settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
         package = load()
-        with warnings.catch_warnings():
-            # of its own modules and of hooks that it sets in torch's
-            warnings.simplefilter("ignore")
-            self._engine, *_ = package.initialize(
-                model=part,
-                optimizer=_optimizer(config, recipe, list(trained.values())),
-                config=settings(config, recipe, largest, folder),
-                dist_init_required=False,
-            )
+        optimizer = _optimizer(config, recipe, list(trained.values()))
+        if config.offload_parameters != "none":
+            _share_out(package, part, said, domain.device)
+        self._engine, *_ = package.initialize(model=part, optimizer=optimizer, config=said, dist_init_required=False)
         self._state = ZeroState(self._engine, trained, self._shapes, shares_parameters=config.zero == ALL_IS_SHARED)
 
     @property
@@ -216,7 +215,15 @@ class DeepSpeedMember:
         return x.chunk(self._recipe.parallel.dp)[self._domain.dp].to(self._domain.device)
 
 
-def _part(recipe: Recipe, source: ModelSource, domain: Domain) -> StagePart:
+def _share_out(package: Any, part: StagePart, said: dict[str, Any], device: torch.device) -> None:
+    """Leave each rank its share of the parameters, one after another: the device never has all of them."""
+    package.zero.Init(module=part, config_dict_or_path=said)
+    for module in part.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+
+
+def _part(config: DeepSpeedConfig, recipe: Recipe, source: ModelSource, domain: Domain) -> StagePart:
     stage = build_stage(
         source,
         StageSpec(0, 1, 0, source.num_layers),
@@ -224,7 +231,7 @@ def _part(recipe: Recipe, source: ModelSource, domain: Domain) -> StagePart:
         activation_checkpointing=False,
         attention="eager" if recipe.attention == "eager" else "sdpa",
         seed=recipe.seed,
-        device=str(domain.device),
+        device=str(domain.device) if config.offload_parameters == "none" else "cpu",
     )
     return StagePart(stage, domain, narrow=_NARROW[recipe.precision])
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from phalanx.parallel import Recipe
 
 _PARAMETER_BUFFERS, _STATE_BUFFERS = 5, 4
-"""deepspeed's own numbers: layers that are read ahead; weights, two moments and a gradient."""
+"""deepspeed's own numbers: parameters in memory at once; weights, two moments and a gradient."""
 _BYTES = 4
 
 
@@ -56,6 +56,11 @@ def settings(config: DeepSpeedConfig, recipe: "Recipe", largest: int, folder: Pa
             # else deepspeed keeps the first 10^9 numbers in memory, whatever the file says
             "max_in_cpu": 0,
         }
+    if config.offload_parameters == "nvme":
+        # its reading ahead asks twice for a parameter that occurs twice among the next ones, and ends the rank
+        zero["stage3_prefetch_bucket_size"] = 0
+        # what is kept for its next use keeps its buffer, and there are five
+        zero["stage3_max_reuse_distance"] = 0
     aio = config.aio
     return {
         "train_micro_batch_size_per_gpu": recipe.batch_size // (copies * recipe.microbatches),

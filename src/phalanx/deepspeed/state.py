@@ -70,21 +70,17 @@ class ZeroState:
             found = api.safe_get_full_optimizer_state(parameter, kind)
         if found is None:
             raise TrainingError(f"{name}: deepspeed has no {kind} of it; this is a fault of Phalanx")
-        return found.detach().to("cpu", torch.float32, copy=True).reshape(shape)
+        full: Tensor = found.detach().to("cpu", torch.float32, copy=True).reshape(shape)
+        return full
 
     @torch.no_grad()
     def fill(self, kind: str, name: str, full: Tensor) -> None:
         """Take this rank's share of a whole tensor, which every rank has; moments once there are some."""
         parameter, api = self._parameters[name], self._api
-        if kind == WEIGHT:
-            self._fill_layer(parameter, full)
         if self._shares_parameters:
-            share = self._share(parameter, full)
-            if kind == WEIGHT:
-                api.safe_set_local_fp32_param(parameter, share)
-            else:
-                api.safe_set_local_optimizer_state(parameter, share, kind)
+            self._fill_share(kind, parameter, full)
         elif kind == WEIGHT:
+            parameter.copy_(full)
             api.safe_set_full_fp32_param(parameter, full)
         else:
             self._link()
@@ -114,12 +110,16 @@ class ZeroState:
             zero._lazy_init_hp_params_optimizer_state()
             self._is_linked = True
 
-    def _fill_layer(self, parameter: nn.Parameter, full: Tensor) -> None:
-        if not self._shares_parameters:
-            parameter.copy_(full)
-            return
-        with self._gathered([parameter], modifier_rank=0):
-            parameter.copy_(full)
+    def _fill_share(self, kind: str, parameter: nn.Parameter, full: Tensor) -> None:
+        is_weight = kind == WEIGHT
+        # a share in a file can be filled while its layer has it, and not else
+        with self._gathered([parameter], modifier_rank=0 if is_weight else None):
+            share = self._share(parameter, full)
+            if is_weight:
+                parameter.copy_(full)
+                self._api.safe_set_local_fp32_param(parameter, share)
+            else:
+                self._api.safe_set_local_optimizer_state(parameter, share, kind)
 
     def _share(self, parameter: nn.Parameter, full: Tensor) -> Tensor:
         """Equal shares of the flat numbers in the order of ranks, the last filled up with zeros."""
