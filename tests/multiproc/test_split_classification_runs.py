@@ -49,7 +49,7 @@ def medical(place):
     text = TINY[: TINY.index("[pipeline]")].replace("[data]", SPLIT.format(home=place.path))
     kept = [line for line in text.splitlines() if not line.startswith(("sources", "validation_share", "max_"))]
     text = (
-        "\n".join(kept).replace("[train]", '[train]\nobjective = "classification"').replace("steps = 8", "steps = 30")
+        "\n".join(kept).replace("[train]", '[train]\nobjective = "classification"').replace("steps = 8", "steps = 12")
     )
     place.run_file.write_text(text)
     return place
@@ -88,7 +88,7 @@ def test_a_classification_beats_the_largest_class_in_all_records_and_is_the_same
 def test_whoever_is_killed_a_classification_goes_on_with_the_same_bits(medical):
     clean = medical.finish(run_dir="clean")
     process = medical.train()
-    medical.wait_for(process, lambda: medical.has_line("metrics.jsonl", '"step": 7,'))
+    medical.wait_for(process, lambda: medical.has_line("metrics.jsonl", '"step": 4,'))
     enclave = descendant(process, "enclave serve")
     process.kill()
     medical.wait_until(lambda: not exists(enclave))
