@@ -17,7 +17,6 @@ from phalanx.transport import TransportConfig
     [
         ({"mode": "plaintext"}, ["plaintext", "insecure = true", 'mode = "sealed"']),
         ({"allow_insecure_sim": True, "masked": MaskedConfig(rows=7)}, ["split.masked", "remove it"]),
-        ({"mode": "masked", "tier": "process"}, ["process", "masked workers", "sealed"]),
         ({"insecure": True, "allow_insecure_sim": True}, ["insecure = true", "leave it out"]),
         ({}, ['tier = "sim"', "NOT SECURE", "allow_insecure_sim = true"]),
         ({"tier": "tpm", "allow_insecure_sim": True}, ["allow_insecure_sim", "tpm"]),

@@ -1,4 +1,7 @@
-"""The enclave behind a sandbox: ``python -m phalanx.split ENCLAVE.toml NUMBER``, with a socket under that number."""
+"""The enclave behind a sandbox: ``python -m phalanx.split ENCLAVE.toml NUMBER [WORKER=NUMBER ...]``.
+
+Under each number is a socket: a pipe to all parties, and one to each masked worker.
+"""
 
 import socket
 import sys
@@ -10,15 +13,20 @@ from phalanx.split.enclave_file import EnclaveConfig
 from phalanx.split.server import serve
 
 
-def main(path: str, number: str) -> int:
+def main(path: str, number: str, *workers: str) -> int:
     """Be the enclave and return an exit code."""
     try:
-        serve(load_config(Path(path), EnclaveConfig), socket.socket(fileno=int(number)))
+        named = {name: _socket(its) for name, _, its in (one.partition("=") for one in workers)}
+        serve(load_config(Path(path), EnclaveConfig), _socket(number), named)
     except PhalanxError as exc:
         sys.stderr.write(f"enclave: {exc}\n")
         return exc.exit_code
     return 0
 
 
+def _socket(number: str) -> socket.socket:
+    return socket.socket(fileno=int(number))
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:3]))
+    sys.exit(main(*sys.argv[1:]))

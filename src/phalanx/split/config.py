@@ -77,11 +77,6 @@ class SplitConfig(StrictModel):
                 f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; '
                 "leave it out"
             )
-        if self.mode == "masked" and self.tier == "process":
-            raise ValueError(
-                'tier = "process" lets the enclave reach no network and start no program, and masked workers need '
-                'both; set mode = "sealed" or another tier'
-            )
         if self.mode != "masked" and self.masked != MaskedConfig():
             raise ValueError(f'[split.masked] is for mode = "masked", the mode is "{self.mode}"; remove it')
         if self.release is not None and self.release.min_clients > self.clients:

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,10 +24,18 @@ class ConfinedEnclave:
         directory: Gets its file.
         config: What it is started with.
         end: Its end of the pipe; handed over.
+        workers: Its ends of pipes to masked workers; handed over.
     """
 
-    def __init__(self, directory: Path, config: EnclaveConfig, end: socket.socket) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: EnclaveConfig,
+        end: socket.socket,
+        workers: Mapping[str, socket.socket] | None = None,
+    ) -> None:
         self._directory, self._config, self._end = directory, config, end
+        self._workers = dict(workers or {})
         self._process: IsolatedProcess | None = None
 
     def start(self) -> None:
@@ -41,15 +50,18 @@ class ConfinedEnclave:
         make_private_directory(own)
         model = self._config.model.path
         readable = (str(path.resolve()), self._config.identity, self._config.cache, *((model,) if model else ()))
+        handed_over = (self._end, *self._workers.values())
+        named = tuple(f"{name}={end.fileno()}" for name, end in self._workers.items())
         program = Program(
             "phalanx.split",
-            (str(path.resolve()), str(self._end.fileno())),
-            (self._end.fileno(),),
+            (str(path.resolve()), str(self._end.fileno()), *named),
+            tuple(end.fileno() for end in handed_over),
             {"OMP_NUM_THREADS": str(self._config.threads), "HOME": str(own), "TMPDIR": str(own)},
         )
         self._process = start_isolated(program, Sandbox(readable, (str(own),)), _SECONDS_TO_CLOSE)
-        # the enclave has it now, and must see this side close
-        self._end.close()
+        # the enclave has them now, and must see this side close
+        for end in handed_over:
+            end.close()
 
     @property
     def report(self) -> IsolationReport | None:

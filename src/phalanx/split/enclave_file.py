@@ -22,6 +22,7 @@ class EnclaveConfig(StrictModel):
         config_digest: SHA-256 of the run's config, in hex.
         addresses: Where owner and clients listen.
         certificates: PEM of owner and clients.
+        workers: PEM of masked workers that were started for this enclave; empty where it starts them itself.
         model: Which model.
         cache: Where models that are written out are kept.
         split: Mode, cut, tier and the rest.
@@ -43,6 +44,7 @@ class EnclaveConfig(StrictModel):
     config_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     addresses: dict[str, str]
     certificates: dict[str, str]
+    workers: dict[str, str] = Field(default_factory=dict)
     model: ModelConfig
     cache: str
     split: SplitConfig

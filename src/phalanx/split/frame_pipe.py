@@ -70,6 +70,11 @@ class FramePipe:
             with self._lock:
                 self._waiting.pop(number, None)
 
+    def is_open(self) -> bool:
+        """Whether the other end is there."""
+        with self._lock:
+            return not self._is_closed
+
     def close(self) -> None:
         """End both directions; whoever waits is told. Closing twice is harmless."""
         with contextlib.suppress(OSError):

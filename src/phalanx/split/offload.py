@@ -1,13 +1,15 @@
 """Where a masked split gives the enclave's frozen linear layers to somebody else; the one hook of that mode."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from phalanx.models import StageModule
 from phalanx.security.crypto import Identity
 from phalanx.split.enclave_file import EnclaveConfig
-from phalanx.split.masked import LocalMaskedWorkers, mask_linears, open_desk, remote_workers
+from phalanx.split.masked import LocalMaskedWorkers, RemoteWorker, mask_linears, open_desk, remote_workers
+from phalanx.split.masked.piped import piped_workers
 
 Prepare = Callable[[StageModule], object]
 """Changes the back part before it is trained."""
@@ -18,8 +20,15 @@ def as_it_is(back: StageModule) -> None:
 
 
 @contextlib.contextmanager
-def offloaded(config: EnclaveConfig, identity: Identity) -> Iterator[Prepare]:
+def offloaded(
+    config: EnclaveConfig, identity: Identity, ends: Mapping[str, socket.socket] | None = None
+) -> Iterator[Prepare]:
     """Start who multiplies for the enclave, where the mode asks for that, and end it whatever happens.
+
+    Args:
+        config: Of the enclave.
+        identity: The enclave.
+        ends: Pipes to workers that were started for it, where it can start none itself.
 
     Yields:
         What puts masked layers in the place of the back part's frozen ones; adapters, attention, norms and whatever
@@ -33,6 +42,25 @@ def offloaded(config: EnclaveConfig, identity: Identity) -> Iterator[Prepare]:
     if not names:
         yield as_it_is
         return
+    with contextlib.ExitStack() as stack:
+        found = (
+            piped_workers(identity, config.workers, ends, masked_session(config.session), split.transport)
+            if ends
+            else _started(config, identity)
+        )
+        workers = stack.enter_context(found)
+        first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
+        desk = stack.enter_context(open_desk(split.masked, config.run, first, second))
+        yield lambda back: mask_linears(back, desk)
+
+
+def masked_session(session: str) -> str:
+    """The session between an enclave and workers that were started for it."""
+    return f"{session}-masked"
+
+
+def _started(config: EnclaveConfig, identity: Identity) -> contextlib.AbstractContextManager[dict[str, RemoteWorker]]:
+    split = config.split
     identities = Path(config.identity).parent
     processes = LocalMaskedWorkers(
         # not in the enclave's own directory, which is nobody else's
@@ -41,8 +69,4 @@ def offloaded(config: EnclaveConfig, identity: Identity) -> Iterator[Prepare]:
         split.transport,
         threads=config.threads,
     )
-    with contextlib.ExitStack() as stack:
-        workers = stack.enter_context(remote_workers(identity, names, config.run, split.transport, processes))
-        first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
-        desk = stack.enter_context(open_desk(split.masked, config.run, first, second))
-        yield lambda back: mask_linears(back, desk)
+    return remote_workers(identity, split.masked_workers, config.run, split.transport, processes)

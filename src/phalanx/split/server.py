@@ -38,12 +38,15 @@ _FRAMES = 2
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
 
 
-def serve(config: EnclaveConfig, end: socket.socket | None = None) -> None:
+def serve(
+    config: EnclaveConfig, end: socket.socket | None = None, workers: Mapping[str, socket.socket] | None = None
+) -> None:
     """Be the enclave until the owner ends the session or a party is gone.
 
     Args:
         config: What the enclave is started with.
         end: Its end of a pipe to all parties; without one it listens on the network.
+        workers: Its ends of pipes to masked workers; without them it starts those that it needs.
 
     Raises:
         PeerLostError: A party cannot be reached any more.
@@ -62,7 +65,7 @@ def serve(config: EnclaveConfig, end: socket.socket | None = None) -> None:
             wire = pipe.wire(ENCLAVE)
         stack.callback(wire.close)
         with (
-            offloaded(config, identity) as prepare,
+            offloaded(config, identity, workers) as prepare,
             Endpoint(identity, {}, config.session, wire, limits) as endpoint,
         ):
             for name, pem in config.certificates.items():

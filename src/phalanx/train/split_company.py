@@ -11,12 +11,15 @@ from phalanx.pipeline import OWNER
 from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
 from phalanx.split import ENCLAVE, TASKS, FrontPart, Kinds, SplitConfig, SplitLead
 from phalanx.split.confined import ConfinedEnclave
+from phalanx.split.confined_workers import confined_workers
 from phalanx.split.enclave_file import EnclaveConfig
 from phalanx.split.frame_pipe import FramePipe
 from phalanx.split.launch import LocalEnclave
 from phalanx.split.line import Line
+from phalanx.split.masked.piped import PipedWorkerConfig
 from phalanx.split.measure import policy_of
 from phalanx.split.meeting import Caller, Occasion, attested_keys
+from phalanx.split.offload import masked_session
 from phalanx.split.party import Party
 from phalanx.split.tier import file_counter, open_epochs
 from phalanx.train.config import RunConfig
@@ -72,7 +75,12 @@ def split_company(run: RunConfig, home: RunDirectory, source: ModelSource, num_c
             endpoint.add_peer(enclave_of(home))
             addresses[name], endpoints[name] = wire.address, (identity, endpoint)
         config, workers = _enclave_config(run, home, session, addresses, num_classes), home.path / "workers"
-        process = LocalEnclave(workers, config) if far is None else ConfinedEnclave(workers, config, far)
+        if far is None:
+            process: LocalEnclave | ConfinedEnclave = LocalEnclave(workers, config)
+        else:
+            behind_pipes = _piped_workers(split, home, session)
+            ends = stack.enter_context(confined_workers(workers, behind_pipes, run.train.threads))
+            process = ConfinedEnclave(workers, config, far, ends)
         stack.enter_context(process)
         process.start()
         parties = [_party(run, home, identity, endpoint, process.look) for identity, endpoint in endpoints.values()]
@@ -85,6 +93,19 @@ def split_company(run: RunConfig, home: RunDirectory, source: ModelSource, num_c
         yield lead
         lead.end()
         process.close()
+
+
+def _piped_workers(split: SplitConfig, home: RunDirectory, session: str) -> dict[str, PipedWorkerConfig]:
+    """Files of masked workers whose enclave can start none itself."""
+    return {
+        name: PipedWorkerConfig(
+            identity=str((home.pki / name).resolve()),
+            owner_certificate=home.certificate(ENCLAVE),
+            session=masked_session(session),
+            transport=split.transport,
+        )
+        for name in split.masked_workers
+    }
 
 
 @contextlib.contextmanager
@@ -118,6 +139,8 @@ def _party(
 def _enclave_config(
     run: RunConfig, home: RunDirectory, session: str, addresses: dict[str, str], num_classes: int
 ) -> EnclaveConfig:
+    split = split_of(run)
+    behind_pipes = split.masked_workers if split.tier == "process" else ()
     return EnclaveConfig(
         identity=str((home.pki / ENCLAVE).resolve()),
         directory=str((home.path / ENCLAVE).resolve()),
@@ -126,9 +149,10 @@ def _enclave_config(
         config_digest=digest(run),
         addresses=addresses,
         certificates={name: home.certificate(name) for name in addresses},
+        workers={name: home.certificate(name) for name in behind_pipes},
         model=run.model,
         cache=str((home.cache / "models").resolve()),
-        split=split_of(run),
+        split=split,
         optimizer=run.optimizer,
         objective=run.train.objective,
         classes=num_classes,

@@ -1,0 +1,126 @@
+"""A classification as users start it, however it is carried and whoever is killed; masked workers in sandboxes."""
+
+import gzip
+import json
+
+import pytest
+from real_runs import TINY, descendant, exists
+
+pytestmark = pytest.mark.slow
+KINDS = (
+    "information",
+    "symptoms",
+    "treatment",
+    "inheritance",
+    "frequency",
+    "genetic changes",
+    "causes",
+    "exams and tests",
+)
+SPLIT = """
+[model.adapter]
+rank = 2
+
+[split]
+cut = 1
+clients = 2
+allow_insecure_sim = true
+
+[checkpoint]
+every = 3
+
+[data]
+labelled = {{ task = "medquad", home = "{home}", texts_per_client = 32, test_texts = 40 }}
+"""
+CONFINED = ("split.tier='process'", "split.allow_insecure_sim=false")
+
+
+def write_texts(home):
+    with gzip.open(home / "medquad.jsonl.gz", "wt", encoding="utf-8") as file:
+        for number in range(480):
+            kind = KINDS[number % 8]
+            text = f"{kind} {kind} {number}"
+            file.write(json.dumps({"q": "", "a": text, "qtype": kind, "source": f"site-{number % 6}"}) + "\n")
+
+
+@pytest.fixture
+def medical(place):
+    write_texts(place.path)
+    text = TINY[: TINY.index("[pipeline]")].replace("[data]", SPLIT.format(home=place.path))
+    kept = [line for line in text.splitlines() if not line.startswith(("sources", "validation_share", "max_"))]
+    text = (
+        "\n".join(kept).replace("[train]", '[train]\nobjective = "classification"').replace("steps = 8", "steps = 12")
+    )
+    place.run_file.write_text(text)
+    return place
+
+
+def lines_of(place, run_dir):
+    lines = [json.loads(line) for line in (place.path / run_dir / "metrics.jsonl").read_text().splitlines()]
+    keys = ("step", "loss", "grad_norm", "batch", "validation_accuracy", "validation_macro_f1")
+    return [tuple(line.get(key) for key in keys) for line in lines]
+
+
+def or_skip(place, process):
+    if process.wait() != 0 and "isolation" in process.text:
+        pytest.skip(process.text.strip().splitlines()[-1])
+    assert process.wait() == 0, process.text
+
+
+def test_a_classification_beats_the_largest_class_in_all_records_and_is_the_same_bits_in_plaintext(medical):
+    sealed = medical.finish(run_dir="run")
+    plain = medical.finish(
+        "split.mode='plaintext'", "split.insecure=true", "split.allow_insecure_sim=false", run_dir="plain"
+    )
+
+    found = sealed["classification"]
+    assert found["accuracy"] > 2 * found["majority_accuracy"] > 0
+    assert found["macro_f1"] > found["macro_f1_first"]
+    assert (found["classes"], found["test_texts"], found["task"]) == (8, 40, "medquad")
+    assert sealed["final_weights_digest"] == plain["final_weights_digest"]
+    assert lines_of(medical, "run") == lines_of(medical, "plain")
+    assert sealed["validation_perplexity"] is None
+    text = medical.processes[0].text
+    assert "validation accuracy" in text and "NOT SECURE" in text
+    assert "Accuracy" in (medical.path / "run" / "report.html").read_text()
+
+
+def test_whoever_is_killed_a_classification_goes_on_with_the_same_bits(medical):
+    clean = medical.finish(run_dir="clean")
+    process = medical.train()
+    medical.wait_for(process, lambda: medical.has_line("metrics.jsonl", '"step": 4,'))
+    enclave = descendant(process, "enclave serve")
+    process.kill()
+    medical.wait_until(lambda: not exists(enclave))
+
+    summary = medical.finish(resume=True)
+
+    assert summary["resumed_from"] >= 3
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert summary["classification"] == clean["classification"]
+    assert lines_of(medical, "run") == lines_of(medical, "clean")
+
+
+@pytest.mark.parametrize("second", ["false", "true"])
+def test_masked_workers_behind_sandboxes_compute_what_they_do_elsewhere(medical, second):
+    masked = ("split.mode='masked'", f"split.masked={{second_worker={second}}}", "train.steps=3")
+    process = medical.train(*masked, *CONFINED, run_dir="confined")
+    or_skip(medical, process)
+    elsewhere = medical.finish(*masked, run_dir="run")
+
+    confined = medical.summary("confined")
+    assert confined["final_weights_digest"] == elsewhere["final_weights_digest"]
+    assert confined["world"]["processes"] == (4 if second == "true" else 3)
+    assert confined["split"]["tier"] == "process"
+
+
+def test_the_best_tier_is_taken_and_said_and_kept_in_the_config(medical):
+    process = medical.train("split.tier='auto'", "train.steps=2")
+    assert process.wait() == 0, process.text
+
+    summary = medical.summary()
+
+    assert summary["split"]["tier"] in ("process", "sim")
+    assert f'tier = "{summary["split"]["tier"]}"' in (medical.path / "run" / "config.toml").read_text()
+    assert summary["split"]["worth"].split(":")[0] == summary["split"]["tier"]
+    assert medical.train("split.tier='auto'", "train.steps=2", resume=True).wait() == 0

@@ -1,0 +1,81 @@
+"""Workers behind pipes of their own: they multiply as others do, and nobody else is at the end of a pipe."""
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from phalanx.errors import CertificateError, FrameError, PeerLostError
+from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.mask import Masked, Product
+from phalanx.split.masked.piped import PipedWorkerConfig, PipeWires, piped_workers, serve_pipe
+from phalanx.transport import TransportConfig
+
+LIMITS = TransportConfig(timeout_s=5.0)
+PRODUCT = Product("layer", "forward")
+
+
+@pytest.fixture
+def pki(tmp_path):
+    create_authority(tmp_path / "pki", 5)
+    for name in ("enclave", "masked-0"):
+        issue(tmp_path / "pki", name, ("localhost",), 5)
+    return tmp_path / "pki"
+
+
+def pem_of(pki, name):
+    return (pki / name / "certificate.pem").read_text()
+
+
+def config_of(pki):
+    return PipedWorkerConfig(
+        identity=str(pki / "masked-0"), owner_certificate=pem_of(pki, "enclave"), session="s", transport=LIMITS
+    )
+
+
+def test_a_worker_behind_a_pipe_multiplies_and_ends_in_good_order(pki):
+    near, far = socket.socketpair()
+    worker = threading.Thread(target=serve_pipe, args=(config_of(pki), far))
+    worker.start()
+    matrix = np.arange(12, dtype=np.int32).reshape(4, 3)
+    rows = np.arange(8, dtype=np.int32).reshape(2, 4)
+
+    with piped_workers(
+        load_identity(pki / "enclave"), {"masked-0": pem_of(pki, "masked-0")}, {"masked-0": near}, "s", LIMITS
+    ) as found:
+        found["masked-0"].load(PRODUCT, matrix)
+        (answer,) = found["masked-0"].multiply([Masked(PRODUCT, 1, rows)])
+
+    worker.join(5.0)
+    assert not worker.is_alive()
+    assert np.array_equal(answer.values, rows @ matrix)
+
+
+def test_a_worker_whose_enclave_is_gone_ends(pki, monkeypatch):
+    monkeypatch.setattr("phalanx.split.masked.piped._LOOK_S", 0.0)
+    near, far = socket.socketpair()
+    near.close()
+
+    with pytest.raises(PeerLostError, match="closed"):
+        serve_pipe(config_of(pki), far)
+
+
+def test_a_certificate_of_another_authority_is_refused(pki, tmp_path):
+    create_authority(tmp_path / "other", 5)
+    issue(tmp_path / "other", "masked-0", ("localhost",), 5)
+    near, far = socket.socketpair()
+
+    with far, pytest.raises(CertificateError), piped_workers(
+        load_identity(pki / "enclave"),
+        {"masked-0": pem_of(tmp_path / "other", "masked-0")},
+        {"masked-0": near},
+        "s",
+        LIMITS,
+    ):
+        pytest.fail("was let in")
+
+
+def test_there_is_no_way_to_who_has_no_pipe():
+    with pytest.raises(FrameError, match="no pipe"):
+        PipeWires("enclave", {}).deliver("masked-1", b"x", 1.0)
