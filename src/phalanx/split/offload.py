@@ -44,5 +44,6 @@ def offloaded(config: EnclaveConfig, identity: Identity) -> Iterator[Prepare]:
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(remote_workers(identity, names, config.run, split.transport, processes))
         first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
-        desk = stack.enter_context(open_desk(split.masked, config.run, first, second))
+        masked = split.masked.for_tokens(config.rows * config.seq)
+        desk = stack.enter_context(open_desk(masked, config.run, first, second))
         yield lambda back: mask_linears(back, desk)
