@@ -37,8 +37,8 @@ from phalanx.security.mask import (
 )
 from phalanx.security.mask.ring import LIMIT, reduced
 
-SIZES = ((512, 768, 768), (512, 768, 3072), (512, 2048, 2048), (512, 4096, 1024))
-"""Rows, inner dimension, columns."""
+SIZES = ((128, 256, 1024), (512, 768, 768), (512, 768, 3072), (512, 2048, 2048), (512, 4096, 1024))
+"""Rows, inner dimension, columns; the first is of `phalanx bench split`."""
 
 
 class Memory:

@@ -50,7 +50,8 @@ def offloaded(
         )
         workers = stack.enter_context(found)
         first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
-        desk = stack.enter_context(open_desk(split.masked, config.run, first, second))
+        masked = split.masked.for_tokens(config.rows * config.seq)
+        desk = stack.enter_context(open_desk(masked, config.run, first, second))
         yield lambda back: mask_linears(back, desk)
 
 

@@ -94,6 +94,17 @@ def test_layers_directions_runs_and_master_keys_have_pads_of_their_own():
     assert len(set(keys)) == len(keys)
 
 
+def test_a_key_that_is_kept_is_that_of_its_range_and_no_other():
+    ledger = new_ledger(range_size=2)
+    tickets = [ledger.take() for _ in range(5)]
+    pads = aes_pads(ledger)
+
+    kept = [pads.key(ticket) for ticket in (*tickets, tickets[0])]
+
+    assert kept == [aes_pads(ledger).key(ticket) for ticket in (*tickets, tickets[0])]
+    assert len(set(kept)) == 3
+
+
 @SOURCES
 def test_no_two_pads_are_alike(make):
     pads = make()

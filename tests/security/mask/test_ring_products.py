@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import FrameError
 from phalanx.security.mask.ring import (
+    _FEW,
     HALF,
     LIMIT,
     MOST_INNER,
@@ -75,6 +76,20 @@ def test_the_largest_numbers_are_exact_at_every_inner_dimension(inner):
     w = np.array([[HALF, -HALF, P - 1, 2**15 - 1]]).repeat(inner, axis=0)
 
     assert (ring_matrix(w).multiply(z) == exact(z, w)).all()
+
+
+@pytest.mark.parametrize("inner", [1, 255, 257, 4096, 8193])
+def test_few_sums_and_many_are_joined_alike(inner):
+    z = np.array([[HALF], [HALF + 1], [P - 1], [1]], np.uint32).repeat(inner, axis=1)
+    w = np.array([[HALF, -HALF, P - 1, 2**15 - 1]]).repeat(inner, axis=0)
+    matrix = FloatMatrix(w)
+    sums = centred(z).astype(np.float64) @ matrix._limbs
+
+    few, many = matrix._joined(sums), matrix._joined(sums.repeat(2000, axis=0))
+
+    assert sums.size <= _FEW < 2000 * sums.size
+    assert (few == exact(z, w)).all()
+    assert (many == exact(z, w).repeat(2000, axis=0)).all()
 
 
 def test_the_worst_limbs_of_each_width_stay_below_what_float64_counts():

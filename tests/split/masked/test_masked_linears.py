@@ -436,3 +436,9 @@ def test_other_kinds_of_adapters_stay_inside_as_well(cache, adapter):
         lm_loss(stage(ids), ids).backward()
     for name, value in plain.trainable().items():
         assert relative(masked.trainable()[name].grad, value.grad) <= 5e-3, name
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (128, 128), (512, 512), (513, 257), (700, 350), (2048, 512)])
+def test_pads_have_as_many_rows_as_a_microbatch_needs_unless_somebody_says_otherwise(tokens, rows):
+    assert MaskedConfig().for_tokens(tokens).rows == rows
+    assert MaskedConfig(rows=7).for_tokens(tokens).rows == 7

@@ -26,6 +26,7 @@ Reals = NDArray[np.float32]
 
 # the length is computed in float64 from float32 numbers; this is more than can be off by there
 _CARE = 1.0 - 2.0**-24
+_MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +110,8 @@ def decode(product: Ring, rows: NDArray[np.float64], columns: NDArray[np.float64
             another pad or is not what was asked for; or it is too large for float32.
     """
     found, row_steps, column_steps = np.empty(product.shape, np.float32), 1 / rows[:, None], 1 / columns
+    # most scales are so far from float32's end that no product can be beyond it
+    may_overflow = LARGEST * row_steps.max(initial=0.0) * column_steps.max(initial=0.0) >= _MOST_FLOAT32
     for block in blocks(*product.shape):
         whole = centred(product[block])
         if max(whole.max(initial=0), -whole.min(initial=0)) > LARGEST:
@@ -119,7 +122,7 @@ def decode(product: Ring, rows: NDArray[np.float64], columns: NDArray[np.float64
         scaled *= column_steps
         with np.errstate(over="ignore"):
             found[block] = scaled
-    if not np.isfinite(found).all():
+    if may_overflow and not np.isfinite(found).all():
         raise FixedPointError(f"{where}: a number is too large for float32; scale weights or activations down")
     return found
 

@@ -21,7 +21,10 @@ Words = Callable[[int], NDArray[np.uint32]]
 """Gives the next so many random words of 32 bits."""
 
 _WORD_BYTES = 4
-_CHUNK = 2**18
+_CHUNK = 2**15
+"""Words drawn at once: memory that the allocator keeps, and that stays in the cache."""
+_MOST_WORDS = 2**18
+_ZEROS = bytes(_WORD_BYTES * _MOST_WORDS)
 
 
 class Pad:
@@ -78,6 +81,7 @@ class AesPads:
 
     def __init__(self, ledger: PadLedger, master: bytes, about: tuple[str, ...]) -> None:
         self._ledger, self._master, self._about = ledger, master, about
+        self._latest: tuple[tuple[int, bytes], bytes] | None = None
 
     def draw(self, rows: int, columns: int) -> Pad:
         """As `PadSource` says."""
@@ -87,8 +91,13 @@ class AesPads:
         return Pad(ticket.number, values.reshape(rows, columns))
 
     def key(self, ticket: Ticket) -> bytes:
-        """Return the key of the range that a number belongs to."""
-        return derived(self._master, ticket.salt, ["pad", ticket.epoch, *self._about])
+        """Return the key of the range that a number belongs to; derived once for the numbers that follow each other."""
+        place, latest = (ticket.epoch, ticket.salt), self._latest
+        if latest is not None and latest[0] == place:
+            return latest[1]
+        key = derived(self._master, ticket.salt, ["pad", ticket.epoch, *self._about])
+        self._latest = (place, key)
+        return key
 
     def __repr__(self) -> str:
         return f"AesPads({'/'.join(self._about)})"
@@ -120,16 +129,19 @@ def uniform(count: int, words: Words) -> Ring:
     found = np.empty(count, np.uint32)
     filled = 0
     while filled < count:
-        drawn = words(min(count - filled, _CHUNK)) & np.uint32(P)
+        end = min(count, filled + _CHUNK)
+        drawn = np.bitwise_and(words(end - filled), P, out=found[filled:end])
         # one in 2^31 words is not taken
-        kept = drawn if drawn.max() < P else drawn[drawn != P]
-        found[filled : filled + len(kept)] = kept
-        filled += len(kept)
+        if drawn.max() == P:
+            kept = drawn[drawn != P]
+            end = filled + len(kept)
+            found[filled:end] = kept
+        filled = end
     return found
 
 
 def keystream(key: bytes, number: int) -> Words:
-    """Return the words of the AES-CTR key stream whose blocks begin with this number.
+    """Return the words of the AES-CTR key stream whose blocks begin with this number, at most 2^18 at a time.
 
     Raises:
         PadError: The number does not fit into 64 bits.
@@ -137,10 +149,9 @@ def keystream(key: bytes, number: int) -> Words:
     if not 0 <= number < 2**64:
         raise PadError("pads: all numbers of this ledger are used; begin a new run")
     encryptor = Cipher(AES256(key), CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()
-    zeros = bytes(_WORD_BYTES * _CHUNK)
 
     def words(count: int) -> NDArray[np.uint32]:
-        return np.frombuffer(encryptor.update(memoryview(zeros)[: _WORD_BYTES * count]), "<u4")
+        return np.frombuffer(encryptor.update(memoryview(_ZEROS)[: _WORD_BYTES * count]), "<u4")
 
     return words
 

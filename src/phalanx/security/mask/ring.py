@@ -28,6 +28,8 @@ Ring = NDArray[np.uint32]
 _INVERSE = 1.0 / P
 _BLOCK = 2**15
 _NARROW, _TALL = 64, 256
+_FEW = 4096
+"""Sums up to which calls cost more than numbers."""
 
 
 class RingMatrix(Protocol):
@@ -99,12 +101,23 @@ class FloatMatrix:
     def _joined(self, sums: NDArray[np.float64]) -> Ring:
         """Horner's rule over the limbs, most significant one first."""
         columns = self.shape[1]
+        if sums.size <= _FEW:
+            return self._joined_few(sums.astype(np.int64))
         parts = [sums[:, i * columns : (i + 1) * columns] for i in range(self.num_limbs)]
         total = parts.pop()
         while parts:
             high = centred(reduced(total)).astype(np.float64)
             total = high * float(2**self.limb_bits) + reduced(parts.pop())
         return reduced(total)
+
+    def _joined_few(self, sums: NDArray[np.int64]) -> Ring:
+        """The same by 64-bit division: slower for each number, and far fewer calls."""
+        columns = self.shape[1]
+        total = sums[:, (self.num_limbs - 1) * columns :]
+        for i in reversed(range(self.num_limbs - 1)):
+            # below 2^31 * 2^16 + 2^53
+            total = (total % P << self.limb_bits) + sums[:, i * columns : (i + 1) * columns]
+        return (total % P).astype(np.uint32)
 
 
 def require_ring(values: Ring, shape: tuple[int | None, int]) -> None:

@@ -1,12 +1,14 @@
 """How frozen layers are masked, and the file of a worker that multiplies masked numbers."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
 from phalanx.config import StrictModel
 from phalanx.transport import TransportConfig
 
+MOST_ROWS = 512
+"""Of a pad whose rows nobody has chosen."""
 OWNER = "owner"
 """Party name of the trusted side, unless a worker's file says otherwise."""
 
@@ -17,8 +19,9 @@ class MaskedConfig(StrictModel):
     Attributes:
         pads: ``aes`` draws pads from AES-256 in counter mode under a key that lives as long as the process; ``os``
             draws every pad from the operating system's generator, many times slower.
-        rows: Rows of one request and of one pad: tokens of a microbatch. Longer inputs are cut, of shorter ones the
-            rest of the pad is thrown away.
+        rows: Rows of one request and of one pad. Longer inputs are cut, of shorter ones the rest of the pad is thrown
+            away, and a pad costs a product of all its rows; left out, a split takes the tokens of its microbatches, in
+            equal parts of at most `MOST_ROWS`.
         reserve: Pads of each product that are kept ready, made in idle time.
         late_pads: Make a pad while the step waits where none is ready; without it the step is refused.
         second_worker: Have a second worker make the pads' products; it must not talk to the first one.
@@ -27,11 +30,18 @@ class MaskedConfig(StrictModel):
     """
 
     pads: Literal["aes", "os"] = "aes"
-    rows: int = Field(default=512, ge=1, le=2**20)
+    rows: int | None = Field(default=None, ge=1, le=2**20)
     reserve: int = Field(default=2, ge=0, le=4096)
     late_pads: bool = True
     second_worker: bool = False
     bound: float | None = Field(default=None, gt=0)
+
+    def for_tokens(self, tokens: int) -> Self:
+        """This config with rows for microbatches of so many tokens, where it names none itself."""
+        if self.rows is not None:
+            return self
+        parts = -(-tokens // MOST_ROWS)
+        return self.model_copy(update={"rows": -(-tokens // parts)})
 
 
 class MaskedWorkerConfig(StrictModel):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from phalanx.errors import ConfigError, PadError, WrongProductError
 from phalanx.security.mask import Masked, MaskedProduct, Product, ProductCheck, Sent, masked_linear
-from phalanx.split.masked.config import MaskedConfig
+from phalanx.split.masked.config import MOST_ROWS, MaskedConfig
 from phalanx.split.masked.pad_sources import PadSources
 from phalanx.split.masked.port import WorkerPort
 
@@ -151,7 +151,7 @@ class MaskedDesk:
     def _rows(self, weight: Reals) -> int:
         """Rows of one request: those of the config, or fewer where request or answer would be too large."""
         most = min(worker.most_numbers for worker in (self._worker, self._second) if worker is not None)
-        return max(1, min(self._config.rows, most // int(max(weight.shape))))
+        return max(1, min(self._config.rows or MOST_ROWS, most // int(max(weight.shape))))
 
     def _mask(self, side: MaskedProduct, parts: Sequence[Reals]) -> list[Sent]:
         with self._taking:
