@@ -28,6 +28,7 @@ _LAYOUTS: tuple[dict[str, Any], ...] = (
     {"dp": 2, "zero": 3},
     {"dp": 2, "zero": 2, "offload": True},
     {"dp": 2, "zero": 3, "offload": True},
+    {"dp": 2, "pp": 2, "zero": 3},
     {"dp": 4, "zero": 1},
     {"dp": 4, "zero": 2},
     {"dp": 4, "zero": 3},
@@ -35,9 +36,8 @@ _LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pp": 2},
     {"dp": 2, "tp": 2, "zero": 3},
     {"dp": 2, "pp": 2, "zero": 1},
-    {"dp": 2, "pp": 2, "zero": 3},
 )
-_NUM_QUICK = 7
+_NUM_QUICK = 8
 _WIDTH = 640
 
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ def bench_memory(quick: bool) -> dict[str, Any]:
     """Measure each layout on a model of 42 million parameters; other work on the machine does not change the figures.
 
     Args:
-        quick: ZeRO 0 to 3 on two ranks, 2 and 3 with offloading too.
+        quick: ZeRO 0 to 3 on two ranks, 2 and 3 with offloading too, and 3 in a pipeline.
 
     Returns:
         name, machine, commit, load and rows.

@@ -62,16 +62,17 @@ def probe_machine(host: RankHost, run: RunConfig, cache: Path) -> Probe:
         answers = crew.ask(rows=list(_ROWS))
     rows = exchange_rows(host, 2, _LINK_SIZES, ("all_reduce", "reduce_scatter_direct"))
     timed, update, norms, shares = ([answer[key] for answer in answers] for key in _PARTS)
-    return Probe(timed, update, norms, shares, rows, stream_rows(host), core_flops(cores))
+    return Probe(timed, update, norms, shares, rows, stream_rows(host, run), core_flops(cores))
 
 
-def stream_rows(host: RankHost) -> list[dict[str, Any]]:
+def stream_rows(host: RankHost, run: RunConfig) -> list[dict[str, Any]]:
     """Time exchanges of two ranks in the midst of computation; both wait for the slower one, so that means are taken.
 
     Raises:
         TrainingError: The ranks failed.
     """
-    with host.crew("exchanges in the midst of computation", "stream", 2) as crew:
+    sizes = {"hidden": shape_of(run.model.architecture or {}).hidden, "tokens": run.data.sequence_length}
+    with host.crew("exchanges in the midst of computation", "stream", 2, sizes) as crew:
         first, second = (answer["streams"] for answer in crew.ask())
     return [
         {**one, **{key: (one[key] + other[key]) / 2 for key in ("wall_s", "cpu_s")}}

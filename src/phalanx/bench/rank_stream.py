@@ -9,6 +9,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,25 +30,54 @@ from phalanx.pipeline import keep_freed_memory, settle_numerics
 
 _LENGTH = 6
 _TIMES = 11
-_ROWS, _TOKENS = 2, 128
+_ROWS = 2
 _SEQUENCE = 1
-_WEIGHTS = 98_304
-"""Of each of two products: they take a millisecond or two on one core."""
-_WIDTHS = (64, 384)
-_SHARED_WIDTHS = (64, 256)
 _MICROBATCHES = 8
 
 Run = Callable[[], None]
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """Of a chain: between two exchanges there is about as much to do as in a part of a block of some width.
+
+    Attributes:
+        hidden: That width.
+        tokens: Of a row.
+    """
+
+    hidden: int
+    tokens: int
+
+    @property
+    def weights(self) -> int:
+        """Of each of two products."""
+        return 8 * self.hidden**2 // 3
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Of what is exchanged."""
+        return max(2, self.hidden // 6 * 2), 2 * self.hidden
+
+    @property
+    def shared_widths(self) -> tuple[int, int]:
+        """Of blocks that are shared."""
+        return max(2, self.hidden // 6 * 2), self.hidden // 3 * 4
+
+
 @contextlib.contextmanager
 def streaming(body: dict[str, Any], place: Place) -> Iterator[Act]:
-    """Time exchanges together with the other rank; see `phalanx.bench.ranks.Crew`."""
-    del body
+    """Time exchanges together with the other rank; see `phalanx.bench.ranks.Crew`.
+
+    Args:
+        body: ``hidden`` and ``tokens``, which say how much there is to do between exchanges.
+        place: Of this rank.
+    """
+    sizes = _Sizes(int(body["hidden"]), int(body["tokens"]))
     settle_numerics(1)
     keep_freed_memory()
     with join(place, own_device("cpu", place), "00" * 32):
-        yield lambda _: {"streams": _streams(everybody())}
+        yield lambda _: {"streams": _streams(sizes, everybody())}
 
 
 def everybody() -> Group:
@@ -62,16 +92,16 @@ def everybody() -> Group:
     return group
 
 
-def _streams(group: Group) -> list[dict[str, Any]]:
+def _streams(sizes: _Sizes, group: Group) -> list[dict[str, Any]]:
     """Time each exchange at two sizes.
 
     Returns:
         ``op``, ``bytes`` of one exchange, and wall and CPU seconds that one exchange adds to its computation; and for
         ``stage`` what a pipeline adds to one microbatch in one stage.
     """
-    rows = [_inside(op, exchange, calls, width, group) for op, exchange, calls in _INSIDE for width in _WIDTHS]
-    rows += [row for width in _SHARED_WIDTHS for row in _shared(width)]
-    return [*rows, *(_send(width, group) for width in _WIDTHS), _stage(group)]
+    rows = [_inside(kind, width, sizes, group) for kind in _INSIDE for width in sizes.widths]
+    rows += [row for width in sizes.shared_widths for row in _shared(width, sizes)]
+    return [*rows, *(_send(width, sizes, group) for width in sizes.widths), _stage(sizes, group)]
 
 
 def _sum(x: Tensor, group: Group) -> Tensor:
@@ -85,7 +115,7 @@ def _slices(x: Tensor, group: Group) -> Tensor:
 def _swap(x: Tensor, group: Group) -> Tensor:
     """There, as a tensor that is dealt out by head, and back."""
     ranks = group.size()
-    dealt = x.unflatten(-1, (ranks, -1)).permute(2, 0, 1, 3)
+    dealt = x.reshape(*x.shape[:-1], ranks, -1).permute(2, 0, 1, 3)
     return swap(dealt, group).permute(1, 2, 0, 3).reshape(x.shape)
 
 
@@ -98,11 +128,12 @@ _INSIDE: tuple[tuple[str, Callable[[Tensor, Group], Tensor], int], ...] = (
 
 
 def _inside(
-    op: str, exchange: Callable[[Tensor, Group], Tensor], calls: int, width: int, group: Group
+    kind: tuple[str, Callable[[Tensor, Group], Tensor], int], width: int, sizes: _Sizes, group: Group
 ) -> dict[str, Any]:
-    weights = [torch.randn(width, _WEIGHTS // width, requires_grad=True) for _ in range(_LENGTH)]
+    op, exchange, calls = kind
+    weights = [torch.randn(width, sizes.weights // width, requires_grad=True) for _ in range(_LENGTH)]
     slices = group.size() if op == "slices" else 1
-    x = torch.randn(_ROWS, _TOKENS // slices, width, requires_grad=True)
+    x = torch.randn(_ROWS, sizes.tokens // slices, width, requires_grad=True)
 
     def run(*, exchanges: bool) -> None:
         y = x
@@ -112,7 +143,7 @@ def _inside(
         torch.autograd.backward(y.sum())
 
     wall, cpu = _added(lambda: run(exchanges=True), lambda: run(exchanges=False))
-    size = _ROWS * _TOKENS * width * x.element_size()
+    size = _ROWS * sizes.tokens * width * x.element_size()
     return {"op": op, "bytes": size, "wall_s": wall / (_LENGTH * calls), "cpu_s": cpu / (_LENGTH * calls)}
 
 
@@ -132,18 +163,16 @@ class _Block(nn.Module):
         return x
 
 
-def _shared(width: int) -> list[dict[str, Any]]:
+def _shared(width: int, sizes: _Sizes) -> list[dict[str, Any]]:
     """What sharing a block's gradients, and gathering its parameters, adds to it."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    x = torch.randn(_ROWS * (_SHARED_WIDTHS[-1] // width) ** 2, _TOKENS, width)
-    models = []
-    for reshard in (None, False, True):
-        model = nn.Sequential(*(_Block(width) for _ in range(_LENGTH)))
-        size = 4 * sum(parameter.numel() for parameter in model[0].parameters())
-        for module in (*model, model) if reshard is not None else ():
+    # as many operations whatever the width
+    x = torch.randn((sizes.shared_widths[-1] // width) ** 2, sizes.tokens, width)
+    plain, gradients, parameters = (nn.Sequential(*(_Block(width) for _ in range(_LENGTH))) for _ in range(3))
+    size = 4 * sum(parameter.numel() for parameter in plain[0].parameters())
+    for model, reshard in ((gradients, False), (parameters, True)):
+        for module in (*model, model):
             shard(module, mesh, reshard=reshard, policy=OffloadPolicy())
-        models.append(model)
-    plain, gradients, parameters = models
 
     def run(model: nn.Module, *, keeps_whole: bool = False) -> None:
         with microbatch_scope(model, is_last=False, keeps_whole=keeps_whole):
@@ -159,9 +188,9 @@ def _shared(width: int) -> list[dict[str, Any]]:
     return found
 
 
-def _send(width: int, group: Group) -> dict[str, Any]:
+def _send(width: int, sizes: _Sizes, group: Group) -> dict[str, Any]:
     """What passes from a rank that has worked to one that waits for it, there and back in turns."""
-    weight, x = torch.randn(width, _WEIGHTS // width), torch.randn(_ROWS * _TOKENS, width)
+    weight, x = torch.randn(width, sizes.weights // width), torch.randn(_ROWS * sizes.tokens, width)
     rank, came = group.rank(), torch.empty_like(x)
 
     def work() -> Tensor:
@@ -186,16 +215,16 @@ def _send(width: int, group: Group) -> dict[str, Any]:
     return {"op": "send", "bytes": 4 * x.numel(), "wall_s": wall / passes, "cpu_s": max(0.0, cpu + own / 2) / passes}
 
 
-def _stage(group: Group) -> dict[str, Any]:
+def _stage(sizes: _Sizes, group: Group) -> dict[str, Any]:
     """What torch's pipeline costs for one microbatch in one stage: its own calls, and messages.
 
     In CPU seconds alone: the rest of the wall seconds is the bubble.
     """
-    width, rank = _SHARED_WIDTHS[-1], group.rank()
-    block, x = _Block(width), torch.randn(_ROWS, _TOKENS, width, requires_grad=True)
+    width, rank = sizes.shared_widths[-1], group.rank()
+    block, x = _Block(width), torch.randn(_ROWS, sizes.tokens, width, requires_grad=True)
     stage = PipelineStage(block, rank, group.size(), torch.device("cpu"), input_args=x, output_args=x, group=group)
     schedule = Schedule1F1B(stage, _MICROBATCHES, lambda y, _: y.sum(), scale_grads=False)
-    batch = torch.randn(_ROWS * _MICROBATCHES, _TOKENS, width)
+    batch = torch.randn(_ROWS * _MICROBATCHES, sizes.tokens, width)
 
     def pipeline() -> None:
         is_last = rank == group.size() - 1

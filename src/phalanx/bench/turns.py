@@ -137,7 +137,7 @@ def _take(one: Turns, crew: Crew) -> None:
     waits = [[_share(*pair) for pair in zip(answer["waited_s"], answer["wall_s"], strict=True)] for answer in answers]
     known = [share for rank in waits for share in rank if share is not None]
     if len(known) == len(waits) * one.spec.steps:
-        one.waits.append([statistics.fmean(step) for step in zip(*waits, strict=True)])  # type: ignore[arg-type]
+        one.waits.append([statistics.fmean(step) for step in zip(*waits, strict=True)])
 
 
 def _share(waited_s: float | None, wall_s: float) -> float | None:

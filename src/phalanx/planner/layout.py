@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def shares_late(self) -> bool:
-        """Whether gradients that ZeRO 2 and 3 share, and parameters, are whole until a pipeline's last microbatch.
+        """Whether gradients that ZeRO 2 and 3 share are whole until a pipeline's last microbatch.
 
         Source: torch's ``PipelineStage`` (2.13), which puts the sharing of ``fully_shard`` off until then.
         """

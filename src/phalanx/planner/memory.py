@@ -88,7 +88,7 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
     number = rank_parameters(shape, layout, sum(layers), rank)
     weights, shards = recipe.weight_bytes, layout.shards
     late = layout.shares_late
-    parameters = _shared(number * weights, shards, layout.zero >= 3 and not late)
+    parameters = _shared(number * weights, shards, layout.zero >= 3)
     gradients = _shared(number * weights, shards, layout.zero >= 2 and not late)
     optimizer = _shared(number * recipe.state_bytes, shards, layout.zero >= 1)
     host = 0
@@ -96,7 +96,7 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
         host, optimizer = optimizer, 0
     if recipe.offload == "all":
         # ZeRO 2 brings its part to the device and gathers the whole there
-        whole = parameters if layout.zero == 2 or late else 0
+        whole = parameters if layout.zero == 2 else 0
         host += (_shared(gradients, shards, True) if late else gradients) + (
             _shared(parameters, shards, True) if whole else parameters
         )

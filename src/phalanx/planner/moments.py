@@ -52,7 +52,7 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     The loss, with all logits; the backward pass of a block, with what has been kept in others; and the end, when what
     lies around the blocks is summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer from which they are
     summed until the next block's are, and a block's parameters are fetched while the one behind it is at work. In a
-    pipeline both are whole until its last microbatch.
+    pipeline gradients are whole until its last microbatch, and parameters from one pass back to the next pass ahead.
 
     Source: torch's DistributedDataParallel and ``fully_shard`` (2.13), by whose allocations the engine is bound.
     """
@@ -64,7 +64,6 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     late = layout.shares_late
     shares = layout.zero >= 2 and layout.shards > 1 and not late
     gathers = (layout.zero >= 3 and layout.shards > 1) or (recipe.offload == "all" and layout.zero != 2)
-    gathers = gathers and not late
     fetched, held_around = (block, around) if gathers else (0, 0)
     working = peak_bytes(shape, layout, recipe)
     one = block_bytes(shape, layout, recipe)
@@ -82,8 +81,12 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         Moment(0, held_around + (2 * around if shares else head)),
     ]
     if late:
+        # parameters are whole from the end of a backward pass on, when its own microbatch is no longer kept
+        whole = share.parameters * recipe.weight_bytes if layout.zero >= 3 else 0
+        others = max(0, share.kept - share.layers * one // layout.stages_per_rank)
+        moments.append(Moment(others + working, whole))
         # what lies around the blocks is the first that is summed, while all others are whole still
-        moments.append(Moment(0, around + -(-around // layout.shards)))
+        moments.append(Moment(0, whole + around + -(-around // layout.shards)))
     worst = max(moments, key=lambda moment: moment.total)
     return Moment(worst.activations, worst.buffers + lasting)
 
@@ -91,7 +94,7 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
 def _lasting(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> int:
     """Bytes of buffers that are there at all of these moments."""
     size = 0
-    if (layout.zero == 2 or layout.shares_late) and layout.shards > 1 and recipe.offload != "all":
+    if layout.zero == 2 and layout.shards > 1 and recipe.offload != "all":
         # the rank's own part stays beside the whole that was gathered
         size += -(-share.parameters * recipe.weight_bytes // layout.shards)
     if layout.pp > 1:
