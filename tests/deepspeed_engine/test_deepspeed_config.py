@@ -123,6 +123,7 @@ def test_deepspeed_is_told_what_the_run_file_says(tmp_path):
     # the larger of two uneven shares fits, and nothing stays in memory for being among the first
     assert zero["offload_param"]["buffer_size"] == 501
     assert zero["offload_param"]["max_in_cpu"] == 0
+    assert (zero["stage3_prefetch_bucket_size"], zero["stage3_max_reuse_distance"]) == (0, 0)
 
 
 def test_without_offload_and_clipping_deepspeed_is_told_of_none():
