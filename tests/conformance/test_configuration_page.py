@@ -10,7 +10,14 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
-from phalanx.data.config import FileTokenizerConfig, HtmlConfig, JsonlConfig, ModelTokenizerConfig, TextConfig
+from phalanx.data.config import (
+    FileTokenizerConfig,
+    HtmlConfig,
+    JsonlConfig,
+    LabelledConfig,
+    ModelTokenizerConfig,
+    TextConfig,
+)
 from phalanx.deepspeed import AioConfig, DeepSpeedConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
@@ -29,6 +36,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter spf": SpfConfig,
     "model.adapter ptuning": PrefixConfig,
     "data": DataConfig,
+    "data.labelled": LabelledConfig,
     "data.sources text": TextConfig,
     "data.sources jsonl": JsonlConfig,
     "data.sources html": HtmlConfig,

@@ -6,15 +6,29 @@ from phalanx.errors import ConfigError
 from phalanx.train import load_run, tiers
 from phalanx.train.tiers import settle_tier
 
+RUN = """
+[model]
+from_scratch = true
+architecture = { model_type = "gpt2", n_layer = 2 }
+adapter = { rank = 2 }
+[data]
+sources = [{ kind = "python_manual" }]
+tokenizer = { kind = "bpe", vocab_size = 300 }
+sequence_length = 16
+[train]
+steps = 2
+batch_size = 8
+[optimizer]
+lr = 1e-2
+[split]
+cut = 1
+"""
 TPM = '[tpm]\nak_names = ["000b"]\n[tpm.measurements]\n"sha256.7" = ["00"]\n'
 
 
 @pytest.fixture
 def make(tmp_path):
-    from conftest import TINY
-
-    text = TINY[: TINY.index("# the owner alone")] + "[model.adapter]\nrank = 2\n[split]\ncut = 1\n"
-    (tmp_path / "run.toml").write_text(text)
+    (tmp_path / "run.toml").write_text(RUN)
     return lambda *more: settle_tier(load_run(tmp_path / "run.toml", [*more]))
 
 

@@ -66,12 +66,16 @@ def test_a_certificate_of_another_authority_is_refused(pki, tmp_path):
     issue(tmp_path / "other", "masked-0", ("localhost",), 5)
     near, far = socket.socketpair()
 
-    with far, pytest.raises(CertificateError), piped_workers(
-        load_identity(pki / "enclave"),
-        {"masked-0": pem_of(tmp_path / "other", "masked-0")},
-        {"masked-0": near},
-        "s",
-        LIMITS,
+    with (
+        far,
+        pytest.raises(CertificateError),
+        piped_workers(
+            load_identity(pki / "enclave"),
+            {"masked-0": pem_of(tmp_path / "other", "masked-0")},
+            {"masked-0": near},
+            "s",
+            LIMITS,
+        ),
     ):
         pytest.fail("was let in")
 
