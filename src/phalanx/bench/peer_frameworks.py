@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from phalanx.bench.peers import NO_CLIPPING, Copies, adamw_options, blocks_of, decay_groups, whole_model
 from phalanx.bench.setting import Setting
+from phalanx.errors import TrainingError
 
 
 class AccelerateDdp(Copies):
@@ -43,7 +45,14 @@ class AccelerateDdp(Copies):
 
 
 class AccelerateFsdp(AccelerateDdp):
-    """accelerate over FSDP2; gradients are shared after every microbatch, so that no rank holds them whole."""
+    """accelerate over FSDP2; gradients are shared after every microbatch, so that no rank holds them whole.
+
+    On CPUs accelerate takes DDP whatever plugin it is given, and says nothing. Its own code for FSDP2 runs there all
+    the same once its state names FSDP, so that is what is measured.
+
+    Raises:
+        TrainingError: The model was not sharded.
+    """
 
     def __init__(self, setting: Setting, *, reshard: bool) -> None:
         from accelerate import FullyShardedDataParallelPlugin  # noqa: PLC0415 - in the extra `benchmark`
@@ -55,10 +64,21 @@ class AccelerateFsdp(AccelerateDdp):
             transformer_cls_names_to_wrap=[type(blocks_of(whole_model(setting.source))[0]).__name__],
         )
         self._accelerator = _accelerator(setting, plugin, sync_each_batch=True)
+        _insist_on_fsdp(self._accelerator, plugin)
         config = setting.run.optimizer
         model = whole_model(setting.source)
         optimizer = torch.optim.AdamW(decay_groups(model.parameters(), config), **adamw_options(config))
-        Copies.__init__(self, setting, *self._accelerator.prepare(model, optimizer))
+        sharded, optimizer = self._accelerator.prepare(model, optimizer)
+        if not isinstance(sharded, FSDPModule):
+            raise TrainingError(f"accelerate: asked for FSDP2, found {type(sharded).__name__}; this row would be another")
+        Copies.__init__(self, setting, sharded, optimizer)
+        self._reshard = reshard
+
+    def scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
+        """What stays whole does so until the last microbatch."""
+        if not self._reshard:
+            self.model.set_reshard_after_backward(is_last)
+        return super().scope(is_last=is_last)
 
 
 class DeepSpeed(Copies):
@@ -102,6 +122,13 @@ def _accelerator(setting: Setting, plugin: Any, *, sync_each_batch: bool) -> Any
         num_steps=setting.run.train.microbatches, sync_each_batch=sync_each_batch, sync_with_dataloader=False
     )
     return Accelerator(cpu=True, fsdp_plugin=plugin, gradient_accumulation_plugin=counting)
+
+
+def _insist_on_fsdp(accelerator: Any, plugin: Any) -> None:
+    from accelerate.utils import DistributedType  # noqa: PLC0415 - in the extra `benchmark`
+
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = plugin
 
 
 def _meet(setting: Setting) -> None:
