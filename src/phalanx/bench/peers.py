@@ -139,7 +139,8 @@ class TorchFsdp(Copies):
         model, mesh = whole_model(setting.source), init_device_mesh("cpu", (setting.place.world,))
         for block in blocks_of(model):
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-        fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+        # left to torch, which keeps what lies around the blocks from the forward to the backward pass
+        fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
         groups = decay_groups(model.parameters(), setting.run.optimizer)
         super().__init__(setting, model, torch.optim.AdamW(groups, **adamw_options(setting.run.optimizer)))
         self._reshard = reshard

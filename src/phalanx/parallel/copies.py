@@ -50,8 +50,10 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
     on_gpu = domain.device.type == "cuda"
     policy = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
     reshard = config.zero > SHARED_GRADIENTS
-    for module in (*part.stage.own_blocks, part):
-        shard(module, domain.copy_mesh, reshard=reshard, policy=policy)
+    for block in part.stage.own_blocks:
+        shard(block, domain.copy_mesh, reshard=reshard, policy=policy)
+    # the head is the first to be needed again, by the backward pass that begins where the forward pass has ended
+    shard(part, domain.copy_mesh, reshard=reshard and config.pp > 1, policy=policy)
     return part
 
 
