@@ -70,7 +70,9 @@ class AccelerateFsdp(AccelerateDdp):
         optimizer = torch.optim.AdamW(decay_groups(model.parameters(), config), **adamw_options(config))
         sharded, optimizer = self._accelerator.prepare(model, optimizer)
         if not isinstance(sharded, FSDPModule):
-            raise TrainingError(f"accelerate: asked for FSDP2, found {type(sharded).__name__}; this row would be another")
+            raise TrainingError(
+                f"accelerate: asked for FSDP2, found {type(sharded).__name__}; this row would be another"
+            )
         Copies.__init__(self, setting, sharded, optimizer)
         self._reshard = reshard
 

@@ -45,6 +45,7 @@ def from_run(run_file: Path, overrides: list[str], cluster: Cluster) -> tuple[Qu
         precision="fp32" if run.train.precision == "fp32" else "autocast",
         checkpointing="full" if run.model.activation_checkpointing else "none",
         fused_attention=run.model.attention == "sdpa",
+        fused_activation=getattr(run, "parallel", None) is not None,
     )
     number = float(run.train.steps * recipe.tokens)
     question = Question(run.name, _shape(run.model), recipe, cluster, (cluster.num_devices,), number)

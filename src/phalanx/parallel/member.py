@@ -14,6 +14,7 @@ from phalanx.errors import FailedBatchError
 from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
 from phalanx.objectives import IGNORE
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
+from phalanx.parallel.activations import fuse_activations
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.copies import share_again, share_with_copies
 from phalanx.parallel.keeper import Keeper, catalogue
@@ -210,6 +211,7 @@ class Member:
             seed=recipe.seed,
             device=str(self._domain.device),
         )
+        fuse_activations(stage)
         return StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:

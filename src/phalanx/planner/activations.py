@@ -24,7 +24,7 @@ class Kept:
     scores: int
 
 
-def kept_numbers(shape: ModelShape, sequence_length: int, fused_attention: bool) -> Kept:
+def kept_numbers(shape: ModelShape, recipe: Recipe) -> Kept:
     """Count what one block keeps for each token, without dropout.
 
     Source: what autograd saves in transformers' blocks, which a test counts; for GPT-2 with a fused activation it is
@@ -33,11 +33,12 @@ def kept_numbers(shape: ModelShape, sequence_length: int, fused_attention: bool)
     hidden, queries = shape.hidden, shape.heads * shape.head_dim
     # an RMS norm is composed: it keeps its input, the normalised input and its output
     stream, whole = (4 * hidden, 2 * hidden) if shape.family == "llama" else (2 * hidden, 2 * hidden)
-    fused = fused_attention and shape.fused
+    fused = recipe.fused_attention and shape.fused
     # a fused kernel keeps one number a head; without one, keys and values are repeated for the heads that share them
     attention = 2 * queries + 2 * shape.kv_heads * shape.head_dim + shape.heads if fused else 4 * queries
-    scores = 0 if fused else shape.heads * sequence_length
-    return Kept(stream, whole, attention + shape.ffn_saved * shape.ffn, scores)
+    scores = 0 if fused else shape.heads * recipe.sequence_length
+    saved = shape.ffn_saved - (shape.ffn_composed if recipe.fused_activation else 0)
+    return Kept(stream, whole, attention + saved * shape.ffn, scores)
 
 
 def block_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
@@ -76,7 +77,7 @@ def boundary_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
 
 
 def _working_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
-    kept = kept_numbers(shape, recipe.sequence_length, recipe.fused_attention)
+    kept = kept_numbers(shape, recipe)
     between = layout.tp if recipe.sequence_parallel else 1
     split = (kept.split + kept.scores) / layout.tp
     numbers = kept.stream * recipe.stream_bytes / between + (kept.whole / between + split) * recipe.inner_bytes
@@ -88,7 +89,7 @@ def _product_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
     tokens = microbatch_tokens(layout, recipe)
     queries, shared = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = 2 * queries + 2 * shared + shape.ffn * (2 if shape.gated else 1)
-    inner += kept_numbers(shape, recipe.sequence_length, recipe.fused_attention).scores
+    inner += kept_numbers(shape, recipe).scores
     # the two products that end in the stream are whole on every rank until they are summed
     products = round(tokens * (inner / layout.tp + 2 * shape.hidden) * recipe.inner_bytes)
     return _stream_bytes(shape, layout, recipe) + products

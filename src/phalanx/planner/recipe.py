@@ -31,6 +31,7 @@ class Recipe:
         offload: What lies in the host's memory: the optimizer's state, or parameters and gradients too.
         sequence_parallel: Tensor parallel ranks share what lies between the matrix products as well.
         fused_attention: A kernel that keeps no scores, where the family has one.
+        fused_activation: GPT-2's activation by one kernel, as in engine `parallel`; else as transformers composes it.
     """
 
     sequences: int
@@ -42,6 +43,7 @@ class Recipe:
     offload: Offload = "none"
     sequence_parallel: bool = False
     fused_attention: bool = True
+    fused_activation: bool = True
 
     @property
     def tokens(self) -> int:

@@ -14,6 +14,8 @@ _OPT_OFFSET = 2
 _SAVED_BY_ACTIVATION = {"relu": 1, "gelu": 2, "gelu_pytorch_tanh": 2, "silu": 2, "swish": 2, "gelu_new": 5}
 """Inner tensors that stay for the backward pass: a fused kernel's input and output; the parts of one that is composed.
 relu is told from its output alone."""
+_COMPOSED, _FUSED = "gelu_new", "gelu_pytorch_tanh"
+"""One function: of many kernels, and of one."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class ModelShape:
         gated: The MLP has a gate: three matrices instead of two.
         tied: The head shares the embedding's matrix.
         ffn_saved: Tensors of the MLP's inner width that a block keeps for its backward pass.
+        ffn_composed: Of them, those that are there because the activation function is composed of many kernels.
         fused: The family can run an attention kernel that keeps no scores.
         layer_matrix: Parameters of one block's matrices.
         layer_split: Parameters of one block that tensor parallel shares: matrices and biases of columns.
@@ -55,6 +58,7 @@ class ModelShape:
     gated: bool
     tied: bool
     ffn_saved: int
+    ffn_composed: int
     fused: bool
     layer_matrix: int
     layer_split: int
@@ -142,6 +146,11 @@ class _Keys:
         """Return how many inner tensors the activation function named there keeps; the most for an unknown one."""
         return _SAVED_BY_ACTIVATION.get(str(self._config.get(name) or default), max(_SAVED_BY_ACTIVATION.values()))
 
+    def composed(self, name: str, default: str) -> int:
+        """Return how many of them one kernel would not keep."""
+        is_composed = str(self._config.get(name) or default) == _COMPOSED
+        return _SAVED_BY_ACTIVATION[_COMPOSED] - _SAVED_BY_ACTIVATION[_FUSED] if is_composed else 0
+
     def heads(self, hidden: int, *names: str) -> tuple[int, int]:
         """Return the number of heads and the width of one."""
         heads = self.size(*names)
@@ -169,6 +178,7 @@ def _gpt2(keys: _Keys) -> ModelShape:
         tables=(vocab + positions) * hidden,
         final=2 * hidden,
         saved=keys.saved("activation_function", "gelu_new"),
+        composed=keys.composed("activation_function", "gelu_new"),
     )
 
 
@@ -233,6 +243,7 @@ def _plain(
     tables: int,
     final: int,
     saved: int,
+    composed: int = 0,
     fused: bool = True,
     biased: bool = True,
     norms: int | None = None,
@@ -254,6 +265,7 @@ def _plain(
         gated=False,
         tied=tied,
         ffn_saved=saved,
+        ffn_composed=composed,
         fused=fused,
         layer_matrix=matrix,
         layer_split=matrix + (3 * hidden + ffn if biased else 0),
@@ -287,6 +299,7 @@ def _llama(keys: _Keys) -> ModelShape:
         gated=True,
         tied=tied,
         ffn_saved=keys.saved("hidden_act", "silu") + 2,
+        ffn_composed=0,
         fused=True,
         layer_matrix=matrix,
         layer_split=matrix + (queries + 2 * shared if attention_bias else 0) + (2 * ffn if mlp_bias else 0),
