@@ -123,6 +123,31 @@ def named(stages: list[StageModule]) -> dict[str, torch.nn.Parameter]:
     return merged
 
 
+def trained(stages: list[StageModule]) -> dict[str, torch.nn.Parameter]:
+    return {name: value for stage in stages for name, value in stage.trainable().items()}
+
+
+def disturbed(stages: list[StageModule], size: float) -> list[StageModule]:
+    """The same stages after some training, as far as anybody can tell: numbers of this size in all that is trained."""
+    generator = torch.Generator().manual_seed(4)
+    for value in trained(stages).values():
+        value.detach().normal_(0.0, size, generator=generator)
+    return stages
+
+
+class Held:
+    """A checkpoint that was verified, of what is trained."""
+
+    def __init__(self, stages: list[StageModule]) -> None:
+        self._tensors = {f"weight/{key}": value.detach() for key, value in trained(stages).items()}
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+
 def some_ids(batch: int = 2, seq: int = 17) -> torch.Tensor:
     return torch.randint(0, VOCAB, (batch, seq), generator=torch.Generator().manual_seed(11))
 

@@ -12,41 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TINY = """
-[model]
-from_scratch = true
+from tiny_run_file import tiny_run_file
 
-[model.architecture]
-model_type = "gpt2"
-vocab_size = 300
-n_positions = 16
-n_embd = 32
-n_layer = 4
-n_head = 4
-resid_pdrop = 0.0
-embd_pdrop = 0.0
-attn_pdrop = 0.0
-bos_token_id = 0
-eos_token_id = 0
-
-[data]
-sources = [{ kind = "python_manual" }]
-tokenizer = { kind = "bpe", vocab_size = 300 }
-sequence_length = 16
-validation_share = 0.2
-max_documents = 12
-max_validation_sequences = 8
-
-[train]
-steps = 8
-batch_size = 8
-microbatches = 4
-seed = 3
-validate_every = 4
-
-[optimizer]
-lr = 1e-2
-
+TINY = tiny_run_file(
+    steps=8,
+    validate_every=4,
+    sections="""
 [pipeline]
 stages = 4
 step_timeout_s = 60.0
@@ -61,7 +32,8 @@ owner_audit_rate = 0.0
 every = 3
 # a killed owner goes on from its checkpoint, unless a test says otherwise
 journal = false
-"""
+""",
+)
 JOURNAL = "checkpoint.journal=true"
 FORWARD_LIAR = ("attack.kind='forward_sign_flip'", "attack.stages=[1]", "attack.rate=1.0", "attack.from_step=4")
 PATIENCE_S = 250.0

@@ -18,47 +18,11 @@ from phalanx.errors import ConfigError, PeerLostError
 from phalanx.models import open_model, weights_digest
 from phalanx.telemetry import read_metrics
 from phalanx.train import PastRun, hooks, load_run, train
+from tiny_run_file import tiny_run_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
-TINY = """
-[model]
-from_scratch = true
-
-[model.architecture]
-model_type = "gpt2"
-vocab_size = 300
-n_positions = 16
-n_embd = 32
-n_layer = 4
-n_head = 4
-resid_pdrop = 0.0
-embd_pdrop = 0.0
-attn_pdrop = 0.0
-bos_token_id = 0
-eos_token_id = 0
-
-[data]
-sources = [{ kind = "python_manual" }]
-tokenizer = { kind = "bpe", vocab_size = 300 }
-sequence_length = 16
-validation_share = 0.2
-max_documents = 12
-max_validation_sequences = 9
-
-[train]
-steps = 6
-batch_size = 8
-microbatches = 4
-seed = 3
-validate_every = 3
-
-[optimizer]
-lr = 1e-2
-
-[checkpoint]
-every = 2
-"""
+TINY = tiny_run_file("[checkpoint]\nevery = 2\n", held_out=9)
 PHALANX = ("-m", "phalanx")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", *PHALANX)
 ALONE = "[pipeline]\nstages = 2\n"

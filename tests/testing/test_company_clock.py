@@ -72,12 +72,12 @@ def test_no_time_passes_while_a_frame_is_under_way(company, monkeypatch):
         assert len(frames) >= 20
 
 
-def test_patience_of_an_hour_is_at_its_end_at_once_where_nobody_has_anything_to_do(company):
-    with company({"worker-1": Actor(rewrite=in_step(1, lambda letter: []))}, patience_s=3600.0) as company:
+def test_patience_is_at_its_end_at_once_where_nobody_has_anything_to_do(company):
+    with company({"worker-1": Actor(rewrite=in_step(1, lambda letter: []))}, patience_s=30.0) as company:
         company.run(2)
 
         assert company.lost == ["worker-1"]
-        assert 3600.0 < company.clock.now() < 4 * 3600.0
+        assert 30.0 < company.clock.now() < 4 * 30.0
 
 
 def test_a_stall_is_silence_wherever_it_is(company):
@@ -87,12 +87,12 @@ def test_a_stall_is_silence_wherever_it_is(company):
         stall.wait(60.0)
         return [letter]
 
-    with company({"worker-2": Actor(rewrite=in_step(1, hang))}, patience_s=3600.0) as company:
+    with company({"worker-2": Actor(rewrite=in_step(1, hang))}, patience_s=30.0) as company:
         company.run(2)
         stall.end()
 
         assert company.lost == ["worker-2"]
-        assert company.clock.now() > 3600.0
+        assert company.clock.now() > 30.0
 
 
 def test_a_stall_that_is_over_is_no_silence_even_before_its_party_is_awake(company):

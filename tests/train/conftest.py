@@ -7,42 +7,9 @@ import pytest
 from rich.console import Console
 
 from phalanx.train import RunConfig, load_run, train
+from tiny_run_file import tiny_run_file
 
-TINY = """
-[model]
-from_scratch = true
-
-[model.architecture]
-model_type = "gpt2"
-vocab_size = 300
-n_positions = 16
-n_embd = 32
-n_layer = 4
-n_head = 4
-resid_pdrop = 0.0
-embd_pdrop = 0.0
-attn_pdrop = 0.0
-bos_token_id = 0
-eos_token_id = 0
-
-[data]
-sources = [{ kind = "python_manual" }]
-tokenizer = { kind = "bpe", vocab_size = 300 }
-sequence_length = 16
-validation_share = 0.2
-max_documents = 12
-max_validation_sequences = 8
-
-[train]
-steps = 6
-batch_size = 8
-microbatches = 4
-seed = 3
-validate_every = 3
-
-[optimizer]
-lr = 1e-2
-
+TINY = tiny_run_file("""
 # the owner alone: no worker processes
 [pipeline]
 stages = 2
@@ -51,7 +18,7 @@ stages = 2
 every = 2
 # a stopped run goes on from its checkpoint; see test_journal.py
 journal = false
-"""
+""")
 
 MakeRun = Callable[..., RunConfig]
 

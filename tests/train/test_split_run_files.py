@@ -7,34 +7,10 @@ from phalanx.data import BatchLoader, prepare
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.train import load_run
 from phalanx.train.client_loader import ClientLoader
+from tiny_run_file import tiny_run_file
 
 SPLIT = ("split={cut=2,clients=2,allow_insecure_sim=true}", "model.adapter={rank=2}")
-TEXT = """
-[model]
-from_scratch = true
-
-[model.architecture]
-model_type = "gpt2"
-vocab_size = 300
-n_positions = 16
-n_embd = 32
-n_layer = 4
-n_head = 4
-
-[data]
-sources = [{ kind = "python_manual" }]
-tokenizer = { kind = "bpe", vocab_size = 300 }
-sequence_length = 16
-max_documents = 12
-
-[train]
-steps = 6
-batch_size = 8
-microbatches = 4
-
-[optimizer]
-lr = 1e-2
-"""
+TEXT = tiny_run_file()
 
 
 @pytest.fixture

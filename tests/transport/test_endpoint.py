@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from made_frames import frame_bytes, header_values, refusal
 
@@ -250,3 +252,30 @@ def test_a_payload_may_come_with_its_digest_and_with_a_wrong_one_it_is_refused(p
     assert worker.refusals["owner"] == 1
     with pytest.raises(FrameError, match="payload_digest"):
         worker.send_hashed("owner", "job", {}, memoryview(b"payload"), "no digest")
+
+
+def test_a_party_that_waits_in_vain_can_be_told_from_one_that_does_not(parties):
+    owner, worker = parties.make("owner"), parties.make("worker")
+    assert owner.vigil is None
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(owner.receive, 60.0)
+        while (first := owner.vigil) is None:
+            assert not waiting.done()
+        assert owner.vigil == first
+        worker.send("owner", "activation", {})
+        assert waiting.result(60.0).kind == "activation"
+
+    assert owner.vigil is None
+
+
+def test_frames_that_nobody_has_taken_are_under_way(parties):
+    worker = parties.make("worker")
+    assert worker.sending_to == frozenset()
+
+    worker.send("owner", "activation", {})
+    assert worker.sending_to == {"owner"}
+    parties.make("owner")
+    worker.flush(5.0)
+
+    assert worker.sending_to == frozenset()

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from phalanx.config import StrictModel, canonical_json
-from phalanx.errors import FrameError
+from phalanx.config import StrictModel
 from phalanx.pipeline.schedules.action import Direction
+from phalanx.transport import Body, by_kind, parse_body
 
 Purpose = Literal["state", "weights", "undo", "gradient", "past", "update", "snapshot", "duplicate", "kept"]
 """`past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
@@ -14,10 +14,9 @@ these with their moments, for a shadow; `duplicate`: the same, for the owner's c
 has it on disk from an earlier session of the run."""
 
 
-class Message(StrictModel):
-    """A frame's body; `kind` is the frame's kind."""
+class Message(Body):
+    """What parties of a verified pipeline say to each other."""
 
-    kind: ClassVar[str]
     epoch: int = Field(ge=0)
     """Rises by one whenever the assignment changes; what belongs to an older epoch is dropped."""
 
@@ -349,9 +348,8 @@ class Shutdown(Message):
     reason: str
 
 
-_MESSAGES: dict[str, type[Message]] = {
-    message.kind: message
-    for message in (
+_MESSAGES = by_kind(
+    (
         *(
             Hello,
             Setup,
@@ -371,7 +369,7 @@ _MESSAGES: dict[str, type[Message]] = {
         *(Fetch, Fetched, FetchBulk, Relay, Ask, Standing, Apply, Applied, ScreenHit, Release),
         *(Fault, Carry, Shutdown),
     )
-}
+)
 
 
 def parse_message(kind: str, body: dict[str, Any]) -> Message:
@@ -380,9 +378,4 @@ def parse_message(kind: str, body: dict[str, Any]) -> Message:
     Raises:
         FrameError: The kind is unknown, or a field is missing, unknown or of the wrong type.
     """
-    if kind not in _MESSAGES:
-        raise FrameError(f"frame of kind {kind[:40]!r}: expected one of {', '.join(sorted(_MESSAGES))}")
-    try:
-        return _MESSAGES[kind].model_validate_json(canonical_json(body))
-    except (ValidationError, ValueError) as exc:
-        raise FrameError(f"frame of kind {kind!r}: its body is malformed; {exc}") from exc
+    return parse_body(_MESSAGES, kind, body)

@@ -3,11 +3,10 @@
 Nothing in a body is believed for its own sake: a frame that is not what its body says does not open.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import (
     CheckpointError,
     DataError,
@@ -25,16 +24,15 @@ from phalanx.errors import (
     WrongProductError,
 )
 from phalanx.split.costs import Costs
+from phalanx.transport import Body, by_kind, parse_body
 
 _Text = Annotated[str, Field(max_length=500)]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Message(StrictModel):
-    """A body; `kind` is the kind of the frame that has it."""
-
-    kind: ClassVar[str]
+class Message(Body):
+    """What the enclave and its parties say to each other."""
 
 
 class Ready(Message):
@@ -209,9 +207,8 @@ class End(Message):
     kind: ClassVar[str] = "end"
 
 
-_KINDS: dict[str, type[Message]] = {
-    one.kind: one
-    for one in (
+_KINDS = by_kind(
+    (
         Ready,
         Challenge,
         Proof,
@@ -237,7 +234,7 @@ _KINDS: dict[str, type[Message]] = {
         Refused,
         End,
     )
-}
+)
 _WITH_REASON: dict[str, type[SealError | RefusedEvidenceError | ReleaseRefusedError]] = {
     one.__name__: one for one in (SealError, RefusedEvidenceError, ReleaseRefusedError)
 }
@@ -256,7 +253,6 @@ _WITHOUT: dict[str, type[PhalanxError]] = {
         WrongProductError,
     )
 }
-Body = TypeVar("Body", bound=Message)
 
 
 def parse_message(kind: str, body: dict[str, Any]) -> Message:
@@ -265,13 +261,7 @@ def parse_message(kind: str, body: dict[str, Any]) -> Message:
     Raises:
         FrameError: It is of no known kind, or malformed.
     """
-    found = _KINDS.get(kind)
-    if found is None:
-        raise FrameError(f"message: of unknown kind {kind[:40]!r}; both ends must run the same release")
-    try:
-        return found.model_validate_json(canonical_json(body))
-    except ValidationError as exc:
-        raise FrameError(f"message: {kind} is malformed in {exc.error_count()} places") from exc
+    return parse_body(_KINDS, kind, body)
 
 
 def refusal_of(error: PhalanxError) -> Refused:

@@ -3,6 +3,7 @@
 `phalanx.transport.tensors` is apart from the rest because it needs torch.
 """
 
+from phalanx.transport.bodies import Body, by_kind, parse_body
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.endpoint import Endpoint
 from phalanx.transport.frame import (
@@ -23,6 +24,7 @@ from phalanx.transport.receipts import Receipts
 from phalanx.transport.wire import Handle, Wire
 
 __all__ = [
+    "Body",
     "Endpoint",
     "Frame",
     "GrpcWire",
@@ -39,9 +41,11 @@ __all__ = [
     "SignedHeader",
     "TransportConfig",
     "Wire",
+    "by_kind",
     "check_payload",
     "describe",
     "encode_frame",
+    "parse_body",
     "parse_frame",
     "sign_header",
 ]
