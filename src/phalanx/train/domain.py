@@ -86,6 +86,9 @@ def play_rank(run: RunConfig, models: Path) -> None:
     if not is_needed:
         stand_by(place)
         return
+    if place.local_rank == 0:
+        # the first of another machine, which rank 0 has not looked at
+        check_deepspeed(run, parallel, source, place, build=True)
     keep_freed_memory()
     device = own_device(run.train.device, place)
     with _joined(run, place, device):
