@@ -40,15 +40,7 @@ def tensor_buffers(tensor: torch.Tensor) -> memoryview:
     Raises:
         FrameError: It lies elsewhere or in strides, or its dtype does not cross between parties.
     """
-    _name(tensor.dtype)
-    _check_byte_order()
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
-        raise FrameError(
-            f"tensor: is {tensor.layout} on {tensor.device}, expected a contiguous one on the CPU; "
-            "call .contiguous().cpu() first"
-        )
-    raw = tensor.detach().reshape(-1).view(torch.uint8)
-    return _bytes_of(raw).toreadonly()
+    return tensor_memory(tensor).toreadonly()
 
 
 def tensor_memory(tensor: torch.Tensor) -> memoryview:
@@ -57,8 +49,18 @@ def tensor_memory(tensor: torch.Tensor) -> memoryview:
     Raises:
         FrameError: As `tensor_buffers`.
     """
-    tensor_buffers(tensor)
-    return _bytes_of(tensor.detach().reshape(-1).view(torch.uint8))
+    _name(tensor.dtype)
+    _check_byte_order()
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
+        raise FrameError(
+            f"tensor: is {tensor.layout} on {tensor.device}, expected a contiguous one on the CPU; "
+            "call .contiguous().cpu() first"
+        )
+    raw = tensor.detach() if tensor.requires_grad else tensor
+    if raw.dtype is torch.bfloat16 or not raw.shape or not raw.numel():
+        # numpy knows no bfloat16, and no cast of a scalar or of nothing
+        raw = raw.reshape(-1).view(torch.uint8)
+    return _bytes_of(raw)
 
 
 def tensor_from(
@@ -91,13 +93,14 @@ def tensor_from(
         raise FrameError(f"tensor: found {received.nbytes} bytes, expected {size_bytes} for {_shown(expected)}")
     tensor = torch.empty(tuple(shape), dtype=dtype)
     if size_bytes:
-        _bytes_of(tensor.reshape(-1).view(torch.uint8))[:] = received.cast("B")
+        tensor_memory(tensor)[:] = received.cast("B")
     return tensor
 
 
 def _bytes_of(raw: torch.Tensor) -> memoryview:
     # numpy's stubs declare the buffer protocol only from Python 3.12 on
-    return memoryview(raw.numpy())  # type: ignore[arg-type]
+    whole = memoryview(raw.numpy())  # type: ignore[arg-type]
+    return whole if whole.nbytes == 0 else whole.cast("B")
 
 
 def _name(dtype: torch.dtype) -> str:

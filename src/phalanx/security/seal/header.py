@@ -79,6 +79,11 @@ def parse_header(frame: memoryview) -> tuple[Header, int]:
     return Header._make([*fields, bytes(frame[_FIXED.size : size])]), size
 
 
+def header_size(kind: bytes) -> int:
+    """Return the bytes of the header of a tensor whose description is `kind`."""
+    return _FIXED.size + len(kind)
+
+
 def count_chunks(size_bytes: int, chunk_bytes: int) -> int:
     """Return how many chunks a tensor is cut into; an empty one has one, so that its header is authenticated."""
     return max(1, -(-size_bytes // chunk_bytes))

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from phalanx.errors import SealError
 from phalanx.security.crypto import in_domain
 from phalanx.security.seal.context import Context, Direction, Purpose
-from phalanx.security.seal.header import TAG_BYTES, Header, count_chunks
+from phalanx.security.seal.header import TAG_BYTES, Header, count_chunks, header_size
 from phalanx.security.seal.process import BoundToProcess
 from phalanx.security.seal.refusal import Refusal
 from phalanx.security.seal.tensor import TensorKind
@@ -114,9 +114,9 @@ class Lane(BoundToProcess):
         return f"Lane({self.direction.name}, epoch {self.epoch}, counter {self.counter})"
 
 
-def frame_size(kind: TensorKind, header: bytes, chunk_bytes: int) -> int:
+def frame_size(kind: TensorKind, chunk_bytes: int) -> int:
     """Return the bytes of a whole frame."""
-    return len(header) + kind.size_bytes + TAG_BYTES * count_chunks(kind.size_bytes, chunk_bytes)
+    return header_size(kind.encoded) + kind.size_bytes + TAG_BYTES * count_chunks(kind.size_bytes, chunk_bytes)
 
 
 def flat(buffer: Readable, what: str) -> memoryview:

@@ -71,7 +71,7 @@ class Receiver(Closing):
         with self._lane.lock:
             due = self._lane.header(kind, found.step, found.microbatch)
         _compare(found, due)
-        _explain_size(view.nbytes, frame_size(kind, due.encode(), due.chunk_bytes))
+        _explain_size(view.nbytes, frame_size(kind, due.chunk_bytes))
         return Announced(kind, found.step, found.microbatch)
 
     def open(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:

@@ -44,7 +44,7 @@ class Sender(Closing):
 
     def frame_size(self, kind: TensorKind) -> int:
         """Return the bytes of a frame that holds such a tensor."""
-        return frame_size(kind, self._lane.header(kind, 0, 0).encode(), self._lane.context.terms.chunk_bytes)
+        return frame_size(kind, self._lane.context.terms.chunk_bytes)
 
     def seal(self, kind: TensorKind, step: int, microbatch: int, data: Readable) -> bytearray:
         """Return the frame of a tensor; as `seal_into` with a new buffer."""
