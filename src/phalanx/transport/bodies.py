@@ -50,4 +50,6 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
 def _without_values(error: ValidationError) -> str:
     """Where and what: no error message shows what a peer has sent."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    return "; ".join(f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in found[:_MOST_SHOWN])
+    places = [".".join(str(part) for part in one["loc"]) for one in found]
+    shown = list(zip(places, found, strict=True))[:_MOST_SHOWN]
+    return "; ".join(f"{place}: {one['msg']} ({one['type']})" for place, one in shown)
