@@ -10,9 +10,10 @@ from phalanx.objectives import Confusion, mark_classes
 from phalanx.reproduce.medical.arms import ARMS, Bench
 from phalanx.reproduce.medical.cell import MedicalCell, run_cell
 from phalanx.reproduce.medical.front import NoisyFront, RememberedFront, epsilon_of, typical_length
-from phalanx.reproduce.medical.material import Material, Rows, deal
+from phalanx.reproduce.medical.material import Material, deal
 from phalanx.reproduce.medical.size import MedicalSize
 from phalanx.split import FrontPart
+from phalanx.train.labelled import LabelledRows
 
 VOCAB, TOKENS = 64, 6
 TINY = {
@@ -38,7 +39,7 @@ def made_rows(count, seed):
     lengths = [2 + n % (TOKENS - 1) for n in range(count)]
     ids = torch.randint(6, (count, TOKENS), generator=draw)
     ids += torch.tensor(classes).unsqueeze(1) * (VOCAB // 2)
-    return Rows(ids, mark_classes(classes, lengths, TOKENS), classes)
+    return LabelledRows(ids, mark_classes(classes, lengths, TOKENS), classes)
 
 
 def texts(rows):
