@@ -100,6 +100,31 @@ def test_a_recovery_that_was_not_measured_is_no_figure(rows) -> None:
     assert [rows[name]["recovery_steps_redone"] for name in ("light", "paper")] == [3, None]
 
 
+def used(cpu_s: float, audits: int, **phases: float) -> Measured:
+    """Three blocks of two steps; `phases` are CPU seconds of one step."""
+    usage = {"worker-1": {name: 6 * seconds for name, seconds in phases.items()}}
+    report = Report(losses=(2.0,), audits=audits, bytes_by_link={"owner>worker-1": 2000}, usage=usage)
+    return Measured([Block(2, 2.0, 2 * cpu_s, report) for _ in range(3)], {})
+
+
+def test_luck_of_a_short_run_and_of_the_machine_are_taken_out_of_the_expected_cost() -> None:
+    expected = LAYOUT.expected_audits(EIGHTH)
+    # twice the audits that are expected, and the same work 0.05 s cheaper than it was for the unguarded arm
+    guarded = used(1.1, round(4 * expected), compute=0.85, audit=0.12)
+    guards = {UNGUARDED: GuardConfig(mode="off"), "light": EIGHTH, "statistics": STATISTICS}
+    arms = {UNGUARDED: used(1.0, 0, compute=0.9), "light": guarded, "statistics": used(1.1, 0, compute=0.95)}
+
+    bare, light, watched = overhead_rows(guards, arms, dict.fromkeys(arms, 100), LAYOUT, {})
+
+    assert light["extra_compute"] == pytest.approx(0.1)
+    assert light["part_same_work"] == pytest.approx(-0.05)
+    share = expected / light["audits_per_step"]
+    assert light["extra_expected"] == pytest.approx(0.15 - 0.12 * (1 - share))
+    # nothing is audited there
+    assert watched["extra_expected"] == pytest.approx(0.05)
+    assert bare["extra_expected"] is None
+
+
 def test_the_long_bench_has_every_upkeep() -> None:
     found = {(shift.run.pipeline.stages, guard.shadow) for shift in shifts(quick=False) for guard in shift.guards}
 

@@ -1,6 +1,5 @@
 """``phalanx enclave attest``: evidence of this machine, bound to what was asked, with its tier in plain words."""
 
-import shutil
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,23 +12,12 @@ from phalanx.cli import run
 from phalanx.security.tee import parse_evidence, tls_key_digest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "security" / "tee"))
-from bare_tpm import BareTpm
 
 NONCE, RUN, KEY = "0a" * 32, "0c" * 32, "0b" * 32
 
 
 def asked(out: Path, *more: str, nonce: str = NONCE, key: str = KEY) -> list[str]:
     return ["enclave", "attest", "--nonce", nonce, "--key", key, "--run", RUN, "--out", str(out), *more]
-
-
-@pytest.fixture
-def tpm(tmp_path):
-    if shutil.which("swtpm") is None:
-        pytest.skip("swtpm is not installed (Debian: swtpm)")
-    (tmp_path / "tpm").mkdir()
-    made = BareTpm(tmp_path / "tpm")
-    yield made
-    made.close()
 
 
 def test_evidence_of_a_tpm_is_written_and_its_tier_said(tpm, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """``phalanx enclave enrol``: a policy that accepts this TPM in this state, and says who vouches for it."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -16,16 +15,6 @@ from bare_tpm import BareTpm
 from swtpm_lab import SoftwareTpm, missing
 
 BINDING = Binding(b"\1" * 32, b"\2" * 32, b"\3" * 32, "enclave")
-
-
-@pytest.fixture
-def tpm(tmp_path):
-    if shutil.which("swtpm") is None:
-        pytest.skip("swtpm is not installed (Debian: swtpm)")
-    (tmp_path / "tpm").mkdir()
-    made = BareTpm(tmp_path / "tpm")
-    yield made
-    made.close()
 
 
 def appraised(address, policy):

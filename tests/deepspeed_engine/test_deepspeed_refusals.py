@@ -158,3 +158,17 @@ def test_what_deepspeed_reads_from_the_environment_is_put_back(monkeypatch):
         assert "RANK" not in os.environ
 
     assert dict(os.environ) == before
+
+
+def test_what_lies_behind_a_planted_link_is_not_emptied(tmp_path):
+    with own_folder(tmp_path, DIGEST, 0) as folder:
+        name = folder.name
+    target = tmp_path / "home"
+    target.mkdir()
+    (target / "letters").write_text("kept", encoding="utf-8")
+    (tmp_path / name).symlink_to(target)
+
+    with pytest.raises(ConfigError, match="is a link"), own_folder(tmp_path, DIGEST, 0):
+        pass
+
+    assert (target / "letters").read_text(encoding="utf-8") == "kept"

@@ -6,17 +6,9 @@ import json
 import pytest
 from real_runs import TINY, descendant, exists
 
+from phalanx.data.tasks.medquad import CLASSES
+
 pytestmark = pytest.mark.slow
-KINDS = (
-    "information",
-    "symptoms",
-    "treatment",
-    "inheritance",
-    "frequency",
-    "genetic changes",
-    "causes",
-    "exams and tests",
-)
 SPLIT = """
 [model.adapter]
 rank = 2
@@ -38,7 +30,7 @@ CONFINED = ("split.tier='process'", "split.allow_insecure_sim=false")
 def write_texts(home):
     with gzip.open(home / "medquad.jsonl.gz", "wt", encoding="utf-8") as file:
         for number in range(480):
-            kind = KINDS[number % 8]
+            kind = CLASSES[number % len(CLASSES)]
             text = f"{kind} {kind} {number}"
             file.write(json.dumps({"q": "", "a": text, "qtype": kind, "source": f"site-{number % 6}"}) + "\n")
 

@@ -135,3 +135,21 @@ def test_an_enclave_gets_nothing_again_that_is_not_of_the_step(asked):
     assert posted == [b"1", b"2", b"3", b"4"]
     sending.send_again(say.Again(taken=3, attempt=1))
     assert posted[4:] == [b"4"]
+
+
+def test_an_enclave_gets_nothing_for_ever():
+    sending = Sending("client-0", lambda message, frame: None)
+    sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
+    for attempt in range(1, TRIES):
+        sending.send_again(say.Again(taken=0, attempt=attempt))
+
+    with pytest.raises(FrameError, match="again and again"):
+        sending.send_again(say.Again(taken=0, attempt=TRIES))
+
+
+def test_every_frame_may_be_asked_for_as_often():
+    sending = Sending("client-0", lambda message, frame: None)
+    sending.send(upload(), tuple(bytearray(1) for _ in range(3)))
+
+    for attempt in range(1, 3 * (TRIES - 1) + 1):
+        sending.send_again(say.Again(taken=(attempt - 1) // (TRIES - 1), attempt=attempt))

@@ -9,6 +9,7 @@ import torch
 
 from phalanx.data.config import TaskName
 from phalanx.data.tasks import TASKS
+from phalanx.data.tasks.medquad import CLASSES
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.objectives import IGNORE
 from phalanx.report import write_report
@@ -21,16 +22,6 @@ from phalanx.train.scores import Scores, describe_texts, say_validation, validat
 from phalanx.train.summary import Figures, summarise
 
 CLIENTS = ("client-0", "client-1", "client-2")
-KINDS = (
-    "information",
-    "symptoms",
-    "treatment",
-    "inheritance",
-    "frequency",
-    "genetic changes",
-    "causes",
-    "exams and tests",
-)
 TEXT = """
 [model]
 from_scratch = true
@@ -78,7 +69,7 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     with gzip.open(folder / "medquad.jsonl.gz", "wt", encoding="utf-8") as file:
         for number in range(480):
-            kind = KINDS[number % 8]
+            kind = CLASSES[number % len(CLASSES)]
             answer = f"{kind} is what answer {number} says about {kind}"
             file.write(json.dumps({"q": "", "a": answer, "qtype": kind, "source": f"site-{number % 6}"}) + "\n")
     return folder

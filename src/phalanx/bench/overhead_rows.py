@@ -145,7 +145,7 @@ def _settings(guard: GuardConfig, layout: Layout) -> Row:
 
 
 def _shares(guard: GuardConfig, arm: Measured, base: Measured, layout: Layout) -> Row:
-    row: Row = dict.fromkeys(("extra_bytes", "extra_bytes_shadow", "extra_wall", "fits_in_bubble"))
+    row: Row = dict.fromkeys(("extra_bytes", "extra_bytes_shadow", "extra_wall", "extra_expected", "fits_in_bubble"))
     row |= guard_cost(arm if guard.enabled else None, base)
     row |= {
         "bubble_share": layout.bubble_share,
@@ -162,11 +162,23 @@ def _shares(guard: GuardConfig, arm: Measured, base: Measured, layout: Layout) -
     before = _bytes_per_step(base)
     extra = row["extra_over_unguarded"]
     return row | {
+        "extra_expected": _extra_expected(row),
         "extra_bytes": (_bytes_per_step(arm) - upkeep) / before - 1,
         "extra_bytes_shadow": upkeep / before,
         "extra_wall": median(a / b for a, b in zip(arm.wall_s, base.wall_s, strict=True)) - 1,
         "fits_in_bubble": layout.fits_in_bubble(extra) if isinstance(extra, float) else None,
     }
+
+
+def _extra_expected(row: Row) -> float | None:
+    """`extra_compute` in the long run: as many audits as expected, and the same work at the same price in both arms."""
+    extra, same, audit = (row[name] for name in ("extra_compute", "part_same_work", "part_audit"))
+    drawn, expected = row["audits_per_step"], row["expected_audits_per_step"]
+    if not (isinstance(extra, float) and isinstance(same, float) and isinstance(audit, float)):
+        return None
+    if not isinstance(drawn, float) or not isinstance(expected, float):
+        return extra - same
+    return extra - same + audit * (expected / drawn - 1.0) if drawn else None
 
 
 def _absolute(arm: Measured) -> Row:

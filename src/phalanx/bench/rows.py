@@ -11,7 +11,19 @@ from phalanx.bench.workloads import GUARDS, PLAIN
 PHASES = ("compute", "send", "wait", "screen", "audit", "shadow_apply", "state_digest", "commit", "optimizer")
 """Phases of the owner's wall time that have a column; what lies between them is "other"."""
 
-PARTS = ("hashing", "signing", "screen", "audit", "shadow_upkeep", "state_digest", "commit", "copies_and_other")
+PARTS = (
+    "hashing",
+    "signing",
+    "screen",
+    "audit",
+    "shadow_upkeep",
+    "state_digest",
+    "commit",
+    "same_work",
+    "copies_and_other",
+)
+SAME_WORK = ("compute", "optimizer")
+"""Phases in which both arms do the very same: a difference there is the machine's, not the guard's."""
 
 Row = dict[str, str | int | float | None]
 
@@ -125,9 +137,10 @@ def guard_cost(arm: Measured | None, base: Measured) -> Row:
     def more(purpose: str) -> float:
         return (arm.cpu_of(purpose) - base.cpu_of(purpose)) / unguarded
 
-    parts = {part: more(part) for part in PARTS if part not in ("shadow_upkeep", "copies_and_other")}
+    parts = {part: more(part) for part in PARTS if part not in ("shadow_upkeep", "same_work", "copies_and_other")}
     # both ends hash a gradient; the sender does it inside shadow_send, so its half is not counted twice
     parts["shadow_upkeep"] = sum(more(f"shadow_{what}") for what in ("send", "receive", "apply")) - parts["hashing"] / 2
+    parts["same_work"] = sum(more(phase) for phase in SAME_WORK)
     parts["copies_and_other"] = guarded / unguarded - 1.0 - sum(parts.values())
     return row | {f"part_{part}": parts[part] for part in PARTS}
 

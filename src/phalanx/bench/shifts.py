@@ -76,6 +76,7 @@ def shifts(quick: bool) -> list[Shift]:
         _shift(6, 32, 16, (SIXTEENTH,), rounds=16, budget_s=240.0),
         _shift(6, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
         *wide_shifts(),
+        *long_shifts(),
     ]
 
 
@@ -85,6 +86,14 @@ def wide_shifts() -> list[Shift]:
         _shift(stages, batch_size, microbatches, (guard,), rounds=16, budget_s=240.0, width=WIDE)
         for stages in (4, 6)
         for batch_size, microbatches, guard in ((32, 8, EIGHTH), (32, 16, SIXTEENTH), (64, 64, SIXTY_FOURTH))
+    ]
+
+
+def long_shifts() -> list[Shift]:
+    """Six stages of the wide model, twice as many tokens a step: what is paid by the step or the weight weighs half."""
+    return [
+        _shift(6, batch_size, microbatches, (guard,), rounds=16, budget_s=360.0, width=WIDE)
+        for batch_size, microbatches, guard in ((64, 8, EIGHTH), (64, 16, SIXTEENTH), (128, 64, SIXTY_FOURTH))
     ]
 
 

@@ -7,6 +7,7 @@ import mmap
 import os
 import resource
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,12 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
     folder = directory / f"phalanx-{digest[:16]}-rank-{rank}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
+        # in a directory of many somebody else may have put a link there, and what lies behind it would be emptied
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise ConfigError(
+                f"deepspeed.directory: {folder} is a link, or somebody else's; remove it, or name another directory"
+            )
         folder.chmod(0o700)
         lock = (folder / _LOCK).open("wb")
     except OSError as exc:

@@ -103,20 +103,25 @@ def data_exchange(
         # with ZeRO 1 each has updated its part only, and tells the others
         told = all_gather(size, shards, link) if layout.zero == 1 else 0.0
         return _shown(whole - first, backward / microbatches, first + told + settled)
-    scatter = _of_blocks("gradients", size, shape, layout, machine)
+    groups = max(1, shape.layers // layout.pp)
+    calls = groups + layout.stages_per_rank
+    scatter = _of_blocks("gradients", size, calls, layout, machine)
     gathered = most_parameters(shape, layout, recipe) * recipe.inner_bytes
-    gather = _of_blocks("parameters", gathered, shape, layout, machine)
+    gather = _of_blocks("parameters", gathered, calls, layout, machine)
     late = layout.shares_late
     # gathered once for the first forward pass, or for both passes of every microbatch; a pipeline lets parameters be
     # whole from a backward pass to the next forward pass, and sums once
     gathers = 1 if layout.zero == 2 else microbatches + 1 if late else 2 * microbatches
     scatters = 1 if late else microbatches
     whole = scatters * scatter + gathers * gather
+    if layout.zero == 3 and layout.pp == 1:
+        # what is outside blocks stays whole from its forward to its backward pass
+        outside = rank_parameters(shape, layout, 0, 0) * recipe.inner_bytes
+        whole -= microbatches * _of_blocks("parameters", outside, 1, layout, machine)
     # nothing is at work yet while the first block is gathered, and nothing any more while the last one is summed
-    groups = max(1, shape.layers // layout.pp)
     ends = (scatter + gather) / groups
-    calls = scatters * (groups + 1) * machine.shared_block_s
-    return _shown(whole - ends, compute if machine.overlap else 0.0, ends + calls + settled)
+    bookkeeping = scatters * (groups + 1) * machine.shared_block_s
+    return _shown(whole - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
 
 
 def most_parameters(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
@@ -150,14 +155,13 @@ def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
     return seconds
 
 
-def _of_blocks(kind: Exchange, size: float, shape: ModelShape, layout: Layout, machine: Machine) -> float:
-    """Seconds to gather parameters, or to sum gradients and share them, block by block."""
+def _of_blocks(kind: Exchange, size: float, calls: int, layout: Layout, machine: Machine) -> float:
+    """Seconds to gather parameters, or to sum gradients and share them, block by block in so many calls."""
     axis, shards = "dp" if layout.dp > 1 else "cp", layout.shards
     link = link_of_axis(layout, axis, machine, kind)
     if kind in machine.exchanges and link is machine.exchanges[kind]:
-        groups = max(1, shape.layers // layout.pp) + layout.stages_per_rank
         # what was measured holds a block's copies too
-        return all_gather(size, shards, link) + (groups - 1) * (shards - 1) * link.latency_s
+        return all_gather(size, shards, link) + (calls - 1) * (shards - 1) * link.latency_s
     moved = reduce_scatter(size, shards, link) if kind == "gradients" else all_gather(size, shards, link)
     return moved + _copied(size, machine)
 

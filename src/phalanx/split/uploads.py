@@ -88,6 +88,7 @@ class Sending:
         self._name, self._post = name, post
         self._kept: list[tuple[say.Upload, Packed]] = []
         self._settled = self._attempt = 0
+        self._asked_for, self._times_asked = 0, 0
 
     def send(self, message: say.Upload, frames: Sequence[Packed]) -> None:
         """Send the frames of a microbatch, and keep them."""
@@ -112,6 +113,10 @@ class Sending:
             raise FrameError(
                 f"{self._name}: the enclave asks for frame {asked.taken} again, which is none of this step"
             )
+        self._times_asked = self._times_asked + 1 if asked.taken == self._asked_for else 1
+        self._asked_for = asked.taken
+        if self._times_asked >= TRIES:
+            raise FrameError(f"{self._name}: the enclave asks for frame {asked.taken} again and again")
         self._attempt = asked.attempt
         for message, frame in self._kept[first:]:
             self._post(message.model_copy(update={"attempt": self._attempt}), frame)
