@@ -1,9 +1,8 @@
 """Data and context parallel copies of a part: DDP where each has all parameters, FSDP2 where they share them."""
 
 import contextlib
-import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +54,6 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
         shard(block, domain.copy_mesh, reshard=reshard, policy=policy)
     # the head is the first to be needed again, by the backward pass that begins where the forward pass has ended
     shard(part, domain.copy_mesh, reshard=reshard and config.pp > 1, policy=policy)
-    if reshard and not on_gpu:
-        _fetch_ahead([part, *part.stage.own_blocks])
     return part
 
 
@@ -73,13 +70,6 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool, policy: Offload
     if isinstance(module, FSDPModule) and mesh.device_type == "cpu":
         module.set_custom_all_gather(DirectGather())  # type: ignore[arg-type]
         module.set_custom_reduce_scatter(DirectScatter())  # type: ignore[arg-type]
-
-
-def _fetch_ahead(modules: Sequence[nn.Module]) -> None:
-    """Let each module's forward pass begin to gather the next one's parameters; GPUs do it by streams of their own."""
-    for module, following in itertools.pairwise(modules):
-        if isinstance(module, FSDPModule) and isinstance(following, FSDPModule):
-            module.set_modules_to_forward_prefetch([following])
 
 
 def averages_afterwards(config: ParallelConfig) -> bool:

@@ -6,7 +6,6 @@ collectives are taken.
 """
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -29,7 +28,11 @@ def gather(whole: Tensor, part: Tensor, group: Group) -> None:
     if whole.device.type != "cpu":
         dist.all_gather_into_tensor(whole, part, group=group)
         return
-    _wait(_begin_gather(whole, part, group))
+    places = whole.chunk(group.size())
+    own = places[group.rank()]
+    if own.data_ptr() != part.data_ptr():
+        own.copy_(part)
+    _wait(_exchange([own] * group.size(), places, group))
 
 
 def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
@@ -66,31 +69,17 @@ def summed(x: Tensor, group: Group) -> Tensor:
     return theirs.add_(mine)
 
 
-class _Gathering(dist.Work):
-    """A gather that is under way."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is done; FSDP2 gives no timeout, the group has one."""
-        del timeout
-        _wait(self._works)
-        return True
-
-
 class DirectGather:
-    """`gather` as FSDP2 calls it: parts travel while the block before is at work."""
+    """`gather` as FSDP2 calls it."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for what is gathered."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Group, async_op: bool = False) -> dist.Work:
-        """Begin to gather; FSDP2 waits for it before it reads."""
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Group, async_op: bool = False) -> None:
+        """Gather; it is done when this returns."""
         del async_op
-        return _Gathering(_begin_gather(output_tensor, input_tensor, group))
+        gather(output_tensor, input_tensor, group)
 
 
 class DirectScatter:
@@ -108,14 +97,6 @@ class DirectScatter:
         scatter_sum(output_tensor, input_tensor, group)
         if op == dist.ReduceOp.AVG:
             output_tensor.div_(group.size())
-
-
-def _begin_gather(whole: Tensor, part: Tensor, group: Group) -> list[Any]:
-    places = whole.chunk(group.size())
-    own = places[group.rank()]
-    if own.data_ptr() != part.data_ptr():
-        own.copy_(part)
-    return _exchange([own] * group.size(), places, group)
 
 
 def _exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) -> list[Any]:

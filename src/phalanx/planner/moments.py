@@ -87,6 +87,10 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         moments.append(Moment(others + working, whole))
         # what lies around the blocks is the first that is summed, while all others are whole still
         moments.append(Moment(0, whole + around + -(-around // layout.shards)))
+    has_buckets = layout.zero < 2 and layout.shards > 1 and (layout.pp == 1 or layout.schedule != "zero-bubble")
+    if has_buckets:
+        # after the first step DDP makes its buckets anew, in the order in which gradients came, beside the old ones
+        moments.append(Moment(0, share.parameters * recipe.weight_bytes))
     worst = max(moments, key=lambda moment: moment.total)
     return Moment(worst.activations, worst.buffers + lasting)
 
