@@ -305,4 +305,4 @@ def test_zero_3_holds_what_is_gathered_and_what_is_being_summed() -> None:
     memory = worst_rank(shape, Layout(dp=8, zero=3), recipe)
 
     assert memory.buffers > 4 * block
-    assert memory.buffers > worst_rank(shape, Layout(dp=8), recipe).buffers
+    assert memory.buffers > worst_rank(shape, Layout(), recipe).buffers
