@@ -147,7 +147,8 @@ class ParallelConfig(StrictModel):
     @property
     def layout(self) -> Layout:
         """The axes alone, as the planner has them."""
-        return Layout(self.dp, self.tp, self.pp, self.cp, self.zero, self.schedule)
+        groups = {"replicas": self.replicas, "islands": self.islands}
+        return Layout(self.dp, self.tp, self.pp, self.cp, self.zero, self.schedule, **groups)
 
     @property
     def world(self) -> int:

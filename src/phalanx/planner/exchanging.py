@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 from phalanx.planner.activations import microbatch_tokens
+from phalanx.planner.adapter import adapted
 from phalanx.planner.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from phalanx.planner.layout import Layout
 from phalanx.planner.links import Link
 from phalanx.planner.machine import Exchange, Machine
-from phalanx.planner.memory import rank_parameters, stage_layers
+from phalanx.planner.memory import rank_parameters
 from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape
+from phalanx.planner.traffic import SHARED_GRADIENTS, most_held, num_calls
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Exchanges:
 
 
 def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange | None = None) -> Link:
-    """Return the slowest link that a group along an axis crosses; ranks count up along tp, cp, dp and then pp.
+    """Return the slowest link that a group along an axis crosses; ranks count up as in `Layout.sizes`.
 
     Args:
         layout: Whose axis.
@@ -30,14 +32,15 @@ def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange
         exchange: What stops the computation; None for what does not.
     """
     stride = 1
-    for name in ("tp", "cp", "dp", "pp"):
-        size = getattr(layout, name)
+    for name, size in layout.sizes().items():
         if name == axis:
+            if axis == "island" and machine.apart is not None:
+                return machine.apart
             if stride * size > machine.per_node:
                 return machine.between
             return machine.inside if exchange is None else machine.exchanges.get(exchange, machine.inside)
         stride *= size
-    raise ValueError(f"axis: found {axis!r}; expected tp, cp, dp or pp")
+    raise ValueError(f"axis: found {axis!r}; expected one of {', '.join(layout.sizes())}")
 
 
 def block_exchanges(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> Exchanges:
@@ -93,10 +96,12 @@ def data_exchange(
     if layout.shards == 1:
         return settled, 0.0
     link = link_of_axis(layout, "dp" if layout.dp > 1 else "cp", machine)
-    size = most_parameters(shape, layout, recipe) * recipe.weight_bytes
+    held = most_held(shape, layout, recipe)
+    size = held.trained * recipe.weight_bytes
     shards, microbatches = layout.shards, recipe.microbatches
-    if layout.zero < 2:
-        backward = compute * 2 / 3 if machine.overlap else 0.0
+    # beside frozen weights the way back takes as long as the way ahead
+    backward = compute * (2 / 3 if recipe.adapter is None else 1 / 2) if machine.overlap else 0.0
+    if layout.zero < SHARED_GRADIENTS:
         # summed once, in buckets beside the last microbatch's backward pass; the last bucket shows
         whole = all_reduce(size, shards, link)
         first = whole / max(1, shape.layers // layout.pp)
@@ -106,13 +111,8 @@ def data_exchange(
     groups = max(1, shape.layers // layout.pp)
     calls = groups + layout.stages_per_rank
     scatter = _of_blocks("gradients", size, calls, layout, machine)
-    gathered = most_parameters(shape, layout, recipe) * recipe.inner_bytes
-    gather = _of_blocks("parameters", gathered, calls, layout, machine)
-    late = layout.shares_late
-    # gathered once for the first forward pass, or for both passes of every microbatch; a pipeline lets parameters be
-    # whole from a backward pass to the next forward pass, and sums once
-    gathers = 1 if layout.zero == 2 else microbatches + 1 if late else 2 * microbatches
-    scatters = 1 if late else microbatches
+    gather = _of_blocks("parameters", held.stored * recipe.inner_bytes, calls, layout, machine)
+    scatters, gathers = num_calls(layout, recipe)
     whole = scatters * scatter + gathers * gather
     if layout.zero == 3 and layout.pp == 1:
         # what is outside blocks stays whole from its forward to its backward pass
@@ -121,13 +121,22 @@ def data_exchange(
     # nothing is at work yet while the first block is gathered, and nothing any more while the last one is summed
     ends = (scatter + gather) / groups
     bookkeeping = scatters * (groups + 1) * machine.shared_block_s
-    return _shown(whole - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
+    shown, hidden = _shown(whole - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
+    late, beside = _between_groups(size / shards, calls, layout, machine, backward / microbatches)
+    return shown + late, hidden + beside
 
 
-def most_parameters(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
-    """Parameters of the pipeline rank that has most, before ZeRO shares them."""
-    counts = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
-    return max(rank_parameters(shape, layout, sum(counts[rank :: layout.pp]), rank) for rank in range(layout.pp))
+def _between_groups(size: float, calls: int, layout: Layout, machine: Machine, backward: float) -> tuple[float, float]:
+    """Return the sum of gradients over groups that are replicas of each other: what of it shows, and what is hidden.
+
+    Each rank has its part of the sum over its own group, and they are summed once a step, call by call beside the last
+    backward pass; the last call shows.
+    """
+    if layout.replicas == 1:
+        return 0.0, 0.0
+    link = link_of_axis(layout, "replica", machine)
+    whole = all_reduce(size, layout.replicas, link) + 2 * (calls - 1) * (layout.replicas - 1) * link.latency_s
+    return _shown(whole - whole / calls, backward, whole / calls)
 
 
 def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> float:
@@ -142,9 +151,13 @@ def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
     """Seconds to complete gradients of which ranks have parts, once a step.
 
     Those of a tied table, which is at both ends of a pipeline; and with sequence parallel those of each norm and bias
-    that every tensor parallel rank has, one by one.
+    that every tensor parallel rank has, one by one. Beside frozen weights those of adapters' first matrices.
     """
     seconds = 0.0
+    if recipe.adapter is not None:
+        link, shares = link_of_axis(layout, "tp", machine), layout.shards if layout.zero >= SHARED_GRADIENTS else 1
+        sizes = [one.inputs * recipe.adapter.rank * recipe.weight_bytes for one in adapted(shape, recipe.adapter)]
+        return -(-shape.layers // layout.pp) * sum(all_reduce(size / shares, layout.tp, link) for size in sizes)
     if layout.pp > 1 and shape.tied:
         table = shape.head_matrix * recipe.weight_bytes / layout.tp / (layout.shards if layout.zero >= 2 else 1)
         seconds += all_reduce(table, 2, link_of_axis(layout, "pp", machine))

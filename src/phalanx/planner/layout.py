@@ -25,6 +25,9 @@ class Layout:
         zero: What data and context parallel ranks share instead of copying: 0 nothing, 1 optimizer state, 2
             gradients too, 3 parameters too.
         schedule: Order of a pipeline's microbatches; one of `SCHEDULES`.
+        replicas: With zero 2 or 3, groups into which copies are cut that each share among themselves; their gradients
+            are summed between groups once a step.
+        islands: Parts into which data parallel copies are cut that step by themselves.
         chunks: Stages of each pipeline rank; None is the schedule's own number.
     """
 
@@ -34,6 +37,8 @@ class Layout:
     cp: int = 1
     zero: int = 0
     schedule: str = "1f1b"
+    replicas: int = 1
+    islands: int = 1
     chunks: int | None = None
 
     @property
@@ -42,9 +47,20 @@ class Layout:
         return self.dp * self.tp * self.pp * self.cp
 
     @property
+    def partners(self) -> int:
+        """Ranks that would hold equal copies and join their gradients in every step."""
+        return self.dp * self.cp // self.islands
+
+    @property
     def shards(self) -> int:
-        """Ranks among which ZeRO shares: those that would hold equal copies."""
-        return self.dp * self.cp
+        """Ranks among which ZeRO shares."""
+        return self.partners // self.replicas
+
+    def sizes(self) -> dict[str, int]:
+        """Return the axes along which ranks count up, the nearest ones first; islands and groups are parts of dp."""
+        inner = self.dp // (self.islands * self.replicas)
+        parts = {"replica": self.replicas, "island": self.islands}
+        return {"tp": self.tp, "cp": self.cp, "dp": inner, **parts, "pp": self.pp}
 
     @property
     def shares_late(self) -> bool:
@@ -69,6 +85,8 @@ class Layout:
         """Return the axes that are in use, such as ``dp=2 tp=4 zero=3``."""
         words = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
         words += [f"zero={self.zero}"] if self.zero else []
+        words += [f"replicas={self.replicas}"] if self.replicas != 1 else []
+        words += [f"islands={self.islands}"] if self.islands != 1 else []
         words += [self.schedule] if self.pp != 1 else []
         words += [f"chunks={self.chunks}"] if self.chunks is not None and self.pp != 1 else []
         return " ".join(words) or "one rank"
@@ -88,7 +106,7 @@ def parse_layout(text: str) -> Layout:
     Raises:
         ConfigError: A key is unknown, or a number is none.
     """
-    numbers = {*AXES, "zero", "chunks"}
+    numbers = {*AXES, "zero", "replicas", "islands", "chunks"}
     found: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = part.partition("=")

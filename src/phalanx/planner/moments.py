@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from phalanx.planner.activations import block_bytes, boundary_bytes, head_bytes, microbatch_tokens, peak_bytes
+from phalanx.planner.adapter import adapter_numbers
+from phalanx.planner.joining import EXACT_BYTES, working_copies
 from phalanx.planner.layout import Layout
 from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape
@@ -34,7 +36,7 @@ class RankShare:
     """What one pipeline rank has.
 
     Attributes:
-        parameters: Before ZeRO shares them.
+        parameters: Before ZeRO shares them, frozen ones too.
         layers: Its blocks.
         kept: Bytes that all microbatches in flight keep in these blocks.
         has_head: Whether it takes the loss.
@@ -53,14 +55,18 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     lies around the blocks is summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer from which they are
     summed until the next block's are, and a block's parameters are fetched while the one behind it is at work. In a
     pipeline gradients are whole until its last microbatch, and parameters from one pass back to the next pass ahead.
+    What is frozen is gathered and has no gradient. Islands are joined when nothing is kept any more, tensor by tensor.
 
     Source: torch's DistributedDataParallel and ``fully_shard`` (2.13), by whose allocations the engine is bound.
     """
-    number = -(-shape.layer_split // layout.tp) + shape.layer_whole
-    block = number * recipe.weight_bytes
+    own = (-(-shape.layer_split // layout.tp) + shape.layer_whole) * recipe.weight_bytes
+    thin = 0 if recipe.adapter is None else adapter_numbers(shape, recipe.adapter, layout.tp) * recipe.weight_bytes
+    block, trained = own + thin, own if recipe.adapter is None else thin
     around = share.parameters * recipe.weight_bytes - share.layers * block
+    table = -(-shape.head_matrix // layout.tp) * recipe.weight_bytes
     # the head's own gradient is whole before it is added to what other microbatches and the embedding gave
-    head = -(-shape.head_matrix // layout.tp) * recipe.weight_bytes if share.has_head else 0
+    head = table if share.has_head and recipe.adapter is None else 0
+    summed = around if recipe.adapter is None else 0
     late = layout.shares_late
     shares = layout.zero >= 2 and layout.shards > 1 and not late
     gathers = (layout.zero >= 3 and layout.shards > 1) or (recipe.offload == "all" and layout.zero != 2)
@@ -70,15 +76,15 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     lasting = _lasting(shape, layout, recipe, share)
     loss = head_bytes(shape, layout, recipe) if share.has_head else 0
     # the largest matrix of a block, before it is added
-    added = number * recipe.weight_bytes // 3
+    added = trained // 3
     moments = [
         Moment(share.kept + loss, held_around + fetched + head),
         Moment(share.kept + working, held_around + 2 * fetched + (head if shares else 0) + (0 if shares else added)),
         Moment(
             max(0, share.kept - one) + working,
-            held_around + 2 * fetched + (head + 2 * block if shares else added),
+            held_around + 2 * fetched + (head + 2 * trained if shares else added),
         ),
-        Moment(0, held_around + (2 * around if shares else head)),
+        Moment(0, held_around + (2 * summed if shares else head)),
     ]
     if late:
         # parameters are whole from the end of a backward pass on, when its own microbatch is no longer kept
@@ -86,7 +92,11 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         others = max(0, share.kept - share.layers * one // layout.stages_per_rank)
         moments.append(Moment(others + working, whole))
         # what lies around the blocks is the first that is summed, while all others are whole still
-        moments.append(Moment(0, whole + around + -(-around // layout.shards)))
+        moments.append(Moment(0, whole + summed + -(-summed // layout.shards)))
+    if recipe.outer is not None:
+        largest = max(table if around and recipe.adapter is None else 0, added) // recipe.weight_bytes * EXACT_BYTES
+        slices = layout.shards if layout.zero >= 2 else 1
+        moments.append(Moment(0, working_copies(recipe.outer) * -(-largest // slices)))
     worst = max(moments, key=lambda moment: moment.total)
     return Moment(worst.activations, worst.buffers + lasting)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from phalanx.planner.adapter import Adapter, why_not_adapted
 from phalanx.planner.layout import AXES, SCHEDULES, Layout, distance, layouts
 from phalanx.planner.shape import ModelShape
 
@@ -11,7 +12,15 @@ HIGHEST_ZERO = 3
 _GRADIENTS_SHARED = 2
 
 
-def why_not(layout: Layout, shape: ModelShape, sequences: int, microbatches: int, sequence_length: int) -> str | None:
+def why_not(
+    layout: Layout,
+    shape: ModelShape,
+    sequences: int,
+    microbatches: int,
+    sequence_length: int,
+    *,
+    adapter: Adapter | None = None,
+) -> str | None:
     """Say why a layout cannot train a model.
 
     Args:
@@ -20,17 +29,26 @@ def why_not(layout: Layout, shape: ModelShape, sequences: int, microbatches: int
         sequences: Of one optimizer step, all ranks together.
         microbatches: Equal parts into which each data parallel rank cuts its sequences.
         sequence_length: Tokens of a sequence.
+        adapter: What is trained beside frozen weights; None trains all of them.
 
     Returns:
         The first reason with the figures it rests on and what to change, or None for a layout that works. Memory
         is not judged here.
     """
-    reasons = _reasons(layout, shape, sequences, microbatches, sequence_length)
-    return next(reasons, None)
+    reason = next(_reasons(layout, shape, sequences, microbatches, sequence_length), None)
+    if reason is None and adapter is not None:
+        return why_not_adapted(shape, adapter, layout.tp)
+    return reason
 
 
 def nearest(
-    layout: Layout, shape: ModelShape, sequences: int, microbatches: int, sequence_length: int
+    layout: Layout,
+    shape: ModelShape,
+    sequences: int,
+    microbatches: int,
+    sequence_length: int,
+    *,
+    adapter: Adapter | None = None,
 ) -> Layout | None:
     """Return the valid layout that is nearest to one that is not.
 
@@ -40,12 +58,14 @@ def nearest(
         sequences: As in `why_not`.
         microbatches: As in `why_not`.
         sequence_length: As in `why_not`.
+        adapter: As in `why_not`.
 
     Returns:
         The one that is fewest doublings away along its axes and in its ranks, which are never more; of equally near
-        ones that with the most ranks. None when not even one rank can.
+        ones that with the most ranks. Copies that train apart stay apart. None when not even one rank can.
     """
-    if layout.world >= 1 and why_not(layout, shape, sequences, microbatches, sequence_length) is None:
+    numbers = (shape, sequences, microbatches, sequence_length)
+    if layout.world >= 1 and why_not(layout, *numbers, adapter=adapter) is None:
         return layout
     wanted = replace(layout, **{axis: max(1, getattr(layout, axis)) for axis in AXES})
     zero = min(max(layout.zero, 0), HIGHEST_ZERO)
@@ -54,12 +74,23 @@ def nearest(
         # fewer ranks are so many doublings away, once along their axes and once in their number
         if best is not None and 2 * math.log2(wanted.world / world) >= remoteness(best, wanted):
             break
-        for found in layouts(world, (zero,)):
+        for found in (one for bare in layouts(world, (zero,)) for one in _grouped(bare, wanted)):
             if best is not None and remoteness(found, wanted) >= remoteness(best, wanted):
                 continue
-            if why_not(found, shape, sequences, microbatches, sequence_length) is None:
+            if why_not(found, *numbers, adapter=adapter) is None:
                 best = found
     return best
+
+
+def _grouped(bare: Layout, wanted: Layout) -> Iterator[Layout]:
+    """Yield a layout with the islands that were asked for, and with as many groups or none."""
+    islands = wanted.islands
+    if islands > 1:
+        islands = bare.dp if islands == wanted.dp else islands
+        if islands == 1:
+            return
+    for replicas in sorted({1, max(1, wanted.replicas)}):
+        yield replace(bare, islands=max(1, islands), replicas=replicas)
 
 
 def remoteness(found: Layout, wanted: Layout) -> float:
@@ -72,6 +103,7 @@ def _reasons(
 ) -> Iterator[str]:
     yield from _wrong_numbers(layout, sequences, microbatches, sequence_length)
     yield from _wrong_batch(layout, sequences, microbatches)
+    yield from _wrong_groups(layout)
     yield from _wrong_tensors(layout, shape)
     yield from _wrong_sequence(layout, shape, sequence_length)
     yield from _wrong_pipeline(layout, shape, microbatches)
@@ -99,6 +131,28 @@ def _wrong_batch(layout: Layout, sequences: int, microbatches: int) -> Iterator[
             f"dp={layout.dp} * {microbatches} microbatches does not divide {sequences} sequences a step; "
             "change dp, the microbatches or the batch size"
         )
+
+
+def _wrong_groups(layout: Layout) -> Iterator[str]:
+    for name in ("replicas", "islands"):
+        if getattr(layout, name) < 1:
+            yield f"{name}={getattr(layout, name)}: expected a whole number of at least 1"
+    if layout.dp % layout.islands:
+        yield f"islands={layout.islands} does not divide dp={layout.dp}; change one of them"
+    if layout.islands > 1 and layout.zero and layout.partners == 1:
+        yield (
+            f"zero={layout.zero} shares what the copies of an island have, and with islands={layout.islands} of "
+            f"dp={layout.dp} there is one; raise dp, or set zero to 0"
+        )
+    if layout.replicas == 1:
+        return
+    if layout.zero < _GRADIENTS_SHARED:
+        yield f"replicas={layout.replicas} needs zero=2 or 3, found zero={layout.zero}; leave replicas out"
+    if layout.dp // layout.islands % layout.replicas:
+        where = f" on {layout.islands} islands" if layout.islands > 1 else ""
+        yield f"replicas={layout.replicas} does not divide dp={layout.dp}{where}; change one of them"
+    if layout.shards == 1:
+        yield f"replicas={layout.replicas} leaves each group one copy, which shares nothing; lower it, or set zero to 0"
 
 
 def _wrong_tensors(layout: Layout, shape: ModelShape) -> Iterator[str]:
