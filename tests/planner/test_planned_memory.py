@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from phalanx.parallel.activations import fuse_activations
 from phalanx.planner import Layout, ModelShape, shape_of, why_not
 from phalanx.planner.activations import block_bytes
+from phalanx.planner.adapter import Adapter, adapted
 from phalanx.planner.estimate import estimate
 from phalanx.planner.hardware import Cluster
 from phalanx.planner.memory import Memory, checkpoint_bytes, in_flight, rank_memory, rank_parameters, worst_rank
@@ -227,16 +228,22 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def bytes_kept_by_blocks(config: dict[str, Any], layers: int, *, is_fused: bool) -> int:
+def bytes_kept_by_blocks(
+    config: dict[str, Any], layers: int, *, is_fused: bool, adapter: Adapter | None = None, attention: str = "sdpa"
+) -> int:
     """Bytes of distinct storages that autograd keeps in the forward pass of a model with so many blocks."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     names = {"gpt2": "n_layer", "bloom": "n_layer"}
     config = config | {names.get(config["model_type"], "num_hidden_layers"): layers}
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))).train()
+    hub_config = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    kernel = {} if config["model_type"] == "bloom" else {"attn_implementation": attention}
+    model = AutoModelForCausalLM.from_config(hub_config, **kernel).train()
     if is_fused:
         fuse_activations(model)
+    if adapter is not None:
+        adapt(model, adapter, fan_in_fan_out=config["model_type"] == "gpt2")
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
     alive = []
@@ -253,6 +260,50 @@ def bytes_kept_by_blocks(config: dict[str, Any], layers: int, *, is_fused: bool)
         output = model(ids, use_cache=False).logits
     del output
     return sum(kept.values())
+
+
+def adapt(model: Any, adapter: Adapter, *, fan_in_fan_out: bool) -> None:
+    """Put adapters beside a model's frozen weights."""
+    import peft
+
+    targets = [one.name for one in adapted(shape_of(model.config.to_dict()), adapter)]
+    dropout = 0.1 if adapter.drops else 0.0
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(
+            r=adapter.rank, target_modules=targets, fan_in_fan_out=fan_in_fan_out, bias="none", lora_dropout=dropout
+        ),
+        model,
+    )
+
+
+MLP = {"gpt2": ("c_fc", "mlp.c_proj"), "opt": ("fc1", "fc2"), "bloom": ("dense_h_to_4h", "dense_4h_to_h")}
+ADAPTERS = {"usual": Adapter(4), "mlp": Adapter(4), "dropout": Adapter(4, drops=True)}
+
+
+@pytest.mark.parametrize("kind", sorted(ADAPTERS))
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "opt"])
+def test_beside_frozen_weights_a_block_keeps_what_autograd_keeps(name: str, kind: str) -> None:
+    adapter = ADAPTERS[kind]
+    if kind == "mlp":
+        adapter = replace(adapter, targets=MLP.get(name, ("gate_proj", "up_proj", "down_proj")))
+    shape, recipe = shape_of(MODELS[name]), Recipe(4, 64, adapter=adapter)
+
+    four, two = (bytes_kept_by_blocks(MODELS[name], layers, is_fused=True, adapter=adapter) for layers in (4, 2))
+
+    assert block_bytes(shape, Layout(), recipe) == pytest.approx((four - two) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("targets", [(), ("c_attn", "attn.c_proj")])
+def test_composed_attention_beside_frozen_weights_keeps_what_autograd_keeps(targets: tuple[str, ...]) -> None:
+    adapter = Adapter(4, targets)
+    shape, recipe = shape_of(TINY), Recipe(4, 64, fused_attention=False, fused_activation=False, adapter=adapter)
+
+    four, two = (
+        bytes_kept_by_blocks(MODELS["gpt2"], layers, is_fused=False, adapter=adapter, attention="eager")
+        for layers in (4, 2)
+    )
+
+    assert block_bytes(shape, Layout(), recipe) == pytest.approx((four - two) / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
