@@ -69,8 +69,7 @@ def test_zero_shares_all_that_is_stored_and_states_of_adapters_alone(
 
     found = (shared.parameters, shared.gradients, shared.optimizer)
     assert found == tuple(
-        whole // part
-        for whole, part in zip((alone.parameters, alone.gradients, alone.optimizer), parts, strict=True)
+        whole // part for whole, part in zip((alone.parameters, alone.gradients, alone.optimizer), parts, strict=True)
     )
 
 
