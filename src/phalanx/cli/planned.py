@@ -14,7 +14,7 @@ from phalanx.planner.guarding import Verification
 from phalanx.planner.hardware import Cluster
 from phalanx.planner.links import read_probe
 from phalanx.planner.question import Question
-from phalanx.planner.recipe import Outer, Recipe
+from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape, read_shape, shape_of
 
 _SHOWN = 15
@@ -61,7 +61,7 @@ def from_run(
         fused_attention=run.model.attention == "sdpa",
         fused_activation=parallel is not None,
         adapter=_adapter(run.model, shape) if adapts else None,
-        outer=None if parallel is None or parallel.outer is None else _outer(parallel.outer),
+        outer=None if parallel is None or parallel.outer is None else parallel.outer.planned,
     )
     number = float(run.train.steps * recipe.tokens)
     own = None if parallel is None else parallel.layout
@@ -101,14 +101,10 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 def _adapter(model: Any, shape: ModelShape) -> Adapter | None:
     if model.lora is None:
         return None
-    adapter = Adapter(model.lora.rank, model.lora.targets, drops=model.lora.dropout > 0)
+    adapter: Adapter = model.lora.planned
     # a target that is none is said before anything is planned
     adapted(shape, adapter)
     return adapter
-
-
-def _outer(outer: Any) -> Outer:
-    return Outer(outer.every, outer.islands, rounds=outer.compression == "int8")
 
 
 def _shape(model: Any) -> ModelShape:
