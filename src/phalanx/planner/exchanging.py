@@ -110,7 +110,9 @@ def data_exchange(
         return _shown(whole - first, backward / microbatches, first + told + settled)
     groups = max(1, shape.layers // layout.pp)
     calls = groups + layout.stages_per_rank
-    scatter = _of_blocks("gradients", size, calls, layout, machine)
+    # what lies around the blocks has no gradient beside adapters
+    sums = calls if recipe.adapter is None else groups
+    scatter = _of_blocks("gradients", size, sums, layout, machine)
     gather = _of_blocks("parameters", held.stored * recipe.inner_bytes, calls, layout, machine)
     scatters, gathers = num_calls(layout, recipe)
     whole = scatters * scatter + gathers * gather
@@ -122,7 +124,7 @@ def data_exchange(
     ends = (scatter + gather) / groups
     bookkeeping = scatters * (groups + 1) * machine.shared_block_s
     shown, hidden = _shown(whole - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
-    late, beside = _between_groups(size / shards, calls, layout, machine, backward / microbatches)
+    late, beside = _between_groups(size / shards, sums, layout, machine, backward / microbatches)
     return shown + late, hidden + beside
 
 
