@@ -124,7 +124,9 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
         shape,
         layout,
         recipe,
-        RankShare(held.stored, sum(layers), _kept(shape, layout, recipe, layers, rank), rank == layout.pp - 1),
+        RankShare(
+            held.stored, held.trained, sum(layers), _kept(shape, layout, recipe, layers, rank), rank == layout.pp - 1
+        ),
     )
     return Memory(
         parameters=parameters,

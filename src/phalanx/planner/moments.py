@@ -9,6 +9,9 @@ from phalanx.planner.layout import Layout
 from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape
 
+_GRADIENTS_SHARED, _SPLIT = 2, "zero-bubble"
+"""Lowest ZeRO level at which gradients are shared, and the schedule whose copies have no buckets."""
+
 AUTOCAST_BYTES = 2
 """Autocast keeps a 16-bit copy of the weights that it has used."""
 
@@ -37,12 +40,14 @@ class RankShare:
 
     Attributes:
         parameters: Before ZeRO shares them, frozen ones too.
+        trained: Those that have gradients.
         layers: Its blocks.
         kept: Bytes that all microbatches in flight keep in these blocks.
         has_head: Whether it takes the loss.
     """
 
     parameters: int
+    trained: int
     layers: int
     kept: int
     has_head: bool
@@ -55,7 +60,9 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     lies around the blocks is summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer from which they are
     summed until the next block's are, and a block's parameters are fetched while the one behind it is at work. In a
     pipeline gradients are whole until its last microbatch, and parameters from one pass back to the next pass ahead.
-    What is frozen is gathered and has no gradient. Islands are joined when nothing is kept any more, tensor by tensor.
+    What was gathered last in a forward pass stays in its buffer as well until the next one gathers. Copies that share
+    no gradients order their buckets anew before the second step, when all of them are there twice. What is frozen is
+    gathered and has no gradient. Islands are joined when nothing is kept any more, tensor by tensor.
 
     Source: torch's DistributedDataParallel and ``fully_shard`` (2.13), by whose allocations the engine is bound.
     """
@@ -78,14 +85,19 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     # the largest matrix of a block, before it is added
     added = trained // 3
     moments = [
-        Moment(share.kept + loss, held_around + fetched + head),
-        Moment(share.kept + working, held_around + 2 * fetched + (head if shares else 0) + (0 if shares else added)),
+        Moment(share.kept + loss, held_around + (block if shares else fetched) + head),
+        Moment(
+            share.kept + working,
+            held_around + (3 if shares else 2) * fetched + (head if shares else 0) + (0 if shares else added),
+        ),
         Moment(
             max(0, share.kept - one) + working,
             held_around + 2 * fetched + (head + 2 * trained if shares else added),
         ),
         Moment(0, held_around + (2 * summed if shares else head)),
     ]
+    if layout.zero < _GRADIENTS_SHARED and layout.partners > 1 and not (layout.pp > 1 and layout.schedule == _SPLIT):
+        moments.append(Moment(0, share.trained * recipe.weight_bytes))
     if late:
         # parameters are whole from the end of a backward pass on, when its own microbatch is no longer kept
         whole = share.parameters * recipe.weight_bytes if layout.zero >= 3 else 0
