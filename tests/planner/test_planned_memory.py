@@ -81,6 +81,18 @@ def test_a_higher_zero_level_never_needs_more_memory_for_a_model_of_some_size(la
     assert needed == sorted(needed, reverse=True)
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_buckets_of_gradients_are_made_anew_beside_the_old_ones(zero: int) -> None:
+    # so few tokens that nothing else is as large
+    recipe = Recipe(sequences=4, sequence_length=2, microbatches=1)
+    shape = shape_of(TINY | {"n_embd": 512})
+
+    alone, shared = (worst_rank(shape, Layout(dp=dp, zero=zero if dp > 1 else 0), recipe) for dp in (1, 2))
+
+    assert alone.buffers < shape.parameters
+    assert shared.buffers == pytest.approx(4 * shape.parameters, rel=0.01)
+
+
 @settings(max_examples=60, deadline=None)
 @given(layout=LAYOUTS, recipe=RECIPES)
 def test_no_parameter_is_lost_between_the_ranks(layout: Layout, recipe: Recipe) -> None:

@@ -9,9 +9,6 @@ from phalanx.planner.layout import Layout
 from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape
 
-_GRADIENTS_SHARED, _SPLIT = 2, "zero-bubble"
-"""Lowest ZeRO level at which gradients are shared, and the schedule whose copies have no buckets."""
-
 AUTOCAST_BYTES = 2
 """Autocast keeps a 16-bit copy of the weights that it has used."""
 
@@ -60,8 +57,7 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     lies around the blocks is summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer from which they are
     summed until the next block's are, and a block's parameters are fetched while the one behind it is at work. In a
     pipeline gradients are whole until its last microbatch, and parameters from one pass back to the next pass ahead.
-    What was gathered last in a forward pass stays in its buffer as well until the next one gathers. Copies that share
-    no gradients order their buckets anew before the second step, when all of them are there twice. What is frozen is
+    What was gathered last in a forward pass stays in its buffer as well until the next one gathers. What is frozen is
     gathered and has no gradient. Islands are joined when nothing is kept any more, tensor by tensor.
 
     Source: torch's DistributedDataParallel and ``fully_shard`` (2.13), by whose allocations the engine is bound.
@@ -96,8 +92,6 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         ),
         Moment(0, held_around + (2 * summed if shares else head)),
     ]
-    if layout.zero < _GRADIENTS_SHARED and layout.partners > 1 and not (layout.pp > 1 and layout.schedule == _SPLIT):
-        moments.append(Moment(0, share.trained * recipe.weight_bytes))
     if late:
         # parameters are whole from the end of a backward pass on, when its own microbatch is no longer kept
         whole = share.parameters * recipe.weight_bytes if layout.zero >= 3 else 0
@@ -105,6 +99,10 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         moments.append(Moment(others + working, whole))
         # what lies around the blocks is the first that is summed, while all others are whole still
         moments.append(Moment(0, whole + summed + -(-summed // layout.shards)))
+    has_buckets = layout.zero < 2 and layout.shards > 1 and (layout.pp == 1 or layout.schedule != "zero-bubble")
+    if has_buckets:
+        # after the first step DDP makes its buckets anew, in the order in which gradients came, beside the old ones
+        moments.append(Moment(0, share.trained * recipe.weight_bytes))
     if recipe.outer is not None:
         largest = max(table if around and recipe.adapter is None else 0, added) // recipe.weight_bytes * EXACT_BYTES
         slices = layout.shards if layout.zero >= 2 else 1
