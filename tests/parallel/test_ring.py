@@ -14,10 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 from phalanx.errors import ConfigError
-from phalanx.parallel import ParallelConfig, attention_block
+from phalanx.parallel import ParallelConfig, attention_block, ring
 from phalanx.parallel.attention_block import Heads, attend, gradients, join
 from phalanx.parallel.positions import own_positions
-from phalanx.parallel.ring import _attend
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -82,6 +81,51 @@ def test_blocks_that_are_joined_are_attention_over_all_of_their_keys():
     torch.testing.assert_close(torch.cat((parts[0][2], parts[1][2]), 2), slopes[2])
 
 
+class Pair:
+    """A group of two, of which this is the later one."""
+
+    def size(self):
+        return 2
+
+    def rank(self):
+        return 1
+
+
+def test_what_comes_next_is_under_way_while_a_block_is_computed(monkeypatch):
+    events = []
+
+    class Work:
+        def __init__(self, what):
+            self.what = what
+
+        def wait(self):
+            events.append(f"has {self.what}")
+
+    def passed_on(x, group, *, is_last=False):
+        if is_last:
+            return ring._Passing(x)
+        # what is received has the values of what is sent: times alone are looked at
+        what = "keys" if events[-1:] in ([], ["has keys"]) else "gradients"
+        events.append(f"sends {what}")
+        return ring._Passing(x.clone(), [Work(what)])
+
+    def computing(function):
+        return lambda *given: (events.append("computes"), function(*given))[1]
+
+    monkeypatch.setattr(ring, "_passed_on", passed_on)
+    monkeypatch.setattr(ring, "attend", computing(attend))
+    monkeypatch.setattr(ring, "gradients", computing(gradients))
+    x = torch.ones(1, 1, 4, 8, requires_grad=True)
+
+    out = ring.ring_attention(x, x, x, None, Pair())
+    forward, events[:] = list(events), []
+    out.sum().backward()
+
+    assert forward == ["sends keys", "computes", "has keys", "computes"]
+    keys, home = ["sends keys", "computes", "sends gradients", "has keys"], ["sends gradients", "has gradients"]
+    assert events == [*keys, "computes", "has gradients", *home]
+
+
 def test_the_kernel_for_gpus_is_called_as_it_asks_to_be():
     # shapes alone: no GPU computes anything here
     query, shared = torch.empty(2, 4, 6, 8, device="meta"), torch.empty(2, 2, 6, 8, device="meta")
@@ -106,4 +150,4 @@ def test_dropout_that_would_be_left_out_is_refused():
     x = torch.empty(1, 1, 2, 4)
 
     with pytest.raises(ConfigError, match="ring attention drops nothing"):
-        _attend(nn.Identity(), x, x, x, None, dropout=0.1)
+        ring._attend(nn.Identity(), x, x, x, None, dropout=0.1)
