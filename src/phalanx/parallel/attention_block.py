@@ -92,7 +92,7 @@ def _attend_on_gpu(heads: Heads) -> tuple[Tensor, Tensor]:
 
 def _gradients_on_gpu(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # an infinite sum leaves a query that is not there without weights
-    padded = functional.pad(sums, (0, -sums.shape[2] % _ALIGNED), value=torch.inf)
+    padded = functional.pad(sums, (0, -sums.shape[2] % _ALIGNED), value=torch.inf).contiguous()
     nothing = torch.zeros((), dtype=torch.int64, device=sums.device)
     query, key, value, _ = _OPS._scaled_dot_product_efficient_attention_backward(
         gradient, heads.query, _repeated(heads.key, heads), _repeated(heads.value, heads), None, out, padded,

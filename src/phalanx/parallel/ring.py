@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.autograd.function import once_differentiable
+from torch.distributed.distributed_c10d import _resolve_process_group
 from transformers import AttentionInterface
 
 from phalanx.errors import ConfigError
@@ -57,7 +57,8 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         ``[batch, heads, seq / ranks, width]`` in the queries' type. Parts are joined, and gradients added up, in
         float32 at least.
     """
-    return _Ring.apply(query, key, value, scale, group)  # type: ignore[no-any-return, no-untyped-call]
+    out, _ = _ring(query, key, value, scale, group.group_name)
+    return out
 
 
 def _attend(
@@ -75,46 +76,72 @@ def _attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-class _Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: Group) -> Tensor:
-        exact = torch.promote_types(query.dtype, torch.float32)
-        out = torch.zeros_like(query, dtype=exact)
-        sums = query.new_full(query.shape[:-1], -torch.inf, dtype=exact)
-        at_hand = torch.stack((key, value))
-        for distance in range(group.size()):
-            coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
-            queries, keys = _meeting(group, distance, query.shape[2])
-            block = Heads(query[:, :, queries], *at_hand[:, :, :, keys], causal=distance == 0, scale=scale)
-            join(out[:, :, queries], sums[:, :, queries], *attend(block))
-            at_hand = coming.arrived()
-        out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, sums)
-        ctx.scale, ctx.group = scale, group
-        return out
+# one operator, so that checkpointing can keep what it gives instead of sending everything again
+@torch.library.custom_op("phalanx::ring_attention", mutates_args=())
+def _ring(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: str) -> tuple[Tensor, Tensor]:
+    return go_round(query, key, value, scale, _resolve_process_group(group))
 
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, sums = ctx.saved_tensors
-        gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
-        at_hand = torch.stack((key, value))
-        of_queries = torch.zeros_like(query, dtype=sums.dtype)
-        moving = _Passing(torch.zeros_like(at_hand, dtype=sums.dtype))
-        for distance in range(ctx.group.size()):
-            coming = _passed_on(at_hand, ctx.group, is_last=distance + 1 == ctx.group.size())
-            queries, keys = _meeting(ctx.group, distance, query.shape[2])
-            block = Heads(query[:, :, queries], *at_hand[:, :, :, keys], causal=distance == 0, scale=ctx.scale)
-            found = gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
-            of_queries[:, :, queries] += found[0]
-            # what others have found about these keys follows the keys, and after the last round it is home
-            of_hand = moving.arrived()
-            of_hand[0][:, :, keys] += found[1]
-            of_hand[1][:, :, keys] += found[2]
-            moving = _passed_on(of_hand, ctx.group)
-            at_hand = coming.arrived()
-        of_key, of_value = moving.arrived()
-        return of_queries.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, ctx.scale, ctx.group = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _back(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    found = go_back(gradient, ctx.saved_tensors, ctx.scale, _resolve_process_group(ctx.group))
+    return *found, None, None
+
+
+_ring.register_autograd(_back, setup_context=_keep)
+RING = torch.ops.phalanx.ring_attention.default
+"""The operator that computes attention in a ring, as dispatching sees it."""
+
+
+def go_round(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: Group) -> tuple[Tensor, Tensor]:
+    """Return the output and its log-sum-exp; see `ring_attention`."""
+    exact = torch.promote_types(query.dtype, torch.float32)
+    out = torch.zeros_like(query, dtype=exact)
+    sums = query.new_full(query.shape[:-1], -torch.inf, dtype=exact)
+    at_hand = torch.stack((key, value))
+    for distance in range(group.size()):
+        coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
+        queries, keys = _meeting(group, distance, query.shape[2])
+        block = Heads(query[:, :, queries], *at_hand[:, :, :, keys], causal=distance == 0, scale=scale)
+        join(out[:, :, queries], sums[:, :, queries], *attend(block))
+        at_hand = coming.arrived()
+    return out.to(query.dtype), sums
+
+
+def go_back(
+    gradient: Tensor, kept: Sequence[Tensor], scale: float | None, group: Group
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values.
+
+    Args:
+        gradient: Of the output.
+        kept: Queries, keys, values, output and log-sum-exp.
+        scale: As forward.
+        group: As forward.
+    """
+    query, key, value, out, sums = kept
+    gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+    at_hand = torch.stack((key, value))
+    of_queries = torch.zeros_like(query, dtype=sums.dtype)
+    moving = _Passing(torch.zeros_like(at_hand, dtype=sums.dtype))
+    for distance in range(group.size()):
+        coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
+        queries, keys = _meeting(group, distance, query.shape[2])
+        block = Heads(query[:, :, queries], *at_hand[:, :, :, keys], causal=distance == 0, scale=scale)
+        found = gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
+        of_queries[:, :, queries] += found[0]
+        # what others have found about these keys follows the keys, and after the last round it is home
+        of_hand = moving.arrived()
+        of_hand[0][:, :, keys] += found[1]
+        of_hand[1][:, :, keys] += found[2]
+        moving = _passed_on(of_hand, group)
+        at_hand = coming.arrived()
+    of_key, of_value = moving.arrived()
+    return of_queries.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
 
 
 def _meeting(group: Group, distance: int, length: int) -> tuple[slice, slice]:
