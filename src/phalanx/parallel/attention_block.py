@@ -108,8 +108,10 @@ def _repeated(shared: Tensor, heads: Heads) -> Tensor:
 
 def _summed(gradient: Tensor, heads: Heads) -> Tensor:
     """The gradient of heads that were repeated."""
-    shared = heads.key.shape[1]
-    return gradient if gradient.shape[1] == shared else gradient.unflatten(1, (shared, -1)).sum(2)
+    batch, shared, length, width = heads.key.shape
+    if gradient.shape[1] == shared:
+        return gradient
+    return gradient.reshape(batch, shared, -1, length, width).sum(2)
 
 
 _Attend = Callable[[Heads], tuple[Tensor, Tensor]]

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName
 from transformers import AttentionInterface
 
 from phalanx.errors import ConfigError
@@ -57,7 +58,7 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
         ``[batch, heads, seq / ranks, width]`` in the queries' type. Parts are joined, and gradients added up, in
         float32 at least.
     """
-    out, _ = _ring(query, key, value, scale, group.group_name)
+    out: Tensor = _ring(query, key, value, scale, group.group_name)[0]
     return out
 
 
@@ -79,7 +80,7 @@ def _attend(
 # one operator, so that checkpointing can keep what it gives instead of sending everything again
 @torch.library.custom_op("phalanx::ring_attention", mutates_args=())
 def _ring(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: str) -> tuple[Tensor, Tensor]:
-    return go_round(query, key, value, scale, _resolve_process_group(group))
+    return go_round(query, key, value, scale, _resolve_process_group(GroupName(group)))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -106,7 +107,7 @@ def go_round(query: Tensor, key: Tensor, value: Tensor, scale: float | None, gro
     for distance in range(group.size()):
         coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
         queries, keys = _meeting(group, distance, query.shape[2])
-        block = Heads(query[:, :, queries], *at_hand[:, :, :, keys], causal=distance == 0, scale=scale)
+        block = Heads(query[:, :, queries], at_hand[0][:, :, keys], at_hand[1][:, :, keys], distance == 0, scale)
         join(out[:, :, queries], sums[:, :, queries], *attend(block))
         at_hand = coming.arrived()
     return out.to(query.dtype), sums
@@ -131,7 +132,7 @@ def go_back(
     for distance in range(group.size()):
         coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
         queries, keys = _meeting(group, distance, query.shape[2])
-        block = Heads(query[:, :, queries], *at_hand[:, :, :, keys], causal=distance == 0, scale=scale)
+        block = Heads(query[:, :, queries], at_hand[0][:, :, keys], at_hand[1][:, :, keys], distance == 0, scale)
         found = gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
         of_queries[:, :, queries] += found[0]
         # what others have found about these keys follows the keys, and after the last round it is home
