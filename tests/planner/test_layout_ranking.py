@@ -238,6 +238,7 @@ def test_what_was_estimated_is_what_is_written(gpt2: ModelShape, cluster: Cluste
         "tp": 4,
         "pp": 1,
         "cp": 1,
+        "context": "ulysses",
         "zero": 0,
         "schedule": "1f1b",
         "sequence_parallel": True,

@@ -66,10 +66,11 @@ _SIZES = (
     Size(576, 8, 9, 128),
     Size(576, 8, 9, 128, "bf16"),
     Size(256, 12, 8, 128),
+    Size(256, 12, 8, 128, "bf16"),
     Size(384, 12, 6, 128),
 )
 """From a toy that ends at once to the width of SmolLM2-135M at a third of its depth; two narrow, deep as GPT-2."""
-_QUICK_SIZES = (_SIZES[0], _SIZES[3], _SIZES[4], _SIZES[6])
+_QUICK_SIZES = (_SIZES[0], _SIZES[3], _SIZES[4], _SIZES[6], _SIZES[7])
 
 
 def arms_of(quick: bool) -> tuple[Arm, ...]:

@@ -4,22 +4,30 @@ from dataclasses import dataclass
 
 from phalanx.planner.activations import microbatch_tokens
 from phalanx.planner.adapter import adapted
-from phalanx.planner.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from phalanx.planner.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send
+from phalanx.planner.compute import forward_flops
 from phalanx.planner.layout import Layout
 from phalanx.planner.links import Link
 from phalanx.planner.machine import Exchange, Machine
 from phalanx.planner.memory import rank_parameters
-from phalanx.planner.recipe import Recipe
+from phalanx.planner.recipe import EXACT_BYTES, Recipe
 from phalanx.planner.shape import ModelShape
 from phalanx.planner.traffic import SHARED_GRADIENTS, most_held, num_calls
 
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Seconds of the exchanges of one block and microbatch, forward and backward."""
+    """Seconds of the exchanges of one block and microbatch, forward and backward.
+
+    Attributes:
+        tensor: Between tensor parallel ranks.
+        context: Between context parallel ranks, as far as it shows.
+        hidden: Between context parallel ranks, beside the computation.
+    """
 
     tensor: float
     context: float
+    hidden: float = 0.0
 
 
 def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange | None = None) -> Link:
@@ -46,21 +54,23 @@ def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange
 def block_exchanges(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> Exchanges:
     """Four sums of the stream for tensor parallel, eight all-to-alls of queries, keys, values and outputs.
 
-    With sequence parallel each sum is a reduce-scatter and an all-gather.
+    With sequence parallel each sum is a reduce-scatter and an all-gather; in a ring keys and values go round instead.
 
     Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2; Jacobs et al. 2023 (Ulysses),
     section 3.2.
     """
     tokens = microbatch_tokens(layout, recipe)
-    tensor = context = 0.0
+    tensor = context = hidden = 0.0
     if layout.tp > 1:
         tensor = 4 * _stream(tokens * shape.hidden * recipe.inner_bytes, layout, recipe, machine)
-    if layout.cp > 1:
+    if layout.cp > 1 and layout.context == "ring":
+        context, hidden = _ring(shape, layout, recipe, machine)
+    elif layout.cp > 1:
         queries = tokens * shape.heads * shape.head_dim * recipe.inner_bytes / layout.tp
         shared = tokens * shape.kv_heads * shape.head_dim * recipe.inner_bytes / layout.tp
         link = link_of_axis(layout, "cp", machine, "swap")
         context = 4 * (all_to_all(queries, layout.cp, link) + all_to_all(shared, layout.cp, link))
-    return Exchanges(tensor, context)
+    return Exchanges(tensor, context, hidden)
 
 
 def vocabulary_exchange(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
@@ -147,6 +157,24 @@ def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> fl
         return all_reduce(size, layout.tp, link_of_axis(layout, "tp", machine, "sum"))
     link = link_of_axis(layout, "tp", machine, "slices")
     return all_gather(size, layout.tp, link) + reduce_scatter(size, layout.tp, link)
+
+
+def _ring(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float]:
+    """Return the exchange of a ring that shows in one block and microbatch, and that which is hidden.
+
+    Keys and values are sent on cp - 1 times in each pass, beside a round of attention; their gradients, in fp32, cp
+    times, of which the last one has nothing beside it. Backward a round takes twice as long.
+
+    Source: Liu et al. 2023, section 3.
+    """
+    tokens, rounds = microbatch_tokens(layout, recipe), layout.cp - 1
+    link = link_of_axis(layout, "cp", machine)
+    numbers = 2 * tokens * shape.kv_heads * shape.head_dim / layout.tp
+    shared, back = send(numbers * recipe.inner_bytes, link), send(numbers * EXACT_BYTES, link)
+    scores = tokens * forward_flops(shape, recipe.sequence_length).scores / (machine.flops_per_s * layout.tp)
+    beside = scores / layout.cp if machine.overlap else 0.0
+    ahead, behind = _shown(shared, beside, 0.0), _shown(shared + back, 2 * beside, 0.0)
+    return rounds * (ahead[0] + behind[0]) + back, rounds * (ahead[1] + behind[1])
 
 
 def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:

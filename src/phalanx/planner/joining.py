@@ -8,11 +8,9 @@ from phalanx.planner.collectives import all_gather, all_reduce
 from phalanx.planner.layout import Layout
 from phalanx.planner.linears import block_tensors
 from phalanx.planner.links import Link
-from phalanx.planner.recipe import Outer, Recipe
+from phalanx.planner.recipe import EXACT_BYTES, Outer, Recipe
 from phalanx.planner.shape import ModelShape
 
-EXACT_BYTES = 4
-"""Of a number that islands keep, and of one that they send unless it is rounded."""
 _ROUNDED_BYTES = 1 + 4 / 1024
 """Of a number that is sent as one byte: it, and its part of the scale of a block of 1,024."""
 _AROUND = 4

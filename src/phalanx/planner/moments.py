@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from phalanx.planner.activations import block_bytes, boundary_bytes, head_bytes, microbatch_tokens, peak_bytes
 from phalanx.planner.adapter import adapter_numbers
-from phalanx.planner.joining import EXACT_BYTES, working_copies
+from phalanx.planner.joining import working_copies
 from phalanx.planner.layout import Layout
-from phalanx.planner.recipe import Recipe
+from phalanx.planner.recipe import EXACT_BYTES, Recipe
 from phalanx.planner.shape import ModelShape
 
 AUTOCAST_BYTES = 2
@@ -122,7 +122,11 @@ def _lasting(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare
     tokens = microbatch_tokens(layout, recipe)
     if layout.tp > 1:
         size += tokens * shape.hidden * recipe.inner_bytes
-    if layout.cp > 1:
+    if layout.cp > 1 and layout.context == "ring":
+        # keys and values at hand and on their way, the same of their gradients, and those of the queries
+        shared, queries = (tokens * heads * shape.head_dim // layout.tp for heads in (shape.kv_heads, shape.heads))
+        size += 4 * shared * (recipe.inner_bytes + EXACT_BYTES) + queries * EXACT_BYTES
+    elif layout.cp > 1:
         size += 4 * tokens * shape.heads * shape.head_dim // layout.tp * recipe.inner_bytes
     if recipe.precision == "autocast" and layout.zero < 3:
         size += share.parameters * AUTOCAST_BYTES

@@ -13,6 +13,9 @@ Optimizer = Literal["adamw", "sgd"]
 MOMENT_BYTES = {"adamw": 8, "sgd": 4}
 """Optimizer state of one parameter, in fp32: two moments, or one momentum."""
 
+EXACT_BYTES = 4
+"""Of a number to which several ranks add, whatever the precision."""
+
 _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "autocast": 4}
 _MASTER_BYTES = {"fp32": 0, "bf16": 4, "fp16": 4, "autocast": 0}
 

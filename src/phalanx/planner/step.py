@@ -127,7 +127,7 @@ def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine
         outer=_outer(shape, layout, recipe, machine),
         offload=_offload(shape, layout, recipe, machine),
         verification=0.0,
-        hidden=hidden,
+        hidden=hidden + per_block.hidden * layers * recipe.microbatches,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.planner.adapter import Adapter, why_not_adapted
-from phalanx.planner.layout import AXES, SCHEDULES, Layout, distance, layouts
+from phalanx.planner.layout import AXES, CONTEXTS, SCHEDULES, Layout, distance, layouts
 from phalanx.planner.shape import ModelShape
 
 HIGHEST_ZERO = 3
@@ -106,6 +106,7 @@ def _reasons(
     yield from _wrong_groups(layout)
     yield from _wrong_tensors(layout, shape)
     yield from _wrong_sequence(layout, shape, sequence_length)
+    yield from _wrong_ring(layout, shape, sequence_length)
     yield from _wrong_pipeline(layout, shape, microbatches)
 
 
@@ -117,6 +118,8 @@ def _wrong_numbers(layout: Layout, sequences: int, microbatches: int, sequence_l
         yield f"zero={layout.zero}: expected 0, 1, 2 or 3"
     if layout.schedule not in SCHEDULES:
         yield f"schedule={layout.schedule}: expected one of {', '.join(SCHEDULES)}"
+    if layout.context not in CONTEXTS:
+        yield f"context={layout.context}: expected one of {', '.join(CONTEXTS)}"
     if layout.stages_per_rank < 1:
         yield f"chunks={layout.chunks}: expected a whole number of at least 1"
     given = {"sequences": sequences, "microbatches": microbatches, "sequence_length": sequence_length}
@@ -160,7 +163,9 @@ def _wrong_tensors(layout: Layout, shape: ModelShape) -> Iterator[str]:
     for name, number in parts.items():
         if number % layout.tp:
             yield f"tp={layout.tp} does not divide {number} {name}; lower tp"
-    # context parallel ranks exchange whole heads against parts of the sequence
+    if layout.context == "ring":
+        return
+    # by Ulysses ranks exchange whole heads against parts of the sequence
     for name, number in list(parts.items())[:2]:
         if number % (layout.tp * layout.cp):
             yield f"tp={layout.tp} * cp={layout.cp} does not divide {number} {name}; lower cp"
@@ -171,6 +176,25 @@ def _wrong_sequence(layout: Layout, shape: ModelShape, sequence_length: int) -> 
         yield f"cp={layout.cp} does not divide a sequence of {sequence_length} tokens; change one of them"
     if shape.max_positions is not None and sequence_length > shape.max_positions:
         yield f"a sequence of {sequence_length} tokens is longer than the model's {shape.max_positions} positions"
+
+
+def _wrong_ring(layout: Layout, shape: ModelShape, sequence_length: int) -> Iterator[str]:
+    if layout.context != "ring":
+        return
+    if layout.cp == 1:
+        yield "context=ring is for context parallel ranks, and cp=1; raise cp or leave context out"
+    elif sequence_length % (2 * layout.cp):
+        yield (
+            f"context=ring cuts a sequence into 2 * cp={2 * layout.cp} chunks, which do not divide {sequence_length} "
+            "tokens; change one of them, or take context=ulysses"
+        )
+    if shape.family == "bloom":
+        yield "context=ring: bloom adds a bias to its scores, which a ring does not carry; take context=ulysses"
+    if shape.attention_dropout > 0:
+        yield (
+            f"context=ring drops nothing in attention, and the model's config asks for {shape.attention_dropout:g}; "
+            "set that to 0, or take context=ulysses"
+        )
 
 
 def _wrong_pipeline(layout: Layout, shape: ModelShape, microbatches: int) -> Iterator[str]:
