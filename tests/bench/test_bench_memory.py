@@ -3,17 +3,17 @@
 import pytest
 
 from phalanx.bench import BENCHES
-from phalanx.bench.memory import large_run, measure
+from phalanx.bench.memory import large_run, measure, with_adapters
 from phalanx.parallel import ParallelConfig
 
 
 def test_each_row_has_what_was_planned_by_part_and_what_was_there(tiny):
-    (row,) = measure([ParallelConfig(dp=2, zero=3)], tiny, quick=True)["rows"]
+    (row,) = measure([(tiny, ParallelConfig(dp=2, zero=3))], quick=True)["rows"]
 
     assert (row["layout"], row["ranks"]) == ("dp=2 zero=3", 2)
     assert row["peak_memory_bytes"] > 0
     assert row["memory_ratio"] == row["planned_memory_bytes"] / row["peak_memory_bytes"]
-    parts = ("parameters", "gradients", "optimizer", "activations", "buffers")
+    parts = ("parameters", "gradients", "optimizer", "activations", "buffers", "outer")
     assert row["planned_memory_bytes"] == sum(row[f"planned_{name}"] for name in parts)
 
 
@@ -23,7 +23,20 @@ def test_a_rank_takes_what_was_planned_within_a_tenth(tmp_path, monkeypatch):
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
     given = [{}, *({"dp": 2, "zero": zero} for zero in range(4)), {"dp": 2, "zero": 3, "offload": True}]
 
-    rows = measure([ParallelConfig.model_validate(keys) for keys in given], large_run(), quick=True)["rows"]
+    rows = measure([(large_run(), ParallelConfig.model_validate(keys)) for keys in given], quick=True)["rows"]
+
+    ratios = {row["layout"]: row["memory_ratio"] for row in rows}
+    assert all(0.9 <= ratio <= 1.1 for ratio in ratios.values()), ratios
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rank_with_adapters_or_in_a_group_takes_what_was_planned_within_a_tenth(tmp_path, monkeypatch):
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
+    full, thin = large_run(), with_adapters(large_run())
+    given = [(thin, {}), (thin, {"dp": 2, "zero": 3}), (thin, {"tp": 2}), (full, {"dp": 4, "zero": 3, "replicas": 2})]
+
+    rows = measure([(run, ParallelConfig.model_validate(keys)) for run, keys in given], quick=True)["rows"]
 
     ratios = {row["layout"]: row["memory_ratio"] for row in rows}
     assert all(0.9 <= ratio <= 1.1 for ratio in ratios.values()), ratios

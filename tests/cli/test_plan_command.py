@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,62 @@ def test_a_run_file_is_planned_and_its_best_layout_written(capsys: pytest.Captur
     written = tomllib.loads(out.read_text(encoding="utf-8"))
     assert written["train"]["steps"] == 20
     assert set(written["parallel"]) >= {"dp", "tp", "pp", "cp", "zero", "schedule"}
+
+
+def planned(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, *more: str) -> dict[str, Any]:
+    """The answer as JSON about a run file."""
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(text)
+    assert run(["plan", str(run_file), "--cluster", "a100-nodes", "--json", *more]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_adapters_of_a_run_file_are_all_that_is_trained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = ("--layout", "dp=2,zero=1")
+
+    full = planned(capsys, tmp_path, RUN, *given)
+    thin = planned(capsys, tmp_path, RUN + "[model.adapter]\nrank = 4\n", *given)
+
+    trained = 4 * 4 * (64 + 3 * 64)
+    assert thin["recipe"]["adapter"] == {"rank": 4, "targets": [], "drops": False}
+    assert thin["rows"][0]["gradients_gib"] * 2**30 == 4 * trained
+    assert thin["rows"][0]["sent_copies_bytes"] == 3 / 2 * 4 * trained
+    assert thin["rows"][0]["step_s"] < full["rows"][0]["step_s"]
+    assert thin["model"]["flops_per_token"] < full["model"]["flops_per_token"]
+
+
+def test_islands_of_a_run_file_are_planned_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "parallel.toml"
+    outer = '[parallel]\ndp = 4\n[parallel.outer]\nevery = 5\nislands = 2\ncompression = "int8"\n'
+
+    answer = planned(capsys, tmp_path, RUN, "--gpus", "4", "--set", "train.microbatches=2")
+    apart = planned(capsys, tmp_path, RUN + outer, "--gpus", "4", "--set", "train.microbatches=2", "--out", str(out))
+
+    assert {row["islands"] for row in answer["rows"]} == {1}
+    assert {row["islands"] for row in apart["rows"]} == {2}
+    assert all(row["outer_s"] > 0 for row in apart["rows"])
+    assert all("islands=2" in row["layout"] for row in apart["rows"])
+    written = tomllib.loads(out.read_text(encoding="utf-8"))
+    assert written["parallel"]["outer"] == {"every": 5, "islands": 2, "compression": "int8"}
+
+
+def test_the_groups_of_a_run_file_are_judged_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    own = "[parallel]\ndp = 4\nzero = 3\nreplicas = 2\n"
+
+    found = planned(capsys, tmp_path, RUN + own, "--gpus", "4", "--set", "train.microbatches=2")
+
+    assert "dp=4 zero=3 replicas=2" in {row["layout"] for row in found["rows"]}
+
+
+def test_an_adapter_that_no_matrix_has_exits_2_with_the_choices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(RUN + '[model.adapter]\ntargets = ["q_proj"]\n')
+
+    assert run(["plan", str(run_file), "--cluster", "a100-nodes"]) == 2
+    assert "found 'q_proj'; the matrices of gpt2 are attn.c_attn" in capsys.readouterr().err
 
 
 def test_a_layout_that_cannot_work_exits_2_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ STEPS, BATCH, TOKENS, VOCAB, MICROBATCHES = 20, 8, 16, 64, 4
 _NO_DROPOUT = {
     "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     "wide": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    "odd": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     "opt": ("dropout", "attention_dropout"),
     "bloom": ("hidden_dropout", "attention_dropout"),
     "llama": ("attention_dropout",),
@@ -15,6 +16,7 @@ _NO_DROPOUT = {
 _SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": TOKENS},
     "wide": {"model_type": "gpt2", "n_layer": 2, "n_embd": 384, "n_head": 4, "n_positions": TOKENS},
+    "odd": {"model_type": "gpt2", "n_layer": 2, "n_embd": 36, "n_head": 3, "n_positions": TOKENS},
     "opt": {
         "num_hidden_layers": 4,
         "hidden_size": 32,
@@ -129,6 +131,7 @@ FAST = [
     Case({"dp": 4, "zero": 3, "replicas": 2}, "sgd", microbatches=2),
     adapter("llama", dp=2, zero=3),
     sgd(dp=2, pp=2, schedule="zero-bubble"),
+    sgd("llama", cp=2, context="ring"),
 ]
 
 SLOW = [
@@ -205,6 +208,23 @@ SLOW = [
     Case({"dp": 2, "zero": 3}, "adamw", precision="fp16", allowed=2e-2),
 ]
 
+RING = [
+    sgd(cp=2, context="ring"),
+    sgd("odd", cp=2, context="ring"),
+    sgd(cp=4, context="ring", zero=2, activation_checkpointing="selective"),
+    sgd("llama", dp=2, cp=2, context="ring", zero=3, activation_checkpointing="full"),
+    sgd("llama", cp=2, context="ring", zero=3),
+    sgd("opt", dp=2, cp=2, context="ring", zero=1),
+    sgd("llama", tp=2, cp=2, context="ring"),
+    sgd("opt", tp=2, cp=2, context="ring", sequence_parallel=True, activation_checkpointing="selective"),
+    sgd("llama", pp=2, cp=2, context="ring"),
+    sgd(pp=2, cp=2, context="ring", schedule="zero-bubble", activation_checkpointing="full"),
+    adapter("llama", cp=2, context="ring"),
+    Case({"dp": 2, "cp": 2, "context": "ring", "outer": _JOINED}),
+    Case({"cp": 2, "context": "ring"}, family="llama", precision="bf16", allowed=2e-2),
+    Case({"cp": 2, "context": "ring", "activation_checkpointing": "selective"}, precision="fp16", allowed=2e-2),
+]
+
 COMPILED = [
     sgd(dp=2, compile=True),
     sgd("llama", dp=2, zero=3, compile=True, activation_checkpointing="full"),
@@ -219,6 +239,8 @@ LARGE = [
     Case({"dp": 4, "tp": 2, "zero": 2, "sequence_parallel": True}, family="bloom", microbatches=2),
     sgd(tp=2, pp=2, cp=2),
     sgd(dp=2, tp=2, cp=2, zero=1),
+    sgd(tp=2, cp=4, context="ring"),
+    sgd("llama", dp=2, pp=2, cp=2, context="ring", zero=2, schedule="interleaved"),
     sgd(dp=2, pp=2, cp=2, zero=2, schedule="interleaved"),
     sgd("llama", pp=4, dp=2, schedule="gpipe"),
     sgd(dp=2, tp=2, pp=2, zero=2, schedule="zero-bubble"),

@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from rank_layouts import BATCH, COMPILED, FAST, LARGE, SLOW, STEPS, TOKENS, Case
+from forks import fork_ranks
+from rank_layouts import BATCH, COMPILED, FAST, LARGE, RING, SLOW, STEPS, TOKENS, Case
 from references import adapter_of, batch_of, one_process, optimizer_of, source_of
 from safetensors.torch import load_file, save_file
 
 from phalanx.parallel import Member, ParallelConfig, Place, Recipe, Saving, join
 from phalanx.parallel.mesh import open_domain
-from phalanx.pipeline import die_with_parent
 
-TABLES = {"fast": FAST, "slow": SLOW, "large": LARGE, "compiled": COMPILED}
+TABLES = {"fast": FAST, "slow": SLOW, "ring": RING, "large": LARGE, "compiled": COMPILED}
 
 
 def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
@@ -99,17 +99,9 @@ def be_rank(rank: int, cases: list[Case], home: Path) -> None:
 def main() -> None:
     table, home = TABLES[sys.argv[1]], Path(sys.argv[2])
     torch.set_num_threads(1)
-    os.environ["PHALANX_PARENT"] = str(os.getpid())
     for case in table:
         source_of(case, home / "models")
-    children = []
-    for rank in range(max(case.world for case in table)):
-        child = os.fork()
-        if child == 0:
-            die_with_parent()
-            be_rank(rank, table, home)
-            os._exit(0)
-        children.append(child)
+    children = fork_ranks(max(case.world for case in table), lambda rank: be_rank(rank, table, home))
     references = {case.model: case for case in table}
     found = {model: one_process(case, home / "models") for model, case in references.items()}
     (home / "references.json").write_text(json.dumps(found))

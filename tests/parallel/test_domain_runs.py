@@ -141,11 +141,20 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint(make_run, alone, tmp
     check_same(tmp_path / "run", summary, alone)
 
 
-def test_a_layout_that_cannot_work_is_refused_before_a_process_starts(make_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("section", "overrides", "words"),
+    [
+        ("tp = 3", (), "tp=3 does not divide 4 attention heads.*nearest that works is"),
+        ("cp = 2\ncontext = 'ring'", ("model.attention=eager",), 'eager" asks for no fused.*or context = "ulysses"'),
+    ],
+)
+def test_a_layout_that_cannot_work_is_refused_before_a_process_starts(
+    make_run, tmp_path, monkeypatch, section, overrides, words
+):
     started = ranks_of(monkeypatch)
 
-    with pytest.raises(ConfigError, match=r"tp=3 does not divide 4 attention heads.*nearest that works is"):
-        quietly(make_run("[parallel]\ntp = 3\n"), tmp_path / "run")
+    with pytest.raises(ConfigError, match=words):
+        quietly(make_run(f"[parallel]\n{section}\n", *overrides), tmp_path / "run")
 
     assert started == []
 
@@ -181,7 +190,16 @@ def test_sections_that_contradict_each_other_are_refused(make_run, section, word
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["[parallel]\ntp = 2\n", "[parallel]\npp = 2\n", "[parallel]\ndp = 1\n", ALONE])
+@pytest.mark.parametrize(
+    "other",
+    [
+        "[parallel]\ntp = 2\n",
+        "[parallel]\npp = 2\n",
+        "[parallel]\ndp = 1\n",
+        "[parallel]\ncp = 2\ncontext = 'ring'\n",
+        ALONE,
+    ],
+)
 def test_a_checkpoint_of_one_layout_goes_on_under_another(make_run, alone, tmp_path, monkeypatch, other):
     with monkeypatch.context() as patch:
         stop_before_saving(patch, 5, interrupt)

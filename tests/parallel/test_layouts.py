@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_layouts import COMPILED, FAST, LARGE, SLOW, STEPS, Case
+from rank_layouts import COMPILED, FAST, LARGE, RING, SLOW, STEPS, Case
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -31,6 +31,11 @@ def fast(tmp_path_factory):
 @pytest.fixture(scope="session")
 def slow(tmp_path_factory):
     return run_table("slow", tmp_path_factory.mktemp("slow"))
+
+
+@pytest.fixture(scope="session")
+def ring(tmp_path_factory):
+    return run_table("ring", tmp_path_factory.mktemp("ring"))
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +109,13 @@ def test_compiled_blocks_give_the_curve_of_one_process(compiled, case):
 @pytest.mark.parametrize("case", SLOW, ids=[case.name for case in SLOW])
 def test_another_layout_gives_the_curve_of_one_process(slow, case):
     check(slow, SLOW, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", RING, ids=[case.name for case in RING])
+def test_a_ring_gives_the_curve_of_one_process(ring, case):
+    check(ring, RING, case)
 
 
 @pytest.mark.slow

@@ -20,6 +20,10 @@ def check(family="gpt2", load=None, **parallel):
         ({"family": "llama", "tp": 2, "load": {"adapted": ("down_proj",)}}, "adapters on down_proj"),
         ({"tp": 2, "load": {"optimizer": "adafactor"}}, "rows and columns of whole matrices"),
         ({"dp": 2, "zero": 2, "load": {"optimizer": "adafactor"}}, "set tp to 1 and zero to 0 or 1"),
+        ({"family": "bloom", "cp": 2, "context": "ring"}, "adds a bias.*the nearest that works is cp=2$"),
+        ({"cp": 4, "context": "ring", "load": {"sequence_length": 12}}, "8 chunks.*the nearest that works is cp=4$"),
+        ({"cp": 2, "context": "ring", "load": {"attention": "eager"}}, 'take attention = "sdpa", or context'),
+        ({"family": "odd", "cp": 2}, "does not divide 3 attention heads.*nearest that works is cp=2 context=ring$"),
     ],
 )
 def test_what_a_layout_cannot_do_is_refused(keys, words):
@@ -35,10 +39,20 @@ def test_what_a_layout_cannot_do_is_refused(keys, words):
         {"dp": 2, "load": {"adapted": ("c_proj",)}},
         {"pp": 2, "load": {"optimizer": "adafactor"}},
         {"dp": 2, "zero": 1, "load": {"optimizer": "adafactor"}},
+        {"tp": 2, "cp": 4, "context": "ring"},
+        {"cp": 2, "load": {"attention": "eager"}},
     ],
 )
 def test_what_it_can_do_is_not(keys):
     check(**keys)
+
+
+def test_dropout_in_attention_is_refused_in_a_ring_alone():
+    dropping = {**architecture("gpt2"), "attn_pdrop": 0.1}
+
+    check_layout(ParallelConfig(cp=2), dropping, Workload(8, 4, 16))
+    with pytest.raises(ConfigError, match=r"drops nothing.*asks for 0\.1; .*nearest that works is cp=2$"):
+        check_layout(ParallelConfig(cp=2, context="ring"), dropping, Workload(8, 4, 16))
 
 
 def test_bloom_that_cuts_its_own_matrices_is_refused():

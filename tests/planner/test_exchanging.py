@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from phalanx.planner import Layout, ModelShape
-from phalanx.planner.collectives import all_gather, all_reduce, reduce_scatter
+from phalanx.planner.collectives import all_gather, all_reduce, reduce_scatter, send
 from phalanx.planner.exchanging import block_exchanges, data_exchange, link_of_axis
 from phalanx.planner.hardware import Cluster
 from phalanx.planner.links import Link
@@ -45,6 +45,37 @@ def test_sequence_parallel_sends_as_many_bytes_in_twice_as_many_calls(
     size = 32 * 64 // 4 * 64 * 4
     assert whole == pytest.approx(4 * all_reduce(size, 2, SLOW))
     assert cut == pytest.approx(4 * (all_gather(size, 2, SLOW) + reduce_scatter(size, 2, SLOW)))
+
+
+def test_a_ring_sends_keys_and_values_on_and_their_gradients_home(
+    tiny: ModelShape, recipe: Recipe, machine: Machine
+) -> None:
+    layout, alone = Layout(cp=4, context="ring"), replace(machine, overlap=False)
+    one = send(2 * (32 * 64 // 4 // 4) * 64 * 4, machine.inside)
+
+    found = block_exchanges(tiny, layout, recipe, alone)
+
+    # three sends forward, as many backward, and four of gradients
+    assert found.context == pytest.approx(10 * one)
+    assert found.hidden == 0.0
+    shared = block_exchanges(replace(tiny, kv_heads=2), layout, recipe, alone).context
+    bytes_alone = found.context - 10 * machine.inside.latency_s
+    assert shared - 10 * machine.inside.latency_s == pytest.approx(bytes_alone * 2 / tiny.heads)
+
+
+def test_of_a_ring_that_computes_long_enough_the_last_send_shows_alone(
+    tiny: ModelShape, recipe: Recipe, machine: Machine
+) -> None:
+    layout, slow = Layout(cp=4, context="ring"), replace(machine, flops_per_s=1e6)
+    one = send(2 * (32 * 64 // 4 // 4) * 64 * 4, machine.inside)
+
+    found = block_exchanges(tiny, layout, recipe, slow)
+
+    assert found.context == pytest.approx(one)
+    assert found.hidden == pytest.approx(9 * one)
+    step = step_time(tiny, layout, recipe, slow)
+    assert step.hidden >= 8 * recipe.microbatches * found.hidden
+    assert step.context == pytest.approx(8 * recipe.microbatches * found.context)
 
 
 def test_sequence_parallel_completes_the_gradients_of_norms_one_by_one(

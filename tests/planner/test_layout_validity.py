@@ -1,10 +1,12 @@
 """A layout that cannot work is refused with its figures, and the nearest one that works is named."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, ModelError
 from phalanx.planner import SCHEDULES, Layout, nearest, shape_of, why_not
 from phalanx.planner.layout import layouts, parse_layout
 from phalanx.planner.validity import remoteness
@@ -19,6 +21,7 @@ GROUPED = {
     "num_key_value_heads": 2,
     "vocab_size": 128,
 }
+STEADY = {**TINY, "attn_pdrop": 0.0}
 WORKING = {"sequences": 16, "microbatches": 4, "sequence_length": 64}
 
 
@@ -73,6 +76,47 @@ def test_a_layout_that_cannot_work_is_refused_with_its_figures(
     assert reason in found
 
 
+@pytest.mark.parametrize("layout", [Layout(cp=16, context="ring"), Layout(tp=4, cp=4, context="ring", zero=3)])
+def test_a_ring_asks_for_no_heads_that_its_ranks_divide(layout: Layout) -> None:
+    assert why_not(layout, shape_of(STEADY), **WORKING) is None
+    assert "attention heads" in str(why_not(replace(layout, context="ulysses"), shape_of(STEADY), **WORKING))
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "reason"),
+    [
+        (Layout(cp=4, context="ring"), {"sequence_length": 60}, "2 * cp=8 chunks, which do not divide 60 tokens"),
+        (Layout(context="ring"), {}, "context=ring is for context parallel ranks, and cp=1"),
+        (Layout(cp=2, context="star"), {}, "context=star: expected one of ulysses, ring"),
+    ],
+)
+def test_a_ring_that_cannot_close_is_refused(layout: Layout, changes: dict[str, int], reason: str) -> None:
+    assert reason in str(why_not(layout, shape_of(STEADY), **(WORKING | changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attn_pdrop": 0.25}, "drops nothing in attention, and the model's config asks for 0.25"),
+        # transformers' own default
+        ({"attn_pdrop": None}, "asks for 0.1"),
+        ({"model_type": "bloom", "hidden_size": 64}, "bloom adds a bias to its scores"),
+    ],
+)
+def test_what_a_ring_cannot_attend_with_is_refused_and_the_other_way_named(
+    changes: dict[str, object], reason: str
+) -> None:
+    asked, shape = Layout(cp=2, context="ring"), shape_of({**STEADY, **changes})
+
+    assert reason in str(why_not(asked, shape, **WORKING))
+    assert nearest(asked, shape, **WORKING) == Layout(cp=2)
+
+
+def test_a_share_of_dropout_that_is_none_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"attn_pdrop: found 1\.5; expected a number from 0 to 1"):
+        shape_of({**TINY, "attn_pdrop": 1.5})
+
+
 def test_heads_that_share_keys_limit_tensor_parallel() -> None:
     assert why_not(Layout(tp=4), shape_of(GROUPED), **WORKING) == (
         "tp=4 does not divide 2 key and value heads; lower tp"
@@ -114,10 +158,15 @@ def test_the_nearest_layout_works_and_none_is_nearer(
         (Layout(dp=3, tp=2), Layout(dp=2, tp=2)),
         (Layout(pp=9, schedule="gpipe"), Layout(pp=8, schedule="gpipe")),
         (Layout(dp=0), Layout()),
+        (Layout(context="ring"), Layout()),
     ],
 )
 def test_the_nearest_layout_is_the_one_that_a_person_would_take(asked: Layout, found: Layout) -> None:
     assert nearest(asked, shape_of(TINY), **WORKING) == found
+
+
+def test_heads_that_ulysses_cannot_deal_out_go_by_ring() -> None:
+    assert nearest(Layout(tp=4, cp=4), shape_of(STEADY), **WORKING) == Layout(tp=4, cp=4, context="ring")
 
 
 def test_every_way_to_share_the_ranks_is_listed_once() -> None:
@@ -131,12 +180,15 @@ def test_every_way_to_share_the_ranks_is_listed_once() -> None:
 def test_a_layout_is_read_as_it_is_written() -> None:
     assert parse_layout("dp=2, tp=4,zero=3") == Layout(dp=2, tp=4, zero=3)
     assert parse_layout("pp=4,schedule=interleaved,chunks=3") == Layout(pp=4, schedule="interleaved", chunks=3)
+    assert parse_layout("cp=2,context=ring") == Layout(cp=2, context="ring")
+    assert str(Layout(cp=2, zero=1, context="ring")) == "cp=2 context=ring zero=1"
     assert str(Layout(dp=2, pp=4, zero=1)) == "dp=2 pp=4 zero=1 1f1b"
     assert Layout(dp=2, cp=2, zero=2).section() == {
         "dp": 2,
         "tp": 1,
         "pp": 1,
         "cp": 2,
+        "context": "ulysses",
         "zero": 2,
         "schedule": "1f1b",
     }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from phalanx.parallel.activations import fuse_activations
 from phalanx.planner import Layout, ModelShape, shape_of, why_not
 from phalanx.planner.activations import block_bytes
+from phalanx.planner.adapter import Adapter, adapted
 from phalanx.planner.estimate import estimate
 from phalanx.planner.hardware import Cluster
 from phalanx.planner.memory import Memory, checkpoint_bytes, in_flight, rank_memory, rank_parameters, worst_rank
@@ -78,18 +79,6 @@ def test_a_higher_zero_level_never_needs_more_memory_for_a_model_of_some_size(la
     needed = [worst_rank(shape, replace(shared, zero=zero), kept).total for zero in range(4)]
 
     assert needed == sorted(needed, reverse=True)
-
-
-@pytest.mark.parametrize("zero", [0, 1])
-def test_buckets_of_gradients_are_made_anew_beside_the_old_ones(zero: int) -> None:
-    # so few tokens that nothing else is as large
-    recipe = Recipe(sequences=4, sequence_length=2, microbatches=1)
-    shape = shape_of(TINY | {"n_embd": 512})
-
-    alone, shared = (worst_rank(shape, Layout(dp=dp, zero=zero if dp > 1 else 0), recipe) for dp in (1, 2))
-
-    assert alone.buffers < shape.parameters
-    assert shared.buffers == pytest.approx(4 * shape.parameters, rel=0.01)
 
 
 @settings(max_examples=60, deadline=None)
@@ -239,16 +228,22 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def bytes_kept_by_blocks(config: dict[str, Any], layers: int, *, is_fused: bool) -> int:
+def bytes_kept_by_blocks(
+    config: dict[str, Any], layers: int, *, is_fused: bool, adapter: Adapter | None = None, attention: str = "sdpa"
+) -> int:
     """Bytes of distinct storages that autograd keeps in the forward pass of a model with so many blocks."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     names = {"gpt2": "n_layer", "bloom": "n_layer"}
     config = config | {names.get(config["model_type"], "num_hidden_layers"): layers}
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))).train()
+    hub_config = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    kernel = {} if config["model_type"] == "bloom" else {"attn_implementation": attention}
+    model = AutoModelForCausalLM.from_config(hub_config, **kernel).train()
     if is_fused:
         fuse_activations(model)
+    if adapter is not None:
+        adapt(model, adapter, fan_in_fan_out=config["model_type"] == "gpt2")
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
     alive = []
@@ -265,6 +260,50 @@ def bytes_kept_by_blocks(config: dict[str, Any], layers: int, *, is_fused: bool)
         output = model(ids, use_cache=False).logits
     del output
     return sum(kept.values())
+
+
+def adapt(model: Any, adapter: Adapter, *, fan_in_fan_out: bool) -> None:
+    """Put adapters beside a model's frozen weights."""
+    import peft
+
+    targets = [one.name for one in adapted(shape_of(model.config.to_dict()), adapter)]
+    dropout = 0.1 if adapter.drops else 0.0
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(
+            r=adapter.rank, target_modules=targets, fan_in_fan_out=fan_in_fan_out, bias="none", lora_dropout=dropout
+        ),
+        model,
+    )
+
+
+MLP = {"gpt2": ("c_fc", "mlp.c_proj"), "opt": ("fc1", "fc2"), "bloom": ("dense_h_to_4h", "dense_4h_to_h")}
+ADAPTERS = {"usual": Adapter(4), "mlp": Adapter(4), "dropout": Adapter(4, drops=True)}
+
+
+@pytest.mark.parametrize("kind", sorted(ADAPTERS))
+@pytest.mark.parametrize("name", ["bloom", "gpt2", "llama", "opt"])
+def test_beside_frozen_weights_a_block_keeps_what_autograd_keeps(name: str, kind: str) -> None:
+    adapter = ADAPTERS[kind]
+    if kind == "mlp":
+        adapter = replace(adapter, targets=MLP.get(name, ("gate_proj", "up_proj", "down_proj")))
+    shape, recipe = shape_of(MODELS[name]), Recipe(4, 64, adapter=adapter)
+
+    four, two = (bytes_kept_by_blocks(MODELS[name], layers, is_fused=True, adapter=adapter) for layers in (4, 2))
+
+    assert block_bytes(shape, Layout(), recipe) == pytest.approx((four - two) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("targets", [(), ("c_attn", "attn.c_proj")])
+def test_composed_attention_beside_frozen_weights_keeps_what_autograd_keeps(targets: tuple[str, ...]) -> None:
+    adapter = Adapter(4, targets)
+    shape, recipe = shape_of(TINY), Recipe(4, 64, fused_attention=False, fused_activation=False, adapter=adapter)
+
+    four, two = (
+        bytes_kept_by_blocks(MODELS["gpt2"], layers, is_fused=False, adapter=adapter, attention="eager")
+        for layers in (4, 2)
+    )
+
+    assert block_bytes(shape, Layout(), recipe) == pytest.approx((four - two) / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
@@ -306,3 +345,24 @@ def test_zero_3_holds_what_is_gathered_and_what_is_being_summed() -> None:
 
     assert memory.buffers > 4 * block
     assert memory.buffers > worst_rank(shape, Layout(), recipe).buffers
+
+
+@pytest.mark.parametrize(
+    ("layout", "copies"),
+    [
+        (Layout(dp=2), 1),
+        (Layout(dp=2, zero=1), 1),
+        (Layout(cp=2), 1),
+        (Layout(dp=4, islands=2), 1),
+        # nobody to exchange gradients with, and a schedule whose copies average them by themselves
+        (Layout(dp=2, islands=2), 0),
+        (Layout(dp=2, pp=2, schedule="zero-bubble"), 0),
+    ],
+)
+def test_copies_have_their_gradients_twice_while_buckets_are_ordered(layout: Layout, copies: int) -> None:
+    # few tokens, so that nothing else is worse
+    shape = shape_of(TINY | {"n_embd": 512})
+
+    memory = rank_memory(shape, layout, Recipe(8, 2, microbatches=2), 0)
+
+    assert (memory.buffers >= memory.gradients) == bool(copies)

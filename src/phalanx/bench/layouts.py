@@ -67,7 +67,7 @@ SHIFTS: tuple[Shift, ...] = (
         ("torch pipelining, 1F1B",),
         name="pipeline with less bubble",
     ),
-    Shift(({"cp": 2}, {"cp": 2, "zero": 3}), no_peer=NO_CONTEXT_PEER, name="context"),
+    Shift(({"cp": 2}, {"cp": 2, "context": "ring"}, {"cp": 2, "zero": 3}), no_peer=NO_CONTEXT_PEER, name="context"),
     Shift(({"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}), no_peer=NO_COMBINED_PEER, name="two axes"),
     Shift(
         ({"dp": 2, "pp": 2, "zero": 3}, {"dp": 2, "tp": 2, "zero": 3}, {"dp": 2, "tp": 2, "pp": 2}),

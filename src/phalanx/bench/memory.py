@@ -15,7 +15,7 @@ from phalanx.bench.ranks import RankHost
 from phalanx.bench.turns import train_crew
 from phalanx.data import prepare
 from phalanx.errors import TrainingError
-from phalanx.models import open_model
+from phalanx.models import LoraConfig, open_model
 from phalanx.parallel import ParallelConfig
 from phalanx.train import RunConfig
 
@@ -36,7 +36,11 @@ _LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pp": 2},
     {"dp": 2, "tp": 2, "zero": 3},
     {"dp": 2, "pp": 2, "zero": 1},
+    {"dp": 4, "zero": 3, "replicas": 2},
+    {"dp": 4, "zero": 1, "outer": {"every": 1, "islands": 2, "compression": "int8"}},
 )
+_ADAPTED: tuple[dict[str, Any], ...] = ({}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 3}, {"tp": 2})
+"""Those that are measured with adapters beside frozen weights as well."""
 _NUM_QUICK = 8
 _WIDTH = 640
 
@@ -47,7 +51,7 @@ def bench_memory(quick: bool) -> dict[str, Any]:
     """Measure each layout on a model of 42 million parameters; other work on the machine does not change the figures.
 
     Args:
-        quick: ZeRO 0 to 3 on two ranks, 2 and 3 with offloading too, and 3 in a pipeline.
+        quick: ZeRO 0 to 3 on two ranks, 2 and 3 with offloading too, and 3 in a pipeline; no adapters.
 
     Returns:
         name, machine, commit, load and rows.
@@ -55,8 +59,10 @@ def bench_memory(quick: bool) -> dict[str, Any]:
     Raises:
         TrainingError: A layout failed, or this system does not tell the memory of a process.
     """
-    configs = [ParallelConfig.model_validate(keys) for keys in _LAYOUTS[: _NUM_QUICK if quick else None]]
-    return measure(configs, large_run(), quick=quick)
+    run = large_run()
+    cases = [(run, keys) for keys in _LAYOUTS[: _NUM_QUICK if quick else None]]
+    cases += [] if quick else [(with_adapters(run), keys) for keys in _ADAPTED]
+    return measure([(one, ParallelConfig.model_validate(keys)) for one, keys in cases], quick=quick)
 
 
 def large_run() -> RunConfig:
@@ -71,18 +77,25 @@ def large_run() -> RunConfig:
     )
 
 
-def measure(configs: Sequence[ParallelConfig], run: RunConfig, *, quick: bool) -> dict[str, Any]:
-    """Measure these layouts; see `bench_memory`."""
+def with_adapters(run: RunConfig) -> RunConfig:
+    """The same run, of which adapters alone are trained."""
+    return run.model_copy(update={"model": run.model.model_copy(update={"adapter": LoraConfig()})})
+
+
+def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -> dict[str, Any]:
+    """Measure runs, which differ in nothing but adapters, on their layouts; see `bench_memory`."""
     load = load_average()
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    run = cases[0][0]
     source = open_model(run.model, cache / "models", run.train.seed)
     prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankHost(Path(directory)) as host:
-        for config in configs:
-            figures = memory_row(host, ENGINE, run, config, cache)
-            rows.append({"layout": name_of(config), "ranks": config.world, **figures, **_parts(run, config)})
-            _say(f"{name_of(config)}: planned / measured {figures['memory_ratio']:.3f}")
+        for one, config in cases:
+            name = name_of(config) + (" with adapters" if one.model.adapter is not None else "")
+            figures = memory_row(host, ENGINE, one, config, cache)
+            rows.append({"layout": name, "ranks": config.world, **figures, **_parts(one, config)})
+            _say(f"{name}: planned / measured {figures['memory_ratio']:.3f}")
     return {
         "name": "memory",
         "quick": quick,

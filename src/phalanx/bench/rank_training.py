@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,7 +95,7 @@ class _Trainee:
     def _built(self) -> Arm:
         if self._arm is None:
             if self._spec.measures_memory:
-                _rehearse()
+                _rehearse(adapts=self._spec.run.model.adapter is not None)
                 self._before = resident()
             setting = Setting(self._spec.run, self._source, self._place)
             self._arm = ARMS[self._spec.arm](setting)
@@ -105,8 +106,10 @@ class _Trainee:
         return self._arm
 
 
-def _rehearse() -> None:
+def _rehearse(*, adapts: bool) -> None:
     """Use what every training uses once, so that libraries' own memory is there before any is counted."""
+    if adapts:
+        importlib.import_module("peft")
     model = nn.Sequential(nn.Embedding(64, 256), nn.Linear(256, 256), nn.LayerNorm(256), nn.Linear(256, 64))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     loss = nn.functional.cross_entropy(model(torch.zeros(512, dtype=torch.int64)), torch.zeros(512, dtype=torch.int64))

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from phalanx.cli.console import say_figures, say_rows
+from phalanx.planner.adapter import Adapter, adapted
 from phalanx.planner.answer import Answer
 from phalanx.planner.catalog import known_models, open_cluster
 from phalanx.planner.guarding import Verification
@@ -33,11 +34,24 @@ def planned_cluster(name: str | None, gpus: list[int] | None, probe: Path | None
     return cluster.model_copy(update={"inside": link, "between": link})
 
 
-def from_run(run_file: Path, overrides: list[str], cluster: Cluster) -> tuple[Question, dict[str, Any]]:
-    """Return the question about a run file on all devices of a cluster, and the keys that it sets."""
+def from_run(
+    run_file: Path, overrides: list[str], cluster: Cluster, *, adapts: bool = True
+) -> tuple[Question, dict[str, Any]]:
+    """Return the question about a run file on all devices of a cluster, and the keys that it sets.
+
+    Args:
+        run_file: The file.
+        overrides: Of its keys.
+        cluster: Where.
+        adapts: The file's adapter counts; else somebody else says what is trained.
+
+    Raises:
+        ConfigError: The file is wrong, or its adapter is none that ranks of a domain train.
+    """
     from phalanx.train import load_run
 
     run = load_run(run_file, overrides)
+    parallel, shape = run.parallel, _shape(run.model)
     recipe = Recipe(
         sequences=run.train.batch_size,
         sequence_length=run.data.sequence_length,
@@ -45,11 +59,14 @@ def from_run(run_file: Path, overrides: list[str], cluster: Cluster) -> tuple[Qu
         precision="fp32" if run.train.precision == "fp32" else "autocast",
         checkpointing="full" if run.model.activation_checkpointing else "none",
         fused_attention=run.model.attention == "sdpa",
-        fused_activation=getattr(run, "parallel", None) is not None,
+        fused_activation=parallel is not None,
+        adapter=_adapter(run.model, shape) if adapts else None,
+        outer=None if parallel is None or parallel.outer is None else parallel.outer.planned,
     )
     number = float(run.train.steps * recipe.tokens)
-    question = Question(run.name, _shape(run.model), recipe, cluster, (cluster.num_devices,), number)
-    if getattr(run, "parallel", None) is None and run.guard.mode != "off" and run.pipeline.stages > 2:
+    own = None if parallel is None else parallel.layout
+    question = Question(run.name, shape, recipe, cluster, (cluster.num_devices,), number, own=own)
+    if parallel is None and run.guard.mode != "off" and run.pipeline.stages > 2:
         guard = run.guard
         verified = Verification(guard.audit_rate, guard.step_audit_rate, guard.owner_audit_rate)
         question = replace(question, guard=verified)
@@ -79,6 +96,15 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     figures = {"memory_gib": "GiB", "step_s": "step s", "tokens_per_s": "tokens/s", "mfu": "MFU", "days": "days"}
     figures |= {"cost_usd_low": "USD from"}
     return words | {title: None if row[key] is None else f"{row[key]:.3g}" for key, title in figures.items()}
+
+
+def _adapter(model: Any, shape: ModelShape) -> Adapter | None:
+    if model.lora is None:
+        return None
+    adapter: Adapter = model.lora.planned
+    # a target that is none is said before anything is planned
+    adapted(shape, adapter)
+    return adapter
 
 
 def _shape(model: Any) -> ModelShape:

@@ -28,7 +28,8 @@ def asked_for_split(
     """Return model and recipe, with client and enclave as two ranks of this machine."""
     here = this_machine(2)
     if run_file is not None:
-        return from_run(run_file, overrides, here)[0]
+        # what is trained in the back is the parties' to say
+        return from_run(run_file, overrides, here, adapts=False)[0]
     return about_model(model or "", here, sequences, sequence_length, precision)
 
 

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.errors import ConfigError
+from phalanx.planner import Adapter
 
 PACKAGED_MODELS = ("smollm2-135m",)
 
@@ -35,6 +36,11 @@ class LoraConfig(StrictModel):
         if len(set(self.targets)) != len(self.targets) or not all(self.targets):
             raise ValueError(f"targets: found {list(self.targets)}; expected names, each once and none empty")
         return self
+
+    @property
+    def planned(self) -> Adapter:
+        """As the planner has it."""
+        return Adapter(self.rank, self.targets, drops=self.dropout > 0)
 
 
 class SpfConfig(StrictModel):

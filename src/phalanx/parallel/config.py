@@ -10,6 +10,7 @@ from phalanx.planner import Layout
 
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
 Recompute = Literal["none", "selective", "full"]
+ContextBy = Literal["ulysses", "ring"]
 
 SHARED_GRADIENTS = 2
 """Lowest ZeRO level at which gradients are shared."""
@@ -23,6 +24,8 @@ class ParallelConfig(StrictModel):
         tp: Tensor parallel: ranks that share every matrix product.
         pp: Pipeline parallel: ranks that each have some of the layers.
         cp: Context parallel: ranks that share every sequence.
+        context: How they see all of it: "ulysses" trades slices of the sequence for heads and back, in a "ring" keys
+            and values go from rank to rank.
         zero: What the dp * cp copies share instead of each having it: 0 nothing, 1 optimizer state, 2 gradients too,
             3 parameters too.
         replicas: With zero 2 or 3, cut the copies into so many groups that each share among themselves (hybrid
@@ -47,6 +50,7 @@ class ParallelConfig(StrictModel):
     tp: int = Field(default=1, ge=1, le=65536)
     pp: int = Field(default=1, ge=1, le=65536)
     cp: int = Field(default=1, ge=1, le=65536)
+    context: ContextBy = "ulysses"
     zero: int = Field(default=0, ge=0, le=3)
     replicas: int = Field(default=1, ge=1, le=65536)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
@@ -147,7 +151,8 @@ class ParallelConfig(StrictModel):
     @property
     def layout(self) -> Layout:
         """The axes alone, as the planner has them."""
-        return Layout(self.dp, self.tp, self.pp, self.cp, self.zero, self.schedule)
+        groups = {"replicas": self.replicas, "islands": self.islands}
+        return Layout(self.dp, self.tp, self.pp, self.cp, self.zero, self.schedule, context=self.context, **groups)
 
     @property
     def world(self) -> int:

@@ -110,7 +110,8 @@ def microbatch_scope(
 ) -> contextlib.AbstractContextManager[object]:
     """Around forward and backward of one microbatch: copies with all parameters talk after the last one only.
 
-    Copies that share gradients talk after each one, so that none of them ever holds a whole gradient.
+    Copies that share gradients talk after each one, so that none of them ever holds a whole gradient; groups of them
+    that are replicas of each other after the last.
 
     Args:
         module: From `share_with_copies`.
@@ -119,8 +120,11 @@ def microbatch_scope(
     """
     if isinstance(module, DistributedDataParallel):
         return contextlib.nullcontext() if is_last else module.no_sync()
-    if isinstance(module, FSDPModule) and keeps_whole:
-        module.set_reshard_after_backward(is_last)
+    if isinstance(module, FSDPModule):
+        # groups that are replicas of each other add up what their microbatches gave before they tell each other
+        module.set_requires_all_reduce(is_last)
+        if keeps_whole:
+            module.set_reshard_after_backward(is_last)
     return contextlib.nullcontext()
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.planner import Outer
 
 
 class OuterConfig(StrictModel):
@@ -24,3 +25,8 @@ class OuterConfig(StrictModel):
     lr: float = Field(default=0.7, gt=0.0, allow_inf_nan=False)
     momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
     compression: Literal["none", "int8"] = "none"
+
+    @property
+    def planned(self) -> Outer:
+        """As the planner has it."""
+        return Outer(self.every, self.islands, rounds=self.compression == "int8")

@@ -12,7 +12,9 @@ from phalanx.objectives import causal_lm
 from phalanx.parallel.compiled import compile_blocks
 from phalanx.parallel.exchange import enter, gather_copies, gather_parts, keep_slice
 from phalanx.parallel.mesh import Domain
+from phalanx.parallel.positions import own_positions
 from phalanx.parallel.recompute import recomputing
+from phalanx.parallel.ring import share_by_ring
 from phalanx.parallel.tensor_parallel import Cut, cut_stage
 from phalanx.parallel.ulysses import share_context
 from phalanx.parallel.vocabulary import shared_causal_lm
@@ -47,7 +49,8 @@ class StagePart(nn.Module):
         # masks and tables are made by the config as it was, whatever kernel runs
         self._tables_by = copy.deepcopy(stage.hub_config)
         self.cut: Cut = cut_stage(stage, domain.tensors, cuts_sequence=self._cuts_sequence)
-        share_context(stage, domain.context)
+        share = share_by_ring if config.context == "ring" else share_context
+        share(stage, domain.context)
         self.stage = stage
         if config.compile:
             compile_blocks(stage)
@@ -89,14 +92,13 @@ class StagePart(nn.Module):
         return causal_lm(logits, labels)[0]
 
     def own_labels(self, labels: Tensor) -> Tensor:
-        """This rank's slice of labels ``[batch, seq]``."""
-        return labels.chunk(self._domain.config.cp, _SEQUENCE)[self._domain.cp]
+        """This rank's positions of labels ``[batch, seq]``."""
+        return self._own_positions(labels)
 
     def _embed(self, ids: Tensor) -> Tensor:
         # every rank looks up the whole row: positions count from its beginning
         hidden = self.stage.family.embed(self.stage.trunk, ids)
-        if self._domain.config.cp > 1:
-            hidden = hidden.chunk(self._domain.config.cp, _SEQUENCE)[self._domain.cp].contiguous()
+        hidden = self._own_positions(hidden).contiguous()
         return keep_slice(hidden, _SEQUENCE, self._domain.tensors) if self._cuts_sequence else hidden
 
     def _finish(self, hidden: Tensor) -> Tensor:
@@ -119,15 +121,18 @@ class StagePart(nn.Module):
             context[_MASK] = None
             for key in (_COSINES, _POSITIONS):
                 if key in context:
-                    context[key] = self._own_positions(context[key])
+                    context[key] = self._own_table(context[key])
         if config.tp > 1 and _ALIBI in context:
             context[_ALIBI] = self._own_heads(context[_ALIBI], hidden.shape[0])
         return context
 
-    def _own_positions(self, table: Any) -> Any:
+    def _own_table(self, table: Any) -> Any:
         if isinstance(table, tuple):
             return tuple(self._own_positions(one) for one in table)
-        return table.chunk(self._domain.config.cp, _SEQUENCE)[self._domain.cp]
+        return self._own_positions(table)
+
+    def _own_positions(self, whole: Tensor) -> Tensor:
+        return own_positions(whole, _SEQUENCE, self._domain.config, self._domain.cp)
 
     def _own_heads(self, table: Tensor, batch: int) -> Tensor:
         by_head = table.view(batch, -1, *table.shape[1:])

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from phalanx.parallel.config import Recompute
+from phalanx.parallel.ring import RING
 
 Run = Callable[..., Tensor]
 
@@ -22,6 +23,7 @@ _KEPT = {
     _OPS._scaled_dot_product_flash_attention.default,
     _OPS._scaled_dot_product_efficient_attention.default,
     _OPS._scaled_dot_product_cudnn_attention.default,
+    RING,
 }
 
 

@@ -22,6 +22,7 @@ class Workload:
         adapted: Layers that adapters are asked for, empty for the usual ones; None where all parameters are trained.
         optimizer: Its kind.
         device: Of the ranks.
+        attention: Kernel.
     """
 
     batch_size: int
@@ -30,6 +31,7 @@ class Workload:
     adapted: tuple[str, ...] | None = None
     optimizer: str = "adamw"
     device: str = "cpu"
+    attention: str = "sdpa"
 
 
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: Workload) -> None:
@@ -61,6 +63,11 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: Wo
         yield (
             f"sequence_parallel: cp={config.cp} * tp={config.tp} does not divide a sequence of "
             f"{load.sequence_length} tokens; change one of them"
+        )
+    if config.context == "ring" and load.attention == "eager":
+        yield (
+            'context = "ring": attention = "eager" asks for no fused kernel, and parts of a ring are joined by what a '
+            'fused one knows; take attention = "sdpa", or context = "ulysses"'
         )
     if load.optimizer == "adafactor" and (config.tp > 1 or config.zero >= SHARED_GRADIENTS):
         yield (

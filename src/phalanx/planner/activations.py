@@ -1,27 +1,11 @@
 """What a block keeps for its backward pass."""
 
-from dataclasses import dataclass
-
+from phalanx.planner.adapter import adapted
+from phalanx.planner.frozen import beside_frozen
+from phalanx.planner.kept import Kept
 from phalanx.planner.layout import Layout
 from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Numbers that one block keeps for each token.
-
-    Attributes:
-        stream: Inputs of norms, in the precision of the residual stream.
-        whole: Outputs of norms, which every tensor parallel rank has unless it is sequence parallel.
-        split: What lies between the matrix products, shared by the tensor parallel ranks.
-        scores: Attention's probabilities, shared likewise; 0 with a fused kernel.
-    """
-
-    stream: int
-    whole: int
-    split: int
-    scores: int
 
 
 def kept_numbers(shape: ModelShape, recipe: Recipe) -> Kept:
@@ -38,7 +22,10 @@ def kept_numbers(shape: ModelShape, recipe: Recipe) -> Kept:
     attention = 2 * queries + 2 * shape.kv_heads * shape.head_dim + shape.heads if fused else 4 * queries
     scores = 0 if fused else shape.heads * recipe.sequence_length
     saved = shape.ffn_saved - (shape.ffn_composed if recipe.fused_activation else 0)
-    return Kept(stream, whole, attention + saved * shape.ffn, scores)
+    everything = Kept(stream, whole, attention + saved * shape.ffn, scores)
+    if recipe.adapter is None:
+        return everything
+    return beside_frozen(everything, shape, recipe.adapter, is_fused=fused, inner=saved)
 
 
 def block_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
@@ -91,7 +78,12 @@ def _product_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
     inner = 2 * queries + 2 * shared + shape.ffn * (2 if shape.gated else 1)
     inner += kept_numbers(shape, recipe).scores
     # the two products that end in the stream are whole on every rank until they are summed
-    products = round(tokens * (inner / layout.tp + 2 * shape.hidden) * recipe.inner_bytes)
+    whole = 2 * shape.hidden
+    if recipe.adapter is not None:
+        thin = adapted(shape, recipe.adapter)
+        inner += sum(one.outputs for one in thin)
+        whole += recipe.adapter.rank * len(thin)
+    products = round(tokens * (inner / layout.tp + whole) * recipe.inner_bytes)
     return _stream_bytes(shape, layout, recipe) + products
 
 

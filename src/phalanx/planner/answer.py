@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.planner.catalog import device_of, link_of
-from phalanx.planner.compute import model_flops
+from phalanx.planner.catalog import device_of, link_of, sides
+from phalanx.planner.compute import training_flops
 from phalanx.planner.estimate import Estimate, machine_of
 from phalanx.planner.hardware import Cluster
 from phalanx.planner.mixed import Placed, mixed_timeline
@@ -43,7 +43,14 @@ class Answer:
         asked = question.fixed
         if asked is not None:
             recipe = question.recipe
-            other = nearest(asked, question.shape, recipe.sequences, recipe.microbatches, recipe.sequence_length)
+            other = nearest(
+                asked,
+                question.shape,
+                recipe.sequences,
+                recipe.microbatches,
+                recipe.sequence_length,
+                adapter=recipe.adapter,
+            )
             hint = f"; the nearest that can work is {other}" if other is not None and other != asked else ""
             raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}")
         raise ConfigError(
@@ -77,7 +84,7 @@ class Answer:
                 "name": question.model,
                 **asdict(question.shape),
                 "parameters": question.shape.parameters,
-                "flops_per_token": model_flops(question.shape, question.recipe.sequence_length),
+                "flops_per_token": training_flops(question.shape, question.recipe),
             },
             "recipe": asdict(question.recipe),
             "devices": list(question.counts),
@@ -110,6 +117,7 @@ def ask(question: Question) -> Answer:
             guard=question.guard,
             by=question.by,
             fixed=question.fixed,
+            own=question.own,
         )
         for number in dict.fromkeys(question.counts)
     ]
@@ -123,7 +131,7 @@ def _any_of(counts: tuple[int, ...]) -> str:
 def assumptions(cluster: Cluster) -> dict[str, Any]:
     """Return what figures of a cluster rest on: devices, links, shares, and where each comes from."""
     devices = {pool.device: device_of(cluster, pool.device) for pool in cluster.pools}
-    links = {side: link_of(cluster, side).model_dump() for side in ("inside", "between")}
+    links = {side: link_of(cluster, side).model_dump() for side in sides(cluster)}
     return {
         "cluster": cluster.title,
         "pools": {pool.device: pool.count for pool in cluster.pools},

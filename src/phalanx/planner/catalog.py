@@ -83,7 +83,7 @@ def open_cluster(name: str) -> Cluster:
     cluster = load_config(path, Cluster)
     for pool in cluster.pools:
         device_of(cluster, pool.device, str(path))
-    for side in ("inside", "between"):
+    for side in sides(cluster):
         link_of(cluster, side, str(path))
     return cluster
 
@@ -100,8 +100,13 @@ def device_of(cluster: Cluster, name: str, where: str = "cluster") -> Device:
     return devices[name]
 
 
+def sides(cluster: Cluster) -> tuple[str, ...]:
+    """Return where a cluster has links."""
+    return ("inside", "between") if cluster.islands is None else ("inside", "between", "islands")
+
+
 def link_of(cluster: Cluster, side: str, where: str = "cluster") -> Link:
-    """Return the link ``inside`` nodes or ``between`` them.
+    """Return the link ``inside`` nodes, ``between`` them, or between ``islands`` where a cluster says so.
 
     Raises:
         ConfigError: It is named and no such link is shipped.
@@ -111,7 +116,7 @@ def link_of(cluster: Cluster, side: str, where: str = "cluster") -> Link:
         if link not in known_links():
             raise ConfigError(f"{where}: {side}: unknown link {link!r}; choices: {', '.join(sorted(known_links()))}")
         link = known_links()[link]
-    if cluster.sealed and side == "between":
+    if cluster.sealed and side != "inside":
         return link.model_copy(update={"bytes_per_s": sealed_bandwidth(link.bytes_per_s)})
     return link
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from phalanx.planner.recipe import Checkpointing
+from phalanx.planner.adapter import Adapter, adapter_numbers
+from phalanx.planner.recipe import Checkpointing, Recipe
 from phalanx.planner.shape import ModelShape
 
 FORWARD, BACKWARD = 2, 4
@@ -42,6 +43,24 @@ def model_flops(shape: ModelShape, sequence_length: int) -> int:
     """Operations that training one token takes: 6 a parameter, and attention; nothing computed twice."""
     flops = forward_flops(shape, sequence_length)
     return 3 * (shape.layers * (flops.block + flops.scores) + flops.head)
+
+
+def training_flops(shape: ModelShape, recipe: Recipe) -> int:
+    """Operations that training one token takes as a recipe has it; as `model_flops` where all weights are trained.
+
+    Beside adapters a frozen matrix takes 4 a parameter, forward and back to its inputs, and no gradient of its own; an
+    adapter takes 6, and attention's products, both of whose factors have gradients, as much as ever.
+    """
+    if recipe.adapter is None:
+        return model_flops(shape, recipe.sequence_length)
+    flops = forward_flops(shape, recipe.sequence_length)
+    thin = adapter_flops(shape, recipe.adapter)
+    return shape.layers * (2 * flops.block + 3 * (flops.scores + thin)) + 2 * flops.head
+
+
+def adapter_flops(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
+    """Operations of one block's adapters for one token, forward only, on one tensor parallel rank."""
+    return FORWARD * adapter_numbers(shape, adapter, tp)
 
 
 def backward_factor(checkpointing: Checkpointing) -> float:

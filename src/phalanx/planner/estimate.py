@@ -1,11 +1,11 @@
 """One layout on one cluster: memory, time, energy, money, and every assumption beside them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from phalanx.errors import ConfigError
 from phalanx.planner.catalog import device_of, link_of
-from phalanx.planner.compute import DAY_S, HOUR_S, model_flops, utilization
+from phalanx.planner.compute import DAY_S, HOUR_S, training_flops, utilization
 from phalanx.planner.failures import daly_interval, device_to_cluster_mtbf, goodput
 from phalanx.planner.guarding import Verification
 from phalanx.planner.hardware import GIB, Cluster, Device
@@ -15,6 +15,7 @@ from phalanx.planner.memory import Memory, worst_rank
 from phalanx.planner.recipe import Precision, Recipe
 from phalanx.planner.shape import ModelShape
 from phalanx.planner.step import StepTime, step_time
+from phalanx.planner.traffic import Traffic, traffic
 
 GIGA = 1e9
 
@@ -55,6 +56,7 @@ class Estimate:
         totals: Of the whole training; None when no number of tokens was given.
         layers: Layers of each stage where they are uneven; else None.
         devices: Device of each pipeline rank where they differ; else None.
+        sent: Bytes that a rank sends in a step to those with other sequences; None in a mixed pool.
     """
 
     layout: Layout
@@ -67,6 +69,7 @@ class Estimate:
     totals: Totals | None
     layers: tuple[int, ...] | None = None
     devices: tuple[str, ...] | None = None
+    sent: Traffic | None = None
 
     def row(self) -> dict[str, Any]:
         """Return its figures as one flat JSON object; bytes are in GiB."""
@@ -74,6 +77,8 @@ class Estimate:
         return {
             "layout": str(self.layout),
             **self.layout.section(),
+            "replicas": self.layout.replicas,
+            "islands": self.layout.islands,
             "microbatches": self.recipe.microbatches,
             "checkpointing": self.recipe.checkpointing,
             "sequence_parallel": self.recipe.sequence_parallel,
@@ -82,6 +87,7 @@ class Estimate:
             "host_gib": self.memory.host / GIB,
             **{f"{name}_s": seconds for name, seconds in self.step.parts().items()},
             "hidden_s": self.step.hidden,
+            **{f"sent_{part.name}_bytes": self.sent and getattr(self.sent, part.name) for part in fields(Traffic)},
             "step_s": self.step.total,
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
@@ -133,8 +139,9 @@ def estimate(
         limit=usable_bytes(cluster),
         step=step,
         tokens_per_s=per_s,
-        mfu=utilization(per_s, model_flops(shape, recipe.sequence_length), layout.world, peak),
+        mfu=utilization(per_s, training_flops(shape, recipe), layout.world, peak),
         totals=None if tokens is None else totals_of(tokens, per_s, cluster, [(device, layout.world)]),
+        sent=traffic(shape, layout, recipe),
     )
 
 
@@ -190,6 +197,7 @@ def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machin
         overlap=cluster.overlap,
         cores=cluster.cores,
         exchanges=cluster.exchanges,
+        apart=None if cluster.islands is None else link_of(cluster, "islands"),
     )
 
 

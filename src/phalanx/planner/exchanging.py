@@ -3,25 +3,35 @@
 from dataclasses import dataclass
 
 from phalanx.planner.activations import microbatch_tokens
-from phalanx.planner.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from phalanx.planner.adapter import adapted
+from phalanx.planner.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, send
+from phalanx.planner.compute import forward_flops
 from phalanx.planner.layout import Layout
 from phalanx.planner.links import Link
 from phalanx.planner.machine import Exchange, Machine
-from phalanx.planner.memory import rank_parameters, stage_layers
-from phalanx.planner.recipe import Recipe
+from phalanx.planner.memory import rank_parameters
+from phalanx.planner.recipe import EXACT_BYTES, Recipe
 from phalanx.planner.shape import ModelShape
+from phalanx.planner.traffic import SHARED_GRADIENTS, most_held, num_calls
 
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Seconds of the exchanges of one block and microbatch, forward and backward."""
+    """Seconds of the exchanges of one block and microbatch, forward and backward.
+
+    Attributes:
+        tensor: Between tensor parallel ranks.
+        context: Between context parallel ranks, as far as it shows.
+        hidden: Between context parallel ranks, beside the computation.
+    """
 
     tensor: float
     context: float
+    hidden: float = 0.0
 
 
 def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange | None = None) -> Link:
-    """Return the slowest link that a group along an axis crosses; ranks count up along tp, cp, dp and then pp.
+    """Return the slowest link that a group along an axis crosses; ranks count up as in `Layout.sizes`.
 
     Args:
         layout: Whose axis.
@@ -30,34 +40,37 @@ def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange
         exchange: What stops the computation; None for what does not.
     """
     stride = 1
-    for name in ("tp", "cp", "dp", "pp"):
-        size = getattr(layout, name)
+    for name, size in layout.sizes().items():
         if name == axis:
+            if axis == "island" and machine.apart is not None:
+                return machine.apart
             if stride * size > machine.per_node:
                 return machine.between
             return machine.inside if exchange is None else machine.exchanges.get(exchange, machine.inside)
         stride *= size
-    raise ValueError(f"axis: found {axis!r}; expected tp, cp, dp or pp")
+    raise ValueError(f"axis: found {axis!r}; expected one of {', '.join(layout.sizes())}")
 
 
 def block_exchanges(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> Exchanges:
     """Four sums of the stream for tensor parallel, eight all-to-alls of queries, keys, values and outputs.
 
-    With sequence parallel each sum is a reduce-scatter and an all-gather.
+    With sequence parallel each sum is a reduce-scatter and an all-gather; in a ring keys and values go round instead.
 
     Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2; Jacobs et al. 2023 (Ulysses),
     section 3.2.
     """
     tokens = microbatch_tokens(layout, recipe)
-    tensor = context = 0.0
+    tensor = context = hidden = 0.0
     if layout.tp > 1:
         tensor = 4 * _stream(tokens * shape.hidden * recipe.inner_bytes, layout, recipe, machine)
-    if layout.cp > 1:
+    if layout.cp > 1 and layout.context == "ring":
+        context, hidden = _ring(shape, layout, recipe, machine)
+    elif layout.cp > 1:
         queries = tokens * shape.heads * shape.head_dim * recipe.inner_bytes / layout.tp
         shared = tokens * shape.kv_heads * shape.head_dim * recipe.inner_bytes / layout.tp
         link = link_of_axis(layout, "cp", machine, "swap")
         context = 4 * (all_to_all(queries, layout.cp, link) + all_to_all(shared, layout.cp, link))
-    return Exchanges(tensor, context)
+    return Exchanges(tensor, context, hidden)
 
 
 def vocabulary_exchange(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
@@ -93,10 +106,12 @@ def data_exchange(
     if layout.shards == 1:
         return settled, 0.0
     link = link_of_axis(layout, "dp" if layout.dp > 1 else "cp", machine)
-    size = most_parameters(shape, layout, recipe) * recipe.weight_bytes
+    held = most_held(shape, layout, recipe)
+    size = held.trained * recipe.weight_bytes
     shards, microbatches = layout.shards, recipe.microbatches
-    if layout.zero < 2:
-        backward = compute * 2 / 3 if machine.overlap else 0.0
+    # beside frozen weights the way back takes as long as the way ahead
+    backward = compute * (2 / 3 if recipe.adapter is None else 1 / 2) if machine.overlap else 0.0
+    if layout.zero < SHARED_GRADIENTS:
         # summed once, in buckets beside the last microbatch's backward pass; the last bucket shows
         whole = all_reduce(size, shards, link)
         first = whole / max(1, shape.layers // layout.pp)
@@ -105,14 +120,11 @@ def data_exchange(
         return _shown(whole - first, backward / microbatches, first + told + settled)
     groups = max(1, shape.layers // layout.pp)
     calls = groups + layout.stages_per_rank
-    scatter = _of_blocks("gradients", size, calls, layout, machine)
-    gathered = most_parameters(shape, layout, recipe) * recipe.inner_bytes
-    gather = _of_blocks("parameters", gathered, calls, layout, machine)
-    late = layout.shares_late
-    # gathered once for the first forward pass, or for both passes of every microbatch; a pipeline lets parameters be
-    # whole from a backward pass to the next forward pass, and sums once
-    gathers = 1 if layout.zero == 2 else microbatches + 1 if late else 2 * microbatches
-    scatters = 1 if late else microbatches
+    # what lies around the blocks has no gradient beside adapters
+    sums = calls if recipe.adapter is None else groups
+    scatter = _of_blocks("gradients", size, sums, layout, machine)
+    gather = _of_blocks("parameters", held.stored * recipe.inner_bytes, calls, layout, machine)
+    scatters, gathers = num_calls(layout, recipe)
     whole = scatters * scatter + gathers * gather
     if layout.zero == 3 and layout.pp == 1:
         # what is outside blocks stays whole from its forward to its backward pass
@@ -121,13 +133,22 @@ def data_exchange(
     # nothing is at work yet while the first block is gathered, and nothing any more while the last one is summed
     ends = (scatter + gather) / groups
     bookkeeping = scatters * (groups + 1) * machine.shared_block_s
-    return _shown(whole - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
+    shown, hidden = _shown(whole - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
+    late, beside = _between_groups(size / shards, sums, layout, machine, backward / microbatches)
+    return shown + late, hidden + beside
 
 
-def most_parameters(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
-    """Parameters of the pipeline rank that has most, before ZeRO shares them."""
-    counts = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
-    return max(rank_parameters(shape, layout, sum(counts[rank :: layout.pp]), rank) for rank in range(layout.pp))
+def _between_groups(size: float, calls: int, layout: Layout, machine: Machine, backward: float) -> tuple[float, float]:
+    """Return the sum of gradients over groups that are replicas of each other: what of it shows, and what is hidden.
+
+    Each rank has its part of the sum over its own group, and they are summed once a step, call by call beside the last
+    backward pass; the last call shows.
+    """
+    if layout.replicas == 1:
+        return 0.0, 0.0
+    link = link_of_axis(layout, "replica", machine)
+    whole = all_reduce(size, layout.replicas, link) + 2 * (calls - 1) * (layout.replicas - 1) * link.latency_s
+    return _shown(whole - whole / calls, backward, whole / calls)
 
 
 def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> float:
@@ -138,13 +159,35 @@ def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> fl
     return all_gather(size, layout.tp, link) + reduce_scatter(size, layout.tp, link)
 
 
+def _ring(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float]:
+    """Return the exchange of a ring that shows in one block and microbatch, and that which is hidden.
+
+    Keys and values are sent on cp - 1 times in each pass, beside a round of attention; their gradients, in fp32, cp
+    times, of which the last one has nothing beside it. Backward a round takes twice as long.
+
+    Source: Liu et al. 2023, section 3.
+    """
+    tokens, rounds = microbatch_tokens(layout, recipe), layout.cp - 1
+    link = link_of_axis(layout, "cp", machine)
+    numbers = 2 * tokens * shape.kv_heads * shape.head_dim / layout.tp
+    shared, back = send(numbers * recipe.inner_bytes, link), send(numbers * EXACT_BYTES, link)
+    scores = tokens * forward_flops(shape, recipe.sequence_length).scores / (machine.flops_per_s * layout.tp)
+    beside = scores / layout.cp if machine.overlap else 0.0
+    ahead, behind = _shown(shared, beside, 0.0), _shown(shared + back, 2 * beside, 0.0)
+    return rounds * (ahead[0] + behind[0]) + back, rounds * (ahead[1] + behind[1])
+
+
 def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to complete gradients of which ranks have parts, once a step.
 
     Those of a tied table, which is at both ends of a pipeline; and with sequence parallel those of each norm and bias
-    that every tensor parallel rank has, one by one.
+    that every tensor parallel rank has, one by one. Beside frozen weights those of adapters' first matrices.
     """
     seconds = 0.0
+    if recipe.adapter is not None:
+        link, shares = link_of_axis(layout, "tp", machine), layout.shards if layout.zero >= SHARED_GRADIENTS else 1
+        sizes = [one.inputs * recipe.adapter.rank * recipe.weight_bytes for one in adapted(shape, recipe.adapter)]
+        return -(-shape.layers // layout.pp) * sum(all_reduce(size / shares, layout.tp, link) for size in sizes)
     if layout.pp > 1 and shape.tied:
         table = shape.head_matrix * recipe.weight_bytes / layout.tp / (layout.shards if layout.zero >= 2 else 1)
         seconds += all_reduce(table, 2, link_of_axis(layout, "pp", machine))

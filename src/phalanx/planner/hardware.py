@@ -118,6 +118,7 @@ class Cluster(StrictModel):
             bytes.
         cores: CPU cores of a node that its ranks share when they are more; left out, each has a device of its own.
         exchanges: Links of exchanges that were measured in the midst of computation, on ranks of one node.
+        islands: Link between islands of copies that train apart; left out, it is that between nodes, or inside one.
         device_is_host: Devices are cores of the host: what is offloaded lies in the memory that it lay in before.
         host_gb_per_s: Bandwidth between a device and its host's memory, for offloading.
         power_overhead: Energy of the whole site over that of the devices.
@@ -145,6 +146,7 @@ class Cluster(StrictModel):
     overlap: bool = True
     cores: int | None = Field(default=None, ge=1)
     exchanges: dict[Exchange, Link] = Field(default_factory=dict)
+    islands: str | Link | None = None
     device_is_host: bool = False
     host_gb_per_s: float | None = Field(default=None, gt=0)
     power_overhead: float = Field(default=1.0, ge=1)

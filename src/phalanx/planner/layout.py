@@ -11,6 +11,8 @@ SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 1}
 """Pipeline schedules, with the stages that each rank has unless a layout says otherwise."""
 
 AXES = ("dp", "tp", "pp", "cp")
+CONTEXTS = ("ulysses", "ring")
+"""Ways to be context parallel."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,11 @@ class Layout:
         zero: What data and context parallel ranks share instead of copying: 0 nothing, 1 optimizer state, 2
             gradients too, 3 parameters too.
         schedule: Order of a pipeline's microbatches; one of `SCHEDULES`.
+        replicas: With zero 2 or 3, groups into which copies are cut that each share among themselves; their gradients
+            are summed between groups once a step.
+        islands: Parts into which data parallel copies are cut that step by themselves.
         chunks: Stages of each pipeline rank; None is the schedule's own number.
+        context: How context parallel ranks see the whole sequence; one of `CONTEXTS`.
     """
 
     dp: int = 1
@@ -34,7 +40,10 @@ class Layout:
     cp: int = 1
     zero: int = 0
     schedule: str = "1f1b"
+    replicas: int = 1
+    islands: int = 1
     chunks: int | None = None
+    context: str = "ulysses"
 
     @property
     def world(self) -> int:
@@ -42,9 +51,20 @@ class Layout:
         return self.dp * self.tp * self.pp * self.cp
 
     @property
+    def partners(self) -> int:
+        """Ranks that would hold equal copies and join their gradients in every step."""
+        return self.dp * self.cp // self.islands
+
+    @property
     def shards(self) -> int:
-        """Ranks among which ZeRO shares: those that would hold equal copies."""
-        return self.dp * self.cp
+        """Ranks among which ZeRO shares."""
+        return self.partners // self.replicas
+
+    def sizes(self) -> dict[str, int]:
+        """Return the axes along which ranks count up, the nearest ones first; islands and groups are parts of dp."""
+        inner = self.dp // (self.islands * self.replicas)
+        parts = {"replica": self.replicas, "island": self.islands}
+        return {"tp": self.tp, "cp": self.cp, "dp": inner, **parts, "pp": self.pp}
 
     @property
     def shares_late(self) -> bool:
@@ -63,37 +83,42 @@ class Layout:
 
     def section(self) -> dict[str, Any]:
         """Return the keys of a run file's ``[parallel]`` section."""
-        return {name: getattr(self, name) for name in (*AXES, "zero", "schedule")}
+        return {name: getattr(self, name) for name in (*AXES, "context", "zero", "schedule")}
 
     def __str__(self) -> str:
         """Return the axes that are in use, such as ``dp=2 tp=4 zero=3``."""
         words = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
+        words += [f"context={self.context}"] if self.context != "ulysses" else []
         words += [f"zero={self.zero}"] if self.zero else []
+        words += [f"replicas={self.replicas}"] if self.replicas != 1 else []
+        words += [f"islands={self.islands}"] if self.islands != 1 else []
         words += [self.schedule] if self.pp != 1 else []
         words += [f"chunks={self.chunks}"] if self.chunks is not None and self.pp != 1 else []
         return " ".join(words) or "one rank"
 
 
 def layouts(world: int, zeros: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[Layout]:
-    """Yield every layout of `world` ranks; a schedule is named only where there is a pipeline."""
+    """Yield every layout of `world` ranks; schedule and context are named only where they count."""
     for dp, tp, pp, cp in _factors(world, len(AXES)):
         for zero in zeros if dp * cp > 1 else (0,):
             for schedule in SCHEDULES if pp > 1 else ("1f1b",):
-                yield Layout(dp, tp, pp, cp, zero, schedule)
+                for context in CONTEXTS if cp > 1 else ("ulysses",):
+                    yield Layout(dp, tp, pp, cp, zero, schedule, context=context)
 
 
 def parse_layout(text: str) -> Layout:
-    """Read a layout such as ``dp=2,tp=2,zero=1`` or ``pp=4,schedule=gpipe``.
+    """Read a layout such as ``dp=2,tp=2,zero=1``, ``pp=4,schedule=gpipe`` or ``cp=2,context=ring``.
 
     Raises:
         ConfigError: A key is unknown, or a number is none.
     """
-    numbers = {*AXES, "zero", "chunks"}
+    numbers, names = {*AXES, "zero", "replicas", "islands", "chunks"}, {"schedule", "context"}
     found: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = part.partition("=")
-        if key not in numbers | {"schedule"}:
-            raise ConfigError(f"layout {text!r}: unknown key {key!r}; choices: {', '.join(sorted(numbers))}, schedule")
+        if key not in numbers | names:
+            choices = ", ".join([*sorted(numbers), *sorted(names)])
+            raise ConfigError(f"layout {text!r}: unknown key {key!r}; choices: {choices}")
         if key in numbers and not value.isdecimal():
             raise ConfigError(f"layout {text!r}: {key}: found {value!r}; expected a whole number")
         found[key] = int(value) if key in numbers else value
@@ -101,7 +126,7 @@ def parse_layout(text: str) -> Layout:
 
 
 def distance(one: Layout, other: Layout) -> float:
-    """How far two layouts are apart: doublings along each axis; another schedule or ZeRO level counts a half."""
+    """How far two layouts are apart: doublings along each axis; what else is another counts a half."""
     axes = math.fsum(abs(math.log2(getattr(one, axis) / getattr(other, axis))) for axis in AXES)
     others = [field.name for field in fields(Layout) if field.name not in AXES]
     return axes + 0.5 * len([name for name in others if getattr(one, name) != getattr(other, name)])

@@ -42,6 +42,7 @@ class Machine:
         cores: That the ranks of a node share; None where each has a device of its own.
         exchanges: Links of exchanges that were measured in the midst of computation, on ranks of one node; for others
             `inside` is taken.
+        apart: Link between islands; None where it is that which their ranks have anyway.
     """
 
     flops_per_s: float
@@ -61,6 +62,7 @@ class Machine:
     overlap: bool = True
     cores: int | None = None
     exchanges: Mapping[Exchange, Link] = field(default_factory=dict)
+    apart: Link | None = None
 
     def crowd(self, ranks: int) -> float:
         """How many times longer work takes while so many ranks of all nodes do it at once."""
@@ -75,4 +77,5 @@ class Machine:
             inside=self.inside.at_work(),
             between=self.between.at_work(),
             exchanges={name: link.at_work() for name, link in self.exchanges.items()},
+            apart=None if self.apart is None else self.apart.at_work(),
         )

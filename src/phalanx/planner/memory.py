@@ -4,7 +4,9 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from phalanx.planner.activations import block_bytes
+from phalanx.planner.adapter import adapter_numbers
 from phalanx.planner.compute import forward_flops
+from phalanx.planner.joining import outer_bytes, outer_numbers
 from phalanx.planner.layout import Layout
 from phalanx.planner.moments import RankShare, worst_moment
 from phalanx.planner.orders import most_in_flight, orders
@@ -26,6 +28,7 @@ class Memory:
         buffers: Gathered blocks, gradients before they are added or shared, what is sent and received, copies of
             weights, at that moment.
         host: In the host's memory, by offloading; not in `total`.
+        outer: Anchor and momentum of islands, and what rounding has lost.
     """
 
     parameters: int
@@ -34,15 +37,29 @@ class Memory:
     activations: int
     buffers: int
     host: int = 0
+    outer: int = 0
 
     @property
     def total(self) -> int:
         """Bytes on the device."""
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+        return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
         """Return the parts that add up to the total, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "host"}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters of one rank, before ZeRO shares them.
+
+    Attributes:
+        stored: All of them.
+        trained: Those that have gradients and optimizer states.
+    """
+
+    stored: int
+    trained: int
 
 
 def checkpoint_bytes(shape: ModelShape, recipe: Recipe, *, weights_only: bool = False) -> int:
@@ -85,12 +102,13 @@ def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) ->
 
 def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> Memory:
     """Return the memory of a pipeline rank whose stages have so many layers each."""
-    number = rank_parameters(shape, layout, sum(layers), rank)
+    held = held_parameters(shape, layout, recipe, sum(layers), rank)
     weights, shards = recipe.weight_bytes, layout.shards
     late = layout.shares_late
-    parameters = _shared(number * weights, shards, layout.zero >= 3)
-    gradients = _shared(number * weights, shards, layout.zero >= 2 and not late)
-    optimizer = _shared(number * recipe.state_bytes, shards, layout.zero >= 1)
+    parameters = _shared(held.stored * weights, shards, layout.zero >= 3)
+    gradients = _shared(held.trained * weights, shards, layout.zero >= 2 and not late)
+    optimizer = _shared(held.trained * recipe.state_bytes, shards, layout.zero >= 1)
+    outer = 0 if recipe.outer is None else outer_bytes(outer_numbers(held.trained, layout), recipe.outer)
     host = 0
     if recipe.offload != "none":
         host, optimizer = optimizer, 0
@@ -101,11 +119,14 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
             _shared(parameters, shards, True) if whole else parameters
         )
         parameters, gradients = whole, gradients if late else 0
+        host, outer = host + outer, 0
     worst = worst_moment(
         shape,
         layout,
         recipe,
-        RankShare(number, sum(layers), _kept(shape, layout, recipe, layers, rank), rank == layout.pp - 1),
+        RankShare(
+            held.stored, held.trained, sum(layers), _kept(shape, layout, recipe, layers, rank), rank == layout.pp - 1
+        ),
     )
     return Memory(
         parameters=parameters,
@@ -114,11 +135,21 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
         activations=worst.activations,
         buffers=worst.buffers,
         host=host,
+        outer=outer,
     )
 
 
+def held_parameters(shape: ModelShape, layout: Layout, recipe: Recipe, layers: int, rank: int) -> Held:
+    """Return the parameters of one pipeline rank with so many layers; beside adapters all others are frozen."""
+    base = rank_parameters(shape, layout, layers, rank)
+    if recipe.adapter is None:
+        return Held(base, base)
+    added = layers * adapter_numbers(shape, recipe.adapter, layout.tp)
+    return Held(base + added, added)
+
+
 def rank_parameters(shape: ModelShape, layout: Layout, layers: int, rank: int) -> int:
-    """Return the parameters of one pipeline rank, before ZeRO shares them.
+    """Return the model's own parameters on one pipeline rank, before ZeRO shares them.
 
     A tied head on another rank than the embedding is a copy of it.
     """

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from phalanx.planner.activations import block_bytes, boundary_bytes, head_bytes, microbatch_tokens, peak_bytes
+from phalanx.planner.adapter import adapter_numbers
+from phalanx.planner.joining import working_copies
 from phalanx.planner.layout import Layout
-from phalanx.planner.recipe import Recipe
+from phalanx.planner.recipe import EXACT_BYTES, Recipe
 from phalanx.planner.shape import ModelShape
 
 AUTOCAST_BYTES = 2
@@ -34,13 +36,15 @@ class RankShare:
     """What one pipeline rank has.
 
     Attributes:
-        parameters: Before ZeRO shares them.
+        parameters: Before ZeRO shares them, frozen ones too.
+        trained: Those that have gradients.
         layers: Its blocks.
         kept: Bytes that all microbatches in flight keep in these blocks.
         has_head: Whether it takes the loss.
     """
 
     parameters: int
+    trained: int
     layers: int
     kept: int
     has_head: bool
@@ -53,14 +57,19 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     lies around the blocks is summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer from which they are
     summed until the next block's are, and a block's parameters are fetched while the one behind it is at work. In a
     pipeline gradients are whole until its last microbatch, and parameters from one pass back to the next pass ahead.
+    What was gathered last in a forward pass stays in its buffer as well until the next one gathers. What is frozen is
+    gathered and has no gradient. Islands are joined when nothing is kept any more, tensor by tensor.
 
     Source: torch's DistributedDataParallel and ``fully_shard`` (2.13), by whose allocations the engine is bound.
     """
-    number = -(-shape.layer_split // layout.tp) + shape.layer_whole
-    block = number * recipe.weight_bytes
+    own = (-(-shape.layer_split // layout.tp) + shape.layer_whole) * recipe.weight_bytes
+    thin = 0 if recipe.adapter is None else adapter_numbers(shape, recipe.adapter, layout.tp) * recipe.weight_bytes
+    block, trained = own + thin, own if recipe.adapter is None else thin
     around = share.parameters * recipe.weight_bytes - share.layers * block
+    table = -(-shape.head_matrix // layout.tp) * recipe.weight_bytes
     # the head's own gradient is whole before it is added to what other microbatches and the embedding gave
-    head = -(-shape.head_matrix // layout.tp) * recipe.weight_bytes if share.has_head else 0
+    head = table if share.has_head and recipe.adapter is None else 0
+    summed = around if recipe.adapter is None else 0
     late = layout.shares_late
     shares = layout.zero >= 2 and layout.shards > 1 and not late
     gathers = (layout.zero >= 3 and layout.shards > 1) or (recipe.offload == "all" and layout.zero != 2)
@@ -70,15 +79,18 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     lasting = _lasting(shape, layout, recipe, share)
     loss = head_bytes(shape, layout, recipe) if share.has_head else 0
     # the largest matrix of a block, before it is added
-    added = number * recipe.weight_bytes // 3
+    added = trained // 3
     moments = [
-        Moment(share.kept + loss, held_around + fetched + head),
-        Moment(share.kept + working, held_around + 2 * fetched + (head if shares else 0) + (0 if shares else added)),
+        Moment(share.kept + loss, held_around + (block if shares else fetched) + head),
+        Moment(
+            share.kept + working,
+            held_around + (3 if shares else 2) * fetched + (head if shares else 0) + (0 if shares else added),
+        ),
         Moment(
             max(0, share.kept - one) + working,
-            held_around + 2 * fetched + (head + 2 * block if shares else added),
+            held_around + 2 * fetched + (head + 2 * trained if shares else added),
         ),
-        Moment(0, held_around + (2 * around if shares else head)),
+        Moment(0, held_around + (2 * summed if shares else head)),
     ]
     if late:
         # parameters are whole from the end of a backward pass on, when its own microbatch is no longer kept
@@ -86,11 +98,15 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         others = max(0, share.kept - share.layers * one // layout.stages_per_rank)
         moments.append(Moment(others + working, whole))
         # what lies around the blocks is the first that is summed, while all others are whole still
-        moments.append(Moment(0, whole + around + -(-around // layout.shards)))
+        moments.append(Moment(0, whole + summed + -(-summed // layout.shards)))
     has_buckets = layout.zero < 2 and layout.shards > 1 and (layout.pp == 1 or layout.schedule != "zero-bubble")
     if has_buckets:
         # after the first step DDP makes its buckets anew, in the order in which gradients came, beside the old ones
-        moments.append(Moment(0, share.parameters * recipe.weight_bytes))
+        moments.append(Moment(0, share.trained * recipe.weight_bytes))
+    if recipe.outer is not None:
+        largest = max(table if around and recipe.adapter is None else 0, added) // recipe.weight_bytes * EXACT_BYTES
+        slices = layout.shards if layout.zero >= 2 else 1
+        moments.append(Moment(0, working_copies(recipe.outer) * -(-largest // slices)))
     worst = max(moments, key=lambda moment: moment.total)
     return Moment(worst.activations, worst.buffers + lasting)
 
@@ -106,7 +122,11 @@ def _lasting(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare
     tokens = microbatch_tokens(layout, recipe)
     if layout.tp > 1:
         size += tokens * shape.hidden * recipe.inner_bytes
-    if layout.cp > 1:
+    if layout.cp > 1 and layout.context == "ring":
+        # keys and values at hand and on their way, the same of their gradients, and those of the queries
+        shared, queries = (tokens * heads * shape.head_dim // layout.tp for heads in (shape.kv_heads, shape.heads))
+        size += 4 * shared * (recipe.inner_bytes + EXACT_BYTES) + queries * EXACT_BYTES
+    elif layout.cp > 1:
         size += 4 * tokens * shape.heads * shape.head_dim // layout.tp * recipe.inner_bytes
     if recipe.precision == "autocast" and layout.zero < 3:
         size += share.parameters * AUTOCAST_BYTES

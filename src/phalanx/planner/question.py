@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 from phalanx.errors import ConfigError
+from phalanx.planner.candidates import in_islands
 from phalanx.planner.catalog import open_model_shape
 from phalanx.planner.guarding import Verification
 from phalanx.planner.hardware import Cluster
@@ -30,6 +31,7 @@ class Question:
         guard: What is verified; None inside one trust domain.
         by: What counts as best.
         fixed: The only layout to judge; None judges all.
+        own: The run file's layout, which is judged as well; None where it has none.
     """
 
     model: str
@@ -41,6 +43,7 @@ class Question:
     guard: Verification | None = None
     by: By = "speed"
     fixed: Layout | None = None
+    own: Layout | None = None
 
     def judged(self, *, layout: str | None, by: str, gpus: Sequence[int], tokens: float | None) -> "Question":
         """Return the same question, narrowed.
@@ -59,6 +62,8 @@ class Question:
         if tokens is not None and not 0 < tokens < MOST_TOKENS:
             raise ConfigError(f"--tokens {tokens:g}: expected a number above 0 and below {MOST_TOKENS:g}")
         fixed = None if layout is None else parse_layout(layout)
+        if fixed is not None and fixed.islands == 1:
+            fixed = in_islands(fixed, self.recipe.outer)
         counts = tuple(gpus) or self.counts if fixed is None else (fixed.world,)
         if fixed is not None and set(gpus) - {fixed.world}:
             raise ConfigError(f"--layout {layout} has {fixed.world} ranks, not --gpus {max(gpus)}; leave --gpus out")

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from phalanx.errors import ConfigError
+from phalanx.planner.candidates import candidates, why_not_apart
 from phalanx.planner.estimate import Estimate, as_done, estimate, usable_bytes, why_too_large
 from phalanx.planner.guarding import Verification
 from phalanx.planner.hardware import Cluster
-from phalanx.planner.layout import Layout, layouts
+from phalanx.planner.layout import Layout
 from phalanx.planner.memory import Memory, worst_rank
 from phalanx.planner.mixed import estimate_mixed, mixed_layouts, place
 from phalanx.planner.recipe import Checkpointing, Recipe
@@ -49,6 +51,7 @@ def rank(
     guard: Verification | None = None,
     by: By = "speed",
     fixed: Layout | None = None,
+    own: Layout | None = None,
 ) -> Ranking:
     """Rank all layouts of so many devices.
 
@@ -62,15 +65,18 @@ def rank(
         by: ``speed`` puts the most tokens a second first, ``cost`` the fewest device-seconds a token: they differ
             only between different numbers of devices.
         fixed: Judge this layout only.
+        own: Judge this one too, if it has so many ranks.
 
     Raises:
-        ConfigError: A device's peak in the recipe's precision is not known.
+        ConfigError: A device's peak in the recipe's precision is not known, or a mixed pool cannot be planned for such
+            a recipe.
     """
     if len(cluster.pools) > 1:
         return _rank_mixed(shape, recipe, cluster, tokens)
     valid: list[Estimate] = []
     refused: list[Refused] = []
-    for layout in [fixed] if fixed is not None else layouts(num_devices):
+    every = candidates(num_devices, cluster.per_node, recipe.outer, own)
+    for layout in [fixed] if fixed is not None else every:
         found = _best_recipe(shape, layout, recipe, cluster, tokens, guard)
         if isinstance(found, Refused):
             refused.append(found)
@@ -114,12 +120,16 @@ def _best_recipe(
     if layout.tp > cluster.per_node:
         # never the fastest, and there are very many of them
         return Refused(layout, f"tp={layout.tp} exchanges in every block across nodes of {cluster.per_node}; lower tp")
+    apart = why_not_apart(layout, recipe.outer)
+    if apart is not None:
+        return Refused(layout, apart)
     limit = usable_bytes(cluster)
     best: Estimate | None = None
     reason: str | None = None
     smallest: Memory | None = None
     for variants in _variants(layout, recipe):
-        why = why_not(layout, shape, recipe.sequences, variants[0].microbatches, recipe.sequence_length)
+        numbers = (recipe.sequences, variants[0].microbatches, recipe.sequence_length)
+        why = why_not(layout, shape, *numbers, adapter=recipe.adapter)
         if why is not None:
             reason = reason or why
             continue
@@ -152,6 +162,12 @@ def _microbatches(share: int) -> Iterable[int]:
 
 
 def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: float | None) -> Ranking:
+    if recipe.adapter is not None or recipe.outer is not None:
+        given = "model.adapter" if recipe.adapter is not None else "parallel.outer"
+        raise ConfigError(
+            f"plan: found {given} and pools of different devices, which are planned for training all weights in one "
+            "island; leave it out, or plan one pool at a time"
+        )
     valid: list[Estimate] = []
     refused: list[Refused] = []
     for layout in mixed_layouts(cluster):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from phalanx.planner.adapter import Adapter
+
 Precision = Literal["fp32", "bf16", "fp16", "autocast"]
 Checkpointing = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "all"]
@@ -11,8 +13,26 @@ Optimizer = Literal["adamw", "sgd"]
 MOMENT_BYTES = {"adamw": 8, "sgd": 4}
 """Optimizer state of one parameter, in fp32: two moments, or one momentum."""
 
+EXACT_BYTES = 4
+"""Of a number to which several ranks add, whatever the precision."""
+
 _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "autocast": 4}
 _MASTER_BYTES = {"fp32": 0, "bf16": 4, "fp16": 4, "autocast": 0}
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Islands of copies step by themselves, and are joined every so many steps.
+
+    Attributes:
+        every: Steps.
+        islands: How many there are; None makes every data parallel copy one.
+        rounds: Numbers are sent between islands as bytes.
+    """
+
+    every: int
+    islands: int | None = None
+    rounds: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,6 +52,8 @@ class Recipe:
         sequence_parallel: Tensor parallel ranks share what lies between the matrix products as well.
         fused_attention: A kernel that keeps no scores, where the family has one.
         fused_activation: GPT-2's activation by one kernel, as in engine `parallel`; else as transformers composes it.
+        adapter: What is trained beside frozen weights; None trains all of them.
+        outer: How islands are joined; None joins gradients in every step.
     """
 
     sequences: int
@@ -44,6 +66,8 @@ class Recipe:
     sequence_parallel: bool = False
     fused_attention: bool = True
     fused_activation: bool = True
+    adapter: Adapter | None = None
+    outer: Outer | None = None
 
     @property
     def tokens(self) -> int:

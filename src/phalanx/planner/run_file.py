@@ -12,6 +12,8 @@ from phalanx.planner.recipe import Recipe
 
 _UNTRUSTED = ("pipeline", "guard", "attack")
 """Sections of runs across trust domains, which a run inside one does not have."""
+_KEPT = ("outer", "restarts", "silence_s", "unsafe_public_network")
+"""Of a section ``[parallel]``: what is true of every layout."""
 
 
 def write_run(path: Path, data: dict[str, Any], found: Estimate) -> None:
@@ -37,7 +39,10 @@ def run_text(data: dict[str, Any], found: Estimate) -> str:
     kept = {key: value for key, value in data.items() if key not in _UNTRUSTED}
     kept["train"] = {**kept.get("train", {}), "microbatches": found.recipe.microbatches}
     kept["model"] = {key: value for key, value in kept.get("model", {}).items() if key != "activation_checkpointing"}
-    kept["parallel"] = found.layout.section()
+    before = kept.get("parallel") or {}
+    kept["parallel"] = {**found.layout.section(), **{key: before[key] for key in _KEPT if key in before}}
+    if found.layout.replicas > 1:
+        kept["parallel"]["replicas"] = found.layout.replicas
     if found.recipe.sequence_parallel:
         kept["parallel"]["sequence_parallel"] = True
     if found.recipe.checkpointing != "none":

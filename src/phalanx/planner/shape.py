@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ _OPT_OFFSET = 2
 _SAVED_BY_ACTIVATION = {"relu": 1, "gelu": 2, "gelu_pytorch_tanh": 2, "silu": 2, "swish": 2, "gelu_new": 5}
 """Inner tensors that stay for the backward pass: a fused kernel's input and output; the parts of one that is composed.
 relu is told from its output alone."""
+_DROPOUT, _USUAL_DROPOUT = {"gpt2": ("attn_pdrop", 0.1)}, ("attention_dropout", 0.0)
+"""Where a config has attention's dropout, with transformers' default."""
 _COMPOSED, _FUSED = "gelu_new", "gelu_pytorch_tanh"
 """One function: of many kernels, and of one."""
 
@@ -44,6 +46,7 @@ class ModelShape:
         final: Parameters between the last block and the head.
         head: Parameters of an untied head; 0 where it is tied.
         head_matrix: Parameters that the head multiplies with, tied or not.
+        attention_dropout: Share of attention's weights that training drops.
     """
 
     family: str
@@ -67,6 +70,7 @@ class ModelShape:
     final: int
     head: int
     head_matrix: int
+    attention_dropout: float = 0.0
 
     @property
     def layer(self) -> int:
@@ -113,7 +117,8 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
     family = config.get("model_type")
     if not isinstance(family, str) or family not in _READERS:
         raise ModelError(f"{where}: model_type: found {family!r}; expected one of {', '.join(sorted(_READERS))}")
-    return _READERS[family](_Keys(config, where))
+    keys = _Keys(config, where)
+    return replace(_READERS[family](keys), attention_dropout=keys.share(*_DROPOUT.get(family, _USUAL_DROPOUT)))
 
 
 class _Keys:
@@ -141,6 +146,14 @@ class _Keys:
         if not isinstance(value, bool):
             raise ModelError(f"{self._where}: {name}: found {value!r}; expected true or false")
         return value
+
+    def share(self, name: str, default: float) -> float:
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ModelError(f"{self._where}: {name}: found {value!r}; expected a number from 0 to 1")
+        return float(value)
 
     def saved(self, name: str, default: str) -> int:
         """Return how many inner tensors the activation function named there keeps; the most for an unknown one."""

@@ -4,16 +4,16 @@ from dataclasses import dataclass, fields, replace
 
 from phalanx.planner.activations import boundary_bytes, microbatch_tokens
 from phalanx.planner.collectives import send
-from phalanx.planner.compute import backward_factor, forward_flops
+from phalanx.planner.compute import adapter_flops, backward_factor, forward_flops
 from phalanx.planner.exchanging import (
     Exchanges,
     block_exchanges,
     data_exchange,
     link_of_axis,
-    most_parameters,
     vocabulary_exchange,
 )
 from phalanx.planner.guarding import Verification
+from phalanx.planner.joining import moved_bytes, num_tensors, outer_numbers, outer_seconds
 from phalanx.planner.layout import Layout
 from phalanx.planner.machine import Machine
 from phalanx.planner.memory import stage_layers
@@ -22,6 +22,7 @@ from phalanx.planner.recipe import Recipe
 from phalanx.planner.schedule import StageTimes, Timeline, bubble_formula, simulate
 from phalanx.planner.shape import ModelShape
 from phalanx.planner.shared_cores import play_sharing
+from phalanx.planner.traffic import most_held
 
 MOST_SIMULATED = 8
 """Microbatches that are played through, for each pipeline rank; the rest repeats the slowest stage's pace."""
@@ -41,6 +42,7 @@ class StepTime:
         offload: Traffic to the host's memory.
         verification: Audits that do not fit into the bubble.
         hidden: Exchange that goes on beside the computation.
+        outer: Joining islands: of a step, on average.
     """
 
     compute: float
@@ -52,6 +54,7 @@ class StepTime:
     offload: float
     verification: float
     hidden: float
+    outer: float = 0.0
 
     @property
     def total(self) -> float:
@@ -100,7 +103,7 @@ def work_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Mac
     times, _ = stage_times(shape, layout, recipe, busy)
     step = _with_a_core_each(shape, layout, recipe, busy, exact=False)
     passes = _work(times) * recipe.microbatches * layout.world / layout.pp
-    return passes + (step.data + step.optimizer) * layout.world
+    return passes + (step.data + step.optimizer + step.outer) * layout.world
 
 
 def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, *, exact: bool) -> StepTime:
@@ -121,9 +124,10 @@ def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine
         bubble=max(0.0, whole - busy),
         data=data,
         optimizer=_update(shape, layout, recipe, machine),
+        outer=_outer(shape, layout, recipe, machine),
         offload=_offload(shape, layout, recipe, machine),
         verification=0.0,
-        hidden=hidden,
+        hidden=hidden + per_block.hidden * layers * recipe.microbatches,
     )
 
 
@@ -139,6 +143,7 @@ def _sharing_cores(alone: StepTime, work: StepTime, crowd: float, shared: float)
         crowd: How many ranks share a core.
         shared: Seconds of the pipeline with its cores shared; 0 without a pipeline.
     """
+    alone = replace(alone, outer=max(alone.outer, crowd * work.outer))
     if shared:
         busy = alone.compute + alone.tensor + alone.context
         return replace(
@@ -177,11 +182,7 @@ def stage_times(
     """Return what one microbatch takes in each stage, exchanges inside a block included, and these exchanges."""
     tokens = microbatch_tokens(layout, recipe)
     flops = forward_flops(shape, recipe.sequence_length)
-    block = tokens * (flops.block + flops.scores) / (machine.flops_per_s * layout.tp)
-    # norms and sums lie on every tensor parallel rank, unless these share the sequence
-    numbers = tokens * shape.hidden / (layout.tp if recipe.sequence_parallel else 1)
-    block = 3 * block + machine.block_s + numbers * machine.number_s
-    ahead, back, weights = (block * share for share in machine.shares)
+    ahead, back, weights = _passes(shape, layout, recipe, machine)
     head = tokens * flops.head / ((machine.head_flops_per_s or machine.flops_per_s) * layout.tp)
     again = backward_factor(recipe.checkpointing) - 2.0
     exchanges = block_exchanges(shape, layout, recipe, machine)
@@ -192,17 +193,36 @@ def stage_times(
     counts = _layers(shape, layout, recipe)
     times = []
     for stage, layers in enumerate(counts):
-        last = head + around / 3 if stage == len(counts) - 1 else 0.0
+        is_last = stage == len(counts) - 1
+        last = head + around / 3 if is_last else 0.0
         # gradients of whole tables, added up
-        tables = (machine.first_s if stage == 0 else 0.0) + (machine.last_s if stage == len(counts) - 1 else 0.0)
+        tables = (machine.first_s if stage == 0 else 0.0) + (machine.last_s if is_last else 0.0)
+        ends = last + tables / cut
+        if recipe.adapter is not None:
+            ends = around / 3 if is_last else 0.0
         times.append(
             StageTimes(
                 forward=layers * (ahead + half) + last + fixed,
                 inputs=layers * (back + again * ahead + half) + last + fixed,
-                weights=layers * weights + last + tables / cut,
+                weights=layers * weights + ends,
             )
         )
     return times, exchanges
+
+
+def _passes(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float, float]:
+    """Seconds of one block and microbatch: forward, back to the inputs, and the weights' gradients."""
+    tokens, flops = microbatch_tokens(layout, recipe), forward_flops(shape, recipe.sequence_length)
+    products, scores = (tokens * part / (machine.flops_per_s * layout.tp) for part in (flops.block, flops.scores))
+    # norms and sums lie on every tensor parallel rank, unless these share the sequence
+    numbers = tokens * shape.hidden / (layout.tp if recipe.sequence_parallel else 1)
+    block = 3 * (products + scores) + machine.block_s + numbers * machine.number_s
+    ahead, back, weights = (block * share for share in machine.shares)
+    if recipe.adapter is None:
+        return ahead, back, weights
+    thin = tokens * adapter_flops(shape, recipe.adapter, layout.tp) / machine.flops_per_s
+    # a frozen matrix has no gradient; what else is counted there, such as half of attention's way back, remains
+    return ahead + thin, back + thin, max(0.0, weights - products) + thin
 
 
 def _layers(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...]:
@@ -273,7 +293,7 @@ def _update(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine)
     """Seconds to read and write weights, gradients and state once; bound by memory, not by arithmetic."""
     if machine.memory_bytes_per_s is None or recipe.offload != "none":
         return 0.0
-    number = most_parameters(shape, layout, recipe) / (layout.shards if layout.zero else 1)
+    number = most_held(shape, layout, recipe).trained / (layout.shards if layout.zero else 1)
     moved = number * (2 * (recipe.weight_bytes + recipe.state_bytes) + recipe.weight_bytes)
     return moved / machine.memory_bytes_per_s
 
@@ -282,6 +302,20 @@ def _offload(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
     """Seconds to bring gradients to the host and parameters back, and with ``all`` parameters for both passes."""
     if recipe.offload == "none" or machine.host_bytes_per_s is None:
         return 0.0
-    number = most_parameters(shape, layout, recipe) / (layout.shards if layout.zero else 1)
-    trips = 2 if recipe.offload == "optimizer" else 1 + 2 * recipe.microbatches
-    return trips * number * recipe.weight_bytes / machine.host_bytes_per_s
+    held = most_held(shape, layout, recipe)
+    passes = 2 * recipe.microbatches * held.stored
+    number = held.trained + (held.trained if recipe.offload == "optimizer" else passes)
+    return number / (layout.shards if layout.zero else 1) * recipe.weight_bytes / machine.host_bytes_per_s
+
+
+def _outer(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Seconds of a step that joining islands takes on average: the exchange, and what is moved in a rank's memory."""
+    if recipe.outer is None or layout.islands == 1:
+        return 0.0
+    layers = max(sum(_layers(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
+    numbers = outer_numbers(most_held(shape, layout, recipe).trained, layout)
+    link = link_of_axis(layout, "island", machine)
+    seconds = outer_seconds(numbers, num_tensors(shape, recipe, layers), layout, recipe.outer, link)
+    if machine.memory_bytes_per_s is not None:
+        seconds += moved_bytes(numbers, recipe.outer) / machine.memory_bytes_per_s
+    return seconds / recipe.outer.every

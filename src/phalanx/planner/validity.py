@@ -4,14 +4,23 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from phalanx.planner.layout import AXES, SCHEDULES, Layout, distance, layouts
+from phalanx.planner.adapter import Adapter, why_not_adapted
+from phalanx.planner.layout import AXES, CONTEXTS, SCHEDULES, Layout, distance, layouts
 from phalanx.planner.shape import ModelShape
 
 HIGHEST_ZERO = 3
 _GRADIENTS_SHARED = 2
 
 
-def why_not(layout: Layout, shape: ModelShape, sequences: int, microbatches: int, sequence_length: int) -> str | None:
+def why_not(
+    layout: Layout,
+    shape: ModelShape,
+    sequences: int,
+    microbatches: int,
+    sequence_length: int,
+    *,
+    adapter: Adapter | None = None,
+) -> str | None:
     """Say why a layout cannot train a model.
 
     Args:
@@ -20,17 +29,26 @@ def why_not(layout: Layout, shape: ModelShape, sequences: int, microbatches: int
         sequences: Of one optimizer step, all ranks together.
         microbatches: Equal parts into which each data parallel rank cuts its sequences.
         sequence_length: Tokens of a sequence.
+        adapter: What is trained beside frozen weights; None trains all of them.
 
     Returns:
         The first reason with the figures it rests on and what to change, or None for a layout that works. Memory
         is not judged here.
     """
-    reasons = _reasons(layout, shape, sequences, microbatches, sequence_length)
-    return next(reasons, None)
+    reason = next(_reasons(layout, shape, sequences, microbatches, sequence_length), None)
+    if reason is None and adapter is not None:
+        return why_not_adapted(shape, adapter, layout.tp)
+    return reason
 
 
 def nearest(
-    layout: Layout, shape: ModelShape, sequences: int, microbatches: int, sequence_length: int
+    layout: Layout,
+    shape: ModelShape,
+    sequences: int,
+    microbatches: int,
+    sequence_length: int,
+    *,
+    adapter: Adapter | None = None,
 ) -> Layout | None:
     """Return the valid layout that is nearest to one that is not.
 
@@ -40,12 +58,14 @@ def nearest(
         sequences: As in `why_not`.
         microbatches: As in `why_not`.
         sequence_length: As in `why_not`.
+        adapter: As in `why_not`.
 
     Returns:
         The one that is fewest doublings away along its axes and in its ranks, which are never more; of equally near
-        ones that with the most ranks. None when not even one rank can.
+        ones that with the most ranks. Copies that train apart stay apart. None when not even one rank can.
     """
-    if layout.world >= 1 and why_not(layout, shape, sequences, microbatches, sequence_length) is None:
+    numbers = (shape, sequences, microbatches, sequence_length)
+    if layout.world >= 1 and why_not(layout, *numbers, adapter=adapter) is None:
         return layout
     wanted = replace(layout, **{axis: max(1, getattr(layout, axis)) for axis in AXES})
     zero = min(max(layout.zero, 0), HIGHEST_ZERO)
@@ -54,12 +74,23 @@ def nearest(
         # fewer ranks are so many doublings away, once along their axes and once in their number
         if best is not None and 2 * math.log2(wanted.world / world) >= remoteness(best, wanted):
             break
-        for found in layouts(world, (zero,)):
+        for found in (one for bare in layouts(world, (zero,)) for one in _grouped(bare, wanted)):
             if best is not None and remoteness(found, wanted) >= remoteness(best, wanted):
                 continue
-            if why_not(found, shape, sequences, microbatches, sequence_length) is None:
+            if why_not(found, *numbers, adapter=adapter) is None:
                 best = found
     return best
+
+
+def _grouped(bare: Layout, wanted: Layout) -> Iterator[Layout]:
+    """Yield a layout with the islands that were asked for, and with as many groups or none."""
+    islands = wanted.islands
+    if islands > 1:
+        islands = bare.dp if islands == wanted.dp else islands
+        if islands == 1:
+            return
+    for replicas in sorted({1, max(1, wanted.replicas)}):
+        yield replace(bare, islands=max(1, islands), replicas=replicas)
 
 
 def remoteness(found: Layout, wanted: Layout) -> float:
@@ -72,8 +103,10 @@ def _reasons(
 ) -> Iterator[str]:
     yield from _wrong_numbers(layout, sequences, microbatches, sequence_length)
     yield from _wrong_batch(layout, sequences, microbatches)
+    yield from _wrong_groups(layout)
     yield from _wrong_tensors(layout, shape)
     yield from _wrong_sequence(layout, shape, sequence_length)
+    yield from _wrong_ring(layout, shape, sequence_length)
     yield from _wrong_pipeline(layout, shape, microbatches)
 
 
@@ -85,6 +118,8 @@ def _wrong_numbers(layout: Layout, sequences: int, microbatches: int, sequence_l
         yield f"zero={layout.zero}: expected 0, 1, 2 or 3"
     if layout.schedule not in SCHEDULES:
         yield f"schedule={layout.schedule}: expected one of {', '.join(SCHEDULES)}"
+    if layout.context not in CONTEXTS:
+        yield f"context={layout.context}: expected one of {', '.join(CONTEXTS)}"
     if layout.stages_per_rank < 1:
         yield f"chunks={layout.chunks}: expected a whole number of at least 1"
     given = {"sequences": sequences, "microbatches": microbatches, "sequence_length": sequence_length}
@@ -101,12 +136,36 @@ def _wrong_batch(layout: Layout, sequences: int, microbatches: int) -> Iterator[
         )
 
 
+def _wrong_groups(layout: Layout) -> Iterator[str]:
+    for name in ("replicas", "islands"):
+        if getattr(layout, name) < 1:
+            yield f"{name}={getattr(layout, name)}: expected a whole number of at least 1"
+    if layout.dp % layout.islands:
+        yield f"islands={layout.islands} does not divide dp={layout.dp}; change one of them"
+    if layout.islands > 1 and layout.zero and layout.partners == 1:
+        yield (
+            f"zero={layout.zero} shares what the copies of an island have, and with islands={layout.islands} of "
+            f"dp={layout.dp} there is one; raise dp, or set zero to 0"
+        )
+    if layout.replicas == 1:
+        return
+    if layout.zero < _GRADIENTS_SHARED:
+        yield f"replicas={layout.replicas} needs zero=2 or 3, found zero={layout.zero}; leave replicas out"
+    if layout.dp // layout.islands % layout.replicas:
+        where = f" on {layout.islands} islands" if layout.islands > 1 else ""
+        yield f"replicas={layout.replicas} does not divide dp={layout.dp}{where}; change one of them"
+    if layout.shards == 1:
+        yield f"replicas={layout.replicas} leaves each group one copy, which shares nothing; lower it, or set zero to 0"
+
+
 def _wrong_tensors(layout: Layout, shape: ModelShape) -> Iterator[str]:
     parts = {"attention heads": shape.heads, "key and value heads": shape.kv_heads, "columns of the MLP": shape.ffn}
     for name, number in parts.items():
         if number % layout.tp:
             yield f"tp={layout.tp} does not divide {number} {name}; lower tp"
-    # context parallel ranks exchange whole heads against parts of the sequence
+    if layout.context == "ring":
+        return
+    # by Ulysses ranks exchange whole heads against parts of the sequence
     for name, number in list(parts.items())[:2]:
         if number % (layout.tp * layout.cp):
             yield f"tp={layout.tp} * cp={layout.cp} does not divide {number} {name}; lower cp"
@@ -117,6 +176,25 @@ def _wrong_sequence(layout: Layout, shape: ModelShape, sequence_length: int) -> 
         yield f"cp={layout.cp} does not divide a sequence of {sequence_length} tokens; change one of them"
     if shape.max_positions is not None and sequence_length > shape.max_positions:
         yield f"a sequence of {sequence_length} tokens is longer than the model's {shape.max_positions} positions"
+
+
+def _wrong_ring(layout: Layout, shape: ModelShape, sequence_length: int) -> Iterator[str]:
+    if layout.context != "ring":
+        return
+    if layout.cp == 1:
+        yield "context=ring is for context parallel ranks, and cp=1; raise cp or leave context out"
+    elif sequence_length % (2 * layout.cp):
+        yield (
+            f"context=ring cuts a sequence into 2 * cp={2 * layout.cp} chunks, which do not divide {sequence_length} "
+            "tokens; change one of them, or take context=ulysses"
+        )
+    if shape.family == "bloom":
+        yield "context=ring: bloom adds a bias to its scores, which a ring does not carry; take context=ulysses"
+    if shape.attention_dropout > 0:
+        yield (
+            f"context=ring drops nothing in attention, and the model's config asks for {shape.attention_dropout:g}; "
+            "set that to 0, or take context=ulysses"
+        )
 
 
 def _wrong_pipeline(layout: Layout, shape: ModelShape, microbatches: int) -> Iterator[str]:

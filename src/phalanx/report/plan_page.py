@@ -1,6 +1,7 @@
 """A plan as one page: the ranking, memory and time by part, a pipeline's timeline, and what it all rests on."""
 
 from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def render_plan(answer: Answer) -> str:
     sections = [_top(answer)]
     if shown:
         sections += [_ranking(answer, shown), _memory(shown), _time(shown)]
-    sections += [part for part in (_pipeline(answer), _refused(answer)) if part is not None]
+    sections += [part for part in (_sent(shown), _pipeline(answer), _refused(answer)) if part is not None]
     sections.append(_assumptions(answer))
     return shell(f"{words(answer.question.model, 80)} · a Phalanx plan", sections)
 
@@ -105,19 +106,35 @@ def _ranking(answer: Answer, shown: tuple[Estimate, ...]) -> Markup:
 
 
 def _memory(shown: tuple[Estimate, ...]) -> Markup:
-    rows = [(_name(found), {key: value / GIB for key, value in found.memory.parts().items()}) for found in shown]
+    rows = _used([(_name(found), {key: value / GIB for key, value in found.memory.parts().items()}) for found in shown])
     limit = min(found.limit for found in shown) / GIB
     drawn = part_bars(rows, lambda value: f"{value:.3g} GiB", "Memory of each layout by part", limit)
     return section("Memory a rank", "The rank that needs most, at the worst moment of a step.", drawn)
 
 
 def _time(shown: tuple[Estimate, ...]) -> Markup:
-    rows = [(_name(found), found.step.parts()) for found in shown]
-    used = [part for part in rows[0][1] if any(parts[part] > 0 for _, parts in rows)]
-    kept = [(name, {part: parts[part] for part in used}) for name, parts in rows]
+    kept = _used([(_name(found), found.step.parts()) for found in shown])
     hidden = max(found.step.hidden for found in shown)
     remark = f"Exchange beside the computation takes no time of its own; at most {duration(hidden)} are hidden so."
     return section("Time of a step", remark, part_bars(kept, duration, "Seconds of a step by part"))
+
+
+def _used(rows: list[tuple[str, dict[str, float]]]) -> list[tuple[str, dict[str, float]]]:
+    """Leave out parts that no row has."""
+    used = [part for part in rows[0][1] if any(parts[part] > 0 for _, parts in rows)]
+    return [(name, {part: parts[part] for part in used}) for name, parts in rows]
+
+
+def _sent(shown: tuple[Estimate, ...]) -> Markup | None:
+    sent = [(found, found.sent) for found in shown if found.sent is not None]
+    if not sent:
+        return None
+    rows = [[_name(found), *(size(one) if one else "nothing" for one in astuple(traffic))] for found, traffic in sent]
+    remark = "By one rank in a step, beside what tensor, context and pipeline parallel ranks exchange."
+    return section("Bytes sent", remark, table(_SENT, rows))
+
+
+_SENT = ("Layout", "To copies", "Between groups", "Between islands, on average")
 
 
 def _pipeline(answer: Answer) -> Markup | None:

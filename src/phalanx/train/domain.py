@@ -235,6 +235,7 @@ def _load(run: RunConfig) -> Workload:
         adapted=None if (lora := _lora(run)) is None else lora.targets,
         optimizer=run.optimizer.kind,
         device=run.train.device,
+        attention=run.model.attention,
     )
 
 

@@ -1,0 +1,20 @@
+"""Rank processes that are forked, so that torch is imported once."""
+
+import os
+from collections.abc import Callable
+
+from phalanx.pipeline import die_with_parent
+
+
+def fork_ranks(number: int, be_rank: Callable[[int], None]) -> list[int]:
+    """Start rank processes that end with this one; returns their ids."""
+    os.environ["PHALANX_PARENT"] = str(os.getpid())
+    children = []
+    for rank in range(number):
+        child = os.fork()
+        if child == 0:
+            die_with_parent()
+            be_rank(rank)
+            os._exit(0)
+        children.append(child)
+    return children
