@@ -127,3 +127,10 @@ def test_a_store_that_does_not_answer_does_not_hide_that_its_keeper_hangs():
         pulse.released.set()
 
     assert named == [0]
+
+
+def test_a_rank_that_hangs_at_once_has_given_a_sign(tmp_path):
+    listener = FilePulse(tmp_path, 0, range(2))
+
+    with Heart(FilePulse(tmp_path, 1, range(2)), LIMIT, None):
+        assert set(listener.counts()) == {1}

@@ -5,6 +5,7 @@ be long: a checkpoint, a first compilation or a validation may take minutes in w
 counts goes on through all of these, and stops when the process does.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -165,6 +166,9 @@ class Heart:
             self._threads.append(threading.Thread(target=self._listen, name="silence", daemon=True))
 
     def __enter__(self) -> "Heart":
+        # a rank of which nobody has ever heard is not missed: the first sign is there before others can wait for it
+        with contextlib.suppress(OSError, RuntimeError):
+            self._pulse.beat()
         for thread in self._threads:
             thread.start()
         return self
