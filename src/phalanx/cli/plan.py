@@ -64,7 +64,8 @@ def plan(
 
     Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on.
     """
-    from phalanx.cli.planned import from_run, planned_cluster, say_plan
+    from phalanx.cli.planned import planned_cluster, say_plan
+    from phalanx.cli.planned_run import from_run
     from phalanx.planner.answer import ask
     from phalanx.planner.question import about_model
     from phalanx.planner.run_file import new_run, write_run

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from phalanx.cli.console import say_figures, say_rows
-from phalanx.cli.planned import from_run
+from phalanx.cli.planned_run import from_run
 from phalanx.config import load_config
 from phalanx.errors import ConfigError
 from phalanx.planner.cuts import CutAnswer, Parties, ask_cuts, parties_here, read_leaks
