@@ -148,4 +148,5 @@ def test_checkpoints_beside_the_training_change_nothing_and_are_gone_on_from(pla
 
     check_continued(place, undisturbed, exact=False)
     assert place.summary()["resumed_from"] >= 5
-    assert not events(place, "checkpoint_failed")
+    # one may have been under way when the rank was killed, and says so
+    assert all("rank 1 was lost" in body["reason"] for _, body in events(place, "checkpoint_failed"))
