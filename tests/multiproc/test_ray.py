@@ -118,7 +118,8 @@ cluster.shutdown()
 
 @pytest.mark.timeout(600)
 def test_when_a_machine_of_the_cluster_dies_its_worker_comes_back_on_another_one(place):
-    longer = (*LONG, "train.steps=200", "checkpoint.every=200")
+    # Ray needs some seconds to miss a machine
+    longer = (*LONG, "train.steps=500", "checkpoint.every=500")
     clean = place.finish(*longer, "guard.mode='off'", run_dir="clean")
     keys = make_keys(place, *NAMES)
     with subprocess.Popen(
