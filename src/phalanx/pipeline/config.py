@@ -9,11 +9,13 @@ from phalanx.transport.config import TransportConfig
 
 OWNER = "owner"
 
+MOST_STAGES = 64
+
 
 class PipelineConfig(StrictModel):
     """How the model is cut and in which order its microbatches run."""
 
-    stages: int = Field(default=4, ge=1, le=64)
+    stages: int = Field(default=4, ge=1, le=MOST_STAGES)
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     layers: tuple[int, ...] | None = None
     """Layers per stage; left out, layers are balanced by estimated cost."""

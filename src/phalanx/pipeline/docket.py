@@ -8,6 +8,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.messages import Signed, StateDigest
+from phalanx.pipeline.norm import KnownNorms
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.signed import open_signed
@@ -47,6 +48,7 @@ class Docket:
         ledger: The present attempt at the present step.
         previous: The last applied step's.
         proved: Judgements found together with another one; they outlive the redo of the step.
+        norms: What the owner has computed of stages' gradients itself.
     """
 
     plan: StepPlan
@@ -59,6 +61,7 @@ class Docket:
     ledger: StepLedger = field(default_factory=lambda: StepLedger(0, 0))
     previous: StepLedger | None = None
     proved: list[Judgement] = field(default_factory=list)
+    norms: KnownNorms = field(default_factory=KnownNorms)
 
     @property
     def agreed(self) -> dict[int, StateDigest]:

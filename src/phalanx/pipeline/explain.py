@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import FrameError, SignatureError
+from phalanx.pipeline.faults import NONSENSE, out_of_bounds
 from phalanx.pipeline.hearing import Hearing, open_hearing
 from phalanx.pipeline.messages import Activation, AuditReport, Commit, GradientHeld, StepAudited
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
@@ -94,6 +95,8 @@ def _equivocation(hearing: Hearing) -> _Explained:
 
 
 def _forgery(hearing: Hearing) -> _Explained:
+    if NONSENSE in hearing.headers:
+        return _nonsense(hearing)
     role = next((role for role in ("message", "input") if role in hearing.record.headers), None)
     if role is None:
         commit, header = hearing.said("commit", Commit)
@@ -116,6 +119,15 @@ def _forgery(hearing: Hearing) -> _Explained:
     if role not in hearing.unsigned:
         return _proved(hearing, "showed a signed header as an input that it is not", "which input was asked for")
     return _proved(hearing, "showed a header that its sender had not signed", "who held the neighbouring stage")
+
+
+def _nonsense(hearing: Hearing) -> _Explained:
+    header = hearing.headers[NONSENSE]
+    _by_guilty(hearing, header.fields.sender, NONSENSE)
+    beyond = out_of_bounds(header)
+    if beyond is None:
+        raise hearing.refuse("every value in the message that it shows is within its bounds")
+    return _proved(hearing, f"signed a value that nothing can have: {beyond}", None)
 
 
 def _gradient(hearing: Hearing) -> _Explained:

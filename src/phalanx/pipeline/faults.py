@@ -1,10 +1,14 @@
 """What parties find wrong with each other's messages: written down, and only a wrong signed header convicts."""
 
-from phalanx.pipeline.config import OWNER
+from phalanx.errors import FrameError, OutOfBoundsError
+from phalanx.pipeline.config import MOST_STAGES, OWNER
 from phalanx.pipeline.docket import Docket, Judgement
-from phalanx.pipeline.messages import Fault
+from phalanx.pipeline.messages import Fault, parse_message
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.transport import SignedHeader
+
+NONSENSE = "nonsense"
+"""The role of a header whose own values convict its sender."""
 
 
 class Faults:
@@ -36,7 +40,28 @@ class Faults:
                 stage = source if isinstance(source, int) else -1
                 headers = {"message": fault.evidence}
                 return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
+            beyond = out_of_bounds(header)
+            if beyond is not None:
+                headers = {NONSENSE: fault.evidence}
+                reason = f"{fault.about} signed what nothing can be: {beyond}"
+                return docket.judgement("forgery", fault.about, _stage_of(header), reason, headers=headers)
         return None
+
+
+def out_of_bounds(header: SignedHeader) -> str | None:
+    """What is wrong with a message that has a value beyond its bounds; None where that is not what is wrong."""
+    try:
+        parse_message(header.fields.kind, header.fields.body)
+    except OutOfBoundsError as exc:
+        return str(exc)
+    except FrameError:
+        return None
+    return None
+
+
+def _stage_of(header: SignedHeader) -> int:
+    stage = header.fields.body.get("stage", header.fields.body.get("source"))
+    return stage if isinstance(stage, int) and 0 <= stage < MOST_STAGES else -1
 
 
 def _announces_a_boundary(header: SignedHeader, plan: StepPlan) -> bool:

@@ -3,11 +3,12 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from phalanx.errors import PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.errors import OutOfBoundsError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.detour import Detour
 from phalanx.pipeline.messages import Activation, Carry, Fault, Message, parse_message
+from phalanx.pipeline.signed import to_signed
 from phalanx.security.crypto import Peer
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
 from phalanx.transport import Received as ReceivedFrame
@@ -121,8 +122,9 @@ class Loopback:
                 frame, message = self._detour.open(frame, message)
         except PhalanxError as exc:
             # what a peer sends must not stop the one who reads it
-            name, reason = type(exc).__name__, str(exc)[:500]
-            message = Fault(epoch=0, about=frame.sender, error=name, reason=reason, evidence=None)
-            self._waiting.append(Received(self._name, message, memoryview(b""), None))
+            # a value that nothing can have, under its sender's own signature, speaks for itself
+            evidence = to_signed(frame.header) if isinstance(exc, OutOfBoundsError) and item is frame else None
+            fault = Fault(epoch=0, about=frame.sender, error=type(exc).__name__, reason=str(exc), evidence=evidence)
+            self._waiting.append(Received(self._name, fault, memoryview(b""), None))
             return
         self._waiting.append(Received(frame.sender, message, frame.payload, frame.header))

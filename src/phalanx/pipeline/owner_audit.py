@@ -70,6 +70,7 @@ class OwnerAudits:
         guilty = [judged for share, lane in gradients for judged in self._compare_gradient(share, lane)]
         if not guilty and len(gradients) == len(docket.assignment.shares_of(stage)):
             whole = add_lanes([lane for _, lane in gradients])
+            docket.norms.note(stage, finite_norm_squared(whole))
             self._redone[stage] = _Redone(ledger.step, copy, whole, (holder, shadow))
         return guilty
 

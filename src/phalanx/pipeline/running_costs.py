@@ -2,12 +2,33 @@
 
 import time
 from collections.abc import Mapping
+from typing import Literal
 
 from phalanx.pipeline.config import OWNER
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
 
 BUSY = "busy_wall"
+
+Cost = Literal[
+    "audit",
+    "commit",
+    "compute",
+    "journal",
+    "optimizer",
+    "screen",
+    "send",
+    "shadow_apply",
+    "shadow_receive",
+    "shadow_send",
+    "state_digest",
+    "wait",
+    "process",
+    "hashing",
+    "signing",
+    "busy_wall",
+]
+"""Everything that a party reports seconds of: the phases of its compute thread, and what cuts across them."""
 
 
 class BytesByLink:

@@ -135,6 +135,9 @@ class Worker:
                 if item.message.certificates is not None:
                     self._get_to_know(item.message.certificates, {})
                     self._mail.post(self._config.owner_name, Prepared(epoch=0))
+            elif isinstance(item.message, Fault) and item.sender == self._identity.name:
+                # what another party sent could not even be read
+                self._tell_owner(item.message)
             elif self._party is not None:
                 if isinstance(item.message, Assign) and item.sender == self._config.owner_name:
                     self._meet(item.message)
@@ -145,7 +148,7 @@ class Worker:
         except ConfigError:
             raise
         except PhalanxError as exc:
-            self._tell_owner(item.sender, type(exc).__name__, str(exc))
+            self._tell_owner(_fault(item.sender, exc))
 
     def _set_up(self, plan: StepPlan) -> None:
         pinned = self._config.run_digest
@@ -210,12 +213,15 @@ class Worker:
     def _link_broke(self, fault: LinkFault) -> None:
         if fault.peer == self._config.owner_name:
             raise self._owner_is_gone(fault.error)
-        self._tell_owner(fault.peer, type(fault.error).__name__, str(fault.error))
+        self._tell_owner(_fault(fault.peer, fault.error))
 
-    def _tell_owner(self, about: str, error: str, reason: str) -> None:
+    def _tell_owner(self, fault: Fault) -> None:
         epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
-        fault = Fault(epoch=epoch, about=about, error=error, reason=reason[:500], evidence=None)
-        self._mail.post(self._config.owner_name, fault)
+        self._mail.post(self._config.owner_name, fault.model_copy(update={"epoch": epoch}))
+
+
+def _fault(about: str, error: PhalanxError) -> Fault:
+    return Fault(epoch=0, about=about, error=type(error).__name__, reason=str(error), evidence=None)
 
 
 def _say(reason: str) -> None:
