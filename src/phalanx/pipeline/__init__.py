@@ -13,6 +13,7 @@ from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.join import gather
 from phalanx.pipeline.kept_states import fetch_kept
 from phalanx.pipeline.launch import LocalWorkers
+from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
@@ -38,6 +39,7 @@ __all__ = [
     "Duplicate",
     "Files",
     "GuardConfig",
+    "Lives",
     "LocalWorkers",
     "Members",
     "NumericClass",

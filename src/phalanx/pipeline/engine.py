@@ -93,7 +93,7 @@ class PipelineEngine:
         silence = Silence(30.0, self._clock)
         self._courier = Courier(self._mail.post, self._pump, self._clock, timeout_s=30.0)
         self._docket = Docket(plan, self._mail.peer, files.observe, classes=members.classes)
-        self.lives = Lives(endpoint, members.names, members.returns)
+        self.lives = members.lives or Lives(endpoint, members.names, members.returns)
         self._newcomers = Newcomers(members, plan, self._mail, endpoint, files.observe, self.lives)
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._endpoint = endpoint

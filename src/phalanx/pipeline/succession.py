@@ -99,12 +99,23 @@ class Succession:
     def begin(self, step: int) -> None:
         """Give out the first roles, with the states in `known`, and wait until everybody has taken them.
 
+        Whoever does not come along is shut out, and the others begin without it.
+
         Raises:
             ConfigError: There is no memory for the stages, and the run has not begun yet.
-            PeerLostError: Somebody was lost, or did not get ready in time.
-            VerificationError: Somebody has another state than the owner knows.
+            PeerLostError: No worker is left of those that there were, or the owner did not get ready in time.
+            VerificationError: The owner itself has another state than it knows.
         """
-        self.assign(self.placing.first(self.alive, may_exceed=self.epoch >= 0), None, step)
+        for fault in self._members.unreachable:
+            self.suspect(fault.peer, str(fault.error))
+        self._begin_with_who_comes(step, may_be_alone=not self.alive)
+
+    def _begin_with_who_comes(self, step: int, *, may_be_alone: bool) -> None:
+        while self.lost or not self._has_begun(step):
+            if self.lost:
+                self._shut_out(self.lost[0], convicted=False)
+            if not (self.alive or may_be_alone):
+                raise PeerLostError("every worker was lost before the first step; see their logs")
 
     def is_unsound(self, step: int, balance: Balance) -> bool:
         """Whether stages should move because somebody is slow, or has more than it has room for."""
@@ -129,14 +140,12 @@ class Succession:
         self._docket.forget_states()
         self.testimony, self._readiness = Testimony(), Readiness(self._docket)
         self.rollback, self.known = Rollback(self._docket, self._courier), dict(known)
-        while self.lost or not self._has_begun(step):
-            if self.lost:
-                self._shut_out(self.lost[0], convicted=False)
+        self._begin_with_who_comes(step, may_be_alone=True)
 
     def _has_begun(self, step: int) -> bool:
         """Try it; False when somebody who is left did not come along."""
         try:
-            self.begin(step)
+            self.assign(self.placing.first(self.alive, may_exceed=self.epoch >= 0), None, step)
         except (PeerLostError, VerificationError):
             if not self.lost:
                 raise
@@ -339,9 +348,11 @@ class Succession:
                 self._suspect_the_silent()
             if self._silence.clock.wall() > deadline:
                 missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
-                if is_start or not missing:
-                    raise PeerLostError(f"{', '.join(missing)} did not get ready within {self.timeout_s:.0f} s")
-                self.suspect(missing[0], f"did not take its roles within {self.timeout_s:.0f} s")
+                if not missing:
+                    raise PeerLostError(f"{OWNER} did not get ready within {self.timeout_s:.0f} s")
+                # where everybody begins nobody waits for another one's state, so all of them are late of their own
+                for name in missing if is_start else missing[:1]:
+                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
 
     def _suspect_the_silent(self) -> None:
         """Nobody has got ready for long: whoever sends or takes a state still answers, and whoever hangs does not."""

@@ -14,6 +14,7 @@ from phalanx.pipeline import (
     OWNER,
     AuditDraw,
     Files,
+    Lives,
     LocalWorkers,
     Members,
     Observe,
@@ -96,6 +97,9 @@ def gathered(
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
+        # a second process of a certificate waits, before the engine is there as later on, until the first is given up
+        lives = Lives(endpoint, (), run.pipeline.returns)
+        wire.name_of = lives.name_of
         workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
             home.announce(wire.address)
@@ -111,6 +115,9 @@ def gathered(
             is_alive=workers.is_alive,
             last_words=workers.last_words,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
+            # a process of this machine that does not come is our own failure
+            may_be_absent=bool(run.pipeline.remote_workers),
+            lives=lives,
         )
         members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
@@ -155,7 +162,6 @@ def engaged(
             files.states = StateFiles(home.journal, OWNER, journal.give_up)
             stack.callback(files.states.close)
         engine = PipelineEngine(plan, home.owner.public, crowd.endpoint, members, files, draw)
-        crowd.wire.name_of = engine.lives.name_of
         yield engine
         engine.close("the run is complete")
 
