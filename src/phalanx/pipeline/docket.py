@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.errors import SignatureError, TransportError
+from phalanx.pipeline.budget import Sample
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.ledger import StepLedger
@@ -49,6 +50,7 @@ class Docket:
         previous: The last applied step's.
         proved: Judgements found together with another one; they outlive the redo of the step.
         norms: What the owner has computed of stages' gradients itself.
+        sample: Which of many like events of a party are written down.
     """
 
     plan: StepPlan
@@ -62,6 +64,7 @@ class Docket:
     previous: StepLedger | None = None
     proved: list[Judgement] = field(default_factory=list)
     norms: KnownNorms = field(default_factory=KnownNorms)
+    sample: Sample = field(default_factory=Sample)
 
     @property
     def agreed(self) -> dict[int, StateDigest]:

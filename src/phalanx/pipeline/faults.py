@@ -27,9 +27,11 @@ class Faults:
         docket = self._docket
         while self._waiting:
             sender, fault = self._waiting.pop(0)
-            docket.observe(
-                "fault", {"party": sender, "about": fault.about, "error": fault.error, "reason": fault.reason}
-            )
+            # what the owner finds itself is of its author's making, whatever a worker reports of the worker's
+            number = docket.sample.number("fault", fault.about if sender == OWNER else sender)
+            if number is not None:
+                said = {"about": fault.about, "error": fault.error, "reason": fault.reason}
+                docket.observe("fault", {"party": sender, **said, "number": number})
             if fault.evidence is None or fault.about == OWNER:
                 continue
             header = docket.signed_by(fault.evidence, fault.about)

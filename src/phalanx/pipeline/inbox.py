@@ -60,6 +60,15 @@ class Loopback:
         self._local.append(Received(self._name, message, data, sealed))
         return sealed
 
+    def renew_allowances(self) -> None:
+        """Another step, or another attempt at one, begins: everybody may send as much again."""
+        self._endpoint.allowances.renew()
+
+    def refused(self, received: Received) -> None:
+        """Count a message that its reader could make nothing of."""
+        if received.header is not None and received.sender != self._name:
+            self._endpoint.count_refusal(received.sender, len(received.header.header_bytes))
+
     def _prune_receipts(self, header: SignedHeader) -> None:
         sequence = header.fields.sequence
         if sequence % _RECEIPTS_KEPT == 0:
@@ -124,6 +133,7 @@ class Loopback:
             # what a peer sends must not stop the one who reads it
             # a value that nothing can have, under its sender's own signature, speaks for itself
             evidence = to_signed(frame.header) if isinstance(exc, OutOfBoundsError) and item is frame else None
+            self._endpoint.count_refusal(item.sender, len(item.header.header_bytes))
             fault = Fault(epoch=0, about=frame.sender, error=type(exc).__name__, reason=str(exc), evidence=evidence)
             self._waiting.append(Received(self._name, fault, memoryview(b""), None))
             return

@@ -39,11 +39,13 @@ class BytesByLink:
         self._last: dict[str, int] = {}
 
     def take(self, reported: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """What was sent since the last call, from the totals that each party reported."""
-        totals = {f"{OWNER}>{peer}": size for peer, size in self._owner.bytes_sent.items()}
+        """What was sent since the last call; of links to and from the owner as it saw them, of others as their senders say."""
+        totals: dict[str, int] = {}
         for party, sent in reported.items():
             if party != OWNER:
                 totals |= {f"{party}>{peer}": size for peer, size in sent.items()}
+        totals |= {f"{OWNER}>{peer}": size for peer, size in self._owner.bytes_sent.items()}
+        totals |= {f"{peer}>{OWNER}": size for peer, size in self._owner.bytes_received.items()}
         moved = {link: total - self._last.get(link, 0) for link, total in totals.items()}
         self._last = totals
         return moved

@@ -304,6 +304,7 @@ class Succession:
             VerificationError: There somebody has another state than the owner knows.
         """
         self.epoch += 1
+        self._mail.renew_allowances()
         attempt = self._paper.at(step)
         self._standing = new
         self._coordinator.open_epoch(self.epoch, step, new, attempt)

@@ -13,6 +13,7 @@ from pathlib import Path
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import ConfigError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.allocator import keep_freed_memory
+from phalanx.pipeline.budget import Sample, allowance_of
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.inbox import Loopback
@@ -83,6 +84,8 @@ class Worker:
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
         self._wants_to_leave = False
+        self._place: tuple[int, int] | None = None
+        self._sample = Sample()
         self._journal = None if config.journal is None else Path(config.journal)
 
     def leave(self) -> None:
@@ -148,7 +151,17 @@ class Worker:
         except ConfigError:
             raise
         except PhalanxError as exc:
+            self._mail.refused(item)
             self._tell_owner(_fault(item.sender, exc))
+        self._begin_to_count_anew()
+
+    def _begin_to_count_anew(self) -> None:
+        """What others may send, and what the owner is told of them, is for one attempt at a step."""
+        place = None if self._party is None else (self._party.roles.epoch, self._party.roles.step)
+        if place != self._place:
+            self._place = place
+            self._mail.renew_allowances()
+            self._sample.renew()
 
     def _set_up(self, plan: StepPlan) -> None:
         pinned = self._config.run_digest
@@ -161,6 +174,8 @@ class Worker:
             name = self._identity.name
             self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_copy)
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
+            self._endpoint.allowances.each = allowance_of(plan)
+            self._endpoint.allowances.exempt(self._config.owner_name)
             if self._journal is not None:
                 self._party.roles.state_files = StateFiles(self._journal, certified_name(name), _say)
 
@@ -216,6 +231,9 @@ class Worker:
         self._tell_owner(_fault(fault.peer, fault.error))
 
     def _tell_owner(self, fault: Fault) -> None:
+        # others must not have this party use up what it may send itself
+        if self._sample.number("fault", fault.about) is None:
+            return
         epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
         self._mail.post(self._config.owner_name, fault.model_copy(update={"epoch": epoch}))
 
