@@ -1,4 +1,4 @@
-"""What a stage says of its gradient's norm: nonsense convicts it, and a plausible lie that nobody else can check is bounded."""
+"""What a stage says of its gradient's norm: nonsense convicts it, a plausible lie that nobody can check is bounded."""
 
 import pytest
 from snapshot_runs import SNAPSHOT
@@ -15,7 +15,9 @@ NONSENSE = [-1e30, 1e308, -5e-324, 1.7e308]
 
 def saying(kind, norm, step=2):
     return Actor(
-        rewrite=only(kind, lambda letter, said: [letter.saying({"norm_squared": norm}) if said.step == step else letter])
+        rewrite=only(
+            kind, lambda letter, said: [letter.saying({"norm_squared": norm}) if said.step == step else letter]
+        )
     )
 
 

@@ -90,7 +90,15 @@ def test_a_value_of_another_type_or_range_is_refused(name, value):
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400])
 def test_numbers_that_json_cannot_carry_are_refused(number):
-    body = {"epoch": 0, "step": 0, "stage": 0, "received": [], "sent": [], "norm_squared": number, "gradient": "cd" * 32}
+    body = {
+        "epoch": 0,
+        "step": 0,
+        "stage": 0,
+        "received": [],
+        "sent": [],
+        "norm_squared": number,
+        "gradient": "cd" * 32,
+    }
 
     with pytest.raises(FrameError):
         parse_message("commit", body)

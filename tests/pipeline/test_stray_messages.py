@@ -52,7 +52,7 @@ def assign_all_to(name):
 
 FETCH = {**NOW, "microbatch": 0, "direction": "forward"}
 TO_A_WORKER = {
-    "apply": Apply(**NOW, clip_coefficient=100.0),
+    "apply": Apply(**NOW, clip_coefficient=0.0),
     "assign": assign_all_to("worker-1"),
     "audit": Audit(**NOW, stage=1, microbatches=(0,), directions=("forward",), urgent=True),
     "release": Release(**FETCH, source=1),

@@ -1,4 +1,4 @@
-"""What an honest party sends to another one in a step at most, from the plan alone; and what a step may write to disk."""
+"""What an honest party sends to another one in a step at most, and what a step may write to disk, from the plan."""
 
 from phalanx.pipeline.bulk import PART_BYTES
 from phalanx.pipeline.footprint import stage_counts
@@ -16,7 +16,7 @@ LINES_AT_FIRST = 4
 """Of each party's refused messages in a step, and of what it reports, before only powers of two are written down."""
 
 LINE_BYTES = 4096
-"""Longest line of the audit log about one of them: 500 characters of what was said, of up to four bytes, and the rest."""
+"""Longest line of the audit log about one of them: 500 characters of what was said, of four bytes, and the rest."""
 
 
 def allowance_of(plan: StepPlan) -> Allowance:

@@ -55,7 +55,7 @@ class Courier:
         self._asked = (-1, -1)
         self._asked_before: set[tuple[str, int, str]] = set()
         self.expect: Callable[[str, int, int], None] = lambda party, messages, size_bytes: None
-        """Told of each answer that a party is asked for: frames, and bytes where they are not those of one tensor each."""
+        """Told of each answer that a party is asked for: frames, and bytes beside those of one tensor each."""
 
     def accepts(self, received: Received) -> bool:
         """Take an answer that somebody waits for; False when it is not for the courier."""

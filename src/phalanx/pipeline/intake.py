@@ -97,11 +97,13 @@ class Intake:
                 self._updates.said.setdefault(stage, {})[sender] = state
 
     def _take_costs(self, sender: str, message: Applied) -> None:
-        """Take what a party says that it has cost, as far as it can be: totals never fall, and time is the owner's own."""
+        """Take what a party says it has cost, as far as that can be: totals never fall, nobody worked before it came."""
         known = {party for party in (OWNER, *self._docket.classes) if party != sender}
         before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
-        self.bytes_sent[sender] = {party: max(now.get(party, 0), before.get(party, 0)) for party in known & {*now, *before}}
-        usage: dict[str, float] = dict(message.usage)
+        self.bytes_sent[sender] = {
+            party: max(now.get(party, 0), before.get(party, 0)) for party in known & {*now, *before}
+        }
+        usage = dict(message.usage)
         self.busy[sender] = min(usage.pop(BUSY, 0.0), time.monotonic() - self._since)
         self.usage[sender] = usage
 

@@ -43,7 +43,7 @@ def gather(
         is_alive: Whether a local worker's process still runs.
         last_words: What a worker said last, for the error.
         timeout_s: Longest time to wait for all.
-        lives: Told who has come, so that a second process of the same certificate waits until the first one is given up.
+        lives: Told who has come: a second process of the same certificate waits until the first one is given up.
         may_be_absent: Whether to go on, after that time, with those that have come; who is missing may come later.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from phalanx.config import StrictModel
 from phalanx.pipeline.bounds import (
@@ -29,7 +29,7 @@ from phalanx.pipeline.bounds import (
     Words,
 )
 from phalanx.pipeline.config import MOST_STAGES
-from phalanx.pipeline.running_costs import Cost
+from phalanx.pipeline.running_costs import known_cost
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.transport import Body, by_kind, parse_body
 
@@ -332,7 +332,7 @@ class Applied(StepMessage):
 
     kind: ClassVar[str] = "applied"
     states: dict[StageName, StateDigest] = Field(max_length=MOST_STAGES)
-    usage: dict[Cost, Seconds]
+    usage: dict[Annotated[str, AfterValidator(known_cost)], Seconds]
     bytes_sent: dict[PartyName, Size] = Field(max_length=MOST_PARTIES)
 
 

@@ -1,4 +1,4 @@
-"""The squared norm of a stage's gradient: as the message carries it, and how far one that nobody has checked is believed."""
+"""The squared norm of a stage's gradient: as the message carries it, and how far an unchecked one is believed."""
 
 from collections.abc import Mapping
 
@@ -35,6 +35,6 @@ class KnownNorms:
         self._known[stage] = norm_squared
 
     def is_odd(self, stage: int, norm_squared: float) -> bool:
-        """Whether a stage's word must be looked at before it is used: the first one, and whatever is far from the known."""
+        """Whether a stage's word must be looked into before it is used: the first one, and one far from the known."""
         known = self._known.get(stage)
         return known is None or not known / FACTOR**2 <= norm_squared <= known * FACTOR**2

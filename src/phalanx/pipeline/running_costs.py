@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from typing import Literal
 
 from phalanx.pipeline.config import OWNER
 from phalanx.telemetry import PhaseTimer
@@ -10,25 +9,38 @@ from phalanx.transport import Endpoint
 
 BUSY = "busy_wall"
 
-Cost = Literal[
-    "audit",
-    "commit",
-    "compute",
-    "journal",
-    "optimizer",
-    "screen",
-    "send",
-    "shadow_apply",
-    "shadow_receive",
-    "shadow_send",
-    "state_digest",
-    "wait",
-    "process",
-    "hashing",
-    "signing",
-    "busy_wall",
-]
+COSTS = frozenset(
+    {
+        "audit",
+        "commit",
+        "compute",
+        "journal",
+        "optimizer",
+        "screen",
+        "send",
+        "shadow_apply",
+        "shadow_receive",
+        "shadow_send",
+        "state_digest",
+        "wait",
+        "process",
+        "hashing",
+        "signing",
+        BUSY,
+    }
+)
 """Everything that a party reports seconds of: the phases of its compute thread, and what cuts across them."""
+
+
+def known_cost(name: str) -> str:
+    """Return the name of a cost unchanged.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if name not in COSTS:
+        raise ValueError("is no phase that a party has")
+    return name
 
 
 class BytesByLink:
@@ -39,7 +51,7 @@ class BytesByLink:
         self._last: dict[str, int] = {}
 
     def take(self, reported: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """What was sent since the last call; of links to and from the owner as it saw them, of others as their senders say."""
+        """What was sent since the last call: to and from the owner as it saw it, on other links as their senders say."""
         totals: dict[str, int] = {}
         for party, sent in reported.items():
             if party != OWNER:

@@ -56,7 +56,7 @@ class Allowances:
             self._exempt.add(peer)
 
     def grant(self, peer: str, messages: int, size_bytes: int) -> None:
-        """Let a peer send more: it was asked for that. What is granted is not counted anew, and lasts until it is used."""
+        """Let a peer send more, for it was asked to; what is granted lasts until it is used."""
         with self._lock:
             self._granted_messages[peer] += messages
             self._granted_bytes[peer] += size_bytes

@@ -32,9 +32,9 @@ from phalanx.security.crypto.pki import LOCAL_HOSTS, create_authority, issue, lo
 __all__ = [
     "DIGEST_PATTERN",
     "LOCAL_HOSTS",
+    "SESSION_NAME",
     "CertificateFacts",
     "Identity",
-    "SESSION_NAME",
     "MonotonicCounter",
     "NotRollbackProofCounter",
     "Peer",
