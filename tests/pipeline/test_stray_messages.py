@@ -111,7 +111,7 @@ def test_a_worker_takes_tensors_from_its_neighbours_only_and_once(make_company, 
 TO_THE_OWNER = {
     "commitment of another stage": Commit(**NOW, stage=2, received=(), sent=(), norm_squared=1.0, gradient=""),
     "commitment of the owner's stage": Commit(**NOW, stage=0, received=(), sent=(), norm_squared=1.0, gradient=""),
-    "commitment of no stage": Commit(**NOW, stage=77, received=(), sent=(), norm_squared=1.0, gradient=""),
+    "commitment of no stage": Commit(**NOW, stage=33, received=(), sent=(), norm_squared=1.0, gradient=""),
     "gradient of a stage that it does not shadow": GradientHeld(
         **NOW, stage=1, norm_squared=1.0, gradient="", parts=()
     ),
@@ -120,7 +120,7 @@ TO_THE_OWNER = {
     "state of nonsense": Applied(**NOW, states={"-": STATE}, usage={}, bytes_sent={}),
     "alarm about a message to another": ScreenHit(**FETCH, source=2, reason="odd"),
     "duplicate that nobody asked for": Bulk(**NOW, purpose="duplicate", stage=1, offset=0, total=4),
-    "alarm about no stage": ScreenHit(**FETCH, source=77, reason="odd"),
+    "alarm about no stage": ScreenHit(**FETCH, source=33, reason="odd"),
     "order": Apply(**NOW, clip_coefficient=1.0),
     "roles": assign_all_to("worker-1"),
     "greeting": Hello(epoch=0, address="elsewhere", numeric_class="mine"),

@@ -97,7 +97,7 @@ class Intake:
                 self._updates.said.setdefault(stage, {})[sender] = state
 
     def _take_costs(self, sender: str, message: Applied) -> None:
-        """Take what a party says it has cost, as far as that can be: totals never fall, nobody worked before it came."""
+        """Take what a party says it has cost, as far as that can be: no total falls, nobody worked before it came."""
         known = {party for party in (OWNER, *self._docket.classes) if party != sender}
         before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
         self.bytes_sent[sender] = {

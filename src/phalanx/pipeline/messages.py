@@ -375,22 +375,8 @@ class Shutdown(Message):
 
 _MESSAGES = by_kind(
     (
-        *(
-            Hello,
-            Setup,
-            Prepared,
-            Leave,
-            Assign,
-            Ready,
-            Activation,
-            Bulk,
-            Commit,
-            GradientHeld,
-            WeightsHeld,
-            Audit,
-            AuditReport,
-            StepAudited,
-        ),
+        *(Hello, Setup, Prepared, Leave, Assign, Ready),
+        *(Activation, Bulk, Commit, GradientHeld, WeightsHeld, Audit, AuditReport, StepAudited),
         *(Fetch, Fetched, FetchBulk, Relay, Ask, Standing, Apply, Applied, ScreenHit, Release),
         *(Fault, Carry, Shutdown),
     )
@@ -401,6 +387,7 @@ def parse_message(kind: str, body: dict[str, Any]) -> Message:
     """Parse a frame's body.
 
     Raises:
+        OutOfBoundsError: A value is one that nothing can have; its sender's signature convicts it.
         FrameError: The kind is unknown, or a field is missing, unknown or of the wrong type.
     """
     return parse_body(_MESSAGES, kind, body)
