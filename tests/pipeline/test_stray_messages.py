@@ -117,7 +117,7 @@ TO_THE_OWNER = {
     ),
     "audit of its own stage": AuditReport(**NOW, stage=1, microbatch=0, inputs=(), digests={}, urgent=False),
     "state of a stage that it does not have": Applied(**NOW, states={"0": STATE}, usage={}, bytes_sent={}),
-    "state of nonsense": Applied(**NOW, states={"-": STATE}, usage={}, bytes_sent={}),
+    "state of no stage": Applied(**NOW, states={"77": STATE}, usage={}, bytes_sent={}),
     "alarm about a message to another": ScreenHit(**FETCH, source=2, reason="odd"),
     "duplicate that nobody asked for": Bulk(**NOW, purpose="duplicate", stage=1, offset=0, total=4),
     "alarm about no stage": ScreenHit(**FETCH, source=33, reason="odd"),

@@ -12,7 +12,7 @@ _WORD_BYTES = 2048
 _TWICE = 2
 """Straight and, where a link has failed, once more by way of the owner."""
 
-LINES_AT_FIRST = 4
+LINES_AT_FIRST = 16
 """Of each party's refused messages in a step, and of what it reports, before only powers of two are written down."""
 
 LINE_BYTES = 4096
