@@ -21,6 +21,7 @@ from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
+from phalanx.pipeline.step_record import StepRecord
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.verdict import Verdict
 from phalanx.pipeline.wide import WideRunner, recompute_in
@@ -50,6 +51,7 @@ __all__ = [
     "StateDigest",
     "StepInputs",
     "StepPlan",
+    "StepRecord",
     "StepResult",
     "Verdict",
     "WideRunner",

@@ -15,10 +15,10 @@ from phalanx.checkpoint import (
 )
 from phalanx.config import digest
 from phalanx.errors import CheckpointError
-from phalanx.pipeline import OWNER
 from phalanx.security.crypto import Peer, certificate_facts, read_public
 from phalanx.train.config import load_run
 from phalanx.train.history import read_history
+from phalanx.train.run_directory import owner_certificate
 
 
 class PastRun:
@@ -51,8 +51,7 @@ class PastRun:
         except (OSError, ValueError, KeyError, TypeError) as exc:
             raise CheckpointError(f"{path / 'run.json'}: cannot be read; expected the directory of a run") from exc
         self.config = load_run(path / "config.toml")
-        pki = path / "pki" if self.config.pipeline.pki is None else Path(self.config.pipeline.pki)
-        self.owner = _owner(certificate or pki / OWNER / "certificate.pem")
+        self.owner = _owner(certificate or owner_certificate(path))
         self._certified = read_history(path / "events.jsonl", self.owner, self.run_id).certified
 
     def key(self) -> KeyHolder | None:

@@ -4,13 +4,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from phalanx.errors import AuditLogError
+from phalanx.security.audit.line import Line
 from phalanx.security.audit.merkle import merkle_root
 from phalanx.security.closing import Closing
+from phalanx.security.crypto import DIGEST_PATTERN
 
 LEAVES_FILE = "steps.jsonl"
+STEP = "step"
+"""Kind of the events that name leaves."""
+
 MAX_BATCH_BYTES = 64 * 1024 * 1024
+_MAX_OFFSET = 2**62
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,20 @@ class LeafBatch:
     leaves: int
     offset: int
     size_bytes: int
+
+    @classmethod
+    def of(cls, line: Line) -> Self:
+        """Read what an event says.
+
+        Raises:
+            AuditLogError: It lacks something, or has no sense.
+        """
+        found = {name: line.body.get(name) for name in ("root", "leaves", "offset", "size_bytes")}
+        counts = [found[name] for name in ("leaves", "offset", "size_bytes")]
+        is_root = isinstance(found["root"], str) and DIGEST_PATTERN.fullmatch(found["root"]) is not None
+        if not is_root or not all(type(count) is int and 0 <= count <= _MAX_OFFSET for count in counts):
+            raise AuditLogError(f"line {line.head.num_events} names no leaves: {found}"[:300])
+        return cls(**found)
 
 
 class LeafFile(Closing):
@@ -53,9 +74,7 @@ class LeafFile(Closing):
             raise AuditLogError(f"{path}: cannot be opened ({exc.strerror})") from exc
         if found < size_bytes:
             os.close(self._fd)
-            raise AuditLogError(
-                f"{path}: has {found} bytes, the audit log names {size_bytes}; put the whole file back"
-            )
+            raise AuditLogError(f"{path}: has {found} bytes, the audit log names {size_bytes}; put the whole file back")
         self._size_bytes = size_bytes
 
     def append(self, leaves: Sequence[bytes]) -> LeafBatch:
@@ -70,6 +89,8 @@ class LeafFile(Closing):
         data = b"".join(leaf + b"\n" for leaf in leaves)
         if len(data) > MAX_BATCH_BYTES:
             raise AuditLogError(f"{self._path}: {len(data)} bytes at once, at most {MAX_BATCH_BYTES} are allowed")
+        if self._fd < 0:
+            raise AuditLogError(f"{self._path}: is closed")
         offset = self._size_bytes
         try:
             written = 0

@@ -3,7 +3,8 @@
 import fcntl
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError
 from phalanx.security.audit.head import KnownHead, KnownHeads, keep_head, sign_head
+from phalanx.security.audit.leaves import LEAVES_FILE, STEP, LeafBatch, LeafFile
 from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
 from phalanx.security.closing import Closing
 from phalanx.security.crypto import Identity, digest_hex, parse_canonical
@@ -52,6 +54,8 @@ class AuditLog(Closing):
         self._lock, self._sync_lock = threading.Lock(), threading.Lock()
         self._head = first_head(run)
         self._digests: list[bytes] = []
+        self._leaves: LeafFile | None = None
+        self._leaves_end = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -61,7 +65,7 @@ class AuditLog(Closing):
             self._lock_file()
             self._resume(KnownHeads(path, known))
         except AuditLogError:
-            os.close(self._fd)
+            self._let_go()
             raise
 
     @property
@@ -97,6 +101,21 @@ class AuditLog(Closing):
             self._write(line + b"\n")
             self._advance(next_head(self._head, line))
 
+    def append_step(self, body: dict[str, Any], leaves: Sequence[bytes]) -> None:
+        """Write the leaves of one step beside the log, and the event `step` with their Merkle root.
+
+        Args:
+            body: Which step it is; gets the keys of `LeafBatch`.
+            leaves: Canonical JSON, without newlines.
+
+        Raises:
+            AuditLogError: As `append`, or the leaves cannot be written.
+        """
+        if self._leaves is None:
+            self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)
+        batch = self._leaves.append(leaves)
+        self.append(STEP, {**body, **asdict(batch)})
+
     def sync(self) -> LogHead:
         """Force all events to disk, as a checkpoint that refers to them needs.
 
@@ -108,6 +127,9 @@ class AuditLog(Closing):
         """
         with self._sync_lock:
             head = self._head
+            # what a line names must not be lost before the line is
+            if self._leaves is not None:
+                self._leaves.sync()
             try:
                 os.fsync(self._fd)
                 if self._kept_at is not None:
@@ -119,10 +141,19 @@ class AuditLog(Closing):
     def close(self) -> None:
         """Force all events to disk and let others open the log; closing twice is harmless."""
         with self._lock:
+            if self._leaves is not None:
+                self._leaves.sync()
             if self._fd >= 0:
                 os.fsync(self._fd)
-                os.close(self._fd)
-                self._fd = -1
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._leaves is not None:
+            self._leaves.close()
+            self._leaves = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _lock_file(self) -> None:
         try:
@@ -139,6 +170,8 @@ class AuditLog(Closing):
             size_bytes = os.fstat(self._fd).st_size
             partial = self._partial_line(size_bytes)
             self._check_lines(size_bytes - len(partial), known)
+            if self._leaves_end:
+                self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)
             if partial:
                 os.ftruncate(self._fd, size_bytes - len(partial))
         except OSError as exc:
@@ -157,6 +190,9 @@ class AuditLog(Closing):
                     raise AuditLogError(f"{self._path}: became shorter while it was read")
                 known.see(line.head)
                 self._advance(line.head)
+                if line.kind == STEP:
+                    batch = LeafBatch.of(line)
+                    self._leaves_end = batch.offset + batch.size_bytes
                 checked_bytes += line.size_bytes
         known.end(self._head.num_events)
 
