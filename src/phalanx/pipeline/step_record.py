@@ -1,21 +1,28 @@
-"""What proves an applied step: commitments, draws, signed audits, agreed states and the decision, as leaves of a tree."""
+"""What proves an applied step: commitments, draws, signed audits, agreed states and the decision, as leaves."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from phalanx.config import canonical_json
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket
+from phalanx.pipeline.leaves import (
+    AttemptLeaf,
+    AuditLeaf,
+    CommitLeaf,
+    DrawLeaf,
+    Leaf,
+    OwnerAuditLeaf,
+    StateLeaf,
+    StepAuditLeaf,
+    write_leaf,
+)
 from phalanx.pipeline.ledger import StepLedger
-from phalanx.pipeline.messages import AuditReport, Signed, StepAudited
+from phalanx.pipeline.messages import AuditReport, StepAudited
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.signed import to_signed
 from phalanx.pipeline.testimony import Testimony
-
-Leaf = dict[str, Any]
 
 _DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
@@ -39,7 +46,7 @@ class StepRecord:
 class _Applied:
     ledger: StepLedger
     assignment: Assignment
-    unlike: tuple[int, ...]
+    classes: dict[str, int]
 
 
 class StepRecords:
@@ -70,17 +77,14 @@ class StepRecords:
         docket = self._docket
         if self._note is None or not docket.plan.guard.enabled:
             return
-        unlike = tuple(
-            s for s in docket.watched if not all(map(docket.same_class, (docket.holder(s), docket.shadow(s))))
-        )
-        self._pending.append(_Applied(docket.ledger, docket.assignment, unlike))
+        self._pending.append(_Applied(docket.ledger, docket.assignment, self._classes()))
         self.look()
 
     def look(self) -> None:
         """Hand on the steps whose audits are in."""
         while self._note is not None and self._pending and self._pending[0].ledger.is_audited:
             past = self._pending.popleft()
-            leaves = tuple(canonical_json(leaf) for leaf in self._leaves(past))
+            leaves = tuple(write_leaf(leaf) for leaf in self._leaves(past))
             self._note(StepRecord(past.ledger.step, past.ledger.epoch, leaves))
 
     def forget(self) -> None:
@@ -88,75 +92,71 @@ class StepRecords:
         self.look()
         self._pending.clear()
 
+    def _classes(self) -> dict[str, int]:
+        """Numeric classes of the present parties, as numbers; nobody is listed whose bits are the owner's."""
+        docket, found = self._docket, dict[str, int]()
+        numbers = {docket.classes.get(OWNER, ""): 0}
+        for party in sorted(docket.present):
+            number = numbers.setdefault(docket.classes.get(party, ""), len(numbers))
+            found |= {party: number} if number else {}
+        return found
+
     def _leaves(self, past: _Applied) -> Iterator[Leaf]:
         ledger, assignment = past.ledger, past.assignment
-        holders = assignment.holders
-        yield {
-            "leaf": "attempt",
-            "session": self._session,
-            "step": ledger.step,
-            "epoch": ledger.epoch,
-            "stages": {str(stage): [holders[stage], assignment.shadows.get(stage)] for stage in sorted(holders)},
-            "lanes": assignment.lanes,
-            "unlike": list(past.unlike),
-            "clip": ledger.clip_coefficient,
-            "frozen": sorted(ledger.frozen),
-        }
-        for (stage, lane), commit in sorted(ledger.commits.items()):
-            header = ledger.commit_headers[(stage, lane)]
-            yield {
-                "leaf": "commit",
-                "stage": stage,
-                "lane": lane,
-                "party": assignment.server_of((stage, lane)),
-                "header": None if header is None else header.digest,
-                "gradient": commit.gradient,
-                "norm_squared": commit.norm_squared,
-            }
+        yield AttemptLeaf(
+            session=self._session,
+            step=ledger.step,
+            epoch=ledger.epoch,
+            stages={str(s): (holder, assignment.shadows.get(s)) for s, holder in assignment.holders.items()},
+            lanes=assignment.lanes,
+            classes=past.classes,
+            clip=ledger.clip_coefficient,
+            frozen=tuple(sorted(ledger.frozen)),
+        )
+        for share, commit in sorted(ledger.commits.items()):
+            header = ledger.commit_headers[share]
+            yield CommitLeaf(
+                stage=share[0],
+                lane=share[1],
+                party=assignment.server_of(share),
+                header=None if header is None else header.digest,
+                gradient=commit.gradient,
+                norm_squared=commit.norm_squared,
+            )
         for stage, state in sorted(ledger.agreed.items()):
-            yield {"leaf": "state", "stage": stage, "weights": state.weights, "moments": state.moments}
-        yield from self._draws(ledger)
-        yield from self._audits(ledger)
-
-    def _draws(self, ledger: StepLedger) -> Iterator[Leaf]:
+            yield StateLeaf(stage=stage, weights=state.weights, moments=state.moments)
         drawn: dict[tuple[int, str], list[int]] = {}
         for stage, microbatch, auditor in sorted(ledger.awaited_audits):
             drawn.setdefault((stage, auditor), []).append(microbatch)
         for (stage, auditor), microbatches in drawn.items():
             whole = (stage, auditor) in ledger.awaited_step_audits
-            yield {"leaf": "draw", "stage": stage, "auditor": auditor, "microbatches": microbatches, "whole": whole}
+            yield DrawLeaf(stage=stage, auditor=auditor, microbatches=tuple(microbatches), whole=whole)
         for stage in sorted(ledger.owner_audited):
-            yield {"leaf": "owner_audit", "stage": stage}
+            yield OwnerAuditLeaf(stage=stage)
+        yield from self._audits(ledger)
 
     def _audits(self, ledger: StepLedger) -> Iterator[Leaf]:
         testimony = self._testimony()
         for (stage, microbatch, auditor), report in sorted(ledger.reports.items(), key=lambda item: item[0]):
-            said = _shown(testimony.said(AuditReport.kind, auditor, stage, ledger.step, microbatch), auditor)
-            outputs = [ledger.messages.get((stage, direction, microbatch)) for direction in _DIRECTIONS]
-            yield {
-                "leaf": "audit",
-                "stage": stage,
-                "microbatch": microbatch,
-                "auditor": auditor,
-                "digests": dict(report.digests) if said is None else None,
-                "report": said,
-                "outputs": [None if output is None else output.header.model_dump() for output in outputs],
-            }
+            said = testimony.said(AuditReport.kind, auditor, stage, ledger.step, microbatch)
+            forward, backward = (ledger.messages.get((stage, way, microbatch)) for way in _DIRECTIONS)
+            yield AuditLeaf(
+                stage=stage,
+                microbatch=microbatch,
+                auditor=auditor,
+                report=said,
+                digests=report.digests if said is None else None,
+                outputs=(forward and forward.header, backward and backward.header),
+            )
         for (stage, auditor), audited in sorted(ledger.step_audits.items()):
-            said = _shown(testimony.said(StepAudited.kind, auditor, stage, ledger.step), auditor)
+            said = testimony.said(StepAudited.kind, auditor, stage, ledger.step)
             commit = ledger.commit_headers.get((stage, audited.lane))
-            yield {
-                "leaf": "step_audit",
-                "stage": stage,
-                "lane": audited.lane,
-                "auditor": auditor,
-                "gradient": audited.gradient if said is None else None,
-                "norm_squared": audited.norm_squared if said is None else None,
-                "report": said,
-                "commit": None if commit is None else to_signed(commit).model_dump(),
-            }
-
-
-def _shown(said: Signed | None, auditor: str) -> dict[str, str] | None:
-    """What an auditor signed; the owner signs nothing to itself."""
-    return None if said is None or auditor == OWNER else said.model_dump()
+            yield StepAuditLeaf(
+                stage=stage,
+                lane=audited.lane,
+                auditor=auditor,
+                report=said,
+                gradient=audited.gradient if said is None else None,
+                norm_squared=audited.norm_squared if said is None else None,
+                commit=None if commit is None else to_signed(commit),
+            )
