@@ -40,7 +40,7 @@ def head_in_summary(run_dir: Path, owner: Peer, run: str | None = None) -> LogHe
     """Return the signed head in ``summary.json``; None where there is none that holds."""
     path = run_dir / SUMMARY_FILE
     try:
-        return read_head(_read_json(path)["audit_log_head"], owner, run, str(path))
+        return read_head(_read_json(path)["audit_log_head_signed"], owner, run, str(path))
     except (AuditLogError, KeyError, TypeError):
         return None
 

@@ -296,8 +296,6 @@ def _told_end(run_dir: Path, owner: Peer) -> tuple[LogHead | None, bool]:
         return signed, True
     try:
         head = json.loads(path.read_bytes())["audit_log_head"]
-        if "signature" in head:
-            raise AuditLogError(f"{path}: {owner.name} did not sign the audit_log_head that it holds")
         return LogHead(int(head["num_events"]), str(head["digest"])), False
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise AuditLogError(

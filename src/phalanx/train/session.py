@@ -108,7 +108,7 @@ class Session:
         reveal_key(log, self.home, history)
         with contextlib.suppress(AuditLogError):
             log.sync()
-        figures.audit_log_head = log.signed_head
+        figures.signed_log_head = log.signed_head
         summary = summarise(self.config, figures, self.totals, self.truth)
         summary["run_dir"] = str(self.home.path)
         try:
