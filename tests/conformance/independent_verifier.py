@@ -3,6 +3,9 @@
 python tests/conformance/independent_verifier.py RUN_DIR [OWNER_CERTIFICATE]
 """
 
+# a program of its own, to be read beside the page: it prints, and refuses where it finds
+# ruff: noqa: T201, TRY301
+
 import hashlib
 import hmac
 import json
@@ -342,56 +345,68 @@ def reveal(lines: list) -> dict:
 
 
 def follow(lines, run_dir, owner_key, revealed, found):
-    opening, keys, key, told_at, names, earlier, due = None, {}, None, 0, set(), set(), None
+    session, due = None, None
     for number, (line, _) in enumerate(lines, 1):
         kind, body = line["kind"], line["body"]
         if kind in ("run_started", "run_resumed"):
             if kind == "run_resumed" and due is not None and body["step"] > due:
                 raise RefusedError(f"step {due} is missing")
-            opening, due, earlier, names = body, body["step"], earlier | names, set()
-            found.completed = False
-            guarded = body.get("audit_key_commitment") is not None
-            found.guarded = found.guarded or guarded
-            recorded = guarded and body.get("leaves_format") == 1
-            if recorded:
-                keys = session_keys(body, owner_key)
-                key, told_at = revealed.get(body["audit_key_commitment"], (None, len(lines) + 1))
-                if key is None:
-                    found.doubts.append(f"line {number}: the key is not revealed")
-            elif guarded:
-                found.doubts.append(f"line {number}: verdicts only")
+            session = Session(body, number, revealed, owner_key, session)
+            due, found.completed = body["step"], False
+            found.guarded = found.guarded or session.guarded
+            found.doubts += session.doubts
         elif kind == "rolled_back":
             due = min(due, body["to"])
         elif kind == "fell_back":
             due = min(due, body["to_step"])
         elif kind == "run_completed":
             found.completed = True
-            if recorded and due != opening["steps"]:
+            if session is not None and session.recorded and due != session.opening["steps"]:
                 raise RefusedError(f"step {due} is missing")
         elif kind == "step":
             if body["step"] != due:
                 raise RefusedError(f"step {due} is missing")
-            if number > told_at:
+            if number > session.told_at:
                 raise RefusedError(f"step {due}: drawn with a key that was known")
             due += 1
             found.recorded.add(body["step"])
-            draw = None if key is None else Draw(key, bytes.fromhex(opening["audit_nonce"]), opening["guard"])
-            check_one(run_dir, line, opening, keys, draw, (names, earlier), found)
+            check_one(run_dir, line, session, found)
 
 
-def check_one(run_dir, line, opening, keys, draw, sessions, found):
-    body, (names, earlier) = line["body"], sessions
+class Session:
+    """From one opening to the next; `names` are those that its steps were signed for."""
+
+    def __init__(self, opening, number, revealed, owner_key, before):
+        self.opening, self.names, self.doubts = opening, set(), []
+        self.earlier = set() if before is None else before.earlier | before.names
+        self.guarded = opening.get("audit_key_commitment") is not None
+        self.recorded = self.guarded and opening.get("leaves_format") == 1
+        self.keys, self.draw, self.told_at = {}, None, float("inf")
+        if self.recorded:
+            self.keys = session_keys(opening, owner_key)
+            key, self.told_at = revealed.get(opening["audit_key_commitment"], (None, float("inf")))
+            if key is None:
+                self.doubts.append(f"line {number}: the key is not revealed")
+            else:
+                self.draw = Draw(key, bytes.fromhex(opening["audit_nonce"]), opening["guard"])
+        elif self.guarded:
+            self.doubts.append(f"line {number}: verdicts only")
+
+
+def check_one(run_dir, line, session, found):
+    body = line["body"]
     try:
-        step = Step(read_leaves(run_dir / "steps.jsonl", body), opening, keys, draw)
+        step = Step(read_leaves(run_dir / "steps.jsonl", body), session.opening, session.keys, session.draw)
         if (step.t, step.e) != (body["step"], body["epoch"]):
             raise RefusedError("leaves of another step")
-        names.add(step.attempt["session"])
-        if len(names) > 1 or names & earlier or not step.attempt["session"].startswith(line["run"] + "-"):
+        name = step.attempt["session"]
+        session.names.add(name)
+        if len(session.names) > 1 or name in session.earlier or not name.startswith(line["run"] + "-"):
             raise RefusedError("signed for another session")
         found.audits += step.check()
     except (RefusedError, ValueError, KeyError, TypeError, AttributeError, OSError) as exc:
         raise RefusedError(f"step {body['step']}: {exc}") from exc
-    if draw is not None and opening["guard"]["mode"] in ("phalanx", "paper"):
+    if session.draw is not None and step.guard["mode"] in ("phalanx", "paper"):
         found.proven.add(body["step"])
 
 

@@ -134,7 +134,7 @@ def test_a_report_in_the_place_of_another_one_is_refused(audited):
             if (leaves[place].report, leaves[place].outputs) != (others[other].report, others[other].outputs):
                 changed = list(leaves)
                 changed[place] = leaves[place].model_copy(update={"report": others[other].report})
-                with pytest.raises(AuditLogError, match="did not sign|another place"):
+                with pytest.raises(AuditLogError, match=r"did not sign|another place"):
                     judged(audited, record, changed)
 
 
