@@ -15,7 +15,9 @@ from phalanx.checkpoint import (
 )
 from phalanx.config import digest
 from phalanx.errors import CheckpointError
+from phalanx.security.audit import KnownHead, verify_log
 from phalanx.security.crypto import Peer, certificate_facts, read_public
+from phalanx.train.audit_trail import LOG_FILE
 from phalanx.train.config import load_run
 from phalanx.train.history import read_history
 from phalanx.train.run_directory import owner_certificate
@@ -52,7 +54,7 @@ class PastRun:
             raise CheckpointError(f"{path / 'run.json'}: cannot be read; expected the directory of a run") from exc
         self.config = load_run(path / "config.toml")
         self.owner = _owner(certificate or owner_certificate(path))
-        self._certified = read_history(path / "events.jsonl", self.owner, self.run_id).certified
+        self._certified = read_history(path / LOG_FILE, self.owner, self.run_id).certified
 
     def key(self) -> KeyHolder | None:
         """Who unwraps its checkpoints; None when they are not encrypted.
@@ -71,6 +73,7 @@ class PastRun:
 
         Raises:
             CheckpointError: There is none, or it is damaged, foreign, rolled back or of another config.
+            AuditLogError: The newest one knows lines that the log does not have.
         """
         if step is None:
             path = latest_checkpoint(self.checkpoints)
@@ -81,7 +84,11 @@ class PastRun:
         if path is None or not path.is_dir():
             raise CheckpointError(f"{path or self.checkpoints}: there is no checkpoint")
         expected = digest(self.config)
-        return open_checkpoint(path, self.owner, run=self.run_id, config_digest=expected, key=self.key())
+        found = open_checkpoint(path, self.owner, run=self.run_id, config_digest=expected, key=self.key())
+        if step is None and found.log_head is not None:
+            known = (KnownHead(found.log_head, str(path)),)
+            verify_log(self.path / LOG_FILE, self.owner, run=self.run_id, known=known)
+        return found
 
 
 def _owner(path: Path) -> Peer:
