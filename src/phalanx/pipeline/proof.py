@@ -223,7 +223,7 @@ class _StepJudge:
         if leaf.report is None:
             if leaf.auditor != OWNER or leaf.digests is None:
                 raise AuditLogError(f"{_place(leaf)}: the report of {leaf.auditor} is not signed")
-            return dict(leaf.digests)
+            return {str(direction): digest for direction, digest in leaf.digests.items()}
         place = {"stage": leaf.stage, "microbatch": leaf.microbatch}
         found = self._open(leaf.report, leaf.auditor, "audit_report", place, _place(leaf)).body.get("digests")
         if not isinstance(found, dict) or set(found) != set(_DIRECTIONS):

@@ -17,8 +17,8 @@ from phalanx.pipeline.leaves import (
     StepAuditLeaf,
     write_leaf,
 )
-from phalanx.pipeline.ledger import StepLedger
-from phalanx.pipeline.messages import AuditReport, StepAudited
+from phalanx.pipeline.ledger import MessageKey, StepLedger
+from phalanx.pipeline.messages import AuditReport, Signed, StepAudited
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.signed import to_signed
@@ -139,14 +139,14 @@ class StepRecords:
         testimony = self._testimony()
         for (stage, microbatch, auditor), report in sorted(ledger.reports.items(), key=lambda item: item[0]):
             said = testimony.said(AuditReport.kind, auditor, stage, ledger.step, microbatch)
-            forward, backward = (ledger.messages.get((stage, way, microbatch)) for way in _DIRECTIONS)
+            forward, backward = (_header(ledger, (stage, way, microbatch)) for way in _DIRECTIONS)
             yield AuditLeaf(
                 stage=stage,
                 microbatch=microbatch,
                 auditor=auditor,
                 report=said,
                 digests=report.digests if said is None else None,
-                outputs=(forward and forward.header, backward and backward.header),
+                outputs=(forward, backward),
             )
         for (stage, auditor), audited in sorted(ledger.step_audits.items()):
             said = testimony.said(StepAudited.kind, auditor, stage, ledger.step)
@@ -160,3 +160,9 @@ class StepRecords:
                 norm_squared=audited.norm_squared if said is None else None,
                 commit=None if commit is None else to_signed(commit),
             )
+
+
+def _header(ledger: StepLedger, key: MessageKey) -> Signed | None:
+    """The header under which a message was sent; None where the owner sent it to itself."""
+    found = ledger.messages.get(key)
+    return None if found is None else found.header

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from phalanx.checkpoint import list_checkpoints
 from phalanx.checkpoint.manifest import MANIFEST_FILE, verify_manifest
@@ -74,7 +75,7 @@ def _listed(directory: Path) -> dict[int, Path]:
         return {}
 
 
-def _read_json(path: Path) -> object:
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as exc:

@@ -84,11 +84,11 @@ class PastRun:
         if path is None or not path.is_dir():
             raise CheckpointError(f"{path or self.checkpoints}: there is no checkpoint")
         expected = digest(self.config)
-        found = open_checkpoint(path, self.owner, run=self.run_id, config_digest=expected, key=self.key())
-        if step is None and found.log_head is not None:
-            known = (KnownHead(found.log_head, str(path)),)
+        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=expected, key=self.key())
+        if step is None and checkpoint.log_head is not None:
+            known = (KnownHead(checkpoint.log_head, str(path)),)
             verify_log(self.path / LOG_FILE, self.owner, run=self.run_id, known=known)
-        return found
+        return checkpoint
 
 
 def _owner(path: Path) -> Peer:

@@ -162,7 +162,7 @@ class _Order:
                 raise AuditLogError(
                     f"line {line.head.num_events}: step {self._next} has no record, step {body['step']} follows"
                 )
-            self._next += 1
+            self._next = body["step"] + 1
         elif line.kind == "run_completed":
             self._ended = True
             if session is not None and session.has_leaves and self._next != self._total:
