@@ -278,7 +278,7 @@ def swap_certificates(record):
         (setting("verdict", "party", to="owner"), "accuses the owner"),
         (setting("session", to="another"), "is of another session"),
         (setting("verdict", "offence", to="accusation"), "the wrong party is named"),
-        (setting("verdict", "offence", to="gradient"), "no signed header for '(gradient_held|step_audited)'"),
+        (setting("verdict", "offence", to="gradient"), "no signed header for 'step_audited'"),
         (setting("verdict", "stage", to=2), "is about"),
         (setting("verdict", "step", to=2), "is about"),
         (setting("verdict", "microbatch", to=None), "no direction or no microbatch"),

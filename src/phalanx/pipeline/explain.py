@@ -127,13 +127,13 @@ def _gradient(hearing: Hearing) -> _Explained:
     signers = {holder, *(said.header.fields.sender for said in (held, audited) if said is not None)}
     if guilty not in signers:
         raise hearing.refuse(f"accuses {guilty}, who signed none of {', '.join(sorted(signers))}'s words about it")
-    if held is None and audited is None and hearing.record.verdict.accuser != OWNER:
-        raise hearing.refuse("has no signed header for 'gradient_held' or 'step_audited' of this attempt")
     shared = hearing.record.plan.lanes > 1
     if held is not None and (
         commit.gradient != held.message.gradient or (not shared and commit.norm_squared != held.message.norm_squared)
     ):
         return _held_gradient(hearing, committed, held)
+    if audited is None and hearing.record.verdict.accuser != OWNER:
+        raise hearing.refuse("has no signed header for 'step_audited' that contradicts the stage")
     if audited is not None and _said(commit) == _said(audited.message) and guilty != holder:
         raise hearing.refuse("stage and auditor agree on the gradient")
     return _believed(f"that {guilty} was off: the owner computed it again")
