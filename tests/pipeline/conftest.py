@@ -26,7 +26,7 @@ def make_company(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) ->
             run: RunConfig | None = None,
             actors: Mapping[int, Actor] | None = None,
             draw: AuditDraw | None = None,
-            session: str = "simulation",
+            session: str = "simulation-1",
         ) -> MemoryCompany:
             named = {f"worker-{stage}": actor for stage, actor in (actors or {}).items()}
             directory = tmp_path_factory.mktemp("run")

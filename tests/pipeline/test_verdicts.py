@@ -1,4 +1,4 @@
-"""Nobody is evicted on evidence that does not hold, the owner is never named, and each answers for its own signature."""
+"""Nobody is evicted on evidence that does not hold; the owner is never named; each answers for its own signature."""
 
 import pytest
 
