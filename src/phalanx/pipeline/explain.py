@@ -104,8 +104,8 @@ def _equivocation(hearing: Hearing) -> _Explained:
         return _proved(hearing, "signed two different tensors as one message", None)
     sent, committed = hearing.said("message", Activation), hearing.said("commit", Commit)
     message, commit = sent.message, committed.message
-    for said in (sent, committed):
-        _by_guilty(hearing, said.header.fields.sender, "message, commit")
+    for header in (sent.header, committed.header):
+        _by_guilty(hearing, header.fields.sender, "message, commit")
     same_step = (commit.epoch, commit.step, commit.stage) == (message.epoch, message.step, message.source)
     digests = [s.digest for s in commit.sent if (s.direction, s.microbatch) == (message.direction, message.microbatch)]
     if not same_step or sent.digest in digests:

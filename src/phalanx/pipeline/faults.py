@@ -24,7 +24,12 @@ class Faults:
         """Write reports down; the first that proves something by its signatures ends it."""
         while self._waiting:
             received, fault = self._waiting.pop(0)
-            said = {"party": received.sender, "about": fault.about, "error": fault.error, "reason": fault.reason}
+            said: dict[str, object] = {
+                "party": received.sender,
+                "about": fault.about,
+                "error": fault.error,
+                "reason": fault.reason,
+            }
             self._docket.observe("fault", said)
             judgement = self._judge(received, fault)
             if judgement is not None:

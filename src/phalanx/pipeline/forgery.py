@@ -1,5 +1,6 @@
 """Did a party show what nobody had said to it? Answered from what it signed itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.errors import FrameError, PeerRefusedError, SignatureError
@@ -102,7 +103,7 @@ class _Look:
     believed: str | None = None
 
 
-def _look(hearing: Hearing, shown: Signed, epoch: int, place: dict[str, object], link: Link) -> _Look:
+def _look(hearing: Hearing, shown: Signed, epoch: int, place: Mapping[str, object], link: Link) -> _Look:
 
     def between_neighbours(message: Activation) -> Link | None:
         follows = message.target == message.source + (1 if message.direction == "forward" else -1)
