@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         "L2 two stories to stage and auditor",
         "pipeline/reports.py",
-        "if committed.digest != header.fields.payload_digest:",
+        "if committed.digest != shown.digest:",
         "if committed.digest == '':",
         PIPELINE
         + "test_two_stories.py::test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signatures",
@@ -273,8 +273,8 @@ MUTANTS = (
     Mutant(
         "L2 whom a third party may ask",
         "pipeline/lookup.py",
-        "return said == (Audit.kind, sender, desk.roles.epoch, desk.roles.step, stage)",
-        "return said is not None",
+        "    if permit is None:\n        return False\n",
+        "    if permit is None:\n        return True\n",
         PIPELINE + "test_third_party_audits.py::test_without_the_owners_permit_nobody_sees_anothers_tensors",
     ),
     Mutant(
@@ -336,9 +336,9 @@ MUTANTS = (
     ),
     Mutant(
         "L0 inputs of the other lane",
-        "pipeline/ledger.py",
-        "if microbatches is not None and message.microbatch not in microbatches:",
-        "if microbatches is not None and message.microbatch < 0:",
+        "pipeline/intake.py",
+        "link is not None and link[1] == sender else None",
+        "link is not None else None",
         PIPELINE + "test_replica_stories.py",
     ),
     Mutant(
@@ -421,7 +421,7 @@ MUTANTS = (
     Mutant(
         "L3 states after a takeover",
         "pipeline/readiness.py",
-        "wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]",
+        "wrong = [name for name, state in states.items() if not _is(state, own[name], follows and name == shadow)]",
         "wrong = [name for name, state in states.items() if state is None]",
         PIPELINE + "test_wrong_updates.py::test_a_party_that_gets_ready_with_an_altered_state_is_named",
     ),
@@ -436,15 +436,15 @@ MUTANTS = (
     Mutant(
         "L4 the stage's part of the referee",
         "pipeline/referee.py",
-        "        if holder_off:\n",
-        "        if not holder_off:\n",
+        "is_off = dispute.output.digest != digest_hex(",
+        "is_off = dispute.output.digest == digest_hex(",
         PIPELINE + "test_false_accusers.py::test_a_false_digest_names_the_accuser_and_not_the_stage",
     ),
     Mutant(
         "L4 the accuser's part of the referee",
         "pipeline/referee.py",
-        "        if accuser_off:\n",
-        "        if accuser_off and False:\n",
+        "is_off = dispute.report.digests[dispute.direction] != digest_hex(",
+        "is_off = dispute.report.digests[dispute.direction] == digest_hex(",
         PIPELINE + "test_false_accusers.py::test_a_false_digest_names_the_accuser_and_not_the_stage",
     ),
     Mutant(
