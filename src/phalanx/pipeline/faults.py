@@ -1,14 +1,14 @@
 """What parties find wrong with each other's messages: written down, and only a wrong signed header convicts."""
 
-from phalanx.errors import FrameError, OutOfBoundsError
-from phalanx.pipeline.config import MOST_STAGES, OWNER
+from phalanx.errors import FrameError, SignatureError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
-from phalanx.pipeline.messages import Fault, parse_message
+from phalanx.pipeline.forgery import NONSENSE, out_of_bounds
+from phalanx.pipeline.messages import Activation, Fault
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
+from phalanx.pipeline.signed import Link, Statement, to_signed
 from phalanx.transport import SignedHeader
-
-NONSENSE = "nonsense"
-"""The role of a header whose own values convict its sender."""
 
 
 class Faults:
@@ -16,57 +16,75 @@ class Faults:
 
     def __init__(self, docket: Docket) -> None:
         self._docket = docket
-        self._waiting: list[tuple[str, Fault]] = []
+        self._waiting: list[tuple[Received, Fault]] = []
 
-    def add(self, sender: str, fault: Fault) -> None:
+    def add(self, received: Received, fault: Fault) -> None:
         """Take a report."""
-        self._waiting.append((sender, fault))
+        self._waiting.append((received, fault))
 
     def weigh(self) -> Judgement | None:
-        """Write reports down; the first signed header that is wrong whatever its payload is ends it."""
-        docket = self._docket
+        """Write reports down; the first that proves something by its signatures ends it."""
         while self._waiting:
-            sender, fault = self._waiting.pop(0)
-            # what the owner finds itself is of its author's making, whatever a worker reports of the worker's
-            number = docket.sample.number("fault", fault.about if sender == OWNER else sender)
-            if number is not None:
-                said = {"about": fault.about, "error": fault.error, "reason": fault.reason}
-                docket.observe("fault", {"party": sender, **said, "number": number})
-            if fault.evidence is None or fault.about == OWNER:
-                continue
-            header = docket.signed_by(fault.evidence, fault.about)
-            if header is None or header.fields.body.get("epoch") != docket.ledger.epoch:
-                continue
-            if header.fields.kind == "tensor" and not _announces_a_boundary(header, docket.plan):
-                source = header.fields.body.get("source")
-                stage = source if isinstance(source, int) else -1
-                headers = {"message": fault.evidence}
-                return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
-            beyond = out_of_bounds(header)
-            if beyond is not None:
-                headers = {NONSENSE: fault.evidence}
-                reason = f"{fault.about} signed what nothing can be: {beyond}"
-                return docket.judgement("forgery", fault.about, _stage_of(header), reason, headers=headers)
+            received, fault = self._waiting.pop(0)
+            self._note(received.sender, fault)
+            nonsense = self._find_nonsense(received.sender, fault)
+            judgement = self._judge(received, fault) if nonsense is None else self._convict(nonsense, fault)
+            if judgement is not None:
+                return judgement
         return None
 
+    def _note(self, sender: str, fault: Fault) -> None:
+        # what the owner finds itself is of its author's making, whatever a worker reports of the worker's
+        number = self._docket.sample.number("fault", fault.about if sender == OWNER else sender)
+        if number is not None:
+            said = {"about": fault.about, "error": fault.error, "reason": fault.reason}
+            self._docket.observe("fault", {"party": sender, **said, "number": number})
 
-def out_of_bounds(header: SignedHeader) -> str | None:
-    """What is wrong with a message that has a value beyond its bounds; None where that is not what is wrong."""
-    try:
-        parse_message(header.fields.kind, header.fields.body)
-    except OutOfBoundsError as exc:
-        return str(exc)
-    except FrameError:
-        return None
-    return None
+    def _judge(self, received: Received, fault: Fault) -> Judgement | None:
+        """A tensor that is wrong whatever its bytes are names its sender; a header that nobody sent, who shows it."""
+        docket, sender = self._docket, received.sender
+        if fault.evidence is None or fault.epoch != docket.ledger.epoch or fault.about == OWNER:
+            return None
+
+        def between(message: Activation) -> Link | None:
+            link = docket.assignment.link_of(message)
+            return link if link == (fault.about, sender) else None
+
+        try:
+            shown = docket.statements.open(fault.evidence, Activation, fault.epoch, {}, between)
+        except (FrameError, SignatureError) as exc:
+            if received.header is None:
+                # the owner's own word needs no signature, and convicts nobody of anything
+                return None
+            reason = f"{sender} complained of a message that {fault.about} did not send it: {exc}"
+            stage = next(iter(docket.assignment.copies_of(sender)), 0)
+            return docket.judgement("forgery", sender, stage, reason, headers={"fault": to_signed(received.header)})
+        if announces_a_boundary(shown, docket.plan):
+            return None
+        headers = {"message": fault.evidence}
+        stage = shown.message.source
+        return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
+
+    def _find_nonsense(self, sender: str, fault: Fault) -> SignedHeader | None:
+        """A header of this session that went from one party to the other with a value that nothing can have."""
+        if fault.evidence is None or fault.about == OWNER:
+            return None
+        try:
+            header = self._docket.statements.frame(fault.evidence, (fault.about, sender))
+        except (FrameError, SignatureError):
+            return None
+        return None if out_of_bounds(header) is None else header
+
+    def _convict(self, nonsense: SignedHeader, fault: Fault) -> Judgement | None:
+        if fault.about not in self._docket.present:
+            return None
+        reason = f"{fault.about} signed a value that nothing can have: {out_of_bounds(nonsense)}"
+        stage = next(iter(self._docket.assignment.copies_of(fault.about)), 0)
+        headers = {NONSENSE: to_signed(nonsense)}
+        return self._docket.judgement("forgery", fault.about, stage, reason, headers=headers)
 
 
-def _stage_of(header: SignedHeader) -> int:
-    stage = header.fields.body.get("stage", header.fields.body.get("source"))
-    return stage if isinstance(stage, int) and 0 <= stage < MOST_STAGES else -1
-
-
-def _announces_a_boundary(header: SignedHeader, plan: StepPlan) -> bool:
-    body = header.fields.body
-    right = (list(plan.hidden_shape), str(BOUNDARY_DTYPE).removeprefix("torch."), plan.hidden_bytes)
-    return (body.get("shape"), body.get("dtype"), header.fields.payload_size) == right
+def announces_a_boundary(said: Statement[Activation], plan: StepPlan) -> bool:
+    """Whether a header announces a tensor of the shape, type and size that the plan has between stages."""
+    right = (plan.hidden_shape, str(BOUNDARY_DTYPE).removeprefix("torch."), plan.hidden_bytes)
+    return (said.message.shape, said.message.dtype, said.size_bytes) == right

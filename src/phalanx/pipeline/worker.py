@@ -172,7 +172,7 @@ class Worker:
         if self._party is None:
             plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name
-            self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_copy)
+            self._party = Party(name, plan, self._mail.post, self._mail.statements, self._timer, self._wrap_copy)
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
             self._endpoint.allowances.each = allowance_of(plan)
             self._endpoint.allowances.exempt(self._config.owner_name)
