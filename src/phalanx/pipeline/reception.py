@@ -81,6 +81,9 @@ class Reception:
             self.succession.suspect_the_dead()
 
     def _refuse(self, item: Received, error: PhalanxError) -> None:
+        if self.courier.was_asked(item):
+            # an answer that comes after it was given up is nobody's fault
+            return
         self.mail.refused(item)
         number = self.sample.number("refused", item.sender)
         if number is not None:
@@ -98,9 +101,6 @@ class Reception:
         succession = self.succession
         if self.courier.accepts(item):
             self.silence.heard()
-        elif self.courier.was_asked(item):
-            # an answer that comes after it was given up is nobody's fault
-            return
         elif isinstance(item.message, Hello | Prepared):
             self.newcomers.hear(item, succession.alive)
         elif isinstance(item.message, Leave):
