@@ -21,12 +21,14 @@ from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
+from phalanx.pipeline.step_checks import CHECKS, NoteChecks, StageChecks
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.verdict import Verdict
 from phalanx.pipeline.wide import WideRunner, recompute_in
 from phalanx.pipeline.worker import Worker, born_file, die_with_parent, run_worker
 
 __all__ = [
+    "CHECKS",
     "MAX_ATTEMPTS",
     "OWNER",
     "SCHEDULES",
@@ -40,10 +42,12 @@ __all__ = [
     "GuardConfig",
     "LocalWorkers",
     "Members",
+    "NoteChecks",
     "NumericClass",
     "Observe",
     "PipelineConfig",
     "PipelineEngine",
+    "StageChecks",
     "StageCopy",
     "StageRange",
     "StageRunner",

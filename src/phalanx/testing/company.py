@@ -26,7 +26,7 @@ from phalanx.testing.actor import Actor, WorkerCrash
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import CheckRecord, RunConfig, step_inputs
 from phalanx.train.layout import make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
@@ -65,6 +65,7 @@ class MemoryCompany:
     Attributes:
         engine: The owner's engine.
         events: What would be in the audit log, in order: kind and body.
+        checks: What was recomputed of the applied steps, and what is in doubt.
         errors: How workers ended that ended with an error of ours, by name.
         source: The model.
         clock: The owner's.
@@ -86,6 +87,7 @@ class MemoryCompany:
             raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
         self.run_config = run
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.checks = CheckRecord(run.guard)
         self.errors: dict[str, PhalanxError] = {}
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
         self.plan = make_plan(run, self.source)
@@ -258,7 +260,7 @@ class MemoryCompany:
         members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
-        files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
+        files = Files(home.path, library, self._observe, note_checks=self.checks.applied)
         self.draw = AuditDraw.of(home.audit_key(), run.guard)
         self.engine = PipelineEngine(
             self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
@@ -266,6 +268,10 @@ class MemoryCompany:
         stack.callback(self.engine.close, "the simulation is over")
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
+
+    def _observe(self, kind: str, body: dict[str, object]) -> None:
+        self.events.append((kind, body))
+        self.checks.observe(kind, body)
 
     def endpoint(self, name: str) -> RewritingEndpoint:
         """A worker's endpoint, for what it says of its own accord."""

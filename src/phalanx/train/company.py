@@ -16,6 +16,7 @@ from phalanx.pipeline import (
     Files,
     LocalWorkers,
     Members,
+    NoteChecks,
     Observe,
     PipelineEngine,
     StepPlan,
@@ -130,6 +131,7 @@ def engaged(
     *,
     late: Sequence[str] = (),
     journal: Journal | None = None,
+    note_checks: NoteChecks | None = None,
 ) -> Iterator[PipelineEngine]:
     """Make the engine that drives a crowd; no role is given yet. At the end every worker is told so."""
     members, workers = crowd.members, crowd.workers
@@ -148,7 +150,7 @@ def engaged(
     for name in members.names:
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
     draw = AuditDraw.of(home.audit_key(), run.guard)
-    files = Files(home.path, library, observe)
+    files = Files(home.path, library, observe, note_checks=note_checks)
     with contextlib.ExitStack() as stack:
         if journal is not None:
             files.note_verified = journal.verified

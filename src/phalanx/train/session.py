@@ -18,6 +18,7 @@ from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEn
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.adopt import adopted_state, cut_anew
+from phalanx.train.check_record import CheckRecord
 from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
@@ -33,6 +34,7 @@ from phalanx.train.run_directory import RunDirectory
 from phalanx.train.savepoint import Savepoint
 from phalanx.train.saver import Saver
 from phalanx.train.summary import Figures, summarise
+from phalanx.train.trust import say_trust
 
 
 class Session:
@@ -57,7 +59,7 @@ class Session:
         self.saver: Saver | None = None
         self.home = home
         self.console = console
-        self.figures = Figures()
+        self.figures = Figures(checks=CheckRecord(run.guard))
         self.truth = GroundTruth(home.attack_log)
         self.totals = Totals()
 
@@ -94,11 +96,12 @@ class Session:
             ) from exc
         finally:
             figures.wall_s += time.perf_counter() - started
-            summary = self._leave_summary(log)
+            summary = self._leave_summary(log, history)
         return summary
 
-    def _leave_summary(self, log: AuditLog) -> dict[str, Any]:
+    def _leave_summary(self, log: AuditLog, history: History) -> dict[str, Any]:
         figures = self.figures
+        figures.checkpoints = tuple(sorted(history.certified.saved))
         self.truth.refresh()
         if figures.status != "completed":
             # on a full disk the log cannot grow, and the error that stopped the run is already on its way
@@ -107,6 +110,8 @@ class Session:
         figures.audit_log_head = {"num_events": log.head.num_events, "digest": log.head.digest}
         summary = summarise(self.config, figures, self.totals, self.truth)
         summary["run_dir"] = str(self.home.path)
+        for line in say_trust(summary):
+            self.console.print(line, markup=False, highlight=False)
         try:
             self.home.write_summary(summary)
         except CheckpointError as exc:
@@ -154,8 +159,9 @@ class Session:
             library = StageLibrary(source, plan, checkpoint)
             journal = self._journal(log, recorder)
             observe = self._observer(recorder, savepoint, history.certified, journal)
+            note_checks = self.figures.checks.applied
             engine = stack.enter_context(
-                engaged(crowd(), run, home, plan, library, observe, late=late, journal=journal)
+                engaged(crowd(), run, home, plan, library, observe, late=late, journal=journal, note_checks=note_checks)
             )
             engine.start(
                 start,
@@ -302,6 +308,8 @@ class Session:
         )
         figures.final_weights_digest = weights_digest(parameters)
         figures.usage = engine.usage
+        for doubt in figures.checks.doubts():
+            recorder.observe("in_doubt", doubt.to_json())
         recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
     def _opening(self, source: ModelSource, plan: StepPlan, start: int, workers: list[str]) -> dict[str, Any]:
