@@ -41,6 +41,7 @@ class PastRun:
         run_id: Its random name.
         owner: Who must have signed everything.
         checkpoints: Directory of its checkpoints.
+        verdicts: What the events `verdict` of its log say, oldest first.
     """
 
     def __init__(self, path: Path, certificate: Path | None = None) -> None:
@@ -53,7 +54,9 @@ class PastRun:
         self.config = load_run(path / "config.toml")
         pki = path / "pki" if self.config.pipeline.pki is None else Path(self.config.pipeline.pki)
         self.owner = _owner(certificate or pki / OWNER / "certificate.pem")
-        self._certified = read_history(path / "events.jsonl", self.owner, self.run_id).certified
+        history = read_history(path / "events.jsonl", self.owner, self.run_id)
+        self._certified = history.certified
+        self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 
     def key(self) -> KeyHolder | None:
         """Who unwraps its checkpoints; None when they are not encrypted.
