@@ -18,6 +18,7 @@ from phalanx.pipeline.outcome import Outcome
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.running_costs import BytesByLink
 from phalanx.pipeline.step_checks import NoteChecks, step_checks
+from phalanx.pipeline.step_record import StepRecords
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.succession import Succession
 from phalanx.pipeline.verdict import Verdict
@@ -37,6 +38,7 @@ class Stepping:
         outcome: Whether a step came to numbers.
         duplicates: Told when states move or are agreed on.
         noting: The same.
+        records: Told of applied steps.
         mail: Posts the decision.
         costs: Bytes of each step, by link.
         timer: Phases of each step.
@@ -52,6 +54,7 @@ class Stepping:
     outcome: Outcome
     duplicates: Duplicates
     noting: Noting
+    records: StepRecords
     mail: Loopback
     costs: BytesByLink
     timer: PhaseTimer
@@ -122,6 +125,8 @@ class Stepping:
             self.note_checks(step, step_checks(docket))
         for name in (*self.succession.alive, OWNER):
             self.mail.post(name, Apply(epoch=self.succession.epoch, step=step, clip_coefficient=clip), ())
+        # the workers update meanwhile
+        self.records.applied()
         coordinator.open_step(step + 1, self.succession.epoch)
         for item in self.mail.drain_local():
             if not coordinator.handle(item):

@@ -21,6 +21,7 @@ from phalanx.pipeline import (
     Observe,
     PipelineEngine,
     StepPlan,
+    StepRecord,
     WorkerConfig,
     fetch_kept,
     fresh_nonce,
@@ -135,6 +136,7 @@ def engaged(
     late: Sequence[str] = (),
     journal: Journal | None = None,
     note_checks: NoteChecks | None = None,
+    note_step: Callable[[StepRecord], None] | None = None,
 ) -> Iterator[PipelineEngine]:
     """Make the engine that drives a crowd; no role is given yet. At the end every worker is told so."""
     members, workers = crowd.members, crowd.workers
@@ -152,7 +154,7 @@ def engaged(
             workers.keep_nursery(run.train.threads)
     for name in members.names:
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
-    files = Files(home.path, library, observe, note_checks=note_checks)
+    files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
         if journal is not None:
             files.note_verified = journal.verified
