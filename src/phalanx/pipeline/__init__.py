@@ -1,6 +1,7 @@
 """The verified pipeline: stages that check each other, and an owner who completes every step."""
 
 from phalanx.pipeline.allocator import keep_freed_memory
+from phalanx.pipeline.battery import run_battery
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.cusum import Drift, DriftWatch
 from phalanx.pipeline.distance import Band, band, token_distance, token_distances, token_residual
@@ -10,7 +11,7 @@ from phalanx.pipeline.duplicate import Duplicate
 from phalanx.pipeline.engine import PipelineEngine
 from phalanx.pipeline.explain import explain_evidence
 from phalanx.pipeline.hosted import StepInputs
-from phalanx.pipeline.join import gather
+from phalanx.pipeline.join import Guests, gather
 from phalanx.pipeline.kept_states import fetch_kept
 from phalanx.pipeline.launch import LocalWorkers
 from phalanx.pipeline.members import Files, Members
@@ -38,6 +39,7 @@ __all__ = [
     "Duplicate",
     "Files",
     "GuardConfig",
+    "Guests",
     "LocalWorkers",
     "Members",
     "NumericClass",
@@ -65,6 +67,7 @@ __all__ = [
     "keep_freed_memory",
     "local_numeric_class",
     "recompute_in",
+    "run_battery",
     "run_worker",
     "settle_numerics",
     "skipping",

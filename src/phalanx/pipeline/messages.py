@@ -5,13 +5,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.pipeline.numeric_class import NumericClass
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.transport import Body, by_kind, parse_body
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""32 bytes in hex: a digest, or a nonce."""
 
 Purpose = Literal["state", "weights", "undo", "gradient", "past", "update", "snapshot", "duplicate", "kept"]
 """`past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
 these with their moments, for a shadow; `duplicate`: the same, for the owner's checkpoint; `kept`: the same, as a worker
 has it on disk from an earlier session of the run."""
+
+
+LONGEST_REASON = 2000
+"""Characters of what a worker is told when it is not let in."""
 
 
 class Message(Body):
@@ -52,8 +60,10 @@ class Hello(Message):
     """A worker asks to join."""
 
     kind: ClassVar[str] = "hello"
-    address: str
-    numeric_class: str
+    address: str = Field(max_length=261)
+    """`host:port`, with a host name of at most 255 characters."""
+    numeric_class: NumericClass
+    """How it describes itself; what it is, is measured (`battery.py`)."""
     memory: dict[Annotated[str, Field(max_length=64)], Annotated[int, Field(ge=0, le=2**60)]] = Field(
         default_factory=dict, max_length=16
     )
@@ -67,6 +77,37 @@ class Setup(Message):
     plan: dict[str, Any]
     certificates: dict[str, str] | None = None
     """Of the other workers, for one that comes while the run is under way."""
+
+
+class Challenge(Message):
+    """The owner measures a party's numeric class: run the battery on inputs that follow from this nonce."""
+
+    kind: ClassVar[str] = "challenge"
+    nonce: Digest
+
+
+class KernelDigests(StrictModel):
+    """What came out of a battery; see `run_battery`."""
+
+    forward: Digest
+    backward: Digest
+    gradient: Digest
+    update: Digest
+
+
+class Measured(Message):
+    """The answer to `Challenge`."""
+
+    kind: ClassVar[str] = "measured"
+    nonce: Digest
+    found: KernelDigests
+
+
+class NotLetIn(Message):
+    """A worker does not take part: the reason, and what its user can do."""
+
+    kind: ClassVar[str] = "not_let_in"
+    reason: str = Field(max_length=LONGEST_REASON)
 
 
 class Prepared(Message):
@@ -353,6 +394,9 @@ _MESSAGES = by_kind(
         *(
             Hello,
             Setup,
+            Challenge,
+            Measured,
+            NotLetIn,
             Prepared,
             Leave,
             Assign,

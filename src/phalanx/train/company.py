@@ -9,11 +9,12 @@ from pathlib import Path
 from torch import Tensor
 
 from phalanx.checkpoint.state_files import StateFiles
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
     Files,
+    Guests,
     LocalWorkers,
     Members,
     Observe,
@@ -88,6 +89,7 @@ def gathered(
     Raises:
         PeerLostError: A worker did not come.
         CertificateError: An identity or certificate is unusable.
+        ConfigError: A worker computes other bits than the run allows.
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
@@ -102,16 +104,19 @@ def gathered(
             observe("awaiting", {"address": wire.address, "parties": list(names)})
         else:
             workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
-        members = gather(
-            endpoint,
-            plan,
+        guests = Guests(
             {name: home.certificate(name) for name in names},
-            home.owner.authority_pem,
-            late={name: home.certificate(name) for name in late},
+            {name: home.certificate(name) for name in late},
             is_alive=workers.is_alive,
             last_words=workers.last_words,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
         )
+        try:
+            members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)
+        except ConfigError:
+            # everybody was told why, and shall have the time to say so
+            workers.close()
+            raise
         members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
