@@ -123,7 +123,7 @@ TO_THE_OWNER = {
     "alarm about no stage": ScreenHit(**FETCH, source=77, reason="odd"),
     "order": Apply(**NOW, clip_coefficient=1.0),
     "roles": assign_all_to("worker-1"),
-    "greeting": Hello(epoch=0, address="elsewhere", numeric_class="mine"),
+    "greeting": Hello(epoch=0, address="elsewhere", numeric_class=local_numeric_class("cpu")),
 }
 
 

@@ -74,8 +74,7 @@ class Updates:
                     return judgement
                 docket.agreed[stage] = said[holder]
                 continue
-            if said[holder] == said[shadow] or not docket.same_class(holder, shadow):
-                # across numeric classes the bits may differ; messages are then compared by distance
+            if said[holder] == said[shadow]:
                 docket.agreed[stage] = said[holder]
                 continue
             judgement = self._judge_state(stage, said)
