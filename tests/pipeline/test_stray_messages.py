@@ -1,7 +1,7 @@
 """Messages from the wrong party, twice, too late or to the wrong address: refused or dropped, and the run goes on."""
 
 from phalanx.attacks import actor
-from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest
+from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest, local_numeric_class
 from phalanx.pipeline.messages import (
     Activation,
     Applied,

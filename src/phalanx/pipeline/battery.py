@@ -62,9 +62,8 @@ def run_battery(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> Ke
 
 
 def _one_layer(plan: StepPlan) -> StepPlan:
-    """The first layer that is in other hands, as the middle one of three stages."""
-    first = plan.stages[1].first_layer if len(plan.stages) > 1 else 1
-    end = max(plan.stages[-1].end_layer, first + 2)
+    """The first layer that is in other hands, as the middle one of three stages; only a run with such has workers."""
+    first, end = plan.stages[1].first_layer, plan.stages[-1].end_layer
     cuts = ((0, first), (first, first + 1), (first + 1, end))
     stages = tuple(StageRange(first_layer=low, end_layer=high) for low, high in cuts)
     return plan.model_copy(update={"stages": stages, "guard": GuardConfig(mode="off", classes=plan.guard.classes)})

@@ -76,7 +76,7 @@ def gather(
     hall = _Hall(endpoint, plan, guests)
     hall.await_all(lambda: set(guests.certificates) - hall.hellos.keys(), "did not join")
     admission = Admission(plan)
-    if admission.measures:
+    if admission.is_needed and hall.hellos:
         hall.measure(admission, observe)
     addresses = {name: hello.address for name, hello in hall.hellos.items()}
     rooms = {name: hello.memory for name, hello in hall.hellos.items()}
