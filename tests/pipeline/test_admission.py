@@ -59,7 +59,9 @@ def test_other_arithmetic_of_the_update_shows_alone(plan, model_cache):
 @pytest.mark.parametrize("stages", [3, 4])
 def test_a_battery_is_that_of_the_runs_own_model_and_precision(model_cache, precision, stages):
     run = tiny_run(stages)
-    plan = make_plan(run, open_model(run.model, model_cache, run.train.seed)).model_copy(update={"precision": precision})
+    plan = make_plan(run, open_model(run.model, model_cache, run.train.seed)).model_copy(
+        update={"precision": precision}
+    )
 
     assert run_battery(plan, NONCE) == run_battery(plan, NONCE)
 
@@ -90,8 +92,8 @@ def test_a_fleet_of_one_class_refuses_by_name_and_says_what_to_do(plan):
     reason = admission.refusal("north", described, measurement)
 
     assert reason == (
-        "north computes other bits than the owner (gradient); it has threads 2 instead of 1; give it the owner's number "
-        'of threads, torch build and device, or let several numeric classes in with guard.classes = "mixed"'
+        "north computes other bits than the owner (gradient); it has threads 2 instead of 1; give it the owner's "
+        'number of threads, torch build and device, or let several numeric classes in with guard.classes = "mixed"'
     )
 
 

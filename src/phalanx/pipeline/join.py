@@ -10,6 +10,7 @@ from phalanx.pipeline.admission import Admission, Measurement
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.members import Members
+from phalanx.pipeline.memory import Rooms
 from phalanx.pipeline.messages import (
     LONGEST_REASON,
     Challenge,
@@ -79,7 +80,7 @@ def gather(
     if admission.is_needed and hall.hellos:
         hall.measure(admission, observe)
     addresses = {name: hello.address for name, hello in hall.hellos.items()}
-    rooms = {name: hello.memory for name, hello in hall.hellos.items()}
+    rooms: dict[str, Rooms] = {name: hello.memory for name, hello in hall.hellos.items()}
     names = [name for name in guests.known if name in addresses]
     # last of all: what the others on this machine took for themselves is no longer free
     rooms[OWNER] = own_rooms(endpoint.run, plan.device)

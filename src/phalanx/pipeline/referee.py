@@ -14,7 +14,7 @@ from phalanx.pipeline.lanes import add_lanes
 from phalanx.pipeline.ledger import Committed, MessageKey, StepLedger
 from phalanx.pipeline.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
 from phalanx.pipeline.noise import MARGIN, PROBES, rounding_noise
-from phalanx.pipeline.norm import finite_norm_squared
+from phalanx.pipeline.norm import finite_norm_squared, same_norm
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.schedules.action import Direction
@@ -123,7 +123,7 @@ class Referee:
 
     def inputs(self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment) -> list[Tensor] | None:
         """Activation and gradient that a stage committed to have used; None when nobody brings one of them."""
-        found = [self._committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
+        found = [self.committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
         tensors = [tensor for tensor in found if tensor is not None]
         return tensors if len(tensors) == len(found) else None
 
@@ -172,7 +172,8 @@ class Referee:
         found = self._courier.collect(auditor, request, StageCopy.empty(self._plan, stage).module.trainable())
         if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
             return auditor
-        return server if finite_norm_squared(found[0]) != ledger.commits[share].norm_squared else auditor
+        truth, claimed = finite_norm_squared(found[0]), ledger.commits[share].norm_squared
+        return auditor if same_norm(truth, claimed, alike=self._same_class(server)) else server
 
     def judge_whole_norm(
         self, ledger: StepLedger, shares: Sequence[Share], party: str, said: Mapping[str, float | None]
@@ -261,8 +262,8 @@ class Referee:
         sender = dispute.assignment.server(source, dispute.microbatch)
         return self._first(request, (sender, dispute.holder), dispute.inputs[direction].digest)
 
-    def _committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
-        """An input that a stage committed to, from its sender or from the stage itself."""
+    def committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
+        """An input that a stage committed to, from its sender or from the stage itself; None when neither brings it."""
         request = Fetch.of(ledger.epoch, ledger.step, key)
         parties = (assignment.server(key[0], key[2]), assignment.server(stage, key[2]))
         return self._first(request, parties, ledger.messages[key].digest)
@@ -314,7 +315,7 @@ class Referee:
                 None if said is None else token_distance(said, truth),
             )
         else:
-            holder_e = float("inf") if said is None else token_distance(said, truth)
+            holder_e = float("inf") if said is None else _distance(said, truth)
             if not holder_e <= tau:
                 allowed = measure_allowed()
             holder_off = not holder_e <= allowed
@@ -323,7 +324,7 @@ class Referee:
         if self._same_class(dispute.accuser):
             accuser_off, accuser_e = dispute.report.digests[dispute.direction] != digest, None
         else:
-            accuser_e = float("inf") if claim is None else token_distance(claim, truth)
+            accuser_e = float("inf") if claim is None else _distance(claim, truth)
             if not accuser_e <= allowed and allowed == tau:
                 allowed = measure_allowed()
             accuser_off = not accuser_e <= allowed
@@ -360,6 +361,11 @@ class Referee:
                 "accuser": dispute.accuser,
             }
         )
+
+
+def _distance(claimed: Tensor, truth: Tensor) -> float:
+    """As `token_distance`; none where honest numbers overflow, for rounding decides there which of them do."""
+    return token_distance(claimed, truth) if bool(truth.isfinite().all()) else 0.0
 
 
 def _inputs_of(stage: int, microbatch: int) -> tuple[MessageKey, MessageKey]:

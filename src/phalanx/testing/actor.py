@@ -59,6 +59,7 @@ class Actor:
         rewrite: Alters, drops, doubles or delays what it sends, before it is signed.
         hear: Learns what the party is told about its roles.
         kernels: Puts what computes in the place of each copy, the battery's included: another attention kernel, say.
+        description: What it calls its device when it joins; left out, what it is.
         numeric_class: Answers the battery as if its kernels were others, which all who answer under this name have in
             common, and describes itself so; left out, it answers with what it computes.
     """
@@ -66,6 +67,7 @@ class Actor:
     wrap_copy: WrapCopy = lambda copy, held: copy
     rewrite: Rewrite = lambda letter: (letter,)
     hear: Hear = lambda assign: None
+    description: str | None = None
     numeric_class: str | None = None
     kernels: WrapCopy = lambda copy, held: copy
 
@@ -84,15 +86,16 @@ def only(kind: type[_Body], change: Callable[[Letter, _Body], Sequence[Letter]])
     return rewrite
 
 
-def answering_as(actor: Actor) -> Rewrite:
-    """What an actor sends that answers the battery as somebody of its `numeric_class` would."""
+def in_words_of(actor: Actor) -> Rewrite:
+    """What an actor sends: at the door it says of itself what it likes, and everything else passes its `rewrite`."""
+    called = actor.numeric_class if actor.description is None else actor.description
 
     def rewrite(letter: Letter) -> Sequence[Letter]:
         message = letter.message
-        if isinstance(message, Hello):
-            other = message.numeric_class.model_copy(update={"device": actor.numeric_class})
+        if isinstance(message, Hello) and called is not None:
+            other = message.numeric_class.model_copy(update={"device": called})
             letter = letter.saying({"numeric_class": other})
-        if isinstance(message, Measured):
+        if isinstance(message, Measured) and actor.numeric_class is not None:
             other_bits = hashlib.sha256(f"{actor.numeric_class} {message.nonce}".encode()).hexdigest()
             found = message.found.model_copy(update=dict.fromkeys(("forward", "backward", "gradient"), other_bits))
             letter = letter.saying({"found": found})

@@ -24,7 +24,7 @@ from phalanx.pipeline import (
     gather,
 )
 from phalanx.security.crypto import Identity, certified_name, load_identity
-from phalanx.testing.actor import Actor, WorkerCrash, answering_as
+from phalanx.testing.actor import Actor, WorkerCrash, in_words_of
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
@@ -283,7 +283,7 @@ class MemoryCompany:
             _SESSION,
             self._network.wire(certified_name(name)),
             limits,
-            rewrite=actor.rewrite if actor.numeric_class is None else answering_as(actor),
+            rewrite=in_words_of(actor),
             hear=actor.hear,
         )
         endpoint.add_peer(self._home.owner.public)
