@@ -3,11 +3,12 @@
 import re
 
 import pytest
+from other_kernels import eager
 from pydantic import ValidationError
 
 from phalanx.errors import ConfigError, PeerRefusedError
 from phalanx.models import open_model
-from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, StageCopy, local_numeric_class, run_battery
+from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, local_numeric_class, run_battery
 from phalanx.pipeline.admission import Admission, Measurement
 from phalanx.pipeline.messages import Challenge, Hello, Measured
 from phalanx.testing import Actor, only, tiny_run
@@ -26,14 +27,6 @@ def plan_of(model_cache, guard=None, **changes):
 @pytest.fixture
 def plan(model_cache):
     return plan_of(model_cache)
-
-
-def eager(copy, held):
-    """Kernels that compute attention in another way than the plan says."""
-    other = copy.plan.model_copy(update={"attention": "eager"})
-    found = StageCopy.of_module(copy.plan, copy.spec, StageCopy.empty(other, copy.spec.index).module)
-    found.load(copy.state(), copy.step)
-    return found
 
 
 def unlike(one, other):

@@ -1,4 +1,4 @@
-"""Weight gradients of parties whose bits need not be equal: compared parameter by parameter, within what rounding does."""
+"""Weight gradients of parties whose bits may differ: compared parameter by parameter, within what rounding does."""
 
 from torch import Tensor
 

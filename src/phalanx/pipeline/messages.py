@@ -13,7 +13,8 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """32 bytes in hex: a digest, or a nonce."""
 
 Purpose = Literal["state", "weights", "undo", "gradient", "audited", "past", "update", "snapshot", "duplicate", "kept"]
-"""`audited`: a weight gradient as an auditor has recomputed it; `past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
+"""`audited`: a weight gradient as an auditor has recomputed it;
+`past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
 these with their moments, for a shadow; `duplicate`: the same, for the owner's checkpoint; `kept`: the same, as a worker
 has it on disk from an earlier session of the run."""
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from phalanx.optimizers import gradient_norm_squared
 
 _NORM_TOLERANCE = 1e-5
-"""Relative, of squared norms that two processors add up in another order; it moves the clip coefficient by half of it."""
+"""Relative, of squared norms that were added up in another order; the clip coefficient moves by half of it at most."""
 
 
 def finite_norm_squared(gradients: Mapping[str, Tensor]) -> float | None:
