@@ -7,7 +7,7 @@ from other_kernels import eager
 
 from phalanx.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import Applied, GradientHeld, StepAudited
+from phalanx.pipeline.messages import Applied, Commit, GradientHeld, StepAudited
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 EAGER = Actor(kernels=eager, description="another kernel")
@@ -18,11 +18,6 @@ def mixed(**guard):
     rates = {"audit_rate": 1.0, "step_audit_rate": 0.0, "owner_audit_rate": 0.0} | guard
     pipeline = PipelineConfig(stages=5, step_timeout_s=60.0)
     return tiny_run(pipeline=pipeline, guard=GuardConfig(classes="mixed", **rates))
-
-
-def negated(copy):
-    for tensor in copy.trained().values():
-        tensor.neg_()
 
 
 def attacker(kind, **changes):
@@ -93,11 +88,8 @@ def test_a_claimed_class_does_not_hide_a_made_up_weight_gradient(make_company, h
 
 def test_a_shadow_of_another_class_with_another_state_is_named(make_company, honest_digest):
     def lie(letter, applied):
-        return [
-            letter.saying(
-                {"states": {s: d.model_copy(update={"moments": "8" * 64}) for s, d in applied.states.items()}}
-            )
-        ]
+        other = {stage: state.model_copy(update={"moments": "8" * 64}) for stage, state in applied.states.items()}
+        return [letter.saying({"states": other})]
 
     run = mixed()
     company = make_company(run, {2: Actor(rewrite=only(Applied, lie), numeric_class="another build")})
@@ -122,8 +114,6 @@ def test_an_auditor_of_another_class_that_invents_a_gradient_is_named(make_compa
 
 
 def test_a_norm_that_is_a_little_off_is_a_lie_across_classes_too(make_company, honest_digest):
-    from phalanx.pipeline.messages import Commit
-
     run = mixed()
     lie = only(Commit, lambda letter, commit: [letter.saying({"norm_squared": commit.norm_squared * 1.001})])
     company = make_company(run, {1: Actor(rewrite=lie, numeric_class="another build")})
