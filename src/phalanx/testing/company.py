@@ -255,7 +255,13 @@ class MemoryCompany:
             last_words=lambda name: str(self.errors.get(name, "it crashed")),
             timeout_s=_JOIN_TIMEOUT_S,
         )
-        members = gather(endpoint, self.plan, guests, home.owner.authority_pem, self._note)
+        try:
+            members = gather(endpoint, self.plan, guests, home.owner.authority_pem, self._note)
+        except ConfigError:
+            # everybody was told why, and ends by itself
+            for thread in self._threads.values():
+                thread.join(_SECONDS_TO_END)
+            raise
         members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
