@@ -10,6 +10,7 @@ from phalanx.pipeline.draw import AuditDraw, fresh_nonce
 from phalanx.pipeline.duplicate import Duplicate
 from phalanx.pipeline.engine import PipelineEngine
 from phalanx.pipeline.explain import explain_evidence
+from phalanx.pipeline.guarantees import GUARANTEES, weaker
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.join import Guests, gather
 from phalanx.pipeline.kept_states import fetch_kept
@@ -28,6 +29,7 @@ from phalanx.pipeline.wide import WideRunner, recompute_in
 from phalanx.pipeline.worker import Worker, born_file, die_with_parent, run_worker
 
 __all__ = [
+    "GUARANTEES",
     "MAX_ATTEMPTS",
     "OWNER",
     "SCHEDULES",
@@ -77,4 +79,5 @@ __all__ = [
     "token_distances",
     "token_residual",
     "unwrapped",
+    "weaker",
 ]

@@ -274,6 +274,11 @@ class PipelineEngine:
         return self._docket.assignment.shadows
 
     @property
+    def guarantees(self) -> Mapping[int, str]:
+        """What is promised of each stage now; a name in `GUARANTEES`."""
+        return self._succession.guarantees.present
+
+    @property
     def next_step(self) -> int:
         """The step that is under way, or comes next: so many are applied."""
         return self._docket.ledger.step

@@ -23,6 +23,7 @@ _LOUD = {
     "not_let_in": "warn",
     "takeover": "good",
     "fell_back": "warn",
+    "guarantee_weaker": "warn",
     "batch_skipped": "warn",
     "checkpoint_failed": "warn",
     "checkpoint_not_copied": "warn",
@@ -32,12 +33,25 @@ _LOUD = {
     "step_redone": "good",
     "run_completed": "good",
 }
-_ONE_BY_ONE = ("verdict", "evicted", "lost", "left", "takeover", "fell_back", "party_joined", "stage_assigned")
+_ONE_BY_ONE = (
+    "guarantees",
+    "guarantee_weaker",
+    "verdict",
+    "evicted",
+    "lost",
+    "left",
+    "takeover",
+    "fell_back",
+    "party_joined",
+    "stage_assigned",
+)
 _SENTENCES = {
     "run_started": "from step {step}",
     "run_resumed": "from step {step}, out of the last checkpoint",
     "party_joined": "{party} from {address}, numeric class {class}",
     "screen_hit": "step {step}: {direction} of stage {source}, microbatch {microbatch}: {reason}; audited before use",
+    "guarantees": "from step {step} on: {said}",
+    "guarantee_weaker": "step {step}: stage {stage} is no longer {before} but {now}: {meaning}",
     "alarm": "step {step}: {accuser} got another result than stage {stage} sent",
     "dismissed": "step {step}: the referee finds both within tolerance at stage {stage}, microbatch {microbatch}",
     "verdict": "step {step}: {party} is guilty: {reason}",

@@ -45,7 +45,10 @@ class History:
 
 
 UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
-_DECISIONS = ("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped")
+_DECISIONS = (
+    *("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped"),
+    "guarantees",
+)
 
 
 def read_history(path: Path, peer: Peer, run: str) -> History:
