@@ -208,7 +208,7 @@ class Succession:
         self.alive += newcomers
         for name in newcomers:
             members = self._members
-            place = {"address": members.addresses[name], "class": members.classes[name]}
+            place = {"address": members.addresses[name], "class": members.class_of(name)}
             self._files.observe("party_joined", {"party": name, **place, "step": step})
         staying = [name for name in self.alive if name not in self.leaving]
         old = self._standing

@@ -153,7 +153,7 @@ def engaged(
             # when the first ones are there: it shall not slow down their start
             workers.keep_nursery(run.train.threads)
     for name in members.names:
-        observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
+        observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
     files = Files(home.path, library, observe)
     with contextlib.ExitStack() as stack:
         if journal is not None:
