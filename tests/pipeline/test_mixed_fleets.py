@@ -14,9 +14,9 @@ EAGER = Actor(kernels=eager, description="another kernel")
 CLAIMS = Actor(numeric_class="another build")
 
 
-def mixed(**guard):
+def mixed(stages=5, **guard):
     rates = {"audit_rate": 1.0, "step_audit_rate": 0.0, "owner_audit_rate": 0.0} | guard
-    pipeline = PipelineConfig(stages=5, step_timeout_s=60.0)
+    pipeline = PipelineConfig(stages=stages, step_timeout_s=60.0)
     return tiny_run(pipeline=pipeline, guard=GuardConfig(classes="mixed", **rates))
 
 
@@ -41,6 +41,16 @@ def test_honest_parties_with_another_kernel_are_audited_whole_and_not_accused(ma
     company.weights_digest()
 
 
+@pytest.mark.parametrize("rate", ["step_audit_rate", "owner_audit_rate"])
+def test_a_stage_and_a_shadow_with_unlike_kernels_do_not_accuse_each_other(make_company, rate):
+    company = make_company(mixed(4, **{rate: 1.0}), {2: EAGER})
+
+    company.run(3)
+
+    assert (company.verdicts, company.bodies("alarm"), company.bodies("dismissed")) == ([], [], [])
+    company.weights_digest()
+
+
 def test_their_bits_differ_and_the_states_after_an_update_do_not(make_company):
     gradients, states = {}, {}
 
@@ -53,8 +63,7 @@ def test_their_bits_differ_and_the_states_after_an_update_do_not(make_company):
                 states.setdefault((state.step, stage), set()).add(state)
         return [letter]
 
-    noting = {1: replace(EAGER, rewrite=note), 2: Actor(rewrite=note), 3: Actor(rewrite=note)}
-    company = make_company(mixed(step_audit_rate=1.0), noting)
+    company = make_company(mixed(4, step_audit_rate=1.0), {1: replace(EAGER, rewrite=note), 2: Actor(rewrite=note)})
 
     company.run(3)
 
@@ -91,7 +100,7 @@ def test_a_shadow_of_another_class_with_another_state_is_named(make_company, hon
         other = {stage: state.model_copy(update={"moments": "8" * 64}) for stage, state in applied.states.items()}
         return [letter.saying({"states": other})]
 
-    run = mixed()
+    run = mixed(4)
     company = make_company(run, {2: Actor(rewrite=only(Applied, lie), numeric_class="another build")})
 
     company.run(2)
@@ -104,7 +113,8 @@ def test_an_auditor_of_another_class_that_invents_a_gradient_is_named(make_compa
     def invent(letter, audited):
         return [letter.saying({"gradient": "1" * 64})]
 
-    run = mixed(step_audit_rate=1.0)
+    # with two workers each is the other's shadow, whatever their classes
+    run = mixed(4, step_audit_rate=1.0)
     company = make_company(run, {2: Actor(rewrite=only(StepAudited, invent), numeric_class="another build")})
 
     company.run(2)
