@@ -5,7 +5,7 @@ import pytest
 from phalanx.errors import ConfigError
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.footprint import footprints
-from phalanx.pipeline.messages import Hello
+from phalanx.pipeline.greetings import Hello
 from phalanx.testing import Actor, MemoryCompany, only, tiny_run
 
 MANY = 40

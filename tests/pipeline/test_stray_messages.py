@@ -2,6 +2,7 @@
 
 from phalanx.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest, local_numeric_class
+from phalanx.pipeline.greetings import Hello, Setup
 from phalanx.pipeline.messages import (
     Activation,
     Applied,
@@ -16,11 +17,9 @@ from phalanx.pipeline.messages import (
     FetchBulk,
     Fetched,
     GradientHeld,
-    Hello,
     Release,
     Role,
     ScreenHit,
-    Setup,
     Shutdown,
     Signed,
 )

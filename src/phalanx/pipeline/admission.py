@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from phalanx.pipeline.battery import NONCE_BYTES, run_battery
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.messages import KernelDigests, Measured
+from phalanx.pipeline.greetings import KernelDigests, Measured
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class
 from phalanx.pipeline.plan import StepPlan
 

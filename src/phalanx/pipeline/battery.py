@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phalanx.pipeline.bulk import tensors_digest
 from phalanx.pipeline.config import GuardConfig
-from phalanx.pipeline.messages import KernelDigests
+from phalanx.pipeline.greetings import KernelDigests
 from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, unwrapped

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from phalanx.pipeline.bulk import Post
-from phalanx.pipeline.messages import Message
+from phalanx.pipeline.message import Message
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.roles import Roles
 from phalanx.security.crypto import Peer

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from phalanx.errors import FrameError, PhalanxError, TransportError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.messages import Carry, Message, parse_message
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Carry, parse_message
 from phalanx.pipeline.signed import open_signed, to_signed, unverified_field
 from phalanx.security.crypto import digest_hex
 from phalanx.transport import Endpoint, Received, SignedHeader

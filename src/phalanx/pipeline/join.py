@@ -9,19 +9,11 @@ from phalanx.errors import ConfigError, FrameError, PeerLostError, TransportErro
 from phalanx.pipeline.admission import Admission, Measurement
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
 from phalanx.pipeline.members import Members
 from phalanx.pipeline.memory import Rooms
-from phalanx.pipeline.messages import (
-    LONGEST_REASON,
-    Challenge,
-    Hello,
-    Measured,
-    Message,
-    NotLetIn,
-    Setup,
-    Signed,
-    parse_message,
-)
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Signed, parse_message
 from phalanx.pipeline.own_memory import own_rooms
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.signed import to_signed

@@ -7,8 +7,9 @@ from pathlib import Path
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.pipeline.admission import Admission
 from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.greetings import Hello
 from phalanx.pipeline.memory import Rooms
-from phalanx.pipeline.messages import Hello, StateDigest
+from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.roles import Library
 from phalanx.pipeline.step_record import StepRecord
 from phalanx.security.crypto import certified_name

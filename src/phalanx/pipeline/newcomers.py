@@ -7,10 +7,11 @@ from phalanx.errors import FrameError
 from phalanx.pipeline.admission import Measurement
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Members
-from phalanx.pipeline.messages import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup, Signed
+from phalanx.pipeline.messages import Signed
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.signed import to_signed
 from phalanx.transport import Endpoint

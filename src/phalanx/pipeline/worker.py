@@ -16,22 +16,10 @@ from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.battery import run_battery
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.desk import Received
+from phalanx.pipeline.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.kept_states import send_kept
-from phalanx.pipeline.messages import (
-    Assign,
-    Challenge,
-    Fault,
-    FetchBulk,
-    Hello,
-    Leave,
-    Measured,
-    NotLetIn,
-    Prepared,
-    Setup,
-    Shutdown,
-    Standing,
-)
+from phalanx.pipeline.messages import Assign, Fault, FetchBulk, Shutdown, Standing
 from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.nursery import NURSERY, await_birth
 from phalanx.pipeline.own_memory import own_rooms

@@ -9,7 +9,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, WrapCopy
-from phalanx.pipeline.messages import Assign, Hello, Measured, Message
+from phalanx.pipeline.greetings import Hello, Measured
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Assign
 
 
 @dataclass(frozen=True)
