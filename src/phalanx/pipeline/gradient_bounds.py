@@ -7,7 +7,7 @@ from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.distance import gradient_distance
 from phalanx.pipeline.docket import Docket
 from phalanx.pipeline.ledger import StepLedger
-from phalanx.pipeline.messages import FetchBulk, Purpose, StateDigest
+from phalanx.pipeline.messages import FetchBulk, Purpose
 from phalanx.pipeline.noise import MARGIN
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.referee import Referee
@@ -46,9 +46,10 @@ class GradientBounds:
             return False
         return gradient_distance(claimed, audited) <= self._docket.plan.guard.tolerance
 
-    def judge(self, ledger: StepLedger, share: Share, auditor: str, state: StateDigest) -> str | None:
+    def judge(self, ledger: StepLedger, share: Share, auditor: str) -> str | None:
         """Redo a share of a stage's step; the one whose gradient is off is guilty, None when neither is."""
         docket, stage, server = self._docket, share[0], self._docket.assignment.server_of(share)
+        state = ledger.state_of(stage, auditor)
         copy = self._referee.weights(ledger.epoch, ledger.step, stage, auditor, state)
         if copy is None:
             return auditor

@@ -35,7 +35,6 @@ from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
 from phalanx.transport import MemoryNetwork
 
-_SESSION = "simulation-1"
 _JOIN_TIMEOUT_S = 60.0
 _SECONDS_TO_END = 5.0
 
@@ -62,12 +61,14 @@ class MemoryCompany:
             is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
         draw: Decides the audits; under a fresh key and a fresh nonce when left out.
+        session: What every frame is signed for; two companies with one `pipeline.pki` have two.
 
     Raises:
         ConfigError: An actor is for nobody.
 
     Attributes:
         engine: The owner's engine.
+        session: What every frame is signed for.
         events: What would be in the audit log, in order: kind and body.
         records: What would be beside it, one of each applied step whose audits are in.
         errors: How workers ended that ended with an error of ours, by name.
@@ -85,12 +86,14 @@ class MemoryCompany:
         *,
         cache: Path | None = None,
         draw: AuditDraw | None = None,
+        session: str = "simulation-1",
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
         strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)
         if strangers:
             raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
         self.run_config = run
+        self.session = session
         self.events: list[tuple[str, dict[str, object]]] = []
         self.records: list[StepRecord] = []
         self.errors: dict[str, PhalanxError] = {}
@@ -243,7 +246,7 @@ class MemoryCompany:
         run, home = self.run_config, self._home
         names = run.pipeline.workers
         wire, limits = self._network.wire(OWNER), run.pipeline.transport
-        endpoint = OwnersEndpoint(home.owner, {}, _SESSION, wire, limits, threads=self._threads, clock=self.clock)
+        endpoint = OwnersEndpoint(home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock)
         stack.enter_context(endpoint)
         stack.callback(self._end_workers)
         # parties must know each other before the first of them sends
@@ -290,7 +293,7 @@ class MemoryCompany:
         endpoint = RewritingEndpoint(
             self.identity(name),
             {},
-            _SESSION,
+            self.session,
             self._network.wire(certified_name(name)),
             limits,
             rewrite=in_words_of(actor),
