@@ -8,7 +8,7 @@ from torch import Tensor
 from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.collusion import accomplice, vouched, vouched_for_gradient
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.distance import token_distance
+from phalanx.pipeline.distance import distance_to_truth
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.gradient_bounds import GradientBounds
 from phalanx.pipeline.lanes import add_lanes
@@ -119,7 +119,7 @@ class OwnerAudits:
             return False
         target = stage + (1 if direction == "forward" else -1)
         said = self._referee.committed(docket.ledger, key, docket.assignment, target)
-        return said is not None and token_distance(said, truth) <= docket.plan.guard.tolerance
+        return said is not None and distance_to_truth(said, truth) <= docket.plan.guard.tolerance
 
     def forget(self) -> None:
         """Let go of redone steps: the run goes back before them."""

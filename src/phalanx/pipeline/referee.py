@@ -8,7 +8,7 @@ from torch import Tensor
 from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
-from phalanx.pipeline.distance import token_distance
+from phalanx.pipeline.distance import distance_to_truth, token_distance
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.lanes import add_lanes
 from phalanx.pipeline.ledger import Committed, MessageKey, StepLedger
@@ -345,7 +345,7 @@ class Referee:
             distance = None if said is None else token_distance(said, truth)
             is_off = dispute.output.digest != digest_hex(tensor_buffers(truth.contiguous()))
         else:
-            distance = float("inf") if said is None else _distance(said, truth)
+            distance = float("inf") if said is None else distance_to_truth(said, truth)
             is_off = limit.is_beyond(distance)
         if not is_off:
             return None
@@ -357,7 +357,7 @@ class Referee:
         if self._same_class(dispute.accuser):
             is_off = dispute.report.digests[dispute.direction] != digest_hex(tensor_buffers(truth.contiguous()))
         else:
-            distance = float("inf") if claim is None else _distance(claim, truth)
+            distance = float("inf") if claim is None else distance_to_truth(claim, truth)
             is_off = limit.is_beyond(distance)
         if not is_off:
             return None
@@ -392,11 +392,6 @@ class Referee:
                 "accuser": dispute.accuser,
             }
         )
-
-
-def _distance(claimed: Tensor, truth: Tensor) -> float:
-    """As `token_distance`; none where honest numbers overflow, for rounding decides there which of them do."""
-    return token_distance(claimed, truth) if bool(truth.isfinite().all()) else 0.0
 
 
 def _inputs_of(stage: int, microbatch: int) -> tuple[MessageKey, MessageKey]:
