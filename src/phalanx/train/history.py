@@ -54,6 +54,7 @@ KEY_REVEALED = "audit_key_revealed"
 UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
 _DECISIONS = (
     *("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped"),
+    "drift",
     "guarantees",
 )
 

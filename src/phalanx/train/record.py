@@ -20,6 +20,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "guarantees": ("note", "from step {step} on: {said}"),
     "guarantee_weaker": ("alarm", "stage {stage} is no longer {before} but {now}: {meaning}"),
     "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
+    "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "verdict_refused": (
         "alarm",
