@@ -3,8 +3,10 @@
 import pytest
 
 from phalanx.errors import PeerLostError
-from phalanx.pipeline import gather
-from phalanx.pipeline.messages import Assign, Hello, Ready
+from phalanx.pipeline import GuardConfig, Guests, gather
+from phalanx.pipeline.greetings import Hello
+from phalanx.pipeline.messages import Assign, Ready
+from phalanx.pipeline.numeric_class import local_numeric_class
 from phalanx.security.crypto import load_identity
 from phalanx.testing import Actor, Letter, MemoryCompany, only, tiny_run
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
@@ -94,25 +96,24 @@ class Doorstep(Endpoint):
 
 
 def hello(name, address="127.0.0.1:1"):
-    body = Hello(epoch=0, address=address, numeric_class="a", memory={}).model_dump(mode="json")
+    body = Hello(epoch=0, address=address, numeric_class=local_numeric_class("cpu"), memory={}).model_dump(mode="json")
     return Received(name, "hello", body, memoryview(b""), SignedHeader(b"{}", b""))
 
 
 def join(company, *mail, timeout_s=0.0, may_be_absent=True):
     endpoint = Doorstep(*mail)
-    names = ("worker-1", "worker-2")
     home = company._home
-    members = gather(
-        endpoint,
-        company.plan,
-        {name: home.certificate(name) for name in names},
-        load_identity(home.pki / "owner").authority_pem,
+    guests = Guests(
+        {name: home.certificate(name) for name in ("worker-1", "worker-2")},
+        {},
         is_alive=lambda name: True,
         last_words=lambda name: "",
         timeout_s=timeout_s,
         may_be_absent=may_be_absent,
     )
-    return endpoint, members
+    # nothing is measured where nothing is guarded
+    plan = company.plan.model_copy(update={"guard": GuardConfig(mode="off")})
+    return endpoint, gather(endpoint, plan, guests, load_identity(home.pki / "owner").authority_pem)
 
 
 def test_a_worker_that_never_says_hello_is_not_waited_for_without_end(make_company):

@@ -14,7 +14,9 @@ from pydantic import BaseModel
 import phalanx.pipeline
 from phalanx.errors import FrameError, OutOfBoundsError
 from phalanx.pipeline import messages
-from phalanx.pipeline.messages import Applied, Fault, Hello, Message, ScreenHit, parse_message
+from phalanx.pipeline.greetings import Hello
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Applied, Fault, ScreenHit, parse_message
 from phalanx.pipeline.running_costs import COSTS
 
 KINDS = {
@@ -91,7 +93,8 @@ APPLIED = {
     "bytes_sent": {"owner": 3},
 }
 FAULT = {"epoch": 0, "about": "worker-1", "error": "FrameError", "reason": "odd", "evidence": None}
-HELLO = {"epoch": 0, "address": "127.0.0.1:1", "numeric_class": "0123456789abcdef", "memory": {"": 1}}
+CLASS = {"torch": "2.13", "device": "x86_64", "instructions": "AVX2", "threads": 1, "ranks": 1}
+HELLO = {"epoch": 0, "address": "127.0.0.1:1", "numeric_class": CLASS, "memory": {"": 1}}
 WORDS = {"commit": COMMIT, "applied": APPLIED, "fault": FAULT, "hello": HELLO}
 
 json_values = st.recursive(
@@ -159,7 +162,7 @@ def test_the_words_themselves_are_fine(kind):
         ("fault", ("about",), "x" * 900_000),
         ("fault", ("error",), "\x1b[2J"),
         ("hello", ("address",), "unix:///run/docker.sock"),
-        ("hello", ("numeric_class",), "x" * 65),
+        ("hello", ("numeric_class", "torch"), "x" * 201),
     ],
 )
 def test_a_value_that_nothing_can_have_is_told_from_the_word_of_another_release(kind, path, value):

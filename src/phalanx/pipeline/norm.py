@@ -8,6 +8,8 @@ from phalanx.optimizers import gradient_norm_squared
 
 FACTOR = 4.0
 """How many times larger or smaller than the last one that the owner computed itself a stage's norm may be unseen."""
+_NORM_TOLERANCE = 1e-5
+"""Relative, of squared norms that were added up in another order; the clip coefficient moves by half of it at most."""
 
 
 def finite_norm_squared(gradients: Mapping[str, Tensor]) -> float | None:
@@ -38,3 +40,10 @@ class KnownNorms:
         """Whether a stage's word must be looked into before it is used: the first one, and one far from the known."""
         known = self._known.get(stage)
         return known is None or not known / FACTOR**2 <= norm_squared <= known * FACTOR**2
+
+
+def same_norm(one: float | None, other: float | None, *, alike: bool) -> bool:
+    """Whether two parties may both have got these squared norms from the same numbers."""
+    if alike or one is None or other is None:
+        return one == other
+    return abs(one - other) <= _NORM_TOLERANCE * max(abs(one), abs(other))
