@@ -127,6 +127,9 @@ class GuardConfig(StrictModel):
     stage serve, one the even microbatches, one the odd ones, and audit each other; `snapshot`: the shadow is sent the
     state every `snapshot_every` steps, to which the run goes back when roles change, and weights when it audits."""
     screen: bool = True
+    gradient_screen: bool = True
+    """Whether a shadow that recomputes a microbatch compares its weight gradient with the sum that the stage sent; one
+    that looks odd has the whole step recomputed. With `shadow` "gradient" or "adapters" alone."""
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
     """tau between numeric classes (fp32): beyond it the referee decides. See `distance.py`."""
 
@@ -227,6 +230,11 @@ class GuardConfig(StrictModel):
     def sends_gradient(self) -> bool:
         """Whether the other copy of a stage gets its weight gradient, or its lane's, before the commit."""
         return self.shadow in ("gradient", "adapters", "replica")
+
+    @property
+    def screens_gradients(self) -> bool:
+        """Whether a shadow looks at the weight gradient that it was sent with one of its own in hand."""
+        return self.gradient_screen and self.mode == "phalanx" and self.shadow in ("gradient", "adapters")
 
     @property
     def audits(self) -> bool:
