@@ -53,7 +53,10 @@ def test_an_honest_sum_looks_like_one(shared):
         (lambda total: {name: torch.full_like(g, 1e30) for name, g in total.items()}, "size"),
         (lambda total: {name: torch.zeros_like(g) for name, g in total.items()}, "support"),
         (lambda total: {name: torch.where(g.abs() > g.abs().median(), g, 0.0) for name, g in total.items()}, None),
-        (lambda total: {name: torch.where(g.abs() > 1.5 * g.abs().median(), g, 0) for name, g in total.items()}, "support"),
+        (
+            lambda total: {name: torch.where(g.abs() > 1.5 * g.abs().median(), g, 0) for name, g in total.items()},
+            "support",
+        ),
     ],
 )
 def test_what_is_gross_is_doubted_and_why(change, doubt):
@@ -137,7 +140,9 @@ def test_a_forged_doubt_accuses_nobody_and_costs_its_author_a_recomputation(make
     results = company.run(4)
 
     assert company.verdicts == []
-    said = {(body["step"], body["stage"]) for body in company.bodies("gradient_doubted") if body["auditor"] == "worker-2"}
+    said = {
+        (body["step"], body["stage"]) for body in company.bodies("gradient_doubted") if body["auditor"] == "worker-2"
+    }
     # once a step, however often it is said
     assert said == {(step, 1) for step in range(4)}
     assert sum(result.num_audits for result in results) >= 4 * (1 + run.train.microbatches)
@@ -186,7 +191,9 @@ def test_a_lie_is_found_where_verdicts_lag_and_several_microbatches_are_drawn(ma
 
     company.run(STEPS)
 
-    assert [(verdict.party, verdict.offence, verdict.step) for verdict in company.verdicts] == [("worker-1", "gradient", 3)]
+    assert [(verdict.party, verdict.offence, verdict.step) for verdict in company.verdicts] == [
+        ("worker-1", "gradient", 3)
+    ]
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
@@ -216,7 +223,9 @@ def test_a_shadow_in_league_keeps_its_doubt_to_itself_and_the_owner_names_the_li
 
     company.run(STEPS)
 
-    assert [(verdict.party, verdict.offence, verdict.step) for verdict in company.verdicts] == [("worker-1", "gradient", 5)]
+    assert [(verdict.party, verdict.offence, verdict.step) for verdict in company.verdicts] == [
+        ("worker-1", "gradient", 5)
+    ]
     assert not [body for body in company.bodies("gradient_doubted") if body["stage"] == 1 and body["step"] <= 5]
     # what the league had got in since step 1 is undone
     assert company.weights_digest() == honest_digest(run, STEPS)

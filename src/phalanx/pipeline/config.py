@@ -115,6 +115,9 @@ class GuardConfig(StrictModel):
     keep_steps: int = Field(default=0, ge=0, le=10_000)
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""
+    keep_states: int = Field(default=0, ge=0, le=10_000)
+    """Steps from one kept state to the next, of which every copy has the last two; 0: none. After a conviction the run
+    goes back to the older one, or to the last one of before the guilty party came, and does all steps since again."""
     commit_lag: int = Field(default=0, ge=0, le=1)
     """How many steps the verdicts may be behind the optimizers. 1: the shadows' audits of a step run in the idle time
     of the next one, whose decision waits for them; every copy keeps what it takes to undo one step."""
@@ -160,6 +163,12 @@ class GuardConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_upkeep(self) -> "GuardConfig":
+        if self.keep_states and (self.keep_steps or self.recovery != "takeover" or not self.can_keep_states):
+            raise ValueError(
+                f"keep_states = {self.keep_states} with keep_steps = {self.keep_steps}, shadow = {self.shadow!r}, "
+                f"mode = {self.mode!r}: states are kept in place of steps, by shadows that make their own updates; "
+                "leave one out"
+            )
         if self.verify_only and self.keep_steps:
             raise ValueError(
                 f"shadow = {self.shadow!r} has no optimizer to go back with; leave out keep_steps or set "
@@ -201,6 +210,11 @@ class GuardConfig(StrictModel):
                 'leave it out or set shadow = "snapshot"'
             )
         return self
+
+    @property
+    def can_keep_states(self) -> bool:
+        """Whether both copies of a stage make its updates, so that both can go back."""
+        return self.mode == "phalanx" and self.shadow in ("gradient", "adapters", "lockstep")
 
     @property
     def undoable_steps(self) -> int:

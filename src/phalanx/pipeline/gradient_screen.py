@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -28,6 +29,33 @@ _LEAST_LOG_RATIO = -1.5
 _MOST_MISSING = 0.5
 
 
+@dataclass
+class _Products:
+    """Inner product and squared norms of two vectors, added up over tensors."""
+
+    inner: float = 0.0
+    claimed: float = 0.0
+    own: float = 0.0
+    numbers: int = 0
+
+    def add(self, claimed: Tensor, own: Tensor) -> None:
+        self.inner += float(torch.dot(claimed, own))
+        self.claimed += float(torch.dot(claimed, claimed))
+        self.own += float(torch.dot(own, own))
+        self.numbers += len(own)
+
+    def less(self, part: "_Products") -> "_Products":
+        """What is left without a part."""
+        own = self.own - part.own
+        return _Products(self.inner - part.inner, self.claimed - part.claimed, own, self.numbers - part.numbers)
+
+    @property
+    def cosine(self) -> float:
+        """0 where one of the two has no direction."""
+        square = self.claimed * self.own
+        return self.inner / math.sqrt(square) if square > 0.0 else 0.0
+
+
 def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_microbatches: int) -> Doubt | None:
     """Compare a claimed sum of weight gradients with the gradient of one of its microbatches.
 
@@ -40,49 +68,38 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
         Why the sum should be recomputed; None when it looks like what it is said to be.
 
     Guarantees:
-        NaN and infinity never pass. Nothing else is certain: microbatches of an honest sum may point away from it. In honest
-        runs of four small models 0.8 to 3.7 of 100 sums were doubted; of reversed sums 64 to 92, of sums whose largest
-        hundredth was reversed 69 to 90, of tenfold ones 80 to 100 (`benchmarks/gradient_screen.py`). Whoever changes a sum less is
-        found by audits of whole steps alone.
+        NaN and infinity never pass. Nothing else is certain: microbatches of an honest sum may point away from it, and
+        whoever changes a sum little is found by audits of whole steps alone. How often honest sums are doubted and
+        gross lies are not is measured by `benchmarks/gradient_screen.py`.
     """
-    inner, claimed_square, own_square = 0.0, 0.0, 0.0
-    large_inner, large_claimed, large_own = 0.0, 0.0, 0.0
-    missing, present, num_large = 0, 0, 0
+    whole, large = _Products(), _Products()
+    missing, present = 0, 0
     for name in sorted(own):
         g, total = own[name].detach().flatten().float(), claimed[name].detach().flatten().float()
-        square = float(torch.dot(total, total))
-        large = total.abs() > _LARGE * math.sqrt(square / max(total.numel(), 1)) if math.isfinite(square) else None
-        inner += float(torch.dot(total, g))
-        claimed_square += square
-        own_square += float(torch.dot(g, g))
-        if large is not None:
-            some, mine = total[large], g[large]
-            num_large += len(some)
-            large_inner += float(torch.dot(some, mine))
-            large_claimed += float(torch.dot(some, some))
-            large_own += float(torch.dot(mine, mine))
+        whole.add(total, g)
+        is_large = total.abs() > _LARGE * float(torch.linalg.vector_norm(total)) / math.sqrt(max(len(total), 1))
+        large.add(total[is_large], g[is_large])
         there = g != 0
         present += int(there.sum())
         missing += int((there & (total == 0)).sum())
-    if not (math.isfinite(claimed_square) and math.isfinite(inner)):
+    if not (math.isfinite(whole.claimed) and math.isfinite(whole.inner)):
         return "size"
-    if not own_square:
+    if not whole.own:
         # a microbatch without a single target has nothing to compare with
         return None
-    if missing > _MOST_MISSING * present:
-        return "support"
-    log_ratio = 0.5 * math.log(claimed_square / own_square) - math.log(num_microbatches)
-    if not _LEAST_LOG_RATIO - 0.5 * math.log(num_microbatches) <= log_ratio <= _MOST_LOG_RATIO:
-        return "size"
-    if not _cosine(inner, claimed_square, own_square) >= _LEAST_COSINE:
-        return "direction"
-    rest = _cosine(inner - large_inner, claimed_square - large_claimed, own_square - large_own)
-    if num_large >= _FEWEST_LARGE and not _cosine(large_inner, large_claimed, large_own) - rest >= _LEAST_CONTRAST:
-        return "largest"
-    return None
+    contrast = large.cosine - whole.less(large).cosine if large.numbers >= _FEWEST_LARGE else 0.0
+    odd: dict[Doubt, bool] = {
+        "support": missing > _MOST_MISSING * present,
+        "size": not _is_sum_of(num_microbatches, whole.claimed / whole.own),
+        "direction": not whole.cosine >= _LEAST_COSINE,
+        "largest": not contrast >= _LEAST_CONTRAST,
+    }
+    return next((doubt for doubt, is_odd in odd.items() if is_odd), None)
 
 
-def _cosine(inner: float, one_square: float, other_square: float) -> float:
-    """From an inner product and two squared norms; 0 where one has no direction."""
-    square = one_square * other_square
-    return inner / math.sqrt(square) if square > 0.0 else 0.0
+def _is_sum_of(num_microbatches: int, square_ratio: float) -> bool:
+    """Whether so many microbatches can come to this many times the squared norm of one of them."""
+    if not square_ratio > 0.0:
+        return False
+    log_ratio = 0.5 * math.log(square_ratio) - math.log(num_microbatches)
+    return _LEAST_LOG_RATIO - 0.5 * math.log(num_microbatches) <= log_ratio <= _MOST_LOG_RATIO

@@ -256,10 +256,10 @@ class Shadowing:
 
     def _can_audit(self, stage: int, step: int, *, urgent: bool) -> bool:
         shadow = self._desk.roles.auditing(stage)
-        if stage in self._shadows and shadow is not None and self._desk.plan.guard.screens_gradients:
+        screens = stage in self._shadows and not urgent and self._desk.plan.guard.screens_gradients
+        if screens and shadow is not None and shadow.gradients is None:
             # the owner asks when the stage has committed, and its gradient may come over another link
-            if not urgent and shadow.gradients is None:
-                return False
+            return False
         # a copy that is past the step is a fault, and says so when it is asked to audit
         return shadow is not None and shadow.copy.step >= step
 
