@@ -18,6 +18,7 @@ from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
 from phalanx.pipeline.paper import MAX_ATTEMPTS, skipping
 from phalanx.pipeline.plan import StageRange, StepPlan
+from phalanx.pipeline.presets import PRESETS, Preset
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
@@ -29,6 +30,7 @@ from phalanx.pipeline.worker import Worker, born_file, die_with_parent, run_work
 __all__ = [
     "MAX_ATTEMPTS",
     "OWNER",
+    "PRESETS",
     "SCHEDULES",
     "AttackConfig",
     "AuditDraw",
@@ -44,6 +46,7 @@ __all__ = [
     "Observe",
     "PipelineConfig",
     "PipelineEngine",
+    "Preset",
     "StageCopy",
     "StageRange",
     "StageRunner",

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.pipeline.presets import PRESETS, Preset, settled
 from phalanx.transport.config import TransportConfig
 
 OWNER = "owner"
@@ -100,6 +101,8 @@ class GuardConfig(StrictModel):
     mode: Literal["phalanx", "paper", "statistics", "off"] = "phalanx"
     """`paper`: every message is recomputed by a copy that is kept in lock-step (Lu et al. 2023); `statistics`: moving
     averages alone condemn, nothing is recomputed; both are baselines, weaker or dearer than `phalanx`."""
+    preset: Preset | None = None
+    """What decides the rates, what is kept and the screen of gradients: "standard", where none of them is written out."""
     recovery: Literal["takeover", "restart", "skip_layer"] = "takeover"
     """After a verdict: exclude the guilty party; or, in mode `paper` only and as the paper does, exclude nobody and run
     the step again (`restart`), or run it without the suspect and its accuser and with three stages frozen."""
@@ -139,7 +142,8 @@ class GuardConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _settle_baseline(cls, found: Any) -> Any:
-        """A baseline is what it is: its rates are not for choice."""
+        """A preset fills in what is not written out; a baseline is what it is, and its rates are not for choice."""
+        found = settled(found) if isinstance(found, dict) else found
         fixed = _BASELINES.get(found.get("mode")) if isinstance(found, dict) else None
         if fixed is None:
             return found
@@ -210,6 +214,15 @@ class GuardConfig(StrictModel):
                 'leave it out or set shadow = "snapshot"'
             )
         return self
+
+    @property
+    def preset_in_force(self) -> Preset | None:
+        """The preset whose every value holds; what an upkeep cannot keep does not count."""
+        if self.mode != "phalanx":
+            return None
+        needless = set() if self.can_keep_states and not self.keep_steps else {"keep_states"}
+        own = self.model_dump(include=set(PRESETS["standard"]) - needless)
+        return next((name for name, values in PRESETS.items() if own.items() <= values.items()), None)
 
     @property
     def can_keep_states(self) -> bool:
