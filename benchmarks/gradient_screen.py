@@ -2,9 +2,10 @@
 
 ``python benchmarks/gradient_screen.py OUT.json [--steps 200]``
 
-Each row is one small GPT-2 that trains on random tokens or on the bytes of Python's standard library. In every step the weight
-gradient of its middle layers is compared with that of one microbatch, as a shadow compares them: as it is, reversed, ten times as
-large, and with the largest hundredth of each tensor reversed. Nobody acts on it, so each step counts once for each.
+Each row is one small GPT-2 that trains on random tokens or on the bytes of Python's standard library. In every step the
+weight gradient of its middle layers is compared with that of one microbatch, as a shadow compares them: as it is,
+reversed, ten times as large, and with the largest hundredth of each tensor reversed. Nobody acts on it, so each step
+counts once for each.
 """
 
 import argparse

@@ -27,7 +27,7 @@ def upkeep_bytes(guard: GuardConfig) -> float:
 
 
 def audited_share(guard: GuardConfig) -> float:
-    """What an audited microbatch costs, as a share of all work on one; its weight gradient only where it is looked at."""
+    """What an audited microbatch costs, as a share of all work on one; the weight gradient is part of it if screened."""
     return 1.0 if guard.screens_gradients else RECOMPUTE_SHARE
 
 
