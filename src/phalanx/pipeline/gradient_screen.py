@@ -63,6 +63,8 @@ class _Products:
 def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_microbatches: int) -> Doubt | None:
     """Compare a claimed sum of weight gradients with the gradient of one of its microbatches.
 
+    Of a large tensor a window is looked at whose place nobody else can know.
+
     Args:
         claimed: The sum over `num_microbatches`, by name.
         own: What this party computed for one of them, by the same names and in the same shapes.
@@ -71,11 +73,9 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
     Returns:
         Why the sum should be recomputed; None when it looks like what it is said to be.
 
-    Of a large tensor a window is looked at whose place nobody else can know.
-
     Guarantees:
-        NaN and infinity that are looked at never pass. Nothing else is certain: microbatches of an honest sum may point away from it, and
-        whoever changes a sum little is found by audits of whole steps alone. How often honest sums are doubted and
+        NaN and infinity that are looked at never pass. Nothing else is certain: microbatches of an honest sum may point
+        away from it, and whoever changes a sum little is found by audits of whole steps alone. How often honest sums are doubted and
         gross lies are not is measured by `benchmarks/gradient_screen.py`.
     """
     whole, large = _Products(), _Products()
