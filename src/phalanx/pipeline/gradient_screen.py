@@ -75,8 +75,8 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
 
     Guarantees:
         NaN and infinity that are looked at never pass. Nothing else is certain: microbatches of an honest sum may point
-        away from it, and whoever changes a sum little is found by audits of whole steps alone. How often honest sums are doubted and
-        gross lies are not is measured by `benchmarks/gradient_screen.py`.
+        away from it, and whoever changes a sum little is found by audits of whole steps alone. How often honest sums
+        are doubted and gross lies are not is measured by `benchmarks/gradient_screen.py`.
     """
     whole, large = _Products(), _Products()
     missing, present = 0, 0
