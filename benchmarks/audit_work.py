@@ -3,8 +3,8 @@
 ``python benchmarks/audit_work.py OUT.json [--rounds 12]``
 
 The stage is a middle one of `scratch-10m` (blocks of width 288, 4 sequences of 128 tokens a microbatch, M = 8).
-All work on a microbatch is forward and backward with weight gradients, as the stage does it; an audit is forward and the
-gradient of the input; a screened one has its own weight gradient besides, and compares the claimed sum with it.
+All work on a microbatch is forward and backward with weight gradients, as the stage does it; an audit is forward and
+the gradient of the input; a screened one has its own weight gradient besides, and compares the claimed sum with it.
 """
 
 import argparse
