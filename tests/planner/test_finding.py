@@ -2,12 +2,13 @@
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 
 from phalanx.pipeline import PRESETS, AuditDraw, GuardConfig
 from phalanx.planner.finding import CERTAINTY, Watch, findings, missed, price
-from phalanx.planner.guard_costs import GuardCosts
+from phalanx.planner.guard_costs import GuardCosts, measured_costs
 
 COSTS = GuardCosts(
     audited_share=0.72,
@@ -117,3 +118,13 @@ def test_a_dearer_preset_costs_more_and_finds_sooner(preset):
     assert price(cheap, COSTS, 0.65, 4.0).extra_compute < price(dear, COSTS, 0.65, 4.0).extra_compute
     for one, other in zip(findings(cheap, COSTS), findings(dear, COSTS), strict=True):
         assert one.probability <= other.probability, one.lie
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_formulas():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    found = {finding.lie: finding for finding in findings(watch_of("standard"), measured_costs())}
+
+    gross = found["weight gradient, gross (sign, largest numbers, ten times)"].certain_steps
+    assert f"found within {found['weight gradient, subtle'].certain_steps} steps" in readme
+    assert f"within {found['anything, all workers in league'].certain_steps} steps" in readme
+    assert f"that makes {gross} steps" in readme
