@@ -62,11 +62,10 @@ def plan(
 ) -> None:
     """Rank every layout of a cluster, say why the others cannot be used, and write the best down.
 
-    Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on.
-    """
-    from phalanx.cli.console import say_rows
+    Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on."""
     from phalanx.cli.planned import planned_cluster, say_plan
-    from phalanx.cli.planned_run import from_run, guard_of
+    from phalanx.cli.planned_guard import guard_of, say_guard
+    from phalanx.cli.planned_run import from_run
     from phalanx.planner.answer import ask
     from phalanx.planner.question import about_model
     from phalanx.planner.run_file import new_run, write_run
@@ -92,13 +91,10 @@ def plan(
         write_plan(html, answer)
     guarded = None if run_file is None else guard_of(run_file, overrides or [])
     if as_json:
-        about_guard = {} if guarded is None else {"guard": guarded.as_json()}
-        typer.echo(json.dumps(answer.as_json() | about_guard, allow_nan=False))
+        typer.echo(json.dumps(answer.as_json() | (guarded.as_json() if guarded else {}), allow_nan=False))
     best = answer.require_best()
     if out is not None:
         write_run(out, data, best)
     if not as_json:
         say_plan(answer, html, out)
-    if guarded is not None and not as_json:
-        say_rows(guarded.rows)
-        typer.echo(guarded.note)
+        say_guard(guarded)
