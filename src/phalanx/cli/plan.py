@@ -62,7 +62,8 @@ def plan(
 ) -> None:
     """Rank every layout of a cluster, say why the others cannot be used, and write the best down.
 
-    Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on."""
+    Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on.
+    """
     from phalanx.cli.planned import planned_cluster, say_plan
     from phalanx.cli.planned_guard import guard_of, say_guard
     from phalanx.cli.planned_run import from_run

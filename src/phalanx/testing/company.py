@@ -28,13 +28,12 @@ from phalanx.testing.actor import Actor, WorkerCrash
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import CheckRecord, RunConfig, step_inputs
 from phalanx.train.layout import make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
 from phalanx.transport import MemoryNetwork
 
-_SESSION = "simulation-1"
 _JOIN_TIMEOUT_S = 60.0
 _SECONDS_TO_END = 5.0
 
@@ -61,13 +60,16 @@ class MemoryCompany:
             is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
         draw: Decides the audits; under a fresh key and a fresh nonce when left out.
+        session: What every frame is signed for; two companies with one `pipeline.pki` have two.
 
     Raises:
         ConfigError: An actor is for nobody.
 
     Attributes:
         engine: The owner's engine.
+        session: What every frame is signed for.
         events: What would be in the audit log, in order: kind and body.
+        checks: What was recomputed of the applied steps, and what is in doubt.
         records: What would be beside it, one of each applied step whose audits are in.
         errors: How workers ended that ended with an error of ours, by name.
         source: The model.
@@ -84,13 +86,16 @@ class MemoryCompany:
         *,
         cache: Path | None = None,
         draw: AuditDraw | None = None,
+        session: str = "simulation-1",
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
         strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)
         if strangers:
             raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
         self.run_config = run
+        self.session = session
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.checks = CheckRecord(run.guard)
         self.records: list[StepRecord] = []
         self.errors: dict[str, PhalanxError] = {}
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
@@ -242,7 +247,7 @@ class MemoryCompany:
         run, home = self.run_config, self._home
         names = run.pipeline.workers
         wire, limits = self._network.wire(OWNER), run.pipeline.transport
-        endpoint = OwnersEndpoint(home.owner, {}, _SESSION, wire, limits, threads=self._threads, clock=self.clock)
+        endpoint = OwnersEndpoint(home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock)
         stack.enter_context(endpoint)
         stack.callback(self._end_workers)
         # parties must know each other before the first of them sends
@@ -265,7 +270,7 @@ class MemoryCompany:
         members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
-        files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
+        files = Files(home.path, library, self._observe, note_checks=self.checks.applied)
         files.note_step = self.records.append
         self.engine = PipelineEngine(
             self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
@@ -273,6 +278,10 @@ class MemoryCompany:
         stack.callback(self.engine.close, "the simulation is over")
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
+
+    def _observe(self, kind: str, body: dict[str, object]) -> None:
+        self.events.append((kind, body))
+        self.checks.observe(kind, body)
 
     def endpoint(self, name: str) -> RewritingEndpoint:
         """A worker's endpoint, for what it says of its own accord."""
@@ -284,7 +293,7 @@ class MemoryCompany:
         endpoint = RewritingEndpoint(
             self.identity(name),
             {},
-            _SESSION,
+            self.session,
             self._network.wire(certified_name(name)),
             limits,
             rewrite=actor.rewrite,

@@ -12,10 +12,12 @@ from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import (
     OWNER,
+    AttackConfig,
     AuditDraw,
     Files,
     LocalWorkers,
     Members,
+    NoteChecks,
     Observe,
     PipelineEngine,
     StepPlan,
@@ -78,12 +80,14 @@ def gathered(
     plan: StepPlan,
     observe: Observe,
     *,
+    session: str,
     names: Sequence[str],
     late: Sequence[str],
     open_workers: OpenWorkers = LocalWorkers,
 ) -> Iterator[Crowd]:
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
+    Frames and evidence count in `session` alone, which `session_name` makes anew for each start.
     Whoever is not named, such as a party convicted in an earlier session, is not started and not let in.
     `open_workers` starts the local ones; another than the default is for drills only.
 
@@ -93,8 +97,6 @@ def gathered(
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
-    # a new session name for each start, so that nothing of an earlier one can be replayed
-    session = f"{home.run_id}-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
@@ -133,6 +135,7 @@ def engaged(
     draw: AuditDraw,
     late: Sequence[str] = (),
     journal: Journal | None = None,
+    note_checks: NoteChecks | None = None,
     note_step: Callable[[StepRecord], None] | None = None,
 ) -> Iterator[PipelineEngine]:
     """Make the engine that drives a crowd; no role is given yet. At the end every worker is told so."""
@@ -151,7 +154,7 @@ def engaged(
             workers.keep_nursery(run.train.threads)
     for name in members.names:
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
-    files = Files(home.path, library, observe, note_step=note_step)
+    files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
         if journal is not None:
             files.note_verified = journal.verified
@@ -169,10 +172,15 @@ def company(
 ) -> Iterator[PipelineEngine]:
     """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
     with (
-        gathered(run, home, plan, observe, names=run.pipeline.workers, late=()) as crowd,
+        gathered(run, home, plan, observe, session=session_name(home), names=run.pipeline.workers, late=()) as crowd,
         engaged(crowd, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
     ):
         yield engine
+
+
+def session_name(home: RunDirectory) -> str:
+    """Name a session that now begins; nothing that was signed in an earlier one counts in it."""
+    return f"{home.run_id}-{secrets.token_hex(16)}"
 
 
 def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
@@ -180,8 +188,14 @@ def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
     return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
 
 
+def attack_of(run: RunConfig, name: str) -> AttackConfig | None:
+    """How a local worker is to lie in a drill; None for the honest ones."""
+    mine = [one for one in run.attack.attackers if name in {f"worker-{stage}" for stage in one.stages}]
+    return mine[0].model_copy(update={"also": ()}) if mine else None
+
+
 def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
-    attacked = run.attack.kind != "none" and any(name == f"worker-{stage}" for stage in run.attack.stages)
+    attack = attack_of(run, name)
     return WorkerConfig(
         identity=str((home.pki / name).resolve()),
         owner=owner,
@@ -190,6 +204,6 @@ def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) ->
         journal=str(home.journal.resolve()) if run.journals else None,
         # the port of the run file is the owner's
         transport=run.pipeline.transport.model_copy(update={"port": 0}),
-        attack=run.attack if attacked else None,
-        attack_log=str(home.attack_log.resolve()) if attacked else None,
+        attack=attack,
+        attack_log=None if attack is None else str(home.attack_log.resolve()),
     )
