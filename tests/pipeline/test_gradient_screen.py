@@ -243,8 +243,8 @@ def test_a_shadow_in_league_keeps_its_doubt_to_itself_and_the_owner_names_the_li
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
-def test_across_numeric_classes_a_doubt_has_the_messages_recomputed_and_accuses_nobody(make_company):
-    run = tiny_run(guard=GuardConfig(**NO_COIN))
+def test_across_numeric_classes_a_doubt_has_the_step_recomputed_and_accuses_nobody(make_company):
+    run = tiny_run(guard=GuardConfig(classes="mixed", **NO_COIN))
     unlike = Actor(rewrite=only(AuditReport, claiming_doubt), numeric_class="another")
     company = make_company(run, {2: unlike})
 

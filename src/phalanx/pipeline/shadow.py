@@ -40,6 +40,8 @@ class ShadowStage:
     """Why the gradient of this step looks odd beside a microbatch of it that was recomputed."""
     order: Literal["none", "awaited", "given"] = "none"
     """To recompute the whole step, after the owner was told of the doubt; while awaited, the copy stays where it is."""
+    audited: dict[str, Tensor] = field(default_factory=dict)
+    """The weight gradient that was recomputed last, where others are to compare its distance."""
 
     @property
     def index(self) -> int:
