@@ -30,9 +30,8 @@ from phalanx.train import RunConfig, step_inputs
 from phalanx.train.layout import make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
-from phalanx.transport import MemoryNetwork
+from phalanx.transport import Endpoint, MemoryNetwork
 
-_SESSION = "simulation"
 _JOIN_TIMEOUT_S = 60.0
 _SECONDS_TO_END = 5.0
 
@@ -58,12 +57,14 @@ class MemoryCompany:
         actors: By worker name, ``worker-1`` for stage 1 and so on, ``worker-1.2`` for one that has come back; whoever
             is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
+        session: What every frame is signed for; two companies with one `pipeline.pki` have two.
 
     Raises:
         ConfigError: An actor is for nobody.
 
     Attributes:
         engine: The owner's engine.
+        session: What every frame is signed for.
         events: What would be in the audit log, in order: kind and body.
         errors: How workers ended that ended with an error of ours, by name.
         source: The model.
@@ -71,6 +72,7 @@ class MemoryCompany:
     """
 
     engine: PipelineEngine
+    _endpoint_class = RewritingEndpoint
 
     def __init__(
         self,
@@ -79,12 +81,14 @@ class MemoryCompany:
         actors: Mapping[str, Actor] | None = None,
         *,
         cache: Path | None = None,
+        session: str = "simulation",
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
         strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)
         if strangers:
             raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
         self.run_config = run
+        self.session = session
         self.events: list[tuple[str, dict[str, object]]] = []
         self.errors: dict[str, PhalanxError] = {}
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
@@ -234,9 +238,7 @@ class MemoryCompany:
     def _start(self, stack: contextlib.ExitStack) -> None:
         run, home = self.run_config, self._home
         names = run.pipeline.workers
-        wire, limits = self._network.wire(OWNER), run.pipeline.transport
-        endpoint = OwnersEndpoint(home.owner, {}, _SESSION, wire, limits, threads=self._threads, clock=self.clock)
-        stack.enter_context(endpoint)
+        endpoint = stack.enter_context(self._owners_endpoint())
         stack.callback(self._end_workers)
         # parties must know each other before the first of them sends
         for name in names:
@@ -267,6 +269,12 @@ class MemoryCompany:
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
 
+    def _owners_endpoint(self) -> Endpoint:
+        wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport
+        return OwnersEndpoint(
+            self._home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock
+        )
+
     def endpoint(self, name: str) -> RewritingEndpoint:
         """A worker's endpoint, for what it says of its own accord."""
         return self._endpoints[name]
@@ -274,10 +282,10 @@ class MemoryCompany:
     def _endpoint(self, name: str) -> RewritingEndpoint:
         limits = self.run_config.pipeline.transport
         actor = self._actors.get(name, HONEST)
-        endpoint = RewritingEndpoint(
+        endpoint = self._endpoint_class(
             self.identity(name),
             {},
-            _SESSION,
+            self.session,
             self._network.wire(certified_name(name)),
             limits,
             rewrite=actor.rewrite,
