@@ -271,9 +271,7 @@ class MemoryCompany:
 
     def _owners_endpoint(self) -> Endpoint:
         wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport
-        return OwnersEndpoint(
-            self._home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock
-        )
+        return OwnersEndpoint(self._home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock)
 
     def endpoint(self, name: str) -> RewritingEndpoint:
         """A worker's endpoint, for what it says of its own accord."""

@@ -64,9 +64,9 @@ class Insider:
                 return [Letter(one.receiver, one.message, PAYLOADS[how](one.payload)) for one in letters]
             case Again(kind, nth, earlier):
                 choice = self.known.of_kind(kind, earlier=earlier)
-                return letters + [_again(*choice[nth % len(choice)], letters)] if choice else letters
+                return [*letters, _again(*choice[nth % len(choice)], letters)] if choice else letters
             case Say():
-                return letters + [self._said(deed)]
+                return [*letters, self._said(deed)]
             case Crash():
                 raise WorkerCrash("as its schedule says")
         raise TypeError(deed)

@@ -5,10 +5,10 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from changes import Allys, Backwards, Forged, Many, Nested, Passed, Plus, Put, Renamed, Text, Times, Without
 from hypothesis import strategies as st
 from schedule import Path
 
-from changes import Allys, Backwards, Forged, Many, Nested, Passed, Plus, Put, Renamed, Text, Times, Without
 from phalanx.config import StrictModel
 from phalanx.pipeline import messages
 

@@ -228,6 +228,11 @@ class TurnCompany(MemoryCompany):
         key.write_bytes(order.to_bytes(32, "big"))
 
     @property
+    def has_begun(self):
+        """Whether roles were given out and taken."""
+        return self._is_under_way
+
+    @property
     def most_queued_bytes(self):
         """Bytes that ever lay in one party's inbox from one sender."""
         return max(end.most_queued_bytes for end in (self._owner, *self._endpoints.values()))

@@ -1,0 +1,32 @@
+"""What the fuzzer found, as small as it could make it: each case fails on the code of its day."""
+
+import pytest
+from changes import Put
+from schedule import Act, Alter, Drop, Liar, On, Schedule
+
+
+def one(company, *acts, liar=1, **kwargs):
+    """One liar with these acts."""
+    return Schedule(company, {liar: Liar(acts)}, **kwargs)
+
+
+FOUND = {
+    "a_third_party_that_has_reported_is_not_replaced_for_a_shadows_silence": one(
+        "third party", Act(On("audit_report", lasting=True), Drop()), liar=3
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", FOUND.values(), ids=FOUND)
+def test_found(stage, schedule):
+    outcome = stage.play(schedule)
+
+    assert outcome.fired == outcome.num_acts
+    assert stage.faults(schedule, outcome) == []
+
+
+def test_a_worker_that_cannot_read_a_message_complains_about_its_sender(stage):
+    outcome = stage.play(one("gradient", Act(On("tensor"), Alter(("direction",), Put("sideways")))))
+
+    complaints = [body for kind, body in outcome.events if kind == "fault" and body["party"] == "worker-2"]
+    assert [body["about"] for body in complaints] == ["worker-1"]
