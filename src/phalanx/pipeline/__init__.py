@@ -5,7 +5,7 @@ from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineCo
 from phalanx.pipeline.cusum import Drift, DriftWatch
 from phalanx.pipeline.distance import Band, band, token_distance, token_distances, token_residual
 from phalanx.pipeline.docket import Observe
-from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.draw import AuditDraw, fresh_nonce
 from phalanx.pipeline.duplicate import Duplicate
 from phalanx.pipeline.engine import PipelineEngine
 from phalanx.pipeline.explain import explain_evidence
@@ -61,6 +61,7 @@ __all__ = [
     "die_with_parent",
     "explain_evidence",
     "fetch_kept",
+    "fresh_nonce",
     "gather",
     "keep_freed_memory",
     "local_numeric_class",

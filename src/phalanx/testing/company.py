@@ -19,6 +19,7 @@ from phalanx.pipeline import (
     Verdict,
     Worker,
     WorkerConfig,
+    fresh_nonce,
     gather,
 )
 from phalanx.security.crypto import Identity, certified_name, load_identity
@@ -58,6 +59,7 @@ class MemoryCompany:
             is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
         session: What every frame is signed for; two companies with one `pipeline.pki` have two.
+        draw: Decides the audits; under a fresh key and a fresh nonce when left out.
 
     Raises:
         ConfigError: An actor is for nobody.
@@ -82,6 +84,7 @@ class MemoryCompany:
         *,
         cache: Path | None = None,
         session: str = "simulation",
+        draw: AuditDraw | None = None,
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
         strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)
@@ -94,6 +97,7 @@ class MemoryCompany:
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
         self.plan = make_plan(run, self.source)
         self._home = RunDirectory(directory / "run", run, resume=False)
+        self.draw = draw or AuditDraw.of(self._home.audit_key(), fresh_nonce(), run.guard)
         self._actors = dict(actors or {})
         self._network = MemoryNetwork()
         self._endpoints: dict[str, RewritingEndpoint] = {}
@@ -261,7 +265,6 @@ class MemoryCompany:
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
-        self.draw = AuditDraw.of(home.audit_key(), run.guard)
         self.engine = PipelineEngine(
             self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
         )

@@ -4,6 +4,7 @@ import random
 import threading
 
 from phalanx.errors import PeerRefusedError, PhalanxError, SignatureError, TransportError
+from phalanx.pipeline import AuditDraw
 from phalanx.pipeline.config import OWNER
 from phalanx.testing import CompanyClock, MemoryCompany, RewritingEndpoint
 from phalanx.transport import Endpoint
@@ -218,14 +219,12 @@ class TurnCompany(MemoryCompany):
     _endpoint_class = TurnEndpoint
 
     def __init__(self, run, directory, actors=None, *, order=0, noted=None, **kwargs):
-        super().__init__(run, directory, actors, **kwargs)
+        # what is audited is decided by the seed as well
+        draw = AuditDraw.of(order.to_bytes(32, "big"), bytes(32), run.guard)
+        super().__init__(run, directory, actors, draw=draw, **kwargs)
         self.turns = Turns(order, self.clock)
         self.crashes = {}
         self._noted = noted or {}
-        # what is audited is decided by the seed as well
-        key = self._home.path / "secrets" / "audit.key"
-        key.parent.mkdir()
-        key.write_bytes(order.to_bytes(32, "big"))
 
     @property
     def has_begun(self):
