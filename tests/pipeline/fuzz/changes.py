@@ -144,15 +144,16 @@ class Backwards:
 
 @dataclass(frozen=True)
 class Renamed:
-    """An object whose entry has another name."""
+    """An object whose entry has another name, once or many times over."""
 
     name: str
+    times: int = 1
 
     def __call__(self, old, known):
         if not isinstance(old, dict) or not old:
             return old
         first = min(old)
-        return {self.name if key == first else key: value for key, value in old.items()}
+        return {self.name * self.times if key == first else key: value for key, value in old.items()}
 
 
 @dataclass(frozen=True)

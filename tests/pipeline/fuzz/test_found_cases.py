@@ -14,6 +14,9 @@ FOUND = {
     "a_third_party_that_has_reported_is_not_replaced_for_a_shadows_silence": one(
         "third party", Act(On("audit_report", lasting=True), Drop()), liar=3
     ),
+    "an_auditor_to_whom_the_owner_hands_on_an_answer_of_another_epoch_can_use_it": one(
+        "third party", Act(On("fetched", lasting=True), Alter(("epoch",), Put(2**40))), liar=2
+    ),
 }
 
 
