@@ -15,6 +15,7 @@ from phalanx.pipeline import (
     AuditDraw,
     Files,
     PipelineEngine,
+    StepRecord,
     StepResult,
     Verdict,
     Worker,
@@ -68,6 +69,7 @@ class MemoryCompany:
         engine: The owner's engine.
         session: What every frame is signed for.
         events: What would be in the audit log, in order: kind and body.
+        records: What would be beside it, one of each applied step whose audits are in.
         errors: How workers ended that ended with an error of ours, by name.
         source: The model.
         clock: The owner's.
@@ -83,7 +85,7 @@ class MemoryCompany:
         actors: Mapping[str, Actor] | None = None,
         *,
         cache: Path | None = None,
-        session: str = "simulation",
+        session: str = "simulation-1",
         draw: AuditDraw | None = None,
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
@@ -93,6 +95,7 @@ class MemoryCompany:
         self.run_config = run
         self.session = session
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.records: list[StepRecord] = []
         self.errors: dict[str, PhalanxError] = {}
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
         self.plan = make_plan(run, self.source)
@@ -265,6 +268,7 @@ class MemoryCompany:
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
+        files.note_step = self.records.append
         self.engine = PipelineEngine(
             self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
         )
