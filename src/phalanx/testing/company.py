@@ -59,8 +59,8 @@ class MemoryCompany:
         actors: By worker name, ``worker-1`` for stage 1 and so on, ``worker-1.2`` for one that has come back; whoever
             is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
-        session: What every frame is signed for; two companies with one `pipeline.pki` have two.
         draw: Decides the audits; under a fresh key and a fresh nonce when left out.
+        session: What every frame is signed for; two companies with one `pipeline.pki` have two.
 
     Raises:
         ConfigError: An actor is for nobody.
@@ -85,8 +85,8 @@ class MemoryCompany:
         actors: Mapping[str, Actor] | None = None,
         *,
         cache: Path | None = None,
-        session: str = "simulation-1",
         draw: AuditDraw | None = None,
+        session: str = "simulation-1",
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
         strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)

@@ -1,7 +1,6 @@
 """A fuzzer that cannot fail shows nothing: with one defence taken away it says so, within so many schedules."""
 
 import random
-import re
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings

@@ -1,10 +1,12 @@
-"""A company whose parties take turns: one thread runs at a time, in an order that a seed decides, so that it repeats."""
+"""A company whose parties take turns: one thread runs at a time, in an order that a seed decides."""
 
 import random
 import threading
+from types import SimpleNamespace
+from unittest.mock import patch
 
 from phalanx.errors import PeerRefusedError, PhalanxError, SignatureError, TransportError
-from phalanx.pipeline import AuditDraw
+from phalanx.pipeline import AuditDraw, join
 from phalanx.pipeline.config import OWNER
 from phalanx.testing import CompanyClock, MemoryCompany, RewritingEndpoint
 from phalanx.transport import Endpoint
@@ -242,6 +244,11 @@ class TurnCompany(MemoryCompany):
             self._home.owner, {}, self.session, wire, limits, turns=self.turns, clock=self.clock
         )
         return self._owner
+
+    def _start(self, stack):
+        # who joins is waited for on the simulation's clock
+        stack.enter_context(patch.object(join, "time", SimpleNamespace(monotonic=self.clock.now)))
+        super()._start(stack)
 
     def _endpoint(self, name):
         endpoint = super()._endpoint(name)
