@@ -188,7 +188,7 @@ class Inquest:
         """What a shadow lacks after an update is handed on, if it is what the holder signed."""
         docket, ledger = self.docket, self.docket.ledger
         holder, shadow = docket.holder(stage), docket.shadow(stage)
-        mark = ("weights", shadow, stage)
+        mark = ("update", shadow, stage)
         if mark in self._handed:
             return holder if shadow == OWNER else shadow
         whole = docket.plan.guard.keeps_snapshots

@@ -17,6 +17,12 @@ FOUND = {
     "an_auditor_to_whom_the_owner_hands_on_an_answer_of_another_epoch_can_use_it": one(
         "third party", Act(On("fetched", lasting=True), Alter(("epoch",), Put(2**40))), liar=2
     ),
+    "an_auditor_to_whom_a_snapshot_was_handed_on_is_given_weights_as_well": one(
+        "snapshot", Act(On("bulk", nth=2, lasting=True), Alter(("epoch",), Put(2**40)))
+    ),
+    "a_stage_that_gives_the_owner_no_state_is_replaced_and_the_run_goes_on": one(
+        "gradient", Act(On("bulk", step=1, lasting=True), Drop()), events=((1, "kill", 2),)
+    ),
 }
 
 
