@@ -137,10 +137,52 @@ MUTANTS = (
         PIPELINE + "test_two_stories.py::test_a_stage_that_commits_to_another_tensor_than_it_sent_is_named",
     ),
     Mutant(
+        "L0 session of what is passed on",
+        "pipeline/signed.py",
+        "if fields.run != self.session:",
+        "if fields.run == '':",
+        PIPELINE + "test_statements.py::test_a_genuine_header_of_anything_else_opens_nothing",
+    ),
+    Mutant(
+        "L0 receiver of what is passed on",
+        "pipeline/signed.py",
+        "or receiver not in (None, fields.receiver):",
+        "or receiver == '':",
+        PIPELINE + "test_statements.py::test_a_genuine_header_of_anything_else_opens_nothing",
+    ),
+    Mutant(
+        "the offline judge before an eviction",
+        "pipeline/verdicts.py",
+        "            judge_evidence(path, pins)\n",
+        "            pins.in_run\n",
+        PIPELINE + "test_verdicts.py::test_what_the_offline_judge_does_not_accept_evicts_nobody",
+    ),
+    Mutant(
+        "the owner is never a verdict's party",
+        "pipeline/verdicts.py",
+        "if judgement.verdict.party == OWNER:",
+        "if judgement.verdict.party == '':",
+        PIPELINE + "test_verdicts.py::test_the_owner_is_never_a_verdicts_party",
+    ),
+    Mutant(
+        "each answers for the digest that it signed",
+        "pipeline/reports.py",
+        "accuser_state=docket.ledger_of(report.step).state_of(stage, auditor),",
+        "accuser_state=docket.ledger_of(report.step).agreed[stage],",
+        PIPELINE + "test_verdicts.py::test_a_shadow_is_not_convicted_of_transfer_by_the_digest_that_a_liar_signed",
+    ),
+    Mutant(
+        "draws of a session",
+        "pipeline/draw.py",
+        'self.derived(b"draws/1 " + nonce)',
+        'self.derived(b"draws/1 ")',
+        PIPELINE + "test_audit_draw.py::test_the_same_key_draws_the_same_and_every_argument_matters",
+    ),
+    Mutant(
         "L0 signatures of inputs that are shown",
-        "pipeline/links.py",
-        "if docket.signed_by(received.header, sender) is None:",
-        "if docket.signed_by(received.header, sender) is not None:",
+        "pipeline/signed.py",
+        "        header.verify(peer)\n",
+        "        peer.name.strip()\n",
         PIPELINE + "test_two_stories.py::test_a_receiver_that_forges_a_header_is_named_and_not_the_sender",
     ),
     Mutant(
@@ -174,7 +216,7 @@ MUTANTS = (
     Mutant(
         "L2 two stories to stage and auditor",
         "pipeline/reports.py",
-        "if committed.digest != header.fields.payload_digest:",
+        "if committed.digest != shown.digest:",
         "if committed.digest == '':",
         PIPELINE
         + "test_two_stories.py::test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signatures",
@@ -231,8 +273,8 @@ MUTANTS = (
     Mutant(
         "L2 whom a third party may ask",
         "pipeline/lookup.py",
-        "return said == (Audit.kind, sender, desk.roles.epoch, desk.roles.step, stage)",
-        "return said is not None",
+        "    if permit is None:\n        return False\n",
+        "    if permit is None:\n        return True\n",
         PIPELINE + "test_third_party_audits.py::test_without_the_owners_permit_nobody_sees_anothers_tensors",
     ),
     Mutant(
@@ -294,9 +336,9 @@ MUTANTS = (
     ),
     Mutant(
         "L0 inputs of the other lane",
-        "pipeline/ledger.py",
-        "if microbatches is not None and message.microbatch not in microbatches:",
-        "if microbatches is not None and message.microbatch < 0:",
+        "pipeline/intake.py",
+        "link is not None and link[1] == sender else None",
+        "link is not None else None",
         PIPELINE + "test_replica_stories.py",
     ),
     Mutant(
@@ -379,7 +421,7 @@ MUTANTS = (
     Mutant(
         "L3 states after a takeover",
         "pipeline/readiness.py",
-        "wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]",
+        "wrong = [name for name, state in states.items() if not _is(state, own[name], follows and name == shadow)]",
         "wrong = [name for name, state in states.items() if state is None]",
         PIPELINE + "test_wrong_updates.py::test_a_party_that_gets_ready_with_an_altered_state_is_named",
     ),
@@ -394,15 +436,15 @@ MUTANTS = (
     Mutant(
         "L4 the stage's part of the referee",
         "pipeline/referee.py",
-        "        if holder_off:\n",
-        "        if not holder_off:\n",
+        "is_off = dispute.output.digest != digest_hex(",
+        "is_off = dispute.output.digest == digest_hex(",
         PIPELINE + "test_false_accusers.py::test_a_false_digest_names_the_accuser_and_not_the_stage",
     ),
     Mutant(
         "L4 the accuser's part of the referee",
         "pipeline/referee.py",
-        "        if accuser_off:\n",
-        "        if accuser_off and False:\n",
+        "is_off = dispute.report.digests[dispute.direction] != digest_hex(",
+        "is_off = dispute.report.digests[dispute.direction] == digest_hex(",
         PIPELINE + "test_false_accusers.py::test_a_false_digest_names_the_accuser_and_not_the_stage",
     ),
     Mutant(

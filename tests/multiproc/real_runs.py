@@ -74,6 +74,10 @@ class Place:
         command = [*inside, sys.executable, "-m", "phalanx", *arguments]
         if restriction is not None:
             command = [sys.executable, _RESTRICTED, restriction, *command]
+        return self.start_program(*command)
+
+    def start_program(self, *command: str) -> Process:
+        """Start any program; what it prints is kept."""
         output = self.path / f"output-{len(self.processes)}.txt"
         with output.open("wb") as stream:
             popen = subprocess.Popen(

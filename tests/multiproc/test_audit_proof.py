@@ -135,6 +135,12 @@ def test_a_guarded_run_is_proven_step_by_step_without_its_keys(guarded, capsys):
     assert (proof.unproven, second.doubts) == ((), [])
 
 
+def test_the_report_says_how_many_steps_are_proven(guarded):
+    page = (guarded.run_dir / "report.html").read_text()
+
+    assert f"Proven by the audit log: {STEPS} of {STEPS} steps" in page
+
+
 def test_an_unguarded_run_is_told_apart(unguarded, capsys):
     assert run(["audit", "verify", str(unguarded.run_dir)]) == 0
 

@@ -23,11 +23,15 @@ def make_company(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) ->
     with ExitStack() as stack:
 
         def make(
-            run: RunConfig | None = None, actors: Mapping[int, Actor] | None = None, draw: AuditDraw | None = None
+            run: RunConfig | None = None,
+            actors: Mapping[int, Actor] | None = None,
+            draw: AuditDraw | None = None,
+            session: str = "simulation-1",
         ) -> MemoryCompany:
             named = {f"worker-{stage}": actor for stage, actor in (actors or {}).items()}
             directory = tmp_path_factory.mktemp("run")
-            return stack.enter_context(MemoryCompany(run or tiny_run(), directory, named, cache=model_cache, draw=draw))
+            company = MemoryCompany(run or tiny_run(), directory, named, cache=model_cache, draw=draw, session=session)
+            return stack.enter_context(company)
 
         yield make
 

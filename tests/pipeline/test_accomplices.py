@@ -8,6 +8,7 @@ from phalanx.pipeline.collusion import vouched_for_gradient
 from phalanx.pipeline.docket import Docket
 from phalanx.pipeline.messages import Commit, StepAudited
 from phalanx.pipeline.recovery import Assignment
+from phalanx.pipeline.signed import Statements
 from phalanx.testing import tiny_run
 from phalanx.train.layout import make_plan
 
@@ -20,7 +21,7 @@ def docket(model_cache):
     """Stage 1 of worker-1, shadowed by worker-2, has committed to a gradient that turned out to be made up."""
     run = tiny_run(guard=GuardConfig())
     plan = make_plan(run, open_model(run.model, model_cache, run.train.seed))
-    found = Docket(plan, peer=lambda name: None, observe=lambda kind, body: None)
+    found = Docket(plan, statements=Statements("run", lambda name: None), observe=lambda kind, body: None)
     found.assignment = Assignment(
         {0: "owner", 1: "worker-1", 2: "worker-2", 3: "owner"}, {1: "worker-2", 2: "worker-1"}
     )

@@ -169,7 +169,7 @@ def test_a_carried_frame_with_a_forged_signature_is_refused(three):
 def test_the_owner_carries_nobody_elses_frames(three):
     order = frame(three["owner"], three["bob"], b"", APPLY)
 
-    with pytest.raises(FrameError, match="somebody else"):
+    with pytest.raises(FrameError, match="from owner to bob, expected from alice"):
         Detour(three["owner"]).forward(from_whom("alice", b""), order)
 
 

@@ -82,8 +82,8 @@ SCENES = {
     "backward": Scene({"worker-2": flip("backward")}, "worker-2", "message", "that the plan"),
     "accusation": Scene({"worker-2": at_step_1(AuditReport, false_report)}, "worker-2", "accusation", "that the plan"),
     "equivocation": Scene({"worker-1": at_step_1(Commit, false_commitment)}, "worker-1", "equivocation", "nothing"),
-    "forged input": Scene({"worker-1": at_step_1(Commit, forged_input)}, "worker-1", "forgery", "who held"),
-    "missing input": Scene({"worker-1": at_step_1(Commit, missing_input)}, "worker-1", "forgery", "which input"),
+    "forged input": Scene({"worker-1": at_step_1(Commit, forged_input)}, "worker-1", "forgery", "nothing"),
+    "missing input": Scene({"worker-1": at_step_1(Commit, missing_input)}, "worker-1", "forgery", "nothing"),
     "shape": Scene(
         {"worker-1": at_step_1(Activation, lambda message: {"dtype": "float16"})}, "worker-1", "shape", "that the plan"
     ),
@@ -275,8 +275,10 @@ def swap_certificates(record):
         (lambda record: record["certificates"].pop("worker-1"), "worker-1"),
         (setting("verdict", "party", to="worker-2"), "the wrong party is named"),
         (setting("verdict", "party", to="worker-9"), "no certificate of 'worker-9'"),
+        (setting("verdict", "party", to="owner"), "accuses the owner"),
+        (setting("session", to="another"), "is of another session"),
         (setting("verdict", "offence", to="accusation"), "the wrong party is named"),
-        (setting("verdict", "offence", to="gradient"), "no signed header for '(gradient_held|step_audited)'"),
+        (setting("verdict", "offence", to="gradient"), "no signed header for 'step_audited'"),
         (setting("verdict", "stage", to=2), "is about"),
         (setting("verdict", "step", to=2), "is about"),
         (setting("verdict", "microbatch", to=None), "no direction or no microbatch"),
@@ -301,13 +303,14 @@ def test_an_altered_record_is_found(altered, change, complaint):
     [
         lambda record: record.update(surprise=1),
         lambda record: record.pop("plan"),
-        setting("format", to=2),
+        setting("format", to=3),
         setting("verdict", "offence", to="being late"),
         setting("tensors", "file", to="../claimed.safetensors"),
         setting("tensors", "file", to="/etc/hostname.safetensors"),
         setting("tensors", "file", to="sub/claimed.safetensors"),
         setting("tensors", "sha256", to="0"),
         setting("headers", to=[]),
+        setting("session", to=""),
     ],
 )
 def test_a_malformed_record_is_refused(altered, change):

@@ -28,6 +28,7 @@ from phalanx.pipeline.kept import KeptStage
 from phalanx.pipeline.messages import Bulk, Commit, FetchBulk, Ready, WeightsHeld
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.roles import Roles
+from phalanx.pipeline.signed import Statements
 from phalanx.pipeline.stage_copy import state_digest
 from phalanx.telemetry import PhaseTimer
 from phalanx.testing import Actor, only, tiny_run
@@ -276,7 +277,7 @@ def test_what_the_owner_hands_on_is_not_mixed_with_late_parts_of_the_stage(model
     kept = roles.kept[1] = KeptStage(plan, 1)
     kept.load({name: torch.zeros(tensor.shape) for name, tensor in kept.state().items()}, 0)
     kept.verified = EVERY
-    keeping = Keeping(Desk("worker-2", plan, roles, post, lambda name: None, PhaseTimer()))
+    keeping = Keeping(Desk("worker-2", plan, roles, post, Statements("run", lambda name: None), PhaseTimer()))
     right = {name: torch.ones_like(tensor) for name, tensor in kept.moving(0).items()}
     false = {name: 2 * tensor for name, tensor in right.items()}
     owners, late = as_parts(right, "owner"), as_parts(false, "worker-1")

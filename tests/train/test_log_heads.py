@@ -90,6 +90,18 @@ def test_the_last_line_alone_is_missed(quietly, make_run, stopped, witness):
     assert f"line {whole} is missing" in refused(quietly, make_run, stopped)
 
 
+def test_a_conviction_that_was_cut_off_lets_nobody_back_in(quietly, make_run, stopped):
+    leave(stopped, str(HEAD_FILE))
+    home = load_identity(stopped / "pki" / "owner")
+    run = json.loads((stopped / "run.json").read_text())["run"]
+    with AuditLog(stopped / "events.jsonl", home, run, kept_at=stopped / HEAD_FILE) as log:
+        log.append("evicted", {"party": "worker-1", "stages": [1], "step": 5})
+        log.sync()
+    cut(stopped, len(lines_of(stopped)) - 1)
+
+    assert "is missing" in refused(quietly, make_run, stopped)
+
+
 def test_a_torn_last_line_that_somebody_has_seen_whole_does_not_heal(quietly, make_run, stopped):
     last = lines_of(stopped)[-1]
     cut(stopped, len(lines_of(stopped)) - 1, last[:-20])

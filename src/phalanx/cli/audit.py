@@ -60,8 +60,11 @@ def explain(
     authority: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The authority's certificate, kept by you.")
     ] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The session's name, as the audit log has it.")
+    ] = None,
 ) -> None:
     """Check the evidence of one verdict, offline, and say who is guilty of what."""
     from phalanx.pipeline import explain_evidence
 
-    say_figures(explain_evidence(evidence_file, authority))
+    say_figures(explain_evidence(evidence_file, authority, session))

@@ -39,6 +39,7 @@ class Audits:
         self._unweighed = [said for said in self._unweighed if lagging is not None and said[1].step == lagging.step]
         self._doubted.clear()
         self._unasked.clear()
+        self._reports.undecided.clear()
 
     def draw(self) -> None:
         """Draw the step's audits and ask for them."""
@@ -154,6 +155,6 @@ class Audits:
         if hit is None:
             return None
         judgement = self._reports.weigh(auditor, report, self._reports.committed_early(hit), directions_of(hit))
-        if judgement is None:
+        if judgement is None and key not in self._reports.undecided:
             self._summons.release(self.screened.pop(key))
         return judgement

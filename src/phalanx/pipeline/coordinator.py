@@ -82,7 +82,7 @@ class Coordinator:
         self.docket.assignment, self.docket.resting = attempt.serving(assignment), attempt.resting(assignment)
         self._referee.epoch = epoch
         self.ready.clear()
-        self._reset(StepLedger(step, epoch, agreed=self.docket.agreed))
+        self._reset(StepLedger(step, epoch, agreed=self.docket.agreed, own=self.docket.ledger.own))
         self.ledger.frozen = attempt.frozen
 
     def open_step(self, step: int, epoch: int) -> None:

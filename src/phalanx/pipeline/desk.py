@@ -1,13 +1,13 @@
 """What all parts of one party share: who it is, the run, its roles, and how it sends."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.pipeline.bulk import Post
-from phalanx.pipeline.messages import Message
+from phalanx.pipeline.messages import Activation, Message, Signed
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.roles import Roles
-from phalanx.security.crypto import Peer
+from phalanx.pipeline.signed import Statement, Statements
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import SignedHeader
 
@@ -31,7 +31,7 @@ class Desk:
         plan: The run.
         roles: What it holds and shadows, and the present epoch and step.
         post: Sends a message; one to oneself is delivered to oneself.
-        peer: Public key of a party, for headers that others pass on.
+        statements: Opens what others pass on.
         timer: Where CPU and wall time of each phase are added up.
     """
 
@@ -39,8 +39,20 @@ class Desk:
     plan: StepPlan
     roles: Roles
     post: Post
-    peer: Callable[[str], Peer]
+    statements: Statements
     timer: PhaseTimer
+
+    def tensor(self, signed: Signed, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
+        """A tensor between stages, as its sender announced it to its receiver in the present assignment.
+
+        Raises:
+            FrameError, SignatureError: As `Statements.open`.
+        """
+        return self.statements.open(signed, Activation, epoch, place, self.roles.assignment.link_of)
+
+    def find_tensor(self, signed: Signed, epoch: int, place: Mapping[str, object]) -> Statement[Activation] | None:
+        """As `tensor`; None where that raises."""
+        return self.statements.find(signed, Activation, epoch, place, self.roles.assignment.link_of)
 
     @property
     def guarded(self) -> bool:

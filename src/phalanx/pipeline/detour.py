@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Sequence
 
-from phalanx.errors import FrameError, PhalanxError, TransportError
+from phalanx.errors import FrameError, PeerRefusedError, PhalanxError, TransportError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.messages import Carry, Message, parse_message
-from phalanx.pipeline.signed import open_signed, to_signed, unverified_field
-from phalanx.security.crypto import digest_hex
+from phalanx.pipeline.signed import Statements, to_signed
+from phalanx.security.crypto import Peer, digest_hex
 from phalanx.transport import Endpoint, Received, SignedHeader
 
 
@@ -45,14 +45,13 @@ class Detour:
         """As the owner: pass a frame on to who it is for.
 
         Raises:
-            FrameError: It is not its bringer's own, or malformed.
+            FrameError: It is not its bringer's own, of another session, or malformed.
+            SignatureError: Its bringer did not sign it.
         """
-        if unverified_field(carry.header, "sender") != frame.sender:
-            raise FrameError(f"{frame.sender!r} brought a frame of somebody else")
-        receiver = unverified_field(carry.header, "receiver")
+        receiver = self._statements.frame(carry.header, (frame.sender, None)).fields.receiver
         # whoever is gone by now, or has lost its link to the owner too, is being replaced
         with contextlib.suppress(TransportError):
-            self._endpoint.send(str(receiver), carry.kind, carry.model_dump(mode="json"), (frame.payload,))
+            self._endpoint.send(receiver, carry.kind, carry.model_dump(mode="json"), (frame.payload,))
 
     def open(self, frame: Received, carry: Carry) -> tuple[Received, Message]:
         """As the receiver: take a frame out of the owner's hands as if it had come over its own link.
@@ -61,20 +60,27 @@ class Detour:
             FrameError: It does not come from the owner, is for somebody else, of another session, or malformed.
             SignatureError: Its header is not its sender's.
         """
-        sender = unverified_field(carry.header, "sender")
-        peer = self._endpoint.peers.get(str(sender))
-        if frame.sender != OWNER or peer is None:
-            raise FrameError(f"{frame.sender!r} brought a frame of {str(sender)[:80]!r}; only {OWNER!r} may")
-        header = open_signed(carry.header, peer)
+        if frame.sender != OWNER:
+            raise FrameError(f"{frame.sender!r} brought a frame of somebody else; only {OWNER!r} may")
+        header = self._statements.frame(carry.header, (None, self._endpoint.name))
         fields = header.fields
-        expected = (peer.name, self._endpoint.name, self._endpoint.run, digest_hex(frame.payload))
-        if (fields.sender, fields.receiver, fields.run, fields.payload_digest) != expected:
-            raise FrameError(f"{frame.sender!r} brought a frame of {peer.name!r} that is not for here, or altered")
-        inner = Received(peer.name, fields.kind, fields.body, frame.payload, header)
+        if fields.payload_digest != digest_hex(frame.payload):
+            raise FrameError(f"{frame.sender!r} brought a frame of {fields.sender!r} that is altered")
+        inner = Received(fields.sender, fields.kind, fields.body, frame.payload, header)
         message = parse_message(fields.kind, fields.body)
         if isinstance(message, Carry):
-            raise FrameError(f"{peer.name!r} sent a frame within a frame within a frame")
+            raise FrameError(f"{fields.sender!r} sent a frame within a frame within a frame")
         return inner, message
+
+    @property
+    def _statements(self) -> Statements:
+        return Statements(self._endpoint.run, self._peer)
+
+    def _peer(self, name: str) -> Peer:
+        found = self._endpoint.peers.get(name)
+        if found is None:
+            raise PeerRefusedError(f"{name!r} is not a party of this run")
+        return found
 
     def _hand(self, receiver: str, header: SignedHeader, payload: Sequence[memoryview]) -> None:
         if OWNER in (self._endpoint.name, receiver):

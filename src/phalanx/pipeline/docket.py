@@ -3,17 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from phalanx.errors import SignatureError, TransportError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.ledger import StepLedger
-from phalanx.pipeline.messages import Signed, StateDigest
+from phalanx.pipeline.messages import Activation, Signed, StateDigest
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.recovery import Assignment, Share
-from phalanx.pipeline.signed import open_signed
+from phalanx.pipeline.signed import Statement, Statements
 from phalanx.pipeline.verdict import RefereeWork, Verdict
-from phalanx.security.crypto import Peer
-from phalanx.transport import SignedHeader
 
 Observe = Callable[[str, dict[str, object]], None]
 
@@ -38,7 +35,7 @@ class Docket:
 
     Attributes:
         plan: The run.
-        peer: Public key of a party.
+        statements: Opens what parties pass on.
         observe: Writes to the audit log.
         assignment: Who holds and shadows what in the present attempt.
         resting: Who has the stages that are left out of it.
@@ -50,7 +47,7 @@ class Docket:
     """
 
     plan: StepPlan
-    peer: Callable[[str], Peer]
+    statements: Statements
     observe: Observe
     assignment: Assignment = field(default_factory=lambda: Assignment({}, {}))
     resting: Assignment = field(default_factory=lambda: Assignment({}, {}))
@@ -135,16 +132,22 @@ class Docket:
         """Whether two honest parties get the same bits."""
         return self.classes[one] == self.classes[other]
 
-    def signed_by(self, signed: Signed, party: str) -> SignedHeader | None:
-        """The header, if `party` signed it."""
-        try:
-            return open_signed(signed, self.peer(party))
-        except (SignatureError, TransportError):
-            return None
+    def tensor(self, signed: Signed, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
+        """A tensor between stages, as its sender announced it to its receiver in the present assignment.
+
+        Raises:
+            FrameError, SignatureError: As `Statements.open`.
+        """
+        return self.statements.open(signed, Activation, epoch, place, self.assignment.link_of)
+
+    def find_tensor(self, signed: Signed, epoch: int, place: Mapping[str, object]) -> Statement[Activation] | None:
+        """As `tensor`; None where that raises."""
+        return self.statements.find(signed, Activation, epoch, place, self.assignment.link_of)
 
     def forget_states(self) -> None:
         """Nothing is agreed on any more: everybody begins anew."""
         self.ledger.agreed.clear()
+        self.ledger.own.clear()
         self.previous = None
 
     def judgement(

@@ -87,13 +87,13 @@ class PipelineEngine:
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         self._mail = Loopback(owner, endpoint)
         self._files = files
-        self._party = Party(OWNER, plan, self._mail.post, self._mail.peer, self.timer)
+        self._party = Party(OWNER, plan, self._mail.post, self._mail.statements, self.timer)
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
         self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._clock = Awake() if clock is None else clock
         silence = Silence(30.0, self._clock)
         self._courier = Courier(self._mail.post, self._pump, self._clock, timeout_s=30.0)
-        self._docket = Docket(plan, self._mail.peer, files.observe, classes=members.classes)
+        self._docket = Docket(plan, self._mail.statements, files.observe, classes=members.classes)
         self.lives = Lives(endpoint, members.names, members.returns)
         self._newcomers = Newcomers(members, plan, self._mail, endpoint, files.observe, self.lives)
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
@@ -297,7 +297,7 @@ class PipelineEngine:
     @property
     def verdicts(self) -> list[Verdict]:
         """All verdicts so far."""
-        return self._succession.verdicts
+        return self._succession.verdicts.passed
 
     @property
     def steps_redone(self) -> int:

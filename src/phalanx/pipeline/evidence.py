@@ -51,6 +51,7 @@ class Case:
         certificates: PEM of the parties, whose keys the signatures are checked with.
         authority: PEM of the authority that vouches for them.
         plan: The run, from which the stage can be built again.
+        session: Whose headers count.
     """
 
     verdict: Verdict
@@ -59,6 +60,7 @@ class Case:
     certificates: Mapping[str, str]
     authority: str
     plan: StepPlan
+    session: str
 
 
 class TensorFile(StrictModel):
@@ -71,7 +73,9 @@ class TensorFile(StrictModel):
 class EvidenceRecord(StrictModel):
     """What ``NAME.json`` holds."""
 
-    format: Literal[1]
+    format: Literal[2]
+    session: str = Field(min_length=1, max_length=128)
+    """Name that every header bears; the same steps have other names in other sessions."""
     verdict: Verdict
     headers: dict[str, Signed]
     authority: str
@@ -111,7 +115,8 @@ def write_evidence(directory: Path, case: Case, max_weight_bytes: int = MAX_WEIG
     name = _free_name(directory, case.verdict)
     (directory / f"{name}.safetensors").write_bytes(blob)
     record = EvidenceRecord(
-        format=1,
+        format=2,
+        session=case.session,
         verdict=case.verdict,
         headers=dict(case.headers),
         authority=case.authority,

@@ -1,10 +1,12 @@
 """What parties find wrong with each other's messages: written down, and only a wrong signed header convicts."""
 
+from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
-from phalanx.pipeline.messages import Fault
+from phalanx.pipeline.messages import Activation, Fault
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
-from phalanx.transport import SignedHeader
+from phalanx.pipeline.signed import Link, Statement, to_signed
 
 
 class Faults:
@@ -12,34 +14,55 @@ class Faults:
 
     def __init__(self, docket: Docket) -> None:
         self._docket = docket
-        self._waiting: list[tuple[str, Fault]] = []
+        self._waiting: list[tuple[Received, Fault]] = []
 
-    def add(self, sender: str, fault: Fault) -> None:
+    def add(self, received: Received, fault: Fault) -> None:
         """Take a report."""
-        self._waiting.append((sender, fault))
+        self._waiting.append((received, fault))
 
     def weigh(self) -> Judgement | None:
-        """Write reports down; the first signed header that is wrong whatever its payload is ends it."""
-        docket = self._docket
+        """Write reports down; the first that proves something by its signatures ends it."""
         while self._waiting:
-            sender, fault = self._waiting.pop(0)
-            docket.observe(
-                "fault", {"party": sender, "about": fault.about, "error": fault.error, "reason": fault.reason}
-            )
-            if fault.evidence is None or fault.about == OWNER:
-                continue
-            header = docket.signed_by(fault.evidence, fault.about)
-            if header is None or header.fields.body.get("epoch") != docket.ledger.epoch:
-                continue
-            if header.fields.kind == "tensor" and not _announces_a_boundary(header, docket.plan):
-                source = header.fields.body.get("source")
-                stage = source if isinstance(source, int) else -1
-                headers = {"message": fault.evidence}
-                return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
+            received, fault = self._waiting.pop(0)
+            said: dict[str, object] = {
+                "party": received.sender,
+                "about": fault.about,
+                "error": fault.error,
+                "reason": fault.reason,
+            }
+            self._docket.observe("fault", said)
+            judgement = self._judge(received, fault)
+            if judgement is not None:
+                return judgement
         return None
 
+    def _judge(self, received: Received, fault: Fault) -> Judgement | None:
+        """A tensor that is wrong whatever its bytes are names its sender; a header that nobody sent, who shows it."""
+        docket, sender = self._docket, received.sender
+        if fault.evidence is None or fault.epoch != docket.ledger.epoch or fault.about == OWNER:
+            return None
 
-def _announces_a_boundary(header: SignedHeader, plan: StepPlan) -> bool:
-    body = header.fields.body
-    right = (list(plan.hidden_shape), str(BOUNDARY_DTYPE).removeprefix("torch."), plan.hidden_bytes)
-    return (body.get("shape"), body.get("dtype"), header.fields.payload_size) == right
+        def between(message: Activation) -> Link | None:
+            link = docket.assignment.link_of(message)
+            return link if link == (fault.about, sender) else None
+
+        try:
+            shown = docket.statements.open(fault.evidence, Activation, fault.epoch, {}, between)
+        except (FrameError, SignatureError) as exc:
+            if received.header is None:
+                # the owner's own word needs no signature, and convicts nobody of anything
+                return None
+            reason = f"{sender} complained of a message that {fault.about} did not send it: {exc}"
+            stage = next(iter(docket.assignment.copies_of(sender)), 0)
+            return docket.judgement("forgery", sender, stage, reason, headers={"fault": to_signed(received.header)})
+        if announces_a_boundary(shown, docket.plan):
+            return None
+        headers = {"message": fault.evidence}
+        stage = shown.message.source
+        return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
+
+
+def announces_a_boundary(said: Statement[Activation], plan: StepPlan) -> bool:
+    """Whether a header announces a tensor of the shape, type and size that the plan has between stages."""
+    right = (plan.hidden_shape, str(BOUNDARY_DTYPE).removeprefix("torch."), plan.hidden_bytes)
+    return (said.message.shape, said.message.dtype, said.size_bytes) == right

@@ -8,11 +8,10 @@ from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.messages import Bulk, Purpose, StateDigest, WeightsHeld
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.sent_weights import is_what_was_signed, part_name, sent_other_than_signed
-from phalanx.pipeline.signed import to_signed
+from phalanx.pipeline.signed import Statement, to_signed
 from phalanx.pipeline.stage_copy import trained_digest
-from phalanx.pipeline.transfer import is_whole_transfer
+from phalanx.pipeline.transfer import whole_transfer
 from phalanx.security.crypto import digest_hex
-from phalanx.transport import SignedHeader
 
 
 class FollowedWeights:
@@ -53,15 +52,15 @@ class FollowedWeights:
             return None
         docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
         shown = self._shown_tensors(stage, shadow, taken)
-        headers = self._signed_parts(stage, holder)
+        sent = self._sent_parts(stage, holder, shadow)
         digests = [] if shown is None else [digest_hex(*part) for _, _, part in parts(shown)]
-        is_as_sent = digests == [header.fields.payload_digest for header in headers]
+        is_as_sent = digests == [part.digest for part in sent]
         has_same_frozen = frozen_part(taken) == frozen_part(signed)
-        if shown is None or not headers or not is_as_sent or not has_same_frozen:
+        if shown is None or not sent or not is_as_sent or not has_same_frozen:
             reason = f"stage {stage}: {shadow} has other weights than those that it was sent"
             return docket.judgement("state", shadow, stage, reason, accuser=holder)
         reason = f"stage {stage}: {holder} {sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
-        named = {part_name(number): to_signed(header) for number, header in enumerate(headers)}
+        named = {part_name(number): to_signed(part.header) for number, part in enumerate(sent)}
         judgement = docket.judgement("state", holder, stage, reason, accuser=shadow, headers=named)
         judgement.exhibit = Exhibit(weights=taken.weights, stage=shown)
         return judgement
@@ -83,17 +82,14 @@ class FollowedWeights:
         copy = self._referee.weights(self._docket.ledger.epoch, taken.step, stage, shadow, taken)
         return None if copy is None else copy.trained()
 
-    def _signed_parts(self, stage: int, holder: str) -> list[SignedHeader]:
-        """Headers of the holder's transfer, in order; none when they are not all its own."""
+    def _sent_parts(self, stage: int, holder: str, shadow: str) -> list[Statement[Bulk]]:
+        """The parts of the holder's transfer, in order; none when they are not all its own."""
         shown = self.shown.get(stage)
         if shown is None:
             return []
-        opened = [self._docket.signed_by(part, holder) for part in shown.parts]
-        headers = [header for header in opened if header is not None]
         purpose: Purpose = "snapshot" if self._docket.plan.guard.keeps_snapshots else "update"
         about = Bulk(epoch=shown.epoch, step=shown.step, stage=stage, purpose=purpose, offset=0, total=0)
-        whole = len(headers) == len(opened) and is_whole_transfer(headers, about)
-        return headers if whole else []
+        return whole_transfer(self._docket.statements, shown.parts, about, (holder, shadow)) or []
 
 
 def frozen_part(state: StateDigest) -> str:

@@ -2,17 +2,17 @@
 
 import hashlib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
 
-from phalanx.errors import CertificateError, EvidenceError, FrameError, SignatureError
+from phalanx.errors import CertificateError, EvidenceError, FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.evidence import EvidenceRecord, read_evidence
-from phalanx.pipeline.messages import Message, Signed, parse_message
-from phalanx.pipeline.signed import open_signed, unverified_field
+from phalanx.pipeline.messages import Message, parse_message
+from phalanx.pipeline.signed import Statement, Statements
 from phalanx.security.crypto import Peer, certificate_facts, digest_hex, peer_from_certificate
 from phalanx.transport import SignedHeader
 from phalanx.transport.tensors import tensor_buffers
@@ -20,7 +20,22 @@ from phalanx.transport.tensors import tensor_buffers
 _Said = TypeVar("_Said", bound=Message)
 
 ON_DISPLAY = ("message", "input")
-"""Headers that a forger showed: that nobody signed them is what the verdict says."""
+"""Headers that a forger showed: that nobody said that is what the verdict says."""
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What a reader of evidence knows from elsewhere.
+
+    Attributes:
+        authority: PEM of the authority's certificate; None believes the one in the file.
+        session: Name of the session; None believes the one in the file.
+        in_run: Whether the reader is the run itself, which recomputes on its own device and threads.
+    """
+
+    authority: bytes | None = None
+    session: str | None = None
+    in_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,26 +47,30 @@ class Hearing:
         record: What it says.
         tensors: What lies beside it.
         peers: The parties by name, as the authority vouches for them.
-        headers: Headers by role, signed by whom they name as sender.
-        unsigned: Roles of headers that their sender did not sign; only forgery may have any.
+        statements: Opens what the parties passed on.
+        headers: Headers by role, signed in this session by whom they name as sender.
+        unsigned: Roles of headers that nobody signed in this session; only forgery may have any.
         fingerprint: SHA-256 over the authority's certificate, hex.
         sha256: Of the record's file.
+        pins: What was known from elsewhere.
     """
 
     where: str
     record: EvidenceRecord
     tensors: Mapping[str, Tensor]
     peers: Mapping[str, Peer]
+    statements: Statements
     headers: Mapping[str, SignedHeader]
     unsigned: tuple[str, ...]
     fingerprint: str
     sha256: str
+    pins: Pins
 
     def refuse(self, reason: str) -> EvidenceError:
         """Build the error that says what does not hold."""
         return EvidenceError(f"{self.where}: {reason}")
 
-    def said(self, role: str, kind: type[_Said]) -> tuple[_Said, SignedHeader]:
+    def said(self, role: str, kind: type[_Said]) -> Statement[_Said]:
         """What a header of this role says, parsed strictly.
 
         Raises:
@@ -66,7 +85,7 @@ class Hearing:
             raise self.refuse(f"header {role!r}: {exc}") from exc
         if not isinstance(message, kind):
             raise self.refuse(f"header {role!r} is a {message.kind!r} message, expected {kind.kind!r}")
-        return message, header
+        return Statement(message, header)
 
     def digest_of(self, name: str) -> str | None:
         """BLAKE3 over the bytes of a tensor, None when it is not there."""
@@ -76,55 +95,52 @@ class Hearing:
         return digest_hex(tensor_buffers(tensor.contiguous()))
 
 
-def open_hearing(path: Path, authority: Path | None) -> Hearing:
+def open_hearing(path: Path, pins: Pins) -> Hearing:
     """Read evidence and check what does not depend on the verdict.
 
     Args:
         path: The JSON file.
-        authority: The authority's certificate as its reader knows it; None believes the one in the file.
+        pins: What its reader knows from elsewhere.
 
     Raises:
         EvidenceError: A file is missing, altered or malformed, a certificate is not the authority's, a
-            header is not its sender's, or headers of two runs are mixed.
+            header is not its sender's, or something is of another session.
     """
     record, tensors, sha256 = read_evidence(path)
     fingerprint = _fingerprint(record.authority.encode(), f"{path}: authority")
-    if authority is not None:
-        try:
-            known = _fingerprint(authority.read_bytes(), str(authority))
-        except OSError as exc:
-            raise EvidenceError(f"{authority}: cannot be read ({exc.strerror})") from exc
+    if pins.authority is not None:
+        known = _fingerprint(pins.authority, "the authority to compare with")
         if known != fingerprint:
-            raise EvidenceError(
-                f"{path}: is vouched for by the authority {fingerprint}, expected {known} of {authority}"
-            )
+            raise EvidenceError(f"{path}: is vouched for by the authority {fingerprint}, expected {known}")
+    if pins.session not in (None, record.session):
+        raise EvidenceError(f"{path}: is of the session {record.session!r}, expected {pins.session!r}")
     peers = {name: _peer(path, record, name) for name in sorted(record.certificates)}
-    headers, unsigned = _open_headers(path, record, peers)
-    runs = {header.fields.run for header in headers.values()}
-    if len(runs) > 1:
-        raise EvidenceError(f"{path}: mixes headers of {len(runs)} sessions; evidence is from one")
-    return Hearing(str(path), record, tensors, peers, headers, unsigned, fingerprint, sha256)
+    statements = Statements(record.session, _known(peers))
+    headers, unsigned = _open_headers(path, record, statements)
+    return Hearing(str(path), record, tensors, peers, statements, headers, unsigned, fingerprint, sha256, pins)
+
+
+def _known(peers: Mapping[str, Peer]) -> Callable[[str], Peer]:
+    def peer(name: str) -> Peer:
+        if name not in peers:
+            raise PeerRefusedError(f"{name[:80]!r} has no certificate here")
+        return peers[name]
+
+    return peer
 
 
 def _open_headers(
-    path: Path, record: EvidenceRecord, peers: Mapping[str, Peer]
+    path: Path, record: EvidenceRecord, statements: Statements
 ) -> tuple[dict[str, SignedHeader], tuple[str, ...]]:
     headers, unsigned = {}, []
     for role, signed in sorted(record.headers.items()):
         try:
-            headers[role] = _opened(signed, peers)
+            headers[role] = statements.frame(signed, (None, None))
         except (FrameError, SignatureError) as exc:
             if record.verdict.offence != "forgery" or role not in ON_DISPLAY:
                 raise EvidenceError(f"{path}: header {role!r} does not hold: {exc}") from exc
             unsigned.append(role)
     return headers, tuple(unsigned)
-
-
-def _opened(signed: Signed, peers: Mapping[str, Peer]) -> SignedHeader:
-    sender = unverified_field(signed, "sender")
-    if not isinstance(sender, str) or sender not in peers:
-        raise SignatureError(f"its sender {str(sender)[:80]!r} has no certificate here")
-    return open_signed(signed, peers[sender])
 
 
 def _peer(path: Path, record: EvidenceRecord, name: str) -> Peer:

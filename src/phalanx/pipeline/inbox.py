@@ -8,6 +8,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.detour import Detour
 from phalanx.pipeline.messages import Activation, Carry, Fault, Message, parse_message
+from phalanx.pipeline.signed import Statements
 from phalanx.security.crypto import Peer
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
 from phalanx.transport import Received as ReceivedFrame
@@ -74,6 +75,11 @@ class Loopback:
         if found is None:
             raise PeerRefusedError(f"{name!r} is not a party of this run")
         return found
+
+    @property
+    def statements(self) -> Statements:
+        """What opens headers that others pass on, in this session."""
+        return Statements(self._endpoint.run, self.peer)
 
     @property
     def pending(self) -> bool:

@@ -268,14 +268,12 @@ class Inquest:
         message = None if found is None else found.message
         if found is None or not isinstance(message, Fetched) or message.evidence is None:
             return None
-        header = self.docket.signed_by(message.evidence, self.docket.server(key[0], key[2]))
-        if header is None or header.fields.payload_digest != digest_hex(found.payload):
-            return None
-        place = [header.fields.body.get(name) for name in ("epoch", "step", "source", "direction", "microbatch")]
-        if place != [ledger.epoch, ledger.step, *key]:
-            return None
+        place = {"step": ledger.step, "source": key[0], "direction": key[1], "microbatch": key[2]}
+        said = self.docket.find_tensor(message.evidence, ledger.epoch, place)
+        is_right = said is not None and said.digest == digest_hex(found.payload)
         # an answer that claims another epoch would be laid aside by whoever it is handed on to
-        return message.model_copy(update={"epoch": ledger.epoch}), message.evidence, found.payload
+        now = message.model_copy(update={"epoch": ledger.epoch})
+        return (now, message.evidence, found.payload) if is_right else None
 
     def _note(self, party: str, message: Message) -> None:
         body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from phalanx.errors import FrameError
+from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.audits import Audits
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
@@ -11,6 +11,7 @@ from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.faults import Faults
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.messages import (
+    Activation,
     Applied,
     AuditReport,
     Commit,
@@ -23,7 +24,7 @@ from phalanx.pipeline.messages import (
 )
 from phalanx.pipeline.running_costs import BUSY
 from phalanx.pipeline.screen import NOT_FINITE
-from phalanx.pipeline.signed import to_signed
+from phalanx.pipeline.signed import Link, Statement, to_signed
 from phalanx.pipeline.summons import target_of
 from phalanx.pipeline.updates import Updates
 
@@ -73,7 +74,7 @@ class Intake:
         elif isinstance(message, Ready):
             self._add_ready(sender, message)
         elif isinstance(message, Fault):
-            self._faults.add(sender, message)
+            self._faults.add(received, message)
         elif isinstance(message, Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit):
             # of a step that lags, only its audits are still awaited
             ledgers = self._docket.open_ledgers if isinstance(message, AuditReport | StepAudited) else (self._ledger,)
@@ -135,20 +136,36 @@ class Intake:
         if isinstance(message, Commit):
             if share in self._ledger.commits:
                 raise FrameError(f"{sender!r} committed stage {message.stage} twice in step {message.step}")
-            served = assignment.microbatches(share, self._docket.plan.microbatches)
-            try:
-                self._ledger.add_commit(message, received.header, served)
-            except FrameError as exc:
-                # signed nonsense: without a valid commitment the step could never end
-                headers = {} if received.header is None else {"commitment": to_signed(received.header)}
-                where = f"stage {message.stage}: {sender} committed to nonsense: {exc}"
-                self.convictions.append(
-                    self._docket.judgement("forgery", sender, message.stage, where, lane=message.lane, headers=headers)
-                )
+            self._add_commit(received, message)
         elif share in self._ledger.held:
             raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
         else:
             self._ledger.held[share] = message
+
+    def _add_commit(self, received: Received, commit: Commit) -> None:
+        """Open every header that a stage shows; it has signed for all of them itself."""
+        docket, sender = self._docket, received.sender
+
+        def to_sender(message: Activation) -> Link | None:
+            link = docket.assignment.link_of(message)
+            within = message.microbatch < docket.plan.microbatches
+            return link if within and link is not None and link[1] == sender else None
+
+        place = {"step": commit.step, "target": commit.stage}
+        opened: list[Statement[Activation]] = []
+        for signed in commit.received:
+            try:
+                opened.append(docket.statements.open(signed, Activation, commit.epoch, place, to_sender))
+            except (FrameError, SignatureError) as exc:
+                # without a valid commitment the step could never end
+                headers = {"message": signed}
+                headers |= {} if received.header is None else {"commit": to_signed(received.header)}
+                reason = f"stage {commit.stage}: {sender} committed to an input that nobody sent it: {exc}"
+                self.convictions.append(
+                    docket.judgement("forgery", sender, commit.stage, reason, lane=commit.lane, headers=headers)
+                )
+                return
+        self._ledger.add_commit(commit, received.header, opened)
 
     def _add_step_audit(self, sender: str, message: StepAudited) -> None:
         key, ledger = (message.stage, sender), self._docket.ledger_of(message.step)

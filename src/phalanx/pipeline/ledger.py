@@ -1,14 +1,13 @@
 """What the owner knows about one attempt at a step: commitments, gradients, audits."""
 
 import math
-from collections.abc import Container
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from phalanx.errors import FrameError
-from phalanx.pipeline.messages import AuditReport, Commit, GradientHeld, Signed, StateDigest, StepAudited
+from phalanx.pipeline.messages import Activation, AuditReport, Commit, GradientHeld, Signed, StateDigest, StepAudited
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.signed import passed_on
+from phalanx.pipeline.signed import Statement, to_signed
 from phalanx.transport import SignedHeader
 
 MessageKey = tuple[int, Direction, int]
@@ -20,10 +19,22 @@ AuditKey = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class Committed:
-    """One message between stages as its receiver reported it, under its sender's signature."""
+    """One message between stages as its receiver showed it, under its sender's signature.
+
+    Attributes:
+        digest: Of the tensor.
+        header: The sender's.
+        shown_by: Who showed it under its own signature.
+    """
 
     digest: str
     header: Signed
+    shown_by: str
+
+    @classmethod
+    def of(cls, said: Statement[Activation], shown_by: str) -> "Committed":
+        """What a statement announces."""
+        return cls(said.digest, to_signed(said.header), shown_by)
 
 
 @dataclass
@@ -50,6 +61,8 @@ class StepLedger:
     """Stages that it has redone."""
     agreed: dict[int, StateDigest] = field(default_factory=dict)
     """Digest of each stage at the beginning of the step, once holder and shadow have both signed it."""
+    own: dict[tuple[int, str], StateDigest] = field(default_factory=dict)
+    """What a party signed for its own copy of a stage, where that is not the digest that was agreed on."""
     audits_drawn: bool = False
     may_lag: bool = False
     """Whether it may be applied before its audits are in: nobody but shadows was asked for any."""
@@ -61,24 +74,25 @@ class StepLedger:
     """Stages that take no update in this step; their gradients do not count."""
 
     def add_commit(
-        self, commit: Commit, header: SignedHeader | None, microbatches: Container[int] | None = None
+        self, commit: Commit, header: SignedHeader | None, received: Sequence[Statement[Activation]] = ()
     ) -> None:
-        """Take the commitment to a share of a stage's work, with the headers of what it received.
+        """Take the commitment to a share of a stage's work.
 
         Args:
             commit: What was said.
             header: The frame that carried it; None for what the owner says to itself.
-            microbatches: Those that the sender serves; left out, all of them.
-
-        Raises:
-            FrameError: A passed-on header is not one of a message to this stage in this step, or of a
-                microbatch that somebody else serves.
+            received: The headers of what the stage received, opened.
         """
-        read = [(*_input_of(signed, commit, microbatches), signed) for signed in commit.received]
-        for key, digest, signed in read:
-            self.messages[key] = Committed(digest, signed)
+        for said in received:
+            message = said.message
+            shown_by = said.header.fields.receiver
+            self.messages[(message.source, message.direction, message.microbatch)] = Committed.of(said, shown_by)
         self.commits[(commit.stage, commit.lane)] = commit
         self.commit_headers[(commit.stage, commit.lane)] = header
+
+    def state_of(self, stage: int, party: str) -> StateDigest:
+        """The state of a stage at the beginning of the step that a party answers for with its own signature."""
+        return self.own.get((stage, party), self.agreed[stage])
 
     @property
     def unreported(self) -> list[AuditKey]:
@@ -124,17 +138,3 @@ class StepLedger:
         squares = [known[stage] for stage in sorted(known)]
         finite = [square for square in squares if square is not None]
         return math.sqrt(math.fsum(finite)) if len(finite) == len(squares) else math.nan
-
-
-def _input_of(signed: Signed, commit: Commit, microbatches: Container[int] | None) -> tuple[MessageKey, str]:
-    fields, message = passed_on(signed)
-    if (message.epoch, message.step, message.target) != (commit.epoch, commit.step, commit.stage):
-        raise FrameError(
-            f"stage {commit.stage}: its commitment for step {commit.step} holds the header of another step or stage"
-        )
-    if microbatches is not None and message.microbatch not in microbatches:
-        raise FrameError(
-            f"stage {commit.stage}: its commitment for step {commit.step} holds the header of microbatch "
-            f"{message.microbatch}, which is not the sender's to serve"
-        )
-    return (message.source, message.direction, message.microbatch), fields.payload_digest

@@ -47,6 +47,16 @@ class TensorMessage(StepMessage):
     source: int = Field(ge=0)
     """The stage that sent it."""
 
+    @property
+    def place(self) -> dict[str, object]:
+        """Which tensor of its epoch it is about, by the names of the fields."""
+        return {
+            "step": self.step,
+            "microbatch": self.microbatch,
+            "direction": self.direction,
+            "source": self.source,
+        }
+
 
 class Hello(Message):
     """A worker asks to join."""

@@ -36,9 +36,9 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.roles import Roles
 from phalanx.pipeline.serving import Serving
 from phalanx.pipeline.shadowing import Shadowing
-from phalanx.pipeline.signed import open_signed, passed_on
+from phalanx.pipeline.signed import Statements
 from phalanx.pipeline.stage_copy import WrapCopy, unwrapped
-from phalanx.security.crypto import Peer, digest_hex
+from phalanx.security.crypto import digest_hex
 from phalanx.telemetry import PhaseTimer
 
 Usage = Callable[[], tuple[dict[str, float], dict[str, int]]]
@@ -56,7 +56,7 @@ class Party:
         name: This party's name.
         plan: The run.
         post: Sends a message; a message to oneself is delivered to oneself.
-        peer: Public key of a party, for headers that others pass on.
+        statements: Opens what others pass on.
         timer: Where CPU and wall time of each phase are added up.
         wrap_copy: How a drill puts an attacker in the place of an honest copy.
     """
@@ -66,7 +66,7 @@ class Party:
         name: str,
         plan: StepPlan,
         post: Post,
-        peer: Callable[[str], Peer],
+        statements: Statements,
         timer: PhaseTimer,
         wrap_copy: WrapCopy = unwrapped,
     ) -> None:
@@ -74,7 +74,7 @@ class Party:
         self.roles = Roles(name, plan, post, wrap_copy)
         self.hosted = self.roles.hosted
         self.shadows = self.roles.shadows
-        self._desk = Desk(name, plan, self.roles, post, peer, timer)
+        self._desk = Desk(name, plan, self.roles, post, statements, timer)
         self._serving = Serving(self._desk)
         self._shadowing = Shadowing(self._desk)
         self._parcels = Parcels(post)
@@ -190,14 +190,11 @@ class Party:
 
     def _take_relay(self, received: Received, message: Relay) -> None:
         """Take a tensor from the owner's hands as if it had come from who signed it."""
-        fields, activation = passed_on(message.evidence)
-        place = (message.epoch, message.step, message.microbatch, message.direction, message.source)
-        found = (activation.epoch, activation.step, activation.microbatch, activation.direction, activation.source)
-        if found != place or fields.payload_digest != digest_hex(received.payload):
+        sent = self._desk.tensor(message.evidence, message.epoch, message.place)
+        if sent.digest != digest_hex(received.payload):
             raise FrameError(f"{self.name}: a relayed tensor is not the one that its header announces")
-        sender = self.roles.server(activation.source, activation.microbatch) or ""
-        header = open_signed(message.evidence, self._desk.peer(sender))
-        self._serving.take(Received(sender, activation, received.payload, header), activation)
+        sender = sent.header.fields.sender
+        self._serving.take(Received(sender, sent.message, received.payload, sent.header), sent.message)
 
     def _mark_applies(self, message: Apply) -> None:
         if message.step != self.roles.step:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from phalanx.errors import NoHolderError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.memory import UNBOUNDED, Memory
-from phalanx.pipeline.messages import Role
+from phalanx.pipeline.messages import Activation, Role
 
 Share = tuple[int, int]
 """(stage, lane): the part of a stage's work that one party serves; one commitment and one weight gradient a step."""
@@ -53,6 +53,13 @@ class Assignment:
     def auditor(self, stage: int, microbatch: int) -> str:
         """Who recomputes one microbatch of a stage when it is audited."""
         return self.auditor_of(self.share(stage, microbatch))
+
+    def link_of(self, message: Activation) -> tuple[str, str] | None:
+        """Who sends a tensor to whom; None when it is of no two neighbouring stages."""
+        neighbour = message.source + (1 if message.direction == "forward" else -1)
+        if message.target != neighbour or not self.holders.keys() >= {message.source, message.target}:
+            return None
+        return self.server(message.source, message.microbatch), self.server(message.target, message.microbatch)
 
     def microbatches(self, share: Share, num_microbatches: int) -> tuple[int, ...]:
         """The microbatches of a share."""

@@ -23,10 +23,31 @@ from phalanx.pipeline.verdict import RefereeWork, Verdict
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
+_OTHER_WEIGHTS = "brought weights that are not those it signed"
+
+
+@dataclass
+class _Limit:
+    """How far off a message may be: tau, or more where this very message is rounded worse; measured when needed."""
+
+    allowed: float
+    measure: Callable[[], float]
+    _is_measured: bool = False
+
+    def is_beyond(self, distance: float) -> bool:
+        """Whether a distance, which may be no number, is more than any honest party's."""
+        if not distance <= self.allowed and not self._is_measured:
+            self.allowed, self._is_measured = self.measure(), True
+        return not distance <= self.allowed
+
 
 @dataclass(frozen=True)
 class Dispute:
-    """A recomputed message that is not the committed one."""
+    """A recomputed message that is not the committed one.
+
+    `state` is what the holder signed for its copy of the stage, `accuser_state` what the accuser signed for its own:
+    inside one numeric class they are the same.
+    """
 
     step: int
     epoch: int
@@ -40,6 +61,7 @@ class Dispute:
     output: Committed
     report: AuditReport
     state: StateDigest
+    accuser_state: StateDigest
 
     def headers(self) -> dict[str, Signed]:
         """What was signed about it: the disputed message and what it was computed from."""
@@ -48,6 +70,9 @@ class Dispute:
 
 class Referee:
     """The owner's own judgement; it trusts digests that were signed, never the one who brings the bytes.
+
+    Each party answers for what it signed itself: its message is redone with the weights whose digest it signed, and
+    who brings other bytes than those of its own digest is guilty of "transfer", and of nobody else's digest.
 
     Guarantees:
         With the alarm at 2 tau and the referee at tau, an accusation within honest rounding names
@@ -77,31 +102,52 @@ class Referee:
             copy: The stage, if the referee has it already; else the accuser is asked for its weights.
 
         Returns:
-            The verdict, None when both are within tolerance, and what it was reached from.
+            The verdict, None when both are within tolerance, and what it was reached from; nothing, where an input is
+            missing that the holder never signed for.
         """
-        if copy is None:
-            copy = self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
-        if copy is None:
-            return self._guilty(
-                dispute, dispute.accuser, "transfer", "brought weights that are not those it signed"
-            ), Exhibit()
-        x = self._input(dispute, "forward")
-        gradient = self._input(dispute, "backward") if dispute.direction == "backward" else None
-        if x is None or (dispute.direction == "backward" and gradient is None):
+        accusers = copy or self.weights(
+            dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.accuser_state
+        )
+        if accusers is None:
+            return self._guilty(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), Exhibit()
+        holders: StageCopy | None = accusers
+        if dispute.state.weights != dispute.accuser_state.weights:
+            holders = self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.holder, dispute.state)
+        if holders is None:
+            return self._guilty(dispute, dispute.holder, "transfer", _OTHER_WEIGHTS), Exhibit()
+        wanted: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
+        found = [self._input(dispute, direction) for direction in wanted]
+        inputs = [tensor for tensor in found if tensor is not None]
+        if len(inputs) < len(wanted):
+            shown_by = {
+                dispute.inputs[direction].shown_by for direction, x in zip(wanted, found, strict=True) if x is None
+            }
+            if shown_by != {dispute.holder}:
+                return None, Exhibit()
             reason = "brought no input with the digest that it committed to"
             return self._guilty(dispute, dispute.holder, "transfer", reason), Exhibit()
-        self._count(microbatches=1)
-        y, x_gradient = copy.runner.recompute(dispute.step, dispute.microbatch, x, gradient)
-        truth = y if dispute.direction == "forward" or x_gradient is None else x_gradient
-        exhibit = Exhibit({"input": x, "recomputed": truth}, dispute.state.weights, copy.weights())
-        if gradient is not None:
-            exhibit.tensors["gradient"] = gradient
         claim, said = self._claim(dispute), self._output(dispute)
-        if claim is not None:
-            exhibit.tensors["accuser"] = claim
-        if said is not None:
-            exhibit.tensors["claimed"] = said
-        return self._weigh(dispute, truth, said, claim, lambda: self._allowed(dispute, copy, x, gradient)), exhibit
+        shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", said)) if tensor is not None}
+        exhibit = self._redo(dispute, holders, inputs, shown)
+        limit = _Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, holders, inputs))
+        verdict = self._weigh_holder(dispute, exhibit, limit)
+        if verdict is None and accusers is not holders:
+            exhibit = self._redo(dispute, accusers, inputs, shown)
+            limit = _Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, accusers, inputs))
+        return verdict or self._weigh_accuser(dispute, exhibit, limit), exhibit
+
+    def _redo(
+        self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor], shown: Mapping[str, Tensor]
+    ) -> Exhibit:
+        """The disputed message as it comes out of these weights, with everything that it is compared with."""
+        self._count(microbatches=1)
+        gradient = inputs[1] if len(inputs) > 1 else None
+        y, x_gradient = copy.runner.recompute(dispute.step, dispute.microbatch, inputs[0], gradient)
+        truth = y if dispute.direction == "forward" or x_gradient is None else x_gradient
+        tensors = {"input": inputs[0], "recomputed": truth, **shown}
+        if gradient is not None:
+            tensors["gradient"] = gradient
+        return Exhibit(tensors, copy.weights_digest(), copy.weights())
 
     def stage_at(self, stage: int, parties: Sequence[str], state: StateDigest) -> StageCopy | None:
         """A stage with weights and moments, from the first party that brings those that were agreed on."""
@@ -204,17 +250,10 @@ class Referee:
             lanes.append(found[0])
         return add_lanes(lanes)
 
-    def judge_step(
-        self,
-        ledger: StepLedger,
-        share: Share,
-        assignment: Assignment,
-        auditor: str,
-        state: StateDigest,
-    ) -> str:
+    def judge_step(self, ledger: StepLedger, share: Share, assignment: Assignment, auditor: str) -> str:
         """Redo a share of a stage's step from committed inputs; the one whose gradient is off is guilty."""
         stage, server = share[0], assignment.server_of(share)
-        copy = self.weights(ledger.epoch, ledger.step, stage, auditor, state)
+        copy = self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.state_of(stage, auditor))
         if copy is None:
             return auditor
         self._count(steps=1)
@@ -292,45 +331,37 @@ class Referee:
                 return tensor_from(answer.payload, BOUNDARY_DTYPE, self._plan.hidden_shape)
         return None
 
-    def _allowed(self, dispute: Dispute, copy: StageCopy, x: Tensor, gradient: Tensor | None) -> float:
+    def _allowed(self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor]) -> float:
         """How far an honest party of another numeric class may be off in this very message; tau at least."""
         self._count(microbatches=PROBES + 1)
+        x, gradient = inputs[0], inputs[1] if len(inputs) > 1 else None
         noise = rounding_noise(copy.runner, dispute.step, dispute.microbatch, dispute.direction, x, gradient)
         return max(self._plan.guard.tolerance, MARGIN * noise)
 
-    def _weigh(
-        self,
-        dispute: Dispute,
-        truth: Tensor,
-        said: Tensor | None,
-        claim: Tensor | None,
-        measure_allowed: Callable[[], float],
-    ) -> Verdict | None:
-        allowed = tau = self._plan.guard.tolerance
-        digest = digest_hex(tensor_buffers(truth.contiguous()))
+    def _weigh_holder(self, dispute: Dispute, exhibit: Exhibit, limit: "_Limit") -> Verdict | None:
+        truth, said = exhibit.tensors["recomputed"], exhibit.tensors.get("claimed")
         if self._same_class(dispute.holder):
-            holder_off, holder_e = (
-                dispute.output.digest != digest,
-                None if said is None else token_distance(said, truth),
-            )
+            distance = None if said is None else token_distance(said, truth)
+            is_off = dispute.output.digest != digest_hex(tensor_buffers(truth.contiguous()))
         else:
-            holder_e = float("inf") if said is None else token_distance(said, truth)
-            if not holder_e <= tau:
-                allowed = measure_allowed()
-            holder_off = not holder_e <= allowed
-        if holder_off:
-            return self._guilty(dispute, dispute.holder, "message", "sent a wrong tensor", holder_e, allowed)
+            distance = float("inf") if said is None else token_distance(said, truth)
+            is_off = limit.is_beyond(distance)
+        if not is_off:
+            return None
+        return self._guilty(dispute, dispute.holder, "message", "sent a wrong tensor", distance, limit.allowed)
+
+    def _weigh_accuser(self, dispute: Dispute, exhibit: Exhibit, limit: "_Limit") -> Verdict | None:
+        truth, claim = exhibit.tensors["recomputed"], exhibit.tensors.get("accuser")
+        distance = None if claim is None else token_distance(claim, truth)
         if self._same_class(dispute.accuser):
-            accuser_off, accuser_e = dispute.report.digests[dispute.direction] != digest, None
+            is_off = dispute.report.digests[dispute.direction] != digest_hex(tensor_buffers(truth.contiguous()))
         else:
-            accuser_e = float("inf") if claim is None else token_distance(claim, truth)
-            if not accuser_e <= allowed and allowed == tau:
-                allowed = measure_allowed()
-            accuser_off = not accuser_e <= allowed
-        if accuser_off:
-            distance = accuser_e if claim is None else token_distance(claim, truth)
-            return self._guilty(dispute, dispute.accuser, "accusation", "accused an honest stage", distance, allowed)
-        return None
+            distance = float("inf") if distance is None else distance
+            is_off = limit.is_beyond(distance)
+        if not is_off:
+            return None
+        what = "accused an honest stage"
+        return self._guilty(dispute, dispute.accuser, "accusation", what, distance, limit.allowed)
 
     def _guilty(
         self,

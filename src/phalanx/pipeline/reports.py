@@ -4,17 +4,16 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from phalanx.errors import FrameError
+from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.cusum import DriftWatch
 from phalanx.pipeline.distance import band, token_distance, token_residual
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.ledger import Committed, MessageKey
-from phalanx.pipeline.messages import Activation, AuditReport, Fetch, Fetched, ScreenHit, Signed
+from phalanx.pipeline.messages import AuditReport, Fetch, Fetched, ScreenHit
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.referee import Dispute, Referee
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.signed import passed_on
 from phalanx.transport.tensors import tensor_from
 
 _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
@@ -27,6 +26,8 @@ class Reports:
         self._watch = watch
         self.leaning: set[int] = set()
         """Stages whose messages drift to one side below the tolerance: to be audited in full from now on."""
+        self.undecided: set[tuple[int, int]] = set()
+        """(stage, microbatch) of disputes that the referee could not settle: an input that nobody brought."""
         self._docket = docket
         self._courier = courier
         self._referee = referee
@@ -76,9 +77,10 @@ class Reports:
         for party, key in wanted:
             answer = self._courier.fetch(party, Fetch.of(hit.epoch, hit.step, key))
             evidence = answer.message.evidence if answer and isinstance(answer.message, Fetched) else None
-            header = None if evidence is None else self._docket.signed_by(evidence, server(key[0], m))
-            if evidence is not None and header is not None:
-                known[key] = Committed(header.fields.payload_digest, evidence)
+            place = {"step": hit.step, "source": key[0], "direction": key[1], "microbatch": m}
+            said = None if evidence is None else self._docket.find_tensor(evidence, hit.epoch, place)
+            if said is not None:
+                known[key] = Committed.of(said, party)
         return known
 
     def _compare_work(self, auditor: str, report: AuditReport, directions: Sequence[Direction]) -> Judgement | None:
@@ -90,7 +92,9 @@ class Reports:
             f"asked for {sorted(directions)}"
         )
         lane = self._docket.assignment.share(report.stage, report.microbatch)[1]
-        return self._docket.judgement("forgery", auditor, report.stage, reason, step=report.step, lane=lane)
+        found = self._docket.judgement("forgery", auditor, report.stage, reason, step=report.step, lane=lane)
+        found.verdict = found.verdict.model_copy(update={"microbatch": report.microbatch})
+        return found
 
     def _compare_inputs(
         self, auditor: str, report: AuditReport, inputs: dict[Direction, Committed]
@@ -102,20 +106,20 @@ class Reports:
         docket, stage = self._docket, report.stage
         for signed in report.inputs:
             where = f"stage {stage}, microbatch {report.microbatch}"
-            message = _input_of(signed, report)
-            direction: Direction = "backward" if message is None else message.direction
-            sender = docket.server(stage + (-1 if direction == "forward" else 1), report.microbatch)
-            header = None if message is None else docket.signed_by(signed, sender)
-            if header is None:
-                reason = f"{where}: {auditor} reported an input that no neighbour sent"
+            place = {"step": report.step, "microbatch": report.microbatch, "target": stage}
+            try:
+                shown = docket.tensor(signed, report.epoch, place)
+            except (FrameError, SignatureError) as exc:
+                reason = f"{where}: {auditor} reported an input that no neighbour sent: {exc}"
                 lane = docket.assignment.share(stage, report.microbatch)[1]
                 said = {"input": signed}
                 return docket.judgement("forgery", auditor, stage, reason, step=report.step, lane=lane, headers=said)
-            committed = inputs.setdefault(direction, Committed(header.fields.payload_digest, signed))
-            if committed.digest != header.fields.payload_digest:
+            direction, sender = shown.message.direction, shown.header.fields.sender
+            committed = inputs.setdefault(direction, Committed.of(shown, auditor))
+            if committed.digest != shown.digest:
                 reason = f"{where}: {sender} signed two different {direction} messages"
                 said = {"told_stage": committed.header, "told_auditor": signed}
-                source = stage + (-1 if direction == "forward" else 1)
+                source = shown.message.source
                 return docket.judgement(
                     "equivocation", sender, source, reason, step=report.step, accuser=auditor, headers=said
                 )
@@ -175,22 +179,13 @@ class Reports:
             output=output,
             report=report,
             state=docket.ledger_of(report.step).agreed[stage],
+            accuser_state=docket.ledger_of(report.step).state_of(stage, auditor),
         )
         verdict, exhibit = self._referee.judge_message(dispute)
         work = self._referee.spent()
         if verdict is None:
+            if not exhibit.tensors:
+                self.undecided.add((stage, report.microbatch))
             docket.observe("dismissed", {**about, "accuser": auditor, "referee": work.model_dump()})
             return None
         return Judgement(verdict, exhibit, dispute.headers(), work)
-
-
-def _input_of(signed: Signed, report: AuditReport) -> Activation | None:
-    """The message that a header announces, if it is one into this report's stage, step and microbatch."""
-    try:
-        _, message = passed_on(signed)
-    except FrameError:
-        return None
-    found = (message.epoch, message.step, message.microbatch, message.target)
-    source = report.stage + (-1 if message.direction == "forward" else 1)
-    expected = (report.epoch, report.step, report.microbatch, report.stage)
-    return message if found == expected and message.source == source else None

@@ -16,10 +16,12 @@ from phalanx.pipeline.stage_copy import StageCopy, stage_spec
 def weights_vouched_by(hearing: Hearing) -> list[str]:
     """Who signed the digest of the weights that the referee recomputed with.
 
+    Across numeric classes two honest copies of a stage have two digests; each party answers for its own.
+
     Raises:
-        EvidenceError: One of them signed another digest.
+        EvidenceError: The guilty party signed another digest, or nobody did sign this one.
     """
-    verdict, signers = hearing.record.verdict, []
+    verdict, signers, others = hearing.record.verdict, list[str](), list[str]()
     for role in ("state_holder", "state_shadow"):
         header = hearing.headers.get(role)
         if header is None:
@@ -29,9 +31,9 @@ def weights_vouched_by(hearing: Hearing) -> list[str]:
             raise hearing.refuse(
                 f"header {role!r} is not about the state of stage {verdict.stage} at step {verdict.step}"
             )
-        if state.weights != hearing.record.weights_digest:
-            raise hearing.refuse(f"{header.fields.sender} signed other weights than the referee used")
-        signers.append(header.fields.sender)
+        (signers if state.weights == hearing.record.weights_digest else others).append(header.fields.sender)
+    if verdict.party in others or (others and not signers):
+        raise hearing.refuse(f"{' and '.join(others)} signed other weights than the referee used")
     return signers
 
 
@@ -44,11 +46,11 @@ def said_state(hearing: Hearing, role: str) -> StateDigest | None:
     stage, header = hearing.record.verdict.stage, hearing.headers.get(role)
     kind = None if header is None else header.fields.kind
     if kind == WeightsHeld.kind:
-        held, _ = hearing.said(role, WeightsHeld)
+        held = hearing.said(role, WeightsHeld).message
         return held.state if held.stage == stage else None
     if kind == Applied.kind:
-        return hearing.said(role, Applied)[0].states.get(str(stage))
-    return hearing.said(role, Ready)[0].states.get(str(stage))
+        return hearing.said(role, Applied).message.states.get(str(stage))
+    return hearing.said(role, Ready).message.states.get(str(stage))
 
 
 def redo(hearing: Hearing, direction: str, microbatch: int) -> Tensor | None:
@@ -73,8 +75,9 @@ def redo(hearing: Hearing, direction: str, microbatch: int) -> Tensor | None:
         raise hearing.refuse("its weights are not those whose digest it names")
     gradient = hearing.tensors.get("gradient") if direction == "backward" else None
     threads = torch.get_num_threads()
-    # what a run uses unless it says otherwise; another number may give other bits
-    torch.set_num_threads(1)
+    if not hearing.pins.in_run:
+        # what a run uses unless it says otherwise; another number may give other bits
+        torch.set_num_threads(1)
     try:
         y, x_gradient = copy.runner.recompute(record.verdict.step, microbatch, hearing.tensors["input"], gradient)
     except RuntimeError as exc:
@@ -85,7 +88,8 @@ def redo(hearing: Hearing, direction: str, microbatch: int) -> Tensor | None:
 
 
 def _rebuild(hearing: Hearing, weights: Mapping[str, Tensor]) -> StageCopy:
-    plan = hearing.record.plan.model_copy(update={"device": "cpu", "activation_checkpointing": False})
+    here = {} if hearing.pins.in_run else {"device": "cpu", "activation_checkpointing": False}
+    plan = hearing.record.plan.model_copy(update=here)
     stage = hearing.record.verdict.stage
     if not 0 <= stage < len(plan.stages):
         raise hearing.refuse(f"stage {stage} is not one of the plan's {len(plan.stages)}")

@@ -44,15 +44,14 @@ def explain_sent_weights(hearing: Hearing) -> tuple[dict[str, Any], str | None, 
     """
     verdict = hearing.record.verdict
     names = sorted(name for name in hearing.headers if name.startswith("part-"))
-    headers = [hearing.headers[name] for name in names]
+    sent = [hearing.said(name, Bulk) for name in names]
     state, signer = said_state(hearing, "state_holder"), hearing.headers["state_holder"].fields.sender
-    if {signer, *(header.fields.sender for header in headers)} != {verdict.party}:
+    if {signer, *(part.header.fields.sender for part in sent)} != {verdict.party}:
         raise hearing.refuse(f"accuses {verdict.party}, who did not sign all of it: the wrong party is named")
-    first, _ = hearing.said(names[0], Bulk)
     snapshot = hearing.record.plan.guard.keeps_snapshots
     purpose = "snapshot" if snapshot else "update"
-    about = first.model_copy(update={"stage": verdict.stage, "step": verdict.step, "purpose": purpose})
-    if state is None or state.step != verdict.step or not is_whole_transfer(headers, about):
+    about = sent[0].message.model_copy(update={"stage": verdict.stage, "step": verdict.step, "purpose": purpose})
+    if state is None or state.step != verdict.step or not is_whole_transfer(sent, about):
         raise hearing.refuse("its headers are not those of one transfer of the stage's weights after that step")
     weights = {
         name.removeprefix(STAGE_PREFIX): tensor
@@ -62,7 +61,7 @@ def explain_sent_weights(hearing: Hearing) -> tuple[dict[str, Any], str | None, 
     what = f"{sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
     if not weights:
         return {"weights": hearing.record.weights_left_out}, "which weights were sent: they are not in this file", what
-    if [digest_hex(*part) for _, _, part in parts(weights)] != [header.fields.payload_digest for header in headers]:
+    if [digest_hex(*part) for _, _, part in parts(weights)] != [part.digest for part in sent]:
         raise hearing.refuse(f"its weights are not those that {verdict.party} sent")
     if is_what_was_signed(weights, state):
         raise hearing.refuse(f"the weights that {verdict.party} sent have the digest that it signed: it is not guilty")

@@ -12,7 +12,7 @@ from phalanx.pipeline.norm import finite_norm_squared
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.shadow import ShadowStage
-from phalanx.pipeline.signed import open_signed, to_signed
+from phalanx.pipeline.signed import to_signed
 from phalanx.pipeline.transfer import may_continue
 from phalanx.pipeline.visits import Visits
 from phalanx.security.crypto import digest_hex
@@ -190,23 +190,21 @@ class Shadowing:
         """Take a fetched input, if it is what its sender signed.
 
         Raises:
-            FrameError: Nobody asked for it.
-            SignatureError: Its header is not signed by who should have sent it.
+            FrameError: Nobody asked for it, or it is not the one that its sender announced.
         """
         desk, roles = self._desk, self._desk.roles
         stage = message.source + (1 if message.direction == "forward" else -1)
-        sender = roles.server(message.source, message.microbatch)
         wanted = stage in self._shadows or self._visits.expects(stage)
-        if not wanted or message.evidence is None or sender is None:
+        if not wanted or message.evidence is None:
             raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that nobody asked for")
         key: InputKey = (message.source, message.direction, message.microbatch)
-        header = open_signed(message.evidence, desk.peer(sender))
-        body = header.fields.body
-        expected = (message.epoch, message.step, message.microbatch, message.direction, message.source)
-        signed = tuple(body.get(name) for name in ("epoch", "step", "microbatch", "direction", "source"))
-        if signed != expected or header.fields.payload_digest != _payload_digest(received):
+        source, holder = roles.server(key[0], key[2]), roles.assignment.server(stage, message.microbatch)
+        sent = desk.find_tensor(message.evidence, message.epoch, message.place)
+        if sent is None or sent.digest != _payload_digest(received):
+            if received.sender != source or source == holder:
+                raise FrameError(f"{desk.name}: {received.sender!r} shows another tensor than {source!r} announced")
             # a wrong copy from the sender blames nobody; the receiver has the bytes under the same header
-            self._fetch(roles.assignment.server(stage, message.microbatch), message.step, key)
+            self._fetch(holder, message.step, key)
             return
         tensor = tensor_from(received.payload, BOUNDARY_DTYPE, desk.plan.hidden_shape)
         self._audits.deliver(message.step, key, AuditInput(tensor, message.evidence))

@@ -1,11 +1,138 @@
-"""Signed headers as JSON, so that a party can pass on what another one signed."""
+"""The one door: a signed header that somebody passes on becomes usable here, or nowhere."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from phalanx.errors import FrameError
-from phalanx.pipeline.messages import Activation, Signed, parse_message
+from phalanx.errors import FrameError, PeerRefusedError, SignatureError
+from phalanx.pipeline.messages import Message, Signed, parse_message
 from phalanx.security.crypto import Peer
-from phalanx.transport import HeaderFields, SignedHeader
+from phalanx.transport import SignedHeader
+
+Link = tuple[str | None, str | None]
+"""Who may have said something, and to whom; None stands for whomever the header names."""
+
+_Said = TypeVar("_Said", bound=Message)
+
+
+@dataclass(frozen=True)
+class Statement(Generic[_Said]):
+    """What one party of this session signed and sent to another one.
+
+    Attributes:
+        message: What it says.
+        header: The header that says so, for evidence.
+    """
+
+    message: _Said
+    header: SignedHeader
+
+    @property
+    def digest(self) -> str:
+        """Digest of the payload that was sent with it."""
+        return self.header.fields.payload_digest
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of that payload."""
+        return self.header.fields.payload_size
+
+
+class Statements:
+    """Opens headers that somebody passes on; bound to one session of one run.
+
+    Steps, epochs and microbatches have the same numbers in every session, and certificates outlive sessions. So a
+    header counts only in the session whose name it bears, said by the party that may have said it to the one that
+    may have been told.
+
+    Args:
+        session: The `run` that all headers of the session name.
+        peer: Key of a party of the session; raises `PeerRefusedError` for anybody else.
+
+    Guarantees:
+        What `open` returns was signed in this session, in this epoch, by the party and for the receiver that `link`
+        names, and is of the kind and about the place that were asked for.
+    """
+
+    def __init__(self, session: str, peer: Callable[[str], Peer]) -> None:
+        self.session = session
+        self._peer = peer
+
+    def open(
+        self,
+        signed: Signed,
+        kind: type[_Said],
+        epoch: int,
+        place: Mapping[str, object],
+        link: Callable[[_Said], Link | None],
+    ) -> Statement[_Said]:
+        """Read a header as a message of this session.
+
+        Args:
+            signed: As it was passed on.
+            kind: What message it must be.
+            epoch: The epoch that it must be of.
+            place: Values that fields of the message must have.
+            link: Who may have said that to whom; None when nobody may.
+
+        Raises:
+            FrameError: It is malformed, of another session, receiver, sender, kind, epoch or place.
+            SignatureError: Its sender did not sign it.
+        """
+        header = _parsed(signed)
+        fields = header.fields
+        message = parse_message(fields.kind, fields.body)
+        if not isinstance(message, kind):
+            raise FrameError(f"a passed-on header is of kind {fields.kind!r}, expected {kind.kind!r}")
+        wanted = {"epoch": epoch, **place}
+        found = {name: getattr(message, name) for name in wanted}
+        if found != wanted:
+            raise FrameError(f"a passed-on header is about {found}, expected {wanted}")
+        allowed = link(message)
+        if allowed is None:
+            raise FrameError("a passed-on header is of no link of this assignment")
+        self._bind(header, allowed)
+        return Statement(message, header)
+
+    def find(
+        self,
+        signed: Signed,
+        kind: type[_Said],
+        epoch: int,
+        place: Mapping[str, object],
+        link: Callable[[_Said], Link | None],
+    ) -> Statement[_Said] | None:
+        """As `open`; None where that raises."""
+        try:
+            return self.open(signed, kind, epoch, place, link)
+        except (FrameError, SignatureError):
+            return None
+
+    def frame(self, signed: Signed, link: Link) -> SignedHeader:
+        """Read the header of a frame that goes by way of somebody else; whoever gets it reads its body as any frame's.
+
+        Raises:
+            FrameError: It is malformed, of another session, sender or receiver.
+            SignatureError: Its sender did not sign it.
+        """
+        header = _parsed(signed)
+        self._bind(header, link)
+        return header
+
+    def _bind(self, header: SignedHeader, link: Link) -> None:
+        fields, (sender, receiver) = header.fields, link
+        if fields.run != self.session:
+            raise FrameError(f"a passed-on header of {fields.sender} is of another session: {fields.run!r}")
+        if sender not in (None, fields.sender) or receiver not in (None, fields.receiver):
+            raise FrameError(
+                f"a passed-on header is from {fields.sender} to {fields.receiver}, "
+                f"expected from {sender or 'anybody'} to {receiver or 'anybody'}"
+            )
+        try:
+            peer = self._peer(fields.sender)
+        except PeerRefusedError as exc:
+            raise SignatureError(f"a passed-on header names {fields.sender} as its sender, who takes no part") from exc
+        header.verify(peer)
 
 
 def to_signed(header: SignedHeader) -> Signed:
@@ -13,44 +140,16 @@ def to_signed(header: SignedHeader) -> Signed:
     return Signed(header=header.header_bytes.decode(), signature=header.signature.hex())
 
 
-def open_signed(signed: Signed, peer: Peer) -> SignedHeader:
-    """Read a header that was passed on and check who signed it.
+def _parsed(signed: Signed) -> SignedHeader:
+    """Read a header; nobody has checked who signed it.
 
     Raises:
         FrameError: It is malformed.
-        SignatureError: `peer` did not sign it.
     """
     try:
         header = SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature))
     except ValueError as exc:
         raise FrameError(f"a passed-on header is malformed: {exc}") from exc
-    header.verify(peer)
+    # read once, so that whatever is wrong with it shows here
+    _ = header.fields
     return header
-
-
-def passed_on(signed: Signed) -> tuple[HeaderFields, Activation]:
-    """Read the header of a tensor between stages whose signature is checked later, if anything is made of it.
-
-    Raises:
-        FrameError: It is not the header of such a message.
-    """
-    try:
-        fields = SignedHeader(signed.header.encode(), b"").fields
-    except UnicodeEncodeError as exc:
-        raise FrameError("a passed-on header is no text") from exc
-    message = parse_message(fields.kind, fields.body)
-    if not isinstance(message, Activation):
-        raise FrameError(f"a passed-on header is of kind {fields.kind!r}, expected {Activation.kind!r}")
-    return fields, message
-
-
-def unverified_field(signed: Signed, name: str) -> Any:
-    """Read one field of a header whose signature is checked later, if anything is made of it.
-
-    Raises:
-        FrameError: There is no such field.
-    """
-    try:
-        return getattr(SignedHeader(signed.header.encode(), b"").fields, name)
-    except (UnicodeEncodeError, AttributeError) as exc:
-        raise FrameError(f"a passed-on header has no {name!r}") from exc

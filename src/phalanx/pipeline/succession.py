@@ -11,7 +11,6 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket, Judgement
-from phalanx.pipeline.evidence import record_verdict
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Files, Members
@@ -24,6 +23,7 @@ from phalanx.pipeline.rollback import Rollback
 from phalanx.pipeline.silence import Silence
 from phalanx.pipeline.testimony import Testimony
 from phalanx.pipeline.verdict import Verdict
+from phalanx.pipeline.verdicts import Verdicts
 from phalanx.transport import Endpoint
 
 
@@ -62,7 +62,7 @@ class Succession:
         lost: Those among them that are known to be gone and are still to be replaced.
         leaving: Those among them that hand over at the end of the step.
         epoch: Of the present roles; -1 before the first.
-        verdicts: All so far.
+        verdicts: All so far, each judged from its evidence.
         takeovers: Stages that changed hands.
         testimony: What parties have signed, for evidence.
         rollback: How far back the run can go.
@@ -76,7 +76,7 @@ class Succession:
         self.lost: deque[str] = deque()
         self.leaving: set[str] = set()
         self.epoch = -1
-        self.verdicts: list[Verdict] = []
+        self.verdicts = Verdicts(office.docket, members, files)
         self.takeovers = 0
         self.testimony = Testimony()
         self.rollback = Rollback(office.docket, office.courier)
@@ -127,7 +127,9 @@ class Succession:
             VerificationError: The owner itself has another state.
         """
         for judgement in self._coordinator.take_proved(self.alive):
-            self._shut_out(self._record(judgement).party, convicted=True)
+            verdict = self.verdicts.judge(judgement, self.testimony, excludes=True)
+            if verdict is not None:
+                self._shut_out(verdict.party, convicted=True)
         # nothing that was kept of the steps since then is of this timeline
         self._docket.forget_states()
         self.testimony, self._readiness = Testimony(), Readiness(self._docket)
@@ -175,7 +177,13 @@ class Succession:
             PeerLostError: Somebody did not take its roles in time.
             TrainingError: A recovery of the paper's has no answer.
         """
-        verdict = None if judgement is None else self._record(judgement)
+        verdict = None
+        if judgement is not None:
+            excludes = not self._paper.answers(judgement.verdict)
+            verdict = self.verdicts.judge(judgement, self.testimony, excludes=excludes)
+            if verdict is None:
+                self._go_on_without_verdict(judgement, step)
+                return
         if verdict is not None and self._paper.answers(verdict):
             attempt = self._paper.after(verdict, step)
             if attempt.number:
@@ -184,6 +192,15 @@ class Succession:
         else:
             self._paper.forget_detour()
             self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
+
+    def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
+        """What was found does not hold: the accuser's word counts as false, and the step is done again."""
+        party = self.verdicts.to_replace(judgement)
+        if party is None or party not in self.alive:
+            self.begin_again(step)
+            return
+        self.suspect(party, "what it said twice was not borne out by what parties had signed")
+        self.recover(None, step)
 
     def begin_again(self, step: int) -> None:
         """Everybody keeps its roles and forgets what was done of the step.
@@ -371,12 +388,3 @@ class Succession:
         if old is not None:
             self._standing = self._settled(new, old)
         self.recover(found.judgement, step)
-
-    def _record(self, judgement: Judgement) -> Verdict:
-        members = self._members
-        case = self.testimony.case(judgement, self._docket, members.certificates, members.authority)
-        verdict = record_verdict(self._files.run_dir / "evidence", case)
-        self.verdicts.append(verdict)
-        about = {"excludes": not self._paper.answers(verdict), "referee": judgement.work.model_dump()}
-        self._files.observe("verdict", verdict.model_dump(mode="json") | about)
-        return verdict

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
@@ -19,12 +18,13 @@ from phalanx.pipeline.messages import (
     WeightsHeld,
 )
 from phalanx.pipeline.recovery import Assignment
-from phalanx.pipeline.signed import to_signed, unverified_field
+from phalanx.pipeline.signed import to_signed
 from phalanx.pipeline.verdict import Verdict
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
 
 _STEPS_KEPT = 2
+_DIRECTIONS = 2
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Testimony:
         Args:
             judgement: What was decided.
             docket: The facts at that moment, before anybody is replaced.
-            certificates: PEM of all parties; those of nobody else than who signed are kept.
+            certificates: PEM of all parties: what a party showed may be signed by any of them.
             authority: PEM of who vouches for them.
         """
         verdict, exhibit = judgement.verdict, judgement.exhibit
@@ -99,10 +99,7 @@ class Testimony:
         server, shadow, auditor = _sides(judgement, docket.assignment)
         said = self.about(verdict, server, shadow, auditor, claim=digest, shown=judgement.headers.get("input"))
         headers = {**said, **judgement.headers}
-        signers = {_sender_of(signed) for signed in headers.values()}
-        parties = signers | {verdict.party, verdict.accuser, OWNER}
-        known = {name: pem for name, pem in certificates.items() if name in parties}
-        return Case(verdict, exhibit, headers, known, authority, docket.plan)
+        return Case(verdict, exhibit, headers, certificates, authority, docket.plan, docket.statements.session)
 
     def about(
         self,
@@ -149,6 +146,9 @@ class Testimony:
 
 
 def _is_about(report: AuditReport, verdict: Verdict, claim: str | None) -> bool:
+    if verdict.offence == "forgery":
+        # it leaves out what was asked for
+        return report.microbatch == verdict.microbatch and (report.urgent or len(report.digests) < _DIRECTIONS)
     said = {str(direction): digest for direction, digest in report.digests.items()}
     digest = said.get(verdict.direction or "")
     return report.microbatch == verdict.microbatch and digest is not None and claim in (None, digest)
@@ -168,14 +168,6 @@ def _sides(judgement: Judgement, assignment: Assignment) -> tuple[str, str | Non
         other,
         next((name for name in (verdict.party, verdict.accuser) if name not in (server, OWNER)), other),
     )
-
-
-def _sender_of(signed: Signed) -> str | None:
-    try:
-        return str(unverified_field(signed, "sender"))
-    except FrameError:
-        # a forged header may be no header at all
-        return None
 
 
 def _is_stage(name: str) -> bool:

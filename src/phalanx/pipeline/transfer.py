@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from phalanx.errors import FrameError
 from phalanx.pipeline.bulk import digest_of_parts
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.messages import Bulk, GradientHeld, parse_message
-from phalanx.transport import SignedHeader
+from phalanx.pipeline.messages import Bulk, GradientHeld, Signed
+from phalanx.pipeline.signed import Link, Statement, Statements
 
 
 def may_continue(begun_by: str, sender: str, offset: int) -> bool:
@@ -25,36 +24,42 @@ def may_continue(begun_by: str, sender: str, offset: int) -> bool:
     return sender == begun_by
 
 
-def is_whole_transfer(parts: Sequence[SignedHeader], about: Bulk) -> bool:
-    """Whether headers are those of one whole transfer, in order; offset and total of `about` are not read."""
+def is_whole_transfer(parts: Sequence[Statement[Bulk]], about: Bulk) -> bool:
+    """Whether statements are those of one whole transfer, in order; offset and total of `about` are not read."""
     position, totals = 0, set()
     for part in parts:
-        try:
-            message = parse_message(part.fields.kind, part.fields.body)
-        except FrameError:
-            return False
-        if not isinstance(message, Bulk):
-            return False
+        message = part.message
         if message != about.model_copy(update={"offset": position, "total": message.total}):
             return False
         totals.add(message.total)
-        position += part.fields.payload_size
+        position += part.size_bytes
     return totals == {position}
 
 
-def sent_gradient(parts: Sequence[SignedHeader], held: GradientHeld) -> str | None:
-    """The digest of the weight gradient that a server sent, from the headers of its parts.
+def whole_transfer(
+    statements: Statements, shown: Sequence[Signed], about: Bulk, link: Link
+) -> list[Statement[Bulk]] | None:
+    """The parts of a transfer that somebody shows.
 
     Args:
-        parts: Their signatures have been checked.
-        held: Who shows them says this about the gradient.
+        statements: Opens them.
+        shown: Headers of the parts, in order.
+        about: What was sent; its offset and total are not read.
+        link: Who sent it to whom.
 
     Returns:
-        The digest; None when the parts are not the whole transfer of this gradient, in this attempt: old ones,
-        or parts of another transfer, prove nothing about what was sent now.
+        None unless they are the whole of it: parts of another session, attempt, sender or receiver, or of another
+        transfer, prove nothing about what was sent now.
     """
+    place = {"step": about.step, "stage": about.stage, "lane": about.lane, "purpose": about.purpose}
+    found = [statements.find(part, Bulk, about.epoch, place, lambda bulk: link) for part in shown]
+    parts = [part for part in found if part is not None]
+    return parts if len(parts) == len(found) and is_whole_transfer(parts, about) else None
+
+
+def sent_gradient(statements: Statements, held: GradientHeld, link: Link) -> str | None:
+    """The digest of the weight gradient that a server sent, from the headers that `held` shows; None without them."""
     place = {"epoch": held.epoch, "step": held.step, "stage": held.stage, "lane": held.lane}
     about = Bulk.model_validate({**place, "purpose": "gradient", "offset": 0, "total": 0})
-    if not is_whole_transfer(parts, about):
-        return None
-    return digest_of_parts([part.fields.payload_digest for part in parts])
+    parts = whole_transfer(statements, held.parts, about, link)
+    return None if parts is None else digest_of_parts([part.digest for part in parts])

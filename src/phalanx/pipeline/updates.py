@@ -77,6 +77,7 @@ class Updates:
             if said[holder] == said[shadow] or not docket.same_class(holder, shadow):
                 # across numeric classes the bits may differ; messages are then compared by distance
                 docket.agreed[stage] = said[holder]
+                docket.ledger.own |= {(stage, party): state for party, state in said.items()}
                 continue
             judgement = self._judge_state(stage, said)
             if judgement is not None:
@@ -144,7 +145,7 @@ class Updates:
             holder = docket.assignment.server_of(share)
             alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
             docket.observe("alarm", alarm)
-            guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor, ledger.agreed[stage])
+            guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor)
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
             accuser = auditor if guilty == holder else holder
@@ -187,12 +188,11 @@ class Updates:
     def _guilty_of_gradient(self, share: Share, server: str, auditor: str, held: GradientHeld) -> str:
         docket, ledger = self._docket, self._docket.ledger
         if docket.plan.guard.shadow == "lockstep":
-            return self._referee.judge_step(ledger, share, docket.assignment, auditor, docket.agreed[share[0]])
+            return self._referee.judge_step(ledger, share, docket.assignment, auditor)
         if held.gradient == ledger.commits[share].gradient:
             return self._referee.judge_norm(ledger, share, server, auditor)
-        parts = [docket.signed_by(part, server) for part in held.parts]
-        sent = sent_gradient([part for part in parts if part is not None], held)
-        if sent is None or None in parts or server == OWNER:
+        sent = sent_gradient(docket.statements, held, (server, auditor))
+        if sent is None or server == OWNER:
             return auditor
         # the parts carry the server's own signature: what it sent is not what it committed to
         return server if sent == held.gradient else auditor

@@ -50,7 +50,8 @@ def explain_message(hearing: Hearing) -> tuple[dict[str, Any], str | None, str]:
 def _header(hearing: Hearing, role: str, source: int, direction: str) -> SignedHeader:
     """The header of a message from `source`, about the verdict's step and microbatch."""
     verdict = hearing.record.verdict
-    message, header = hearing.said(role, Activation)
+    said = hearing.said(role, Activation)
+    message, header = said.message, said.header
     found = (message.step, message.microbatch, message.source, message.direction)
     expected = (verdict.step, verdict.microbatch, source, direction)
     if found != expected:
@@ -71,6 +72,8 @@ def _inputs(hearing: Hearing, output: SignedHeader) -> str:
         header = _header(hearing, role, source, direction)
         if header.fields.body["epoch"] != output.fields.body["epoch"]:
             raise hearing.refuse(f"header {role!r} is of another attempt than the output")
+        if header.fields.receiver != output.fields.sender:
+            raise hearing.refuse(f"header {role!r} is to {header.fields.receiver}, who did not send the output")
         if hearing.digest_of(name) != header.fields.payload_digest:
             raise hearing.refuse(f"tensor {name!r} is not the one whose digest {header.fields.sender} signed")
         said.append(f"{name} as {header.fields.sender} signed it")
@@ -111,13 +114,15 @@ def _weigh_accomplice(hearing: Hearing, output: SignedHeader, *, holder_off: boo
 def _reported(hearing: Hearing, output: SignedHeader) -> str:
     """The digest that the guilty auditor signed, which is that of the tensor shown as its own."""
     verdict = hearing.record.verdict
-    report, header = hearing.said("report", AuditReport)
+    said = hearing.said("report", AuditReport)
+    report, header = said.message, said.header
     if header.fields.sender != verdict.party or output.fields.sender == verdict.party:
         raise hearing.refuse(
             f"accuses {verdict.party}, but {header.fields.sender} signed the report: the wrong party is named"
         )
-    if (report.step, report.stage, report.microbatch) != (verdict.step, verdict.stage, verdict.microbatch):
-        raise hearing.refuse("its report is about another step, stage or microbatch")
+    place = (report.epoch, report.step, report.stage, report.microbatch)
+    if place != (output.fields.body["epoch"], verdict.step, verdict.stage, verdict.microbatch):
+        raise hearing.refuse("its report is about another attempt, step, stage or microbatch")
     claim = {str(direction): digest for direction, digest in report.digests.items()}.get(verdict.direction or "")
     if claim is None or ("accuser" in hearing.tensors and hearing.digest_of("accuser") != claim):
         raise hearing.refuse(f"tensor 'accuser' is not the one whose digest {verdict.party} signed")

@@ -159,7 +159,7 @@ class Worker:
         if self._party is None:
             plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name
-            self._party = Party(name, plan, self._mail.post, self._mail.peer, self._timer, self._wrap_copy)
+            self._party = Party(name, plan, self._mail.post, self._mail.statements, self._timer, self._wrap_copy)
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
             if self._journal is not None:
                 self._party.roles.state_files = StateFiles(self._journal, certified_name(name), _say)

@@ -7,9 +7,18 @@ from typing import Any
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.messages import Assign, parse_message
-from phalanx.security.crypto import Identity, Peer
+from phalanx.security.crypto import Identity, Peer, digest_hex
 from phalanx.testing.actor import Hear, Letter, Rewrite, WorkerCrash
-from phalanx.transport import Endpoint, LinkFault, Received, SignedHeader, TransportConfig, Wire
+from phalanx.transport import (
+    Endpoint,
+    HeaderFields,
+    LinkFault,
+    Received,
+    SignedHeader,
+    TransportConfig,
+    Wire,
+    sign_header,
+)
 
 
 class RewritingEndpoint(Endpoint):
@@ -42,7 +51,7 @@ class RewritingEndpoint(Endpoint):
 
         Returns:
             The header of the last letter: it is what the liar's own books show. A letter to itself is
-            signed and not sent; where there is no letter, what would have been sent is signed.
+            signed and not sent; where there is no letter, what would have been sent is signed for its receiver.
         """
         letters = self._letters(receiver, kind, body, payload)
         header = None
@@ -52,8 +61,17 @@ class RewritingEndpoint(Endpoint):
                 super().seal_for_self(*_parts(letter)) if to_itself else super().send(letter.receiver, *_parts(letter))
             )
         if header is None:
-            return super().seal_for_self(kind, body, payload)
+            return self._withheld(receiver, kind, body, payload)
         return header
+
+    def _withheld(
+        self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview]
+    ) -> SignedHeader:
+        """Sign what is not sent: the liar can still show it, and say that it got lost."""
+        data = b"".join(bytes(part) for part in payload)
+        start = digest_hex(receiver.encode())
+        fields = HeaderFields(self.run, kind, self.name, receiver, 0, start, len(data), digest_hex(data), body)
+        return sign_header(self._identity, fields)
 
     def seal_for_self(
         self, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()

@@ -78,12 +78,14 @@ def gathered(
     plan: StepPlan,
     observe: Observe,
     *,
+    session: str,
     names: Sequence[str],
     late: Sequence[str],
     open_workers: OpenWorkers = LocalWorkers,
 ) -> Iterator[Crowd]:
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
+    Frames and evidence count in `session` alone, which `session_name` makes anew for each start.
     Whoever is not named, such as a party convicted in an earlier session, is not started and not let in.
     `open_workers` starts the local ones; another than the default is for drills only.
 
@@ -93,8 +95,6 @@ def gathered(
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
-    # a new session name for each start, so that nothing of an earlier one can be replayed
-    session = f"{home.run_id}-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
@@ -169,10 +169,15 @@ def company(
 ) -> Iterator[PipelineEngine]:
     """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
     with (
-        gathered(run, home, plan, observe, names=run.pipeline.workers, late=()) as crowd,
+        gathered(run, home, plan, observe, session=session_name(home), names=run.pipeline.workers, late=()) as crowd,
         engaged(crowd, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
     ):
         yield engine
+
+
+def session_name(home: RunDirectory) -> str:
+    """Name a session that now begins; nothing that was signed in an earlier one counts in it."""
+    return f"{home.run_id}-{secrets.token_hex(16)}"
 
 
 def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:

@@ -78,5 +78,5 @@ def _listed(directory: Path) -> dict[int, Path]:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise AuditLogError(f"{path}: cannot be read, so a cut-off log could not be told from a whole one") from exc

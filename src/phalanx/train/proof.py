@@ -297,7 +297,7 @@ def _told_end(run_dir: Path, owner: Peer) -> tuple[LogHead | None, bool]:
     try:
         head = json.loads(path.read_bytes())["audit_log_head"]
         return LogHead(int(head["num_events"]), str(head["digest"])), False
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise AuditLogError(
             f"{path}: has no readable audit_log_head, so a cut-off log could not be told from a whole one"
         ) from exc

@@ -18,6 +18,10 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
     "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
+    "verdict_refused": (
+        "alarm",
+        "step {step}: {accuser} spoke against {party}, and the evidence does not hold: {why}; nobody is evicted",
+    ),
     "evicted": ("eviction", "{party} is evicted"),
     "lost": ("eviction", "{party} is gone"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),

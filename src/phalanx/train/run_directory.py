@@ -19,7 +19,7 @@ OWNER_CERTIFICATE = "owner.pem"
 """A copy of the owner's certificate, wherever its keys are."""
 
 HEAD_FILE = Path("secrets") / "audit.head"
-_OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "metrics.jsonl", "checkpoints", _SUMMARY)
+_OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "steps.jsonl", "metrics.jsonl", "checkpoints", _SUMMARY)
 
 
 def cache_beside(run_dir: Path) -> Path:

@@ -19,7 +19,7 @@ from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.adopt import adopted_state, cut_anew
 from phalanx.train.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, rules, step_noter
-from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered, session_draw
+from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered, session_draw, session_name
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
 from phalanx.train.ground_truth import GroundTruth
@@ -59,6 +59,7 @@ class Session:
         self.home = home
         self.console = console
         self.figures = Figures()
+        self.name = session_name(home)
         self.truth = GroundTruth(home.attack_log)
         self.totals = Totals()
 
@@ -140,7 +141,7 @@ class Session:
                 """Workers are started, or awaited, when somebody first needs them."""
                 say, opener = self._announcer(log), self.open_workers
                 return stack.enter_context(
-                    gathered(run, home, plan, say, names=workers, late=late, open_workers=opener)
+                    gathered(run, home, plan, say, session=self.name, names=workers, late=late, open_workers=opener)
                 )
 
             self._recover(log, history, savepoint, StageLibrary(source, plan, None), crowd)
@@ -331,6 +332,7 @@ class Session:
         guarded = self.config.guard.enabled
         return {
             "config_digest": plan.run_digest,
+            "session": self.name,
             "step": start,
             "stages": stages,
             "owner": OWNER,

@@ -15,7 +15,6 @@ SENT = st.sampled_from([*OFTEN, *OFTEN, *FROM_WORKERS])
 
 
 NOT_YET = {
-    ("tensor", "target"): "an honest receiver is replaced for refusing it: the relay does not look at the target",
 }
 """Places that no schedule touches for now, and why."""
 

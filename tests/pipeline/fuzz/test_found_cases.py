@@ -11,6 +11,9 @@ def one(company, *acts, liar=1, **kwargs):
 
 
 FOUND = {
+    "a_stage_that_refuses_a_tensor_for_another_stage_is_not_replaced_for_lacking_it": one(
+        "gradient", Act(On("tensor", 0), Alter(("target",), Put(2**53)))
+    ),
     "a_third_party_that_has_reported_is_not_replaced_for_a_shadows_silence": one(
         "third party", Act(On("audit_report", lasting=True), Drop()), liar=3
     ),

@@ -1,0 +1,243 @@
+"""A worker that kept what was signed in another session, under the same certificates, and shows it in this one."""
+
+import json
+
+import pytest
+
+from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, explain_evidence
+from phalanx.pipeline.messages import (
+    Activation,
+    AuditReport,
+    Bulk,
+    Commit,
+    Fault,
+    FetchBulk,
+    Fetched,
+    GradientHeld,
+    parse_message,
+)
+from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing.actor import Letter
+from phalanx.transport import SignedHeader
+
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "screen": False}
+EVERYTHING = GuardConfig(audit_rate=1.0, **NO_COIN)
+
+
+def kept(signed):
+    """What a header says that somebody keeps, by the place that it is about."""
+    body = json.loads(signed.header)["body"]
+    return tuple(body[name] for name in ("step", "direction", "microbatch", "source"))
+
+
+class Hoarder:
+    """Remembers letters of one kind that it sends in one session, to show parts of them in another."""
+
+    def __init__(self, kind):
+        self.letters = []
+        self.actor = Actor(rewrite=only(kind, self._remember))
+
+    def _remember(self, letter, message):
+        self.letters.append(letter)
+        return [letter]
+
+
+def earlier(run):
+    """The same run with other data: what is signed in it has other digests at the same places."""
+    return run.model_copy(update={"train": run.train.model_copy(update={"seed": run.train.seed + 1})})
+
+
+@pytest.fixture
+def sessions(make_company):
+    """Run one company to learn from, and make another with the same certificates."""
+
+    def play(run, learner, stage, first=None, num_steps=2):
+        past = make_company(first or earlier(run), {stage: learner.actor}, session="session-1")
+        past.run(num_steps)
+        assert past.verdicts == []
+        here = run.pipeline.model_copy(update={"pki": str(past.run_dir / "pki")})
+        run = run.model_copy(update={"pipeline": here})
+        return lambda actors: make_company(run, actors, session="session-2")
+
+    return play
+
+
+def found(company):
+    return [(verdict.party, verdict.offence) for verdict in company.verdicts]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_an_input_of_another_session_in_a_commitment_convicts_who_shows_it(sessions, honest_digest, direction):
+    run = tiny_run(5, guard=EVERYTHING)
+    book = Hoarder(Commit)
+    make = sessions(run, book, 2)
+    past = {kept(signed): signed for letter in book.letters for signed in letter.message.received}
+
+    def show(letter, commit):
+        old = [signed for signed in commit.received if kept(signed)[:3] == (1, direction, 2)]
+        new = tuple(past[kept(signed)] if signed in old else signed for signed in commit.received)
+        return [letter.saying({"received": new})]
+
+    company = make({2: Actor(rewrite=only(Commit, show))})
+    company.run(3)
+
+    assert found(company) == [("worker-2", "forgery")]
+    assert "another session" in company.verdicts[0].reason
+    assert company.weights_digest() == honest_digest(run, 3)
+    facts = explain_evidence(company.run_dir / str(company.verdicts[0].evidence), session="session-2")
+    assert "another session" in str(facts["conclusion"])
+    assert facts["rests on the owner's word"] == "nothing"
+
+
+@pytest.mark.parametrize(("stage", "victim"), [(1, OWNER), (2, "worker-1")])
+def test_an_input_of_another_session_in_a_report_convicts_who_shows_it(sessions, honest_digest, stage, victim):
+    run = tiny_run(5, guard=EVERYTHING)
+    book = Hoarder(AuditReport)
+    auditor = stage + 1
+    make = sessions(run, book, auditor)
+    past = {kept(signed): signed for letter in book.letters for signed in letter.message.inputs}
+
+    def show(letter, report):
+        if (report.stage, report.step, report.microbatch) != (stage, 1, 0):
+            return [letter]
+        new = tuple(past[kept(signed)] if "forward" in kept(signed) else signed for signed in report.inputs)
+        assert new != report.inputs
+        return [letter.saying({"inputs": new})]
+
+    company = make({auditor: Actor(rewrite=only(AuditReport, show))})
+    assert company.engine.shadows[stage] == f"worker-{auditor}"
+    assert company.engine.holders[stage - 1] == victim
+    company.run(3)
+
+    assert found(company) == [(f"worker-{auditor}", "forgery")]
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_parts_of_a_gradient_of_another_session_convict_the_shadow_that_shows_them(sessions, honest_digest):
+    run = tiny_run(guard=EVERYTHING)
+    book = Hoarder(GradientHeld)
+    make = sessions(run, book, 2)
+    past = {(letter.message.step, letter.message.stage): letter.message for letter in book.letters}
+
+    def show(letter, held):
+        if held.step != 1:
+            return [letter]
+        old = past[(1, held.stage)]
+        return [letter.saying({"gradient": old.gradient, "norm_squared": old.norm_squared, "parts": old.parts})]
+
+    company = make({2: Actor(rewrite=only(GradientHeld, show))})
+    company.run(3)
+
+    assert found(company) == [("worker-2", "gradient")]
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_a_wrong_shape_of_another_session_convicts_who_complains_of_it(sessions, honest_digest):
+    run = tiny_run(guard=EVERYTHING)
+    # half as many sequences: a genuine message of that session has no shape of this one
+    other = run.model_copy(update={"train": run.train.model_copy(update={"batch_size": 4})})
+    book = Hoarder(Commit)
+    make = sessions(run, book, 2, first=other)
+    past = {kept(signed): signed for letter in book.letters for signed in letter.message.received}
+
+    def complain(letter, commit):
+        evidence = past[(1, "forward", 0, 1)]
+        fault = Fault(epoch=commit.epoch, about="worker-1", error="FrameError", reason="odd", evidence=evidence)
+        return [letter, Letter(OWNER, fault)] if commit.step == 1 else [letter]
+
+    company = make({2: Actor(rewrite=only(Commit, complain))})
+    company.run(3)
+
+    assert found(company) == [("worker-2", "forgery")]
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def test_a_permit_of_another_session_opens_nothing(sessions):
+    audited = tiny_run(5, guard=GuardConfig(third_party_audit_rate=1.0, **NO_COIN))
+    run = tiny_run(5, guard=GuardConfig(**NO_COIN))
+    book = Hoarder(FetchBulk)
+    make = sessions(run, book, 3, first=audited)
+    permits = {(letter.message.step, letter.message.stage): letter for letter in book.letters}
+    (step, _), old = min(permits.items())
+    sent = []
+
+    def ask(letter, commit):
+        return [letter, Letter(old.receiver, old.message)] if commit.step == step else [letter]
+
+    def watch(letter, bulk):
+        sent.append((letter.receiver, bulk.purpose))
+        return [letter]
+
+    holder = int(old.receiver.removeprefix("worker-"))
+    company = make({3: Actor(rewrite=only(Commit, ask)), holder: Actor(rewrite=only(Bulk, watch))})
+    company.run(step + 2)
+
+    assert ("worker-3", "weights") not in sent
+    assert any(body["about"] == "worker-3" for body in company.bodies("fault"))
+
+
+def test_a_tensor_of_another_session_is_not_handed_on(sessions, honest_digest):
+    # worker-1 withholds a tensor and shows the owner, who would hand it on, the one of the session before
+    run = tiny_run(5, guard=EVERYTHING, pipeline=PipelineConfig(stages=5, step_timeout_s=30.0, patience_s=1.0))
+    book = Hoarder(Fetched)
+    make = sessions(run, book, 1)
+    old = next(letter for letter in book.letters if is_about(letter.message, 1, 0))
+
+    def withhold(letter):
+        message = letter.message
+        if isinstance(message, Activation) and is_about(message, 1, 0):
+            return []
+        if isinstance(message, Fetched) and not message.claim and is_about(message, 1, 0):
+            return [Letter(letter.receiver, message.model_copy(update={"evidence": old.message.evidence}), old.payload)]
+        return [letter]
+
+    company = make({1: Actor(rewrite=withhold)})
+    company.run(3)
+
+    assert (found(company), company.lost) == ([], ["worker-1"])
+    assert company.bodies("relayed") == []
+    assert company.weights_digest() == honest_digest(run, 3)
+
+
+def is_about(message, step, microbatch):
+    """Whether it is about a forward tensor out of stage 1."""
+    return (message.source, message.direction, message.step, message.microbatch) == (1, "forward", step, microbatch)
+
+
+def test_a_fetched_input_of_another_session_is_asked_for_elsewhere(sessions, honest_digest):
+    # worker-1 answers the auditor of stage 2 with what it sent in the session before, under its genuine header
+    run = tiny_run(5, guard=EVERYTHING)
+    book = Hoarder(Fetched)
+    make = sessions(run, book, 1)
+    past = {
+        (letter.message.step, letter.message.microbatch): letter
+        for letter in book.letters
+        if letter.message.source == 1 and letter.message.direction == "forward"
+    }
+
+    def answer(letter, fetched):
+        old = past.get((fetched.step, fetched.microbatch))
+        if old is None or fetched.claim or fetched.source != 1 or fetched.direction != "forward":
+            return [letter]
+        return [Letter(letter.receiver, fetched.model_copy(update={"evidence": old.message.evidence}), old.payload)]
+
+    assert past
+    company = make({1: Actor(rewrite=only(Fetched, answer))})
+    company.run(2)
+
+    assert (found(company), company.lost) == ([], [])
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_the_certificates_are_the_same_in_both_sessions(sessions):
+    """Without the binding to the session each of the headers above would be genuine in every other respect."""
+    run, book = tiny_run(), Hoarder(Commit)
+    company = sessions(run, book, 2)({})
+    message = book.letters[0].message
+    signed = message.received[0]
+
+    fields = json.loads(signed.header)
+    assert isinstance(parse_message(fields["kind"], fields["body"]), Activation)
+    peers = {OWNER: company.engine._mail.peer(OWNER), "worker-1": company.engine._mail.peer("worker-1")}
+    SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature)).verify(peers[fields["sender"]])
+    assert fields["run"] == "session-1"

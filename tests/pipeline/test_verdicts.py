@@ -1,0 +1,116 @@
+"""Nobody is evicted on evidence that does not hold; the owner is never named; each answers for its own signature."""
+
+import pytest
+
+from phalanx.pipeline import OWNER, GuardConfig, explain_evidence
+from phalanx.pipeline.messages import AuditReport, Fetched
+from phalanx.security.crypto import digest_hex
+from phalanx.testing import Actor, tiny_run
+from phalanx.testing.actor import Letter
+
+FULL = GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0, screen=False)
+ZEROS = bytes(2 * 8 * 16 * 4)
+
+
+def find(company, *judgements):
+    """Have the owner come to these judgements in the next step."""
+    docket = company.engine._docket
+    docket.proved += [docket.judgement(*found[:-1], "made up", accuser=found[-1]) for found in judgements]
+
+
+@pytest.mark.parametrize("offence", ["equivocation", "forgery", "shape", "message", "accusation", "gradient"])
+def test_what_the_offline_judge_does_not_accept_evicts_nobody(make_company, honest_digest, offence):
+    company = make_company(tiny_run(guard=FULL))
+    company.run(1)
+    find(company, (offence, "worker-1", 1, "worker-2"))
+
+    company.run(2)
+
+    (refused,) = company.bodies("verdict_refused")
+    assert (refused["party"], refused["accuser"], refused["offence"]) == ("worker-1", "worker-2", offence)
+    assert refused["why"]
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
+    assert company.weights_digest() == honest_digest(tiny_run(guard=FULL), 3)
+    # what was refused is kept apart from what holds
+    assert list((company.run_dir / "evidence").glob("*.json")) == []
+    assert (company.run_dir / str(refused["evidence"])).exists()
+
+
+def test_who_speaks_falsely_twice_is_replaced_without_blame(make_company, honest_digest):
+    company = make_company(tiny_run(guard=FULL))
+    company.run(1)
+    for _ in range(2):
+        find(company, ("equivocation", "worker-1", 1, "worker-2"))
+        company.run(1)
+
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-2"])
+    assert "worker-1" in company.engine.holders.values()
+    assert company.weights_digest() == honest_digest(tiny_run(guard=FULL), 3)
+
+
+@pytest.mark.parametrize("offence", ["transfer", "state", "collusion", "gradient", "statistics"])
+def test_the_owner_is_never_a_verdicts_party(make_company, honest_digest, offence):
+    # offences that rest on the owner's own word, so that no signature would be missing
+    company = make_company(tiny_run(guard=FULL))
+    company.run(1)
+    find(company, (offence, OWNER, 1, "worker-2"))
+
+    company.run(2)
+
+    (refused,) = company.bodies("verdict_refused")
+    assert (refused["party"], refused["evidence"]) == (OWNER, None)
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
+    assert company.weights_digest() == honest_digest(tiny_run(guard=FULL), 3)
+
+
+def drifting(by, numeric_class="another build"):
+    """A stage whose weights go another way at each update, under the label of another numeric class."""
+
+    def wrap(copy, held):
+        if held:
+            honest = copy.apply
+
+            def apply(step, gradients, clip):
+                honest(step, {name: by * gradient for name, gradient in gradients.items()}, clip)
+
+            copy.apply = apply
+        return copy
+
+    return Actor(wrap, numeric_class=numeric_class)
+
+
+@pytest.mark.parametrize("stages", [3, 4], ids=["the owner shadows", "a worker shadows"])
+def test_a_shadow_is_not_convicted_of_transfer_by_the_digest_that_a_liar_signed(make_company, stages):
+    run = tiny_run(stages, guard=FULL)
+    company = make_company(run, {1: drifting(-1.0)})
+    shadow = company.engine.shadows[1]
+    assert shadow == (OWNER if stages == 3 else "worker-2")
+
+    company.run(3)
+
+    assert "transfer" not in [verdict.offence for verdict in company.verdicts]
+    assert {verdict.party for verdict in company.verdicts} <= {"worker-1"}
+    assert (set(company.evicted) <= {"worker-1"}, company.bodies("verdict_refused")) == (True, [])
+
+
+def test_two_honest_parties_of_two_classes_come_through_a_dispute(make_company):
+    # bits of the two copies differ from the first update on, and once the accuser claims something else
+    def accuse(letter):
+        message = letter.message
+        if isinstance(message, AuditReport) and (message.step, message.stage) == (2, 1):
+            return [letter.saying({"digests": {**message.digests, "forward": digest_hex(ZEROS)}})]
+        if isinstance(message, Fetched) and message.claim and message.direction == "forward":
+            return [Letter(letter.receiver, message, ZEROS)]
+        return [letter]
+
+    run = tiny_run(guard=FULL)
+    company = make_company(
+        run,
+        {1: drifting(1.0 + 1e-6), 2: Actor(rewrite=accuse, numeric_class="a third build")},
+    )
+    company.run(3)
+
+    (verdict,) = company.verdicts
+    assert (verdict.party, verdict.offence) == ("worker-2", "accusation")
+    facts = explain_evidence(company.run_dir / str(verdict.evidence))
+    assert str(facts["weights"]) == "their digest was signed by worker-2"
