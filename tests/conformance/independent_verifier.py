@@ -134,6 +134,9 @@ class Step:
         self.holder = {int(s): pair[0] for s, pair in self.attempt["stages"].items()}
         self.shadow = {int(s): pair[1] for s, pair in self.attempt["stages"].items() if pair[1] is not None}
         self.m = opening["microbatches"]
+        self.classes = self.guard.get("classes")
+        if self.attempt["classes"] and self.classes == "one":
+            raise RefusedError("somebody is of another class than the run's")
 
     def server(self, s, lane):
         return self.holder[s] if lane == 0 else self.shadow[s]
@@ -183,7 +186,7 @@ class Step:
 
     def redraw(self, asked):
         for s in sorted(self.shadow):
-            alike = self.same(self.holder[s]) and self.same(self.shadow[s])
+            alike = self.classes or (self.same(self.holder[s]) and self.same(self.shadow[s]))
             if alike and s not in self.owned and self.draw.coin(self.t, self.e, s, -2) < self.guard["owner_audit_rate"]:
                 raise RefusedError(f"stage {s}: the owner's audit was drawn and not made")
             for lane in range(self.lanes):
@@ -208,7 +211,7 @@ class Step:
         others = {*self.holder.values(), *self.shadow.values()} - {"owner", self.holder[s], self.shadow[s]}
         if others and self.draw.coin(t, e, s, -3) < self.guard["third_party_audit_rate"]:
             third = sorted(others)[self.draw.number(t, e, s, -4) % len(others)]
-            yield third, list(range(self.m)), self.same(third) and self.same(self.holder[s])
+            yield third, list(range(self.m)), self.classes or (self.same(third) and self.same(self.holder[s]))
 
     def check_audit(self, leaf) -> int:
         s, m, auditor = leaf["stage"], leaf["microbatch"], leaf["auditor"]

@@ -46,6 +46,7 @@ def rules_of(company, draw="own", **changes):
         "microbatches": run.train.microbatches,
         "audits": guard.audits,
         "shadow": guard.shadow,
+        "classes": getattr(guard, "classes", None),
         "may_leave_out": False,
         "peers": {name: company.identity(name).public for name in names},
         "draw": company.draw if draw == "own" else draw,
@@ -197,8 +198,27 @@ def test_a_step_that_was_done_again_after_a_verdict_is_recorded_once_and_proven(
         judged(company, record)
 
 
-def test_two_numeric_classes_need_no_equal_digests_and_no_audits_of_weights(make_company):
-    company = make_company(guarded(GuardConfig(**OFTEN)), {1: Actor(numeric_class="another")})
+def test_a_class_of_its_own_excuses_nobody_in_a_run_of_one_class(audited):
+    record = audited.records[0]
+    leaves = read_leaves(record.leaves)
+    claimed = [leaves[0].model_copy(update={"classes": {"worker-1": 1}}), *leaves[1:]]
+
+    with pytest.raises(AuditLogError, match="another numeric class"):
+        judged(audited, record, claimed, classes="one")
+
+
+def test_weight_gradients_of_unlike_copies_are_demanded_where_the_run_says_so(audited):
+    for record, leaves, place in parts(audited, OwnerAuditLeaf | StepAuditLeaf):
+        attempt = leaves[0].model_copy(update={"classes": {"worker-1": 1, "worker-2": 1, "worker-3": 1}})
+        rest = [attempt, *leaves[1:place], *leaves[place + 1 :]]
+
+        with pytest.raises(AuditLogError, match="stage"):
+            judged(audited, record, rest, classes="mixed")
+
+
+def test_between_two_numeric_classes_digests_may_differ_and_the_audits_are_recorded(make_company):
+    mixed = {"classes": "mixed"} if "classes" in GuardConfig.model_fields else {}
+    company = make_company(guarded(GuardConfig(**OFTEN, **mixed)), {1: Actor(numeric_class="another")})
     company.run(STEPS)
 
     for record in company.records:

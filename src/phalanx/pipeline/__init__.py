@@ -1,6 +1,7 @@
 """The verified pipeline: stages that check each other, and an owner who completes every step."""
 
 from phalanx.pipeline.allocator import keep_freed_memory
+from phalanx.pipeline.battery import run_battery
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.cusum import Drift, DriftWatch
 from phalanx.pipeline.distance import Band, band, token_distance, token_distances, token_residual
@@ -9,8 +10,9 @@ from phalanx.pipeline.draw import AuditDraw, fresh_nonce
 from phalanx.pipeline.duplicate import Duplicate
 from phalanx.pipeline.engine import PipelineEngine
 from phalanx.pipeline.explain import explain_evidence
+from phalanx.pipeline.guarantees import GUARANTEES, weaker
 from phalanx.pipeline.hosted import StepInputs
-from phalanx.pipeline.join import gather
+from phalanx.pipeline.join import Guests, gather
 from phalanx.pipeline.kept_states import fetch_kept
 from phalanx.pipeline.launch import LocalWorkers
 from phalanx.pipeline.leaves import read_leaves
@@ -23,6 +25,7 @@ from phalanx.pipeline.proof import Rules, Work, check_step
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
+from phalanx.pipeline.step_checks import CHECKS, NoteChecks, StageChecks
 from phalanx.pipeline.step_record import StepRecord
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.verdict import Verdict
@@ -30,6 +33,8 @@ from phalanx.pipeline.wide import WideRunner, recompute_in
 from phalanx.pipeline.worker import Worker, born_file, die_with_parent, run_worker
 
 __all__ = [
+    "CHECKS",
+    "GUARANTEES",
     "MAX_ATTEMPTS",
     "OWNER",
     "SCHEDULES",
@@ -41,13 +46,16 @@ __all__ = [
     "Duplicate",
     "Files",
     "GuardConfig",
+    "Guests",
     "LocalWorkers",
     "Members",
+    "NoteChecks",
     "NumericClass",
     "Observe",
     "PipelineConfig",
     "PipelineEngine",
     "Rules",
+    "StageChecks",
     "StageCopy",
     "StageRange",
     "StageRunner",
@@ -74,6 +82,7 @@ __all__ = [
     "local_numeric_class",
     "read_leaves",
     "recompute_in",
+    "run_battery",
     "run_worker",
     "settle_numerics",
     "skipping",
@@ -82,4 +91,5 @@ __all__ = [
     "token_distances",
     "token_residual",
     "unwrapped",
+    "weaker",
 ]

@@ -127,6 +127,10 @@ class GuardConfig(StrictModel):
     stage serve, one the even microbatches, one the odd ones, and audit each other; `snapshot`: the shadow is sent the
     state every `snapshot_every` steps, to which the run goes back when roles change, and weights when it audits."""
     screen: bool = True
+    classes: Literal["one", "mixed"] = "one"
+    """`one`: every party computes the owner's bits, which is measured when it joins, and others are refused; `mixed`:
+    others are let in, their messages and weight gradients are compared by distance, and all parties make updates in
+    single roundings, so that states have equal bits on every processor."""
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
     """tau between numeric classes (fp32): beyond it the referee decides. See `distance.py`."""
 
@@ -168,6 +172,15 @@ class GuardConfig(StrictModel):
                     f'{name} = {getattr(self, name)} with shadow = "replica": nobody else can redo a step yet '
                     f'that two copies share; set {name} = 0 or shadow = "gradient"'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> "GuardConfig":
+        if self.classes == "mixed" and self.enabled and self.shadow not in ("gradient", "adapters"):
+            raise ValueError(
+                f'classes = "mixed" with shadow = "{self.shadow}": only a shadow that is sent the weight gradient and '
+                'makes its own updates keeps equal bits where kernels differ; use "gradient", or classes = "one"'
+            )
         return self
 
     @model_validator(mode="after")
@@ -252,6 +265,28 @@ class AttackConfig(StrictModel):
     from_step: int = Field(default=0, ge=0)
     until_step: int | None = None
     seed: int = 0
+    also: tuple["AttackConfig", ...] = ()
+    """Further attackers in the same run, each with a kind and stages of its own."""
+
+    @model_validator(mode="after")
+    def _check_attackers(self) -> "AttackConfig":
+        if not self.also:
+            return self
+        together = (self, *self.also)
+        if any(one.kind == "none" for one in together) or any(one.also for one in self.also):
+            raise ValueError('of several attacks each has a kind other than "none", and only the first one has also')
+        stages = [stage for one in together for stage in one.stages]
+        twice = sorted({stage for stage in stages if stages.count(stage) > 1})
+        if twice:
+            raise ValueError(
+                f"stages {twice} are in two attacks: a party lies in one way; give each stage to one of them"
+            )
+        return self
+
+    @property
+    def attackers(self) -> tuple["AttackConfig", ...]:
+        """One for each way of lying; none where nobody lies."""
+        return () if self.kind == "none" else (self, *self.also)
 
 
 class WorkerConfig(StrictModel):

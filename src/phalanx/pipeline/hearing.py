@@ -11,7 +11,8 @@ from torch import Tensor
 
 from phalanx.errors import CertificateError, EvidenceError, FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.evidence import EvidenceRecord, read_evidence
-from phalanx.pipeline.messages import Message, parse_message
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import parse_message
 from phalanx.pipeline.signed import Statement, Statements
 from phalanx.security.crypto import Peer, certificate_facts, digest_hex, peer_from_certificate
 from phalanx.transport import SignedHeader
@@ -106,7 +107,7 @@ def open_hearing(path: Path, pins: Pins) -> Hearing:
         EvidenceError: A file is missing, altered or malformed, a certificate is not the authority's, a
             header is not its sender's, or something is of another session.
     """
-    record, tensors, sha256 = read_evidence(path)
+    record, tensors, sha256 = read_evidence(path, own=pins.in_run)
     fingerprint = _fingerprint(record.authority.encode(), f"{path}: authority")
     if pins.authority is not None:
         known = _fingerprint(pins.authority, "the authority to compare with")

@@ -36,6 +36,8 @@ class Rules:
         microbatches: Microbatches of a step.
         audits: Whether the guard recomputes anything.
         shadow: The upkeep, `guard.shadow`.
+        classes: `guard.classes`: with `one` nobody may be of another numeric class than the owner; without a word, as
+            before there was a choice, weight gradients of unlike copies are not audited.
         may_leave_out: Whether a step may be done without some stage, `guard.recovery = "skip_layer"`.
         peers: Keys of the parties, by the name in their certificates.
         draw: Draws with the revealed key; None while it is secret.
@@ -46,6 +48,7 @@ class Rules:
     microbatches: int
     audits: bool
     shadow: str
+    classes: str | None
     may_leave_out: bool
     peers: Mapping[str, Peer]
     draw: AuditDraw | None
@@ -109,6 +112,8 @@ class _StepJudge:
         self._attempt = attempts[0]
         if not self._attempt.session.startswith(f"{rules.run}-"):
             raise AuditLogError("its leaves are those of another run")
+        if self._attempt.classes and rules.classes == "one":
+            raise AuditLogError(f"{min(self._attempt.classes)} is of another numeric class, and the run has one")
         self._assignment = _assignment(self._attempt)
         self._audits = {(leaf.stage, leaf.microbatch, leaf.auditor): leaf for leaf in self._of(AuditLeaf)}
         self._step_audits = {(leaf.stage, leaf.auditor): leaf for leaf in self._of(StepAuditLeaf)}
@@ -165,7 +170,7 @@ class _StepJudge:
                 )
         self._check_done(demands)
         owned = {leaf.stage for leaf in self._of(OwnerAuditLeaf)}
-        for stage in sorted({stage for stage, _ in self._watched if self._has_like_copies(stage)} - owned):
+        for stage in sorted({stage for stage, _ in self._watched if self._weighs_gradients(stage)} - owned):
             if draw.owners_step(step=self._attempt.step, epoch=self._attempt.epoch, stage=stage):
                 raise AuditLogError(f"stage {stage}: is drawn for the owner's own audit, which was not made")
 
@@ -194,7 +199,7 @@ class _StepJudge:
         where = {"step": self._attempt.step, "epoch": self._attempt.epoch, "stage": stage}
         in_lane = where | ({"lane": lane} if lane else {})
         everything = assignment.microbatches(share, self._rules.microbatches)
-        alike, lockstep = self._has_like_copies(stage), self._rules.shadow == "lockstep"
+        alike, lockstep = self._weighs_gradients(stage), self._rules.shadow == "lockstep"
         whole = alike and not lockstep and draw.whole_step(**in_lane)
         if lockstep or whole:
             drawn = everything
@@ -207,13 +212,14 @@ class _StepJudge:
         among = sorted(present - {OWNER, assignment.holders[stage], assignment.shadows[stage]})
         third = draw.third_party(**where, among=among)
         if third is not None:
-            weights = self._alike(assignment.holders[stage], OWNER) and self._alike(third, OWNER)
+            alike = self._alike(assignment.holders[stage], OWNER) and self._alike(third, OWNER)
+            weights = self._rules.classes is not None or alike
             yield _Demand(share, third, tuple(range(self._rules.microbatches)), weights)
 
-    def _has_like_copies(self, stage: int) -> bool:
-        """Whether both copies of a stage get the owner's bits: there weight gradients can be compared."""
+    def _weighs_gradients(self, stage: int) -> bool:
+        """Whether the weight gradients of a stage are audited."""
         copies = (self._assignment.holders[stage], self._assignment.shadows[stage])
-        return all(self._alike(party, OWNER) for party in copies)
+        return self._rules.classes is not None or all(self._alike(party, OWNER) for party in copies)
 
     def _alike(self, one: str, other: str) -> bool:
         return self._attempt.classes.get(one, 0) == self._attempt.classes.get(other, 0)

@@ -9,13 +9,16 @@ from pathlib import Path
 from torch import Tensor
 
 from phalanx.checkpoint.state_files import StateFiles
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline import (
     OWNER,
+    AttackConfig,
     AuditDraw,
     Files,
+    Guests,
     LocalWorkers,
     Members,
+    NoteChecks,
     Observe,
     PipelineEngine,
     StepPlan,
@@ -92,6 +95,7 @@ def gathered(
     Raises:
         PeerLostError: A worker did not come.
         CertificateError: An identity or certificate is unusable.
+        ConfigError: A worker computes other bits than the run allows.
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
@@ -104,16 +108,19 @@ def gathered(
             observe("awaiting", {"address": wire.address, "parties": list(names)})
         else:
             workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
-        members = gather(
-            endpoint,
-            plan,
+        guests = Guests(
             {name: home.certificate(name) for name in names},
-            home.owner.authority_pem,
-            late={name: home.certificate(name) for name in late},
+            {name: home.certificate(name) for name in late},
             is_alive=workers.is_alive,
             last_words=workers.last_words,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
         )
+        try:
+            members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)
+        except ConfigError:
+            # everybody was told why, and shall have the time to say so
+            workers.close()
+            raise
         members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
@@ -133,6 +140,7 @@ def engaged(
     draw: AuditDraw,
     late: Sequence[str] = (),
     journal: Journal | None = None,
+    note_checks: NoteChecks | None = None,
     note_step: Callable[[StepRecord], None] | None = None,
 ) -> Iterator[PipelineEngine]:
     """Make the engine that drives a crowd; no role is given yet. At the end every worker is told so."""
@@ -150,8 +158,8 @@ def engaged(
             # when the first ones are there: it shall not slow down their start
             workers.keep_nursery(run.train.threads)
     for name in members.names:
-        observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
-    files = Files(home.path, library, observe, note_step=note_step)
+        observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
+    files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
         if journal is not None:
             files.note_verified = journal.verified
@@ -185,8 +193,14 @@ def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
     return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
 
 
+def attack_of(run: RunConfig, name: str) -> AttackConfig | None:
+    """How a local worker is to lie in a drill; None for the honest ones."""
+    mine = [one for one in run.attack.attackers if name in {f"worker-{stage}" for stage in one.stages}]
+    return mine[0].model_copy(update={"also": ()}) if mine else None
+
+
 def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
-    attacked = run.attack.kind != "none" and any(name == f"worker-{stage}" for stage in run.attack.stages)
+    attack = attack_of(run, name)
     return WorkerConfig(
         identity=str((home.pki / name).resolve()),
         owner=owner,
@@ -195,6 +209,6 @@ def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) ->
         journal=str(home.journal.resolve()) if run.journals else None,
         # the port of the run file is the owner's
         transport=run.pipeline.transport.model_copy(update={"port": 0}),
-        attack=run.attack if attacked else None,
-        attack_log=str(home.attack_log.resolve()) if attacked else None,
+        attack=attack,
+        attack_log=None if attack is None else str(home.attack_log.resolve()),
     )

@@ -120,6 +120,10 @@ def verify_run(run_dir: Path, certificate: Path | None = None) -> RunProof:
                 f"{where}: its steps are signed for {len(session.names)} sessions, or for an earlier one"
             )
         names |= session.names
+    if work.unlike:
+        remarks.append(
+            f"{work.unlike} audits are between numeric classes: how far the results differ is the owner's word"
+        )
     return RunProof(
         log=log,
         owner=owner,
@@ -253,6 +257,7 @@ def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) 
             microbatches=body["microbatches"],
             audits=guard["mode"] in ("phalanx", "paper"),
             shadow=guard["shadow"],
+            classes=guard.get("classes"),
             may_leave_out=guard["recovery"] == "skip_layer",
             peers=_peers(body["certificates"], body["authority"], owner, where),
             draw=draw,
