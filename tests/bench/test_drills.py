@@ -1,14 +1,20 @@
 """Drills: a run file is shortened and nothing else, and a drill is passed only by a guard that held."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from phalanx.attacks import ATTACKS
-from phalanx.bench.drills import Drill, drill_runs, has_held, list_attacks, row_of, run_drill
+from phalanx.bench.drill_plan import Drill, Scene, drill_scenes
+from phalanx.bench.drills import has_held, list_attacks, row_of, run_drill
+from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError, TrainingError
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import tiny_run
+from phalanx.train import load_run
+from phalanx.train.company import attack_of
+from tiny_run_file import tiny_run_file
 
 CLEAN = {"final_weights_digest": "clean", "validation_perplexity": 9.0, "false_accusations": 0}
 CAUGHT = CLEAN | {
@@ -20,7 +26,18 @@ LIAR = AttackConfig(kind="sign_flip")
 
 
 def row(**changes):
-    return row_of(LIAR, CAUGHT | changes, CLEAN)
+    found = row_of(Scene(tiny_run(), {"worker-1": LIAR}), CAUGHT | changes, CLEAN)
+    return {"attack": "sign_flip", **found}
+
+
+def attacks(run, drill):
+    return {name: scene.run.attack for name, scene in drill_scenes(run, drill).items()}
+
+
+def run_with(text, *overrides, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(tiny_run_file(f"[pipeline]\nstages = 4\n{text}"))
+    return load_run(path, overrides)
 
 
 class Trainer:
@@ -42,7 +59,8 @@ class Trainer:
 def test_a_drill_keeps_the_run_and_shortens_it():
     run = tiny_run(guard=GuardConfig(audit_rate=0.5))
 
-    runs = drill_runs(run, Drill(kinds=["sign_flip", "framing"], steps=6, from_step=1, rate=0.5))
+    scenes = drill_scenes(run, Drill(kinds=["sign_flip", "framing"], steps=6, from_step=1, rate=0.5))
+    runs = {name: scene.run for name, scene in scenes.items()}
 
     assert list(runs) == ["none", "sign_flip", "framing"]
     for short in runs.values():
@@ -55,11 +73,202 @@ def test_a_long_warm_up_is_shortened_too():
     run = tiny_run()
     slow = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"warmup_steps": 50})})
 
-    assert drill_runs(slow, Drill(steps=8))["none"].optimizer.warmup_steps == 7
+    assert drill_scenes(slow, Drill(steps=8))["none"].run.optimizer.warmup_steps == 7
 
 
 def test_two_colluders_are_placed_next_to_each_other():
-    assert drill_runs(tiny_run(), Drill(kinds=["colluders"]))["colluders"].attack.stages == (1, 2)
+    assert attacks(tiny_run(), Drill(kinds=["colluders"]))["colluders"].stages == (1, 2)
+
+
+ATTACK = """
+[attack]
+kind = "scale"
+stages = [2]
+direction = "backward"
+strength = 3.5
+rate = 0.25
+from_step = 7
+until_step = 12
+seed = 41
+"""
+AS_WRITTEN = {
+    "kind": "scale",
+    "stages": (2,),
+    "direction": "backward",
+    "strength": 3.5,
+    "rate": 0.25,
+    "from_step": 7,
+    "until_step": 12,
+    "seed": 41,
+}
+
+
+def test_what_the_run_file_says_of_an_attack_holds_in_a_drill(tmp_path):
+    found = attacks(run_with(ATTACK, tmp_path=tmp_path), Drill())
+
+    assert list(found) == ["none", "scale"]
+    assert found["scale"] == AttackConfig(**AS_WRITTEN)
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"rate": 1.0}, {"rate": 1.0}),
+        ({"from_step": 3}, {"from_step": 3}),
+        ({"stages": (1,)}, {"stages": (1,)}),
+        ({"kinds": ("gaussian_added",)}, {"kind": "gaussian_added"}),
+    ],
+)
+def test_an_option_changes_what_it_names_and_nothing_else(tmp_path, options, changed):
+    found = attacks(run_with(ATTACK, tmp_path=tmp_path), Drill(**options))
+
+    assert found[changed.get("kind", "scale")] == AttackConfig(**AS_WRITTEN | changed)
+
+
+def test_what_another_kind_cannot_do_is_refused_and_not_dropped(tmp_path):
+    with pytest.raises(ConfigError, match=r"attack.direction: 'skipped_update' has none to choose"):
+        drill_scenes(run_with(ATTACK, tmp_path=tmp_path), Drill(kinds=("skipped_update",)))
+
+
+def test_a_run_file_without_an_attack_has_the_papers_two_from_a_quarter_on(tmp_path):
+    found = attacks(run_with("[attack]\nseed = 9\n", tmp_path=tmp_path), Drill(steps=16))
+
+    assert list(found) == ["none", "forward_sign_flip", "backward_gaussian"]
+    assert {(one.from_step, one.seed, one.rate) for name, one in found.items() if name != "none"} == {(4, 9, 1.0)}
+
+
+TWO = """
+[attack]
+kind = "gradient_sign"
+stages = [1]
+from_step = 2
+[[attack.also]]
+kind = "forward_sign_flip"
+stages = [2]
+seed = 3
+"""
+
+
+def test_attackers_of_several_kinds_act_in_one_run(tmp_path):
+    run = run_with(TWO, tmp_path=tmp_path)
+    scene = drill_scenes(run, Drill(rate=0.5))["gradient_sign@1+forward_sign_flip@2"]
+
+    assert {party: (one.kind, one.rate, one.from_step) for party, one in scene.liars.items()} == {
+        "worker-1": ("gradient_sign", 0.5, 2),
+        "worker-2": ("forward_sign_flip", 0.5, 0),
+    }
+    assert scene.run.attack.attackers[1].seed == 3
+
+
+def test_attackers_are_put_together_on_the_command_line(tmp_path):
+    drill = Drill(together=("scale:stages=[1]:strength=3:direction=forward", "framing:stages=[2]:from_step=6"))
+    scenes = drill_scenes(run_with("", tmp_path=tmp_path), drill)
+
+    assert list(scenes) == ["none", "scale@1+framing@2"]
+    liars = scenes["scale@1+framing@2"].liars
+    assert (liars["worker-1"].strength, liars["worker-1"].direction, liars["worker-1"].from_step) == (3, "forward", 4)
+    assert (liars["worker-2"].kind, liars["worker-2"].from_step) == ("framing", 6)
+
+
+@pytest.mark.parametrize(
+    ("together", "message"),
+    [
+        (("scale:stages=[1]", "framing:stages=[1]"), r"stages \[1\] are in two attacks"),
+        (("scale:size=3",), "size"),
+        (("scale:strength",), "expected section.key=value"),
+        (("scal",), "'scal'; choices"),
+        (("scale:from_step=99",), "nobody lies before step 99"),
+        (("none",), "is no attack"),
+    ],
+)
+def test_attackers_that_cannot_be_are_refused(tmp_path, together, message):
+    with pytest.raises(ConfigError, match=message):
+        drill_scenes(run_with("", tmp_path=tmp_path), Drill(together=together))
+
+
+REMOTE = "remote_workers = ['north', 'south']\npki = 'keys'\n"
+
+
+def test_remote_liars_are_told_what_to_write_into_their_files(tmp_path):
+    run = run_with(REMOTE, tmp_path=tmp_path)
+    scenes = drill_scenes(run, Drill(together=("scale:stages=[2]:strength=3", "framing:stages=[1]")))
+    scene = scenes["scale@2+framing@1"]
+
+    text = scene.instructions()
+
+    assert "[attack]" in scenes["none"].instructions()
+    north, _, south = text.partition("# south")
+    assert "# north" in north
+    told = tomllib.loads(south)["attack"]
+    assert (told["kind"], told["strength"], told["from_step"], told["stages"]) == ("scale", 3, 4, [2])
+    assert tomllib.loads(north.partition("# north")[2])["attack"]["kind"] == "framing"
+    # the owner's own run knows of no attack
+    assert scene.run.attack.kind == "none"
+    assert scene.planned_steps == list(range(4, 16))
+
+
+def test_what_is_found_of_remote_liars_is_compared_with_what_they_were_told(tmp_path):
+    run = run_with(REMOTE, tmp_path=tmp_path)
+    scene = drill_scenes(run, Drill(kinds=("sign_flip",)))["sign_flip"]
+    verdicts = [{"party": "north", "step": 6, "offence": "message"}]
+    summary = CLEAN | {"attacked_steps": None, "false_accusations": None, "evicted": ["north"], "verdicts": verdicts}
+
+    caught = {"attack": "sign_flip", **row_of(scene, summary, CLEAN)}
+
+    assert (caught["detected"], caught["steps_to_detection"], caught["planned_steps"]) == (True, 2, 12)
+    assert (caught["attacked_steps"], caught["false_accusations"]) == (None, 0)
+    assert has_held(caught)
+    innocent = [*verdicts, {"party": "south", "step": 7, "offence": "message"}]
+    assert not has_held({"attack": "sign_flip", **row_of(scene, summary | {"verdicts": innocent}, CLEAN)})
+    assert not has_held({"attack": "sign_flip", **row_of(scene, summary | {"evicted": [], "verdicts": []}, CLEAN)})
+
+
+def test_of_two_kinds_of_liars_both_must_be_found():
+    two = Scene(tiny_run(), {"worker-1": LIAR, "worker-2": AttackConfig(kind="framing", stages=(2,))})
+
+    assert row_of(two, CAUGHT, CLEAN)["detected"] is False
+    assert row_of(two, CAUGHT | {"evicted": ["worker-2", "worker-1"]}, CLEAN)["detected"] is True
+
+
+def test_a_remote_drill_outside_the_middle_stages_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="only the middle stages"):
+        drill_scenes(run_with(REMOTE, tmp_path=tmp_path), Drill(stages=(3,)))
+
+
+def test_in_a_run_each_worker_is_told_its_own_lie_alone(tmp_path):
+    run = run_with(TWO, tmp_path=tmp_path)
+    told = {}
+    for party in run.pipeline.workers:
+        told[party] = attack_of(run, party)
+
+    assert {party: one and one.kind for party, one in told.items()} == {
+        "worker-1": "gradient_sign",
+        "worker-2": "forward_sign_flip",
+    }
+    assert all(one.also == () for one in told.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[attack]\nkind = 'zero'\n[[attack.also]]\nkind = 'inf'\n", r"stages \[1\] are in two attacks"),
+        ("[attack]\nkind = 'zero'\n[[attack.also]]\nstages = [2]\n", 'a kind other than "none"'),
+        ("[attack]\nkind = 'none'\n[[attack.also]]\nkind = 'inf'\nstages = [2]\n", 'a kind other than "none"'),
+        ("[attack]\nkind = 'zero'\n[[attack.also]]\nkind = 'inf'\nstages = [3]\n", r"\[3\]: only the middle stages"),
+    ],
+)
+def test_attackers_in_a_run_file_that_cannot_be_are_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        run_with(text, tmp_path=tmp_path)
+
+
+def test_a_list_of_attacks_is_kept_and_read_again_as_it_was(tmp_path):
+    run = run_with(TWO, tmp_path=tmp_path)
+    kept = tmp_path / "config.toml"
+    kept.write_text(dump_toml(run))
+
+    assert digest(load_run(kept)) == digest(run)
+    assert [one.kind for one in run.attack.attackers] == ["gradient_sign", "forward_sign_flip"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +276,7 @@ def test_two_colluders_are_placed_next_to_each_other():
     [
         (Drill(kinds=["sine_flip"]), "'sine_flip'; choices: none, adaptive"),
         (Drill(stages=[3]), "only the middle stages"),
-        (Drill(steps=4), "nobody lies before step 4; raise --steps"),
+        (Drill(steps=4, from_step=4), "nobody lies before step 4; raise --steps"),
         (Drill(kinds=[]), "give --kinds"),
     ],
 )

@@ -19,8 +19,6 @@ def drills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("COLUMNS", "110")
     module: Any = ModuleType("phalanx.bench.drills")
     module.calls, module.passed = [], True
-    module.DEFAULT_KINDS = ("forward_sign_flip", "backward_gaussian")
-    module.Drill = dict
     module.list_attacks = lambda: [{"attack": "drift", "what it does": "moves a little"}]
 
     def run_drill(run_file: Any, drill: Any, directory: Path | None) -> dict[str, Any]:
@@ -30,6 +28,9 @@ def drills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.run_drill = run_drill
     training: Any = ModuleType("phalanx.train")
     training.load_run = lambda path, overrides: (path.name, *overrides)
+    plan: Any = ModuleType("phalanx.bench.drill_plan")
+    plan.Drill = dict
+    monkeypatch.setitem(sys.modules, "phalanx.bench.drill_plan", plan)
     monkeypatch.setitem(sys.modules, "phalanx.bench.drills", module)
     monkeypatch.setitem(sys.modules, "phalanx.train", training)
     return module
@@ -42,14 +43,32 @@ def test_the_drill_gets_what_the_command_line_says(drills, tmp_path: Path) -> No
 
     ((run_file, drill, directory),) = drills.calls
     assert run_file == ("run.toml", "train.seed=3")
-    assert drill == {"kinds": ("drift", "framing"), "steps": 8, "from_step": 2, "rate": 0.5, "stages": (1, 2)}
+    assert drill == {
+        "kinds": ("drift", "framing"),
+        "together": (),
+        "steps": 8,
+        "from_step": None,
+        "rate": 0.5,
+        "stages": (1, 2),
+    }
     assert directory == tmp_path
 
 
-def test_without_options_the_papers_two_attacks_are_tried(drills, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attackers_who_act_together_and_a_first_step_are_passed_on(drills) -> None:
+    options = ["--attack", "scale:stages=[1]:strength=3", "--attack", "framing:stages=[2]", "--from-step", "5"]
+
+    assert run(["attack", "run.toml", *options]) == 0
+
+    drill = drills.calls[0][1]
+    assert drill["together"] == ("scale:stages=[1]:strength=3", "framing:stages=[2]")
+    assert drill["from_step"] == 5
+
+
+def test_without_options_the_run_file_says_what_is_tried(drills, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["attack", "run.toml"]) == 0
 
-    assert drills.calls[0][1]["kinds"] == drills.DEFAULT_KINDS
+    drill = drills.calls[0][1]
+    assert [drill[key] for key in ("kinds", "together", "from_step", "rate", "stages")] == [None, (), None, None, None]
     assert "drift" in capsys.readouterr().out
 
 

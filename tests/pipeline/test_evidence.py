@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from phalanx.errors import EvidenceError
 from phalanx.pipeline import GuardConfig, explain_evidence, token_distance
 from phalanx.pipeline.evidence import MAX_RECORD_BYTES, MAX_TENSOR_BYTES
+from phalanx.pipeline.explain import judge_evidence
+from phalanx.pipeline.hearing import Pins
 from phalanx.pipeline.messages import Activation, Applied, AuditReport, Bulk, Commit, Sent, Signed
 from phalanx.security.crypto import create_authority, issue
 from phalanx.testing import Actor, MemoryCompany, only, tampering, tiny_run
@@ -347,6 +349,27 @@ def test_a_huge_file_is_refused_unread(altered, suffix, limit):
 
     with pytest.raises(EvidenceError, match="larger than"):
         explain_evidence(path)
+
+
+def test_the_run_itself_reads_what_is_too_large_for_others(altered):
+    path = altered()
+    padded = path.read_text() + " " * MAX_RECORD_BYTES
+    path.write_text(padded)
+
+    with pytest.raises(EvidenceError, match="larger than"):
+        explain_evidence(path)
+    facts = judge_evidence(path, Pins(in_run=True))
+
+    assert str(facts["conclusion"]).startswith("holds: worker-1")
+
+
+def test_evidence_of_another_session_than_the_reader_knows_is_refused(altered):
+    path = altered()
+    session = json.loads(path.read_text())["session"]
+
+    with pytest.raises(EvidenceError, match="expected 'another'"):
+        explain_evidence(path, session="another")
+    assert explain_evidence(path, session=session)["session"] == f"{session}, as given"
 
 
 def test_garbage_in_place_of_tensors_is_refused(altered):

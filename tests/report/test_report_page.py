@@ -314,3 +314,48 @@ def test_no_bytes_in_any_file_make_it_crash(tmp_path_factory, content):
 
     assert read_run(run_dir).notes
     page_of(run_dir)
+
+
+CHECKS = {
+    "in_doubt": True,
+    "steps_believed": {"1": 150, "2": 190},
+    "steps_in_doubt": [
+        {"party": "worker-1", "stage": 1, "convicted_in": [104], "steps": [[1, 40], [42, 103]], "num_steps": 102}
+        | {"last_verified": 41}
+    ],
+    "checkpoint_before_doubt": None,
+    "checks": {
+        stage: {"steps": 200, "messages": {"steps": 200, "last": 199}, "owner": {"steps": 3, "last": 160}}
+        for stage in ("1", "2")
+    },
+    "drifts": [{"party": "worker-2", "stage": 2, "direction": "forward", "first_step": 9, "last_step": 31}],
+}
+
+
+def test_what_was_checked_and_what_is_in_doubt_is_drawn_and_said(run_dir):
+    write_json(run_dir / "summary.json", {**SUMMARY, **CHECKS})
+
+    page = page_of(run_dir)
+
+    assert "Checks" in page.pieces
+    assert "102 steps in doubt" in page.text
+    assert "102 steps: 1 to 40, 42 to 103" in page.text
+    assert "No checkpoint of before them is left" in page.text
+    assert "160 (3 in all)" in page.text
+    assert "stage 1 recomputed in full: 50" in page.text
+    assert "stage 1 on the word of its party: 48" in page.text
+    assert "worker-2 2 forward 9 31" in page.text
+    assert page.tags.count("svg") == 5
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, "x", [], {}, [1, {"steps": [[1], "a", [HOSTILE, 2]]}], {"1": {"steps": "x"}}]
+)
+@pytest.mark.parametrize("key", ["steps_believed", "steps_in_doubt", "checks", "drifts", "checkpoint_before_doubt"])
+def test_a_summary_whose_checks_are_nonsense_is_drawn_as_far_as_it_goes(run_dir, key, value):
+    write_json(run_dir / "summary.json", {**SUMMARY, **CHECKS, key: value})
+
+    page = page_of(run_dir)
+
+    assert "script" not in page.tags
+    assert "Verdicts" in page.pieces

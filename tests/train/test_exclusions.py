@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.bench.drills import Drill, drill_runs
+from phalanx.bench.drill_plan import Drill, drill_scenes
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.pipeline import GuardConfig
@@ -83,4 +83,4 @@ def test_only_what_repeats_an_excluded_section_is_refused_and_the_engine_alone_i
 
 def test_a_drill_of_a_run_without_stages_is_refused(load):
     with pytest.raises(ConfigError, match=r"\[parallel\] and \[attack\] exclude each other"):
-        drill_runs(load(ENGINES["parallel"]), Drill(kinds=("zero",)))
+        drill_scenes(load(ENGINES["parallel"]), Drill(kinds=("zero",)))

@@ -9,11 +9,14 @@ import torch
 from phalanx.data import IGNORE, Batch
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelConfig, build_stage, open_model, partition, tie
-from phalanx.pipeline import StepResult
+from phalanx.pipeline import StageChecks, StepResult
+from phalanx.train import load_run
+from phalanx.train.check_record import CheckRecord
 from phalanx.train.ground_truth import GroundTruth
 from phalanx.train.record import Totals
 from phalanx.train.summary import Figures, summarise
 from phalanx.train.validation import perplexity
+from tiny_run_file import tiny_run_file
 
 PLAIN = {"adapter": None, "activation_checkpointing": False, "attention": "sdpa", "seed": 0}
 
@@ -58,12 +61,15 @@ def test_totals_of_another_version_are_refused(saved):
 def test_figures_of_another_version_are_refused():
     with pytest.raises(CheckpointError, match="figures"):
         Figures().load_json({"validation_first": 1.0})
+    with pytest.raises(CheckpointError, match="figures"):
+        Figures().load_json({"validation_first": 1.0, "validation_last": 1.0})
 
 
 def test_an_infinite_perplexity_is_saved_as_null():
     assert Figures(validation_first=math.inf, validation_last=9.0).to_json() == {
         "validation_first": None,
         "validation_last": 9.0,
+        "checks": CheckRecord().to_json(),
     }
 
 
@@ -83,6 +89,49 @@ def test_a_summary_counts_detections_and_false_accusations_against_the_truth(mak
     assert (summary["detections"], summary["false_accusations"]) == (1, 1)
     assert (summary["evicted"], summary["lost"], summary["takeovers"]) == (["worker-1", "worker-2"], ["worker-3"], 1)
     assert "more" not in summary["verdicts"][0]
+
+
+def test_with_remote_workers_what_the_owner_found_is_counted_and_what_they_alone_know_is_null(make_run, tmp_path):
+    figures = Figures(status="completed")
+    for body in (verdict("east", 4), verdict("east", 4), verdict("west", 5)):
+        figures.observe("verdict", body)
+        figures.observe("evicted", {"party": body["party"]})
+
+    remote = make_run("pipeline.stages=4", "pipeline.remote_workers=['east','west']", "pipeline.pki='pki'")
+    summary = summarise(remote, figures, Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+
+    # one a party and step
+    assert (summary["detections"], summary["audits"], summary["evicted"]) == (2, 0, ["east", "east", "west"])
+    assert [summary[key] for key in ("attacks_injected", "attacked_steps", "false_accusations")] == [None] * 3
+
+
+def test_a_summary_says_which_steps_are_in_doubt(make_run, tmp_path):
+    figures = Figures(status="completed", checkpoints=(0, 2))
+    for step in range(4):
+        figures.checks.applied(step, {1: StageChecks(frozenset({"messages"}), {"worker-1": None})})
+    figures.observe("verdict", verdict("worker-1", 4))
+    figures.observe("drift", {"stage": 1, "party": "worker-1", "direction": "forward", "step": 3, "bias_sigmas": 6.0})
+
+    again = Figures()
+    again.load_json(json.loads(json.dumps(figures.to_json())))
+    summary = summarise(make_run(), figures, Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+
+    (doubt,) = summary["steps_in_doubt"]
+    assert (doubt["party"], doubt["stage"], doubt["steps"], doubt["convicted_in"]) == ("worker-1", 1, [[0, 3]], [4])
+    assert (summary["status"], summary["in_doubt"], summary["checkpoint_before_doubt"]) == ("completed", True, 0)
+    assert summary["steps_believed"] == {"1": 4}
+    assert summary["checks"]["1"]["messages"] == {"steps": 4, "last": 3}
+    assert [row["party"] for row in summary["drifts"]] == ["worker-1"]
+    assert again.checks.doubts() == figures.checks.doubts()
+
+
+def test_a_run_without_stages_in_other_hands_has_no_such_figures(make_run, tmp_path):
+    path = tmp_path / "domain.toml"
+    path.write_text(tiny_run_file("[parallel]\ndp = 2\n"))
+
+    summary = summarise(load_run(path), Figures(), Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+
+    assert {"in_doubt", "steps_in_doubt", "steps_believed", "checks"}.isdisjoint(summary)
 
 
 def test_steps_of_the_papers_recoveries_are_counted_once_each(make_run, tmp_path):
@@ -127,7 +176,7 @@ def test_nobody_knows_the_truth_about_remote_workers(make_run, tmp_path):
 
     summary = summarise(run, Figures(), Totals(), GroundTruth(tmp_path / "attack.jsonl"))
 
-    for key in ("attacks_injected", "attacked_steps", "detections", "false_accusations"):
+    for key in ("attacks_injected", "attacked_steps", "false_accusations"):
         assert summary[key] is None
 
 

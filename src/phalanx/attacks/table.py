@@ -146,8 +146,8 @@ def check_attack(config: AttackConfig) -> None:
     Raises:
         ConfigError: As `make_attack`.
     """
-    if config.kind != "none":
-        make_attack(config, "nobody", None)
+    for one in config.attackers:
+        make_attack(one, "nobody", None)
 
 
 def actor(config: AttackConfig, party: str, log: Path | None = None) -> Actor:

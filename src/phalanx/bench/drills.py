@@ -3,42 +3,21 @@
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from phalanx.attacks import ATTACKS, check_attack
+from phalanx.attacks import ATTACKS
+from phalanx.bench.drill_plan import Drill, Scene, drill_scenes
 from phalanx.config import digest
-from phalanx.errors import ConfigError, PhalanxError
-from phalanx.pipeline import AttackConfig
+from phalanx.errors import PhalanxError
+from phalanx.security.crypto import certified_name
 from phalanx.train import RunConfig, train
-
-DEFAULT_KINDS = ("forward_sign_flip", "backward_gaussian")
 
 Train = Callable[[RunConfig, Path], dict[str, Any]]
 """Trains one run in a directory and returns its summary."""
-
-
-@dataclass(frozen=True)
-class Drill:
-    """What is done to a run file.
-
-    Attributes:
-        kinds: Names in `ATTACKS`.
-        steps: Optimizer steps of each run.
-        from_step: First step in which anybody lies.
-        rate: How often the attackers lie.
-        stages: Where they are; None for the first middle stage, or the first two where two are needed.
-    """
-
-    kinds: Sequence[str] = DEFAULT_KINDS
-    steps: int = 16
-    from_step: int = 4
-    rate: float = 1.0
-    stages: Sequence[int] | None = None
 
 
 def list_attacks() -> list[dict[str, Any]]:
@@ -55,32 +34,6 @@ def list_attacks() -> list[dict[str, Any]]:
     ]
 
 
-def drill_runs(run: RunConfig, drill: Drill) -> dict[str, RunConfig]:
-    """The shortened run without an attacker, as "none", and with each.
-
-    Raises:
-        ConfigError: An attack is unknown or does not fit the run.
-    """
-    optimizer = run.optimizer.model_copy(update={"warmup_steps": min(run.optimizer.warmup_steps, drill.steps - 1)})
-    short = {
-        "train": run.train.model_copy(update={"steps": drill.steps, "validate_every": 0}),
-        "optimizer": optimizer,
-        "checkpoint": run.checkpoint.model_copy(update={"every": 0}),
-    }
-    if drill.steps <= drill.from_step:
-        raise ConfigError(f"attack: {drill.steps} steps, and nobody lies before step {drill.from_step}; raise --steps")
-    if not drill.kinds:
-        raise ConfigError("attack: no attack is named; give --kinds, or leave it out for the default ones")
-    if run.pipeline.remote_workers:
-        raise ConfigError("attack: pipeline.remote_workers cannot be told to lie; leave them out of the run file")
-    attacks = {kind: _attack(kind, drill) for kind in drill.kinds}
-    for attack in attacks.values():
-        check_attack(attack)
-    # parsed again, so that what is said about stages and steps is checked for each
-    everything = {"none": AttackConfig(), **attacks}
-    return {kind: _checked(run, {**short, "attack": attack}) for kind, attack in everything.items()}
-
-
 def run_drill(
     run: RunConfig, drill: Drill, directory: Path | None = None, trainer: Train | None = None
 ) -> dict[str, Any]:
@@ -92,46 +45,53 @@ def run_drill(
         directory: Keeps the run directories; a temporary one when left out.
         trainer: Trains one run; `phalanx.train.train` when left out.
 
+    With remote workers it says before each run what their files must have, and waits for them to be started.
+
     Returns:
         One row an attack, the undisturbed run first, and `passed`: every attack was found, and nobody innocent blamed.
 
     Raises:
-        ConfigError: As `drill_runs`.
+        ConfigError: As `drill_scenes`.
         PhalanxError: The undisturbed run failed.
     """
-    runs = drill_runs(run, drill)
+    scenes = drill_scenes(run, drill)
     with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as temporary:
         home = directory or Path(temporary)
-        summaries = {kind: _train(kind, one, home / kind, trainer or _train_quietly) for kind, one in runs.items()}
+        summaries = {name: _train(name, one, home / name, trainer or _train_quietly) for name, one in scenes.items()}
     clean = summaries["none"]
-    rows = [row_of(runs[kind].attack, summary, clean) for kind, summary in summaries.items()]
+    rows = [{"attack": name, **row_of(scenes[name], summary, clean)} for name, summary in summaries.items()]
     return {
         "run": digest(run),
         "steps": drill.steps,
-        "rate": drill.rate,
         "passed": all(map(has_held, rows)),
         "rows": rows,
     }
 
 
-def row_of(attack: AttackConfig, summary: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
-    """One line of the table from two summaries."""
-    attacked = summary.get("attacked_steps") or []
-    attackers = {f"worker-{stage}" for stage in attack.stages}
+def row_of(scene: Scene, summary: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
+    """One line of the table from two summaries, but for its name.
+
+    What remote liars did they alone know: of them, it is compared with what they were told to do.
+    """
+    planned, liars = scene.planned_steps, set(scene.liars)
+    attacked = planned if scene.is_remote else summary.get("attacked_steps") or []
     # whoever was silent is replaced and not accused
-    out = attackers & {*summary.get("evicted", ()), *summary.get("lost", ())}
+    out = {certified_name(name) for name in (*summary.get("evicted", ()), *summary.get("lost", ()))}
+    blamed = {certified_name(verdict["party"]) for verdict in summary.get("verdicts", ())}
     caught_at = [verdict["step"] for verdict in summary.get("verdicts", ())]
     digests = summary.get("final_weights_digest"), clean.get("final_weights_digest")
+    each_way = [{party for party, one in scene.liars.items() if one == way} for way in scene.liars.values()]
     return {
-        "attack": attack.kind,
-        "attacked_steps": len(attacked),
-        "detected": bool(out) if attacked else None,
+        "liars": {name: one.model_dump(mode="json", exclude={"also"}) for name, one in scene.liars.items()},
+        "planned_steps": len(planned),
+        "attacked_steps": None if scene.is_remote else len(attacked),
+        "detected": all(out & parties for parties in each_way) if attacked else None,
         "blamed": sorted({verdict["party"] for verdict in summary.get("verdicts", ())}),
         "caught_by": sorted({verdict["offence"] for verdict in summary.get("verdicts", ())}),
         "steps_to_detection": min(caught_at) - min(attacked) if caught_at and attacked else None,
         "evicted": summary.get("evicted", []),
         "lost": summary.get("lost", []),
-        "false_accusations": summary.get("false_accusations"),
+        "false_accusations": len(blamed - liars) if scene.is_remote else summary.get("false_accusations"),
         "bit_identical": None if None in digests else digests[0] == digests[1],
         "perplexity": summary.get("validation_perplexity"),
         "audits": summary.get("audits"),
@@ -145,30 +105,13 @@ def has_held(row: dict[str, Any]) -> bool:
     return row["error"] is None and row["false_accusations"] == 0 and found
 
 
-def _attack(kind: str, drill: Drill) -> AttackConfig:
-    attack = AttackConfig(kind=kind, rate=drill.rate, from_step=drill.from_step, stages=tuple(drill.stages or (1,)))
-    if drill.stages is None:
-        try:
-            check_attack(attack)
-        except ConfigError:
-            return attack.model_copy(update={"stages": (1, 2)})
-    return attack
-
-
-def _checked(run: RunConfig, update: dict[str, Any]) -> RunConfig:
-    # only what was written: sections exclude each other by their presence
-    sections = {name: getattr(run, name) for name in run.model_fields_set} | update
-    try:
-        return RunConfig(**sections)
-    except ValueError as exc:
-        raise ConfigError(f"attack: the run file does not allow it: {exc}") from exc
-
-
-def _train(kind: str, run: RunConfig, directory: Path, trainer: Train) -> dict[str, Any]:
-    sys.stderr.write(f"attack: {kind}: {run.train.steps} steps\n")
+def _train(kind: str, scene: Scene, directory: Path, trainer: Train) -> dict[str, Any]:
+    sys.stderr.write(f"attack: {kind}: {scene.run.train.steps} steps\n")
+    if scene.is_remote:
+        sys.stderr.write(f"{scene.instructions()}\n")
     sys.stderr.flush()
     try:
-        return trainer(run, directory)
+        return trainer(scene.run, directory)
     except PhalanxError as exc:
         if kind == "none":
             raise

@@ -18,10 +18,23 @@ def attack(
     *,
     kinds: Annotated[
         str | None,
-        typer.Option("--kinds", metavar="A,B", help="Attacks; default forward_sign_flip,backward_gaussian."),
+        typer.Option(
+            "--kinds",
+            metavar="A,B",
+            help="Attacks, each in a run of its own; default as in [attack], or forward_sign_flip,backward_gaussian.",
+        ),
     ] = None,
-    rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of steps with lies.")] = 1.0,
+    together: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--attack",
+            metavar="KIND:KEY=VALUE:...",
+            help="An attacker, such as scale:stages=[2]:strength=3; repeated, all of them act in one run.",
+        ),
+    ] = None,
+    rate: Annotated[float | None, typer.Option("--rate", min=0.0, max=1.0, help="Share of steps with lies.")] = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Steps of each run; lies begin at a quarter.")] = 16,
+    from_step: Annotated[int | None, typer.Option("--from-step", min=0, help="First step with lies.")] = None,
     stages: Annotated[
         str | None,
         typer.Option("--stages", metavar="1,2", help="Where the attackers are; default the first middle stage."),
@@ -39,9 +52,12 @@ def attack(
 ) -> None:
     """Train a shortened run once undisturbed and once with each attacker, in real processes.
 
+    What [attack] of the run file says holds; options override it. With remote workers it says what to put into theirs.
+
     Exits with 5 when an attack went undetected or never took place, somebody innocent was blamed, or a run failed.
     """
-    from phalanx.bench.drills import DEFAULT_KINDS, Drill, list_attacks, run_drill
+    from phalanx.bench.drill_plan import Drill
+    from phalanx.bench.drills import list_attacks, run_drill
 
     if list_them:
         listed = list_attacks()
@@ -52,9 +68,10 @@ def attack(
     from phalanx.train import load_run
 
     drill = Drill(
-        kinds=DEFAULT_KINDS if kinds is None else tuple(filter(None, kinds.split(","))),
+        kinds=None if kinds is None else tuple(filter(None, kinds.split(","))),
+        together=tuple(together or ()),
         steps=steps,
-        from_step=steps // 4,
+        from_step=from_step,
         rate=rate,
         stages=None if stages is None else _numbers(stages),
     )

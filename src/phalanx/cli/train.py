@@ -25,6 +25,7 @@ SHOWN = (
     "detections",
     "false_accusations",
     "evicted",
+    "in_doubt",
     "takeovers",
     "steps_lost",
     "final_weights_digest",

@@ -23,6 +23,7 @@ from phalanx.pipeline.proof import Rules, Work, check_step
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
+from phalanx.pipeline.step_checks import CHECKS, NoteChecks, StageChecks
 from phalanx.pipeline.step_record import StepRecord
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.verdict import Verdict
@@ -30,6 +31,7 @@ from phalanx.pipeline.wide import WideRunner, recompute_in
 from phalanx.pipeline.worker import Worker, born_file, die_with_parent, run_worker
 
 __all__ = [
+    "CHECKS",
     "MAX_ATTEMPTS",
     "OWNER",
     "SCHEDULES",
@@ -43,11 +45,13 @@ __all__ = [
     "GuardConfig",
     "LocalWorkers",
     "Members",
+    "NoteChecks",
     "NumericClass",
     "Observe",
     "PipelineConfig",
     "PipelineEngine",
     "Rules",
+    "StageChecks",
     "StageCopy",
     "StageRange",
     "StageRunner",

@@ -252,6 +252,28 @@ class AttackConfig(StrictModel):
     from_step: int = Field(default=0, ge=0)
     until_step: int | None = None
     seed: int = 0
+    also: tuple["AttackConfig", ...] = ()
+    """Further attackers in the same run, each with a kind and stages of its own."""
+
+    @model_validator(mode="after")
+    def _check_attackers(self) -> "AttackConfig":
+        if not self.also:
+            return self
+        together = (self, *self.also)
+        if any(one.kind == "none" for one in together) or any(one.also for one in self.also):
+            raise ValueError('of several attacks each has a kind other than "none", and only the first one has also')
+        stages = [stage for one in together for stage in one.stages]
+        twice = sorted({stage for stage in stages if stages.count(stage) > 1})
+        if twice:
+            raise ValueError(
+                f"stages {twice} are in two attacks: a party lies in one way; give each stage to one of them"
+            )
+        return self
+
+    @property
+    def attackers(self) -> tuple["AttackConfig", ...]:
+        """One for each way of lying; none where nobody lies."""
+        return () if self.kind == "none" else (self, *self.also)
 
 
 class WorkerConfig(StrictModel):

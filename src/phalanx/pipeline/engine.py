@@ -135,6 +135,7 @@ class PipelineEngine:
             mail=self._mail,
             costs=BytesByLink(endpoint),
             timer=self.timer,
+            note_checks=files.note_checks,
         )
 
     # --- life ---------------------------------------------------------------------------------------

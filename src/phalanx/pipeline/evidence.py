@@ -140,8 +140,12 @@ def record_verdict(directory: Path, case: Case) -> Verdict:
     return case.verdict.model_copy(update=update)
 
 
-def read_evidence(path: Path) -> tuple[EvidenceRecord, dict[str, Tensor], str]:
+def read_evidence(path: Path, *, own: bool = False) -> tuple[EvidenceRecord, dict[str, Tensor], str]:
     """Read a record and the tensors beside it; nothing in them is believed yet but their digest.
+
+    Args:
+        path: The JSON file.
+        own: Whether the reader has just written it, so that no size is too large.
 
     Returns:
         The record, the tensors, and the SHA-256 of the record's file.
@@ -149,7 +153,7 @@ def read_evidence(path: Path) -> tuple[EvidenceRecord, dict[str, Tensor], str]:
     Raises:
         EvidenceError: A file is missing, too large, malformed, or the tensors are not those of the record.
     """
-    content = _bounded(path, MAX_RECORD_BYTES)
+    content = path.read_bytes() if own else _bounded(path, MAX_RECORD_BYTES)
     try:
         record = EvidenceRecord.model_validate_json(content)
     except ValidationError as exc:
@@ -157,7 +161,7 @@ def read_evidence(path: Path) -> tuple[EvidenceRecord, dict[str, Tensor], str]:
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise EvidenceError(f"{path}: is no evidence of this version: {where}: {first['msg']}") from exc
     beside = path.parent / record.tensors.file
-    blob = _bounded(beside, MAX_TENSOR_BYTES)
+    blob = beside.read_bytes() if own else _bounded(beside, MAX_TENSOR_BYTES)
     found = hashlib.sha256(blob).hexdigest()
     if found != record.tensors.sha256:
         raise EvidenceError(

@@ -106,7 +106,7 @@ def open_hearing(path: Path, pins: Pins) -> Hearing:
         EvidenceError: A file is missing, altered or malformed, a certificate is not the authority's, a
             header is not its sender's, or something is of another session.
     """
-    record, tensors, sha256 = read_evidence(path)
+    record, tensors, sha256 = read_evidence(path, own=pins.in_run)
     fingerprint = _fingerprint(record.authority.encode(), f"{path}: authority")
     if pins.authority is not None:
         known = _fingerprint(pins.authority, "the authority to compare with")

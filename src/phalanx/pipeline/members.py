@@ -11,6 +11,7 @@ from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.memory import Rooms
 from phalanx.pipeline.messages import Hello, StateDigest
 from phalanx.pipeline.roles import Library
+from phalanx.pipeline.step_checks import NoteChecks
 from phalanx.pipeline.step_record import StepRecord
 from phalanx.security.crypto import certified_name
 
@@ -86,6 +87,8 @@ class Files:
     observe: Observe
     note_verified: NoteVerified | None = None
     """Told, right before anybody updates, which step's states are verified, who holds them, and their digests."""
+    note_checks: NoteChecks | None = None
+    """Told what was checked of every step that is applied."""
     note_step: Callable[[StepRecord], None] | None = None
     """Told what proves each step, once it is applied and audited."""
     states: StateFiles | None = None

@@ -38,7 +38,8 @@ class Replay:
             gone: The convicted party, which is asked nothing any more.
 
         Returns:
-            The step; None when every kept step is right, or none can be replayed.
+            The step; None when every kept step is right, or none can be replayed. The event `replayed` tells which
+            steps before it were found right.
         """
         oldest = self._chronicle.oldest
         if oldest is None:
@@ -52,6 +53,14 @@ class Replay:
             reason = f"{heir} did not bring the agreed state of step {start}"
             self._docket.observe("not_replayed", {"stage": stage, "step": start, "reason": reason})
             return None
+        found = self._first_bad(copy, start, gone)
+        end = self._docket.ledger.step if found is None else found
+        if end > start:
+            self._docket.observe("replayed", {"stage": stage, "party": gone, "from": start, "to": end})
+        return found
+
+    def _first_bad(self, copy: StageCopy, start: int, gone: str) -> int | None:
+        stage = copy.spec.index
         for past in self._chronicle.since(start):
             if copy.digest() != past.agreed.get(stage):
                 # both parties had agreed on a state that the update before does not lead to

@@ -17,6 +17,7 @@ from phalanx.pipeline.noting import Noting
 from phalanx.pipeline.outcome import Outcome
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.running_costs import BytesByLink
+from phalanx.pipeline.step_checks import NoteChecks, step_checks
 from phalanx.pipeline.step_record import StepRecords
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.succession import Succession
@@ -41,6 +42,7 @@ class Stepping:
         mail: Posts the decision.
         costs: Bytes of each step, by link.
         timer: Phases of each step.
+        note_checks: Told what was checked of each step that is applied.
         steps_redone: Steps that were undone and done again.
     """
 
@@ -56,6 +58,7 @@ class Stepping:
     mail: Loopback
     costs: BytesByLink
     timer: PhaseTimer
+    note_checks: NoteChecks | None = None
     steps_redone: int = 0
 
     def train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
@@ -118,6 +121,8 @@ class Stepping:
         self.duplicates.note_agreed(step)
         self.noting.look()
         self.succession.rollback.remember(PastStep(docket.ledger, docket.assignment, inputs))
+        if self.note_checks is not None:
+            self.note_checks(step, step_checks(docket))
         for name in (*self.succession.alive, OWNER):
             self.mail.post(name, Apply(epoch=self.succession.epoch, step=step, clip_coefficient=clip), ())
         # the workers update meanwhile

@@ -4,7 +4,8 @@ import math
 from pathlib import Path
 
 from phalanx.report.bars import Bar, bins, name_bars, step_bars
-from phalanx.report.figures import amount, count, duration, number, size, words
+from phalanx.report.checks import checks_section, num_in_doubt
+from phalanx.report.figures import amount, count, duration, number, plural, size, words
 from phalanx.report.headline import STATUS_WORDS, headline, status, tiles
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.markup import Markup, element
@@ -53,6 +54,7 @@ def render(record: RunRecord) -> str:
             verdict_list(record),
         ),
         _audits(record),
+        checks_section(record),
         _phases(record),
         _costs(record),
         _links(record),
@@ -66,6 +68,8 @@ def render(record: RunRecord) -> str:
 def _top(record: RunRecord) -> Markup:
     found = status(record)
     pill = element("span", {"class": f"status {found}"}, STATUS_WORDS.get(found, "Not finished"))
+    steps = num_in_doubt(record)
+    doubt = [" ", element("span", {"class": "status failed"}, f"{plural(steps, 'step')} in doubt")] if steps else []
     cards = [
         element(
             "div",
@@ -79,7 +83,7 @@ def _top(record: RunRecord) -> Markup:
     return element(
         "header",
         {},
-        element("p", {"class": "run"}, "Phalanx run ", element("bdi", {}, words(record.name, 120)), " ", pill),
+        element("p", {"class": "run"}, "Phalanx run ", element("bdi", {}, words(record.name, 120)), " ", pill, *doubt),
         element("h1", {}, headline(record)),
         element("div", {"class": "tiles"}, *cards) if record.summary else "",
     )

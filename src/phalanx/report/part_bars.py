@@ -6,6 +6,7 @@ from phalanx.report.markup import Attributes, Markup, element
 from phalanx.report.svg import Frame, Scale, Shape, legend, picture, text
 
 _ROW = 26.0
+_COLOURS = tuple(f"f{n}" for n in range(7))
 
 
 def part_bars(
@@ -13,6 +14,7 @@ def part_bars(
     show: Callable[[float], str],
     label: str,
     limit: float | None = None,
+    colours: Sequence[str] = _COLOURS,
 ) -> Markup:
     """Draw one bar of parts beside each name.
 
@@ -21,15 +23,20 @@ def part_bars(
         show: Turns a value into text with its unit.
         label: What a screen reader says.
         limit: Where a line is drawn that bars should not cross.
+        colours: Class of each part.
     """
     frame = Frame(height=54.0 + _ROW * len(rows), left=300.0, right=90.0, top=34.0, bottom=8.0)
     longest = max(sum(parts.values()) for _, parts in rows)
     x = Scale(0.0, max(longest, limit or 0.0) or 1.0, frame.x_range)
     names = list(rows[0][1])
-    items: list[tuple[Shape, str, str]] = [("square", f"k{n % 7} f{n % 7}", name) for n, name in enumerate(names)]
+    css = [colours[n % len(colours)] for n in range(len(names))]
+    items: list[tuple[Shape, str, str]] = [
+        ("square", f"k{fill[1:]} {fill}", name) for fill, name in zip(css, names, strict=True)
+    ]
     drawn = [legend(Frame(left=8.0), items)]
     for index, (name, parts) in enumerate(rows):
-        drawn += _row(frame, x, frame.top + _ROW * index, name, parts, show)
+        shown = [(fill, part, value) for fill, (part, value) in zip(css, parts.items(), strict=True)]
+        drawn += _row(frame, x, frame.top + _ROW * index, name, shown, show)
     if limit is not None:
         at, floor = x(limit), frame.top + _ROW * len(rows) + 4
         drawn.append(element("line", {"class": "level", "x1": at, "x2": at, "y1": frame.top, "y2": floor}))
@@ -38,14 +45,14 @@ def part_bars(
 
 
 def _row(
-    frame: Frame, x: Scale, top: float, name: str, parts: Mapping[str, float], show: Callable[[float], str]
+    frame: Frame, x: Scale, top: float, name: str, parts: Sequence[tuple[str, str, float]], show: Callable[[float], str]
 ) -> list[Markup]:
     shown = name if len(name) <= 40 else name[:39] + "…"
     drawn = [text(frame.left - 10, top + 15, shown, "name end")]
     start = 0.0
-    for index, (part, value) in enumerate(parts.items()):
+    for fill, part, value in parts:
         left, right = x(start), x(start + value)
-        box: Attributes = {"class": f"bar f{index % 7}", "x": left, "y": top + 2, "height": 18.0}
+        box: Attributes = {"class": f"bar {fill}", "x": left, "y": top + 2, "height": 18.0}
         title = element("title", {}, f"{name}\n{part}: {show(value)}")
         if right - left >= 0.05:
             drawn.append(element("rect", {**box, "width": right - left}, title))

@@ -20,6 +20,8 @@ _LOUD = {
     "alarm": "warn",
     "screen_hit": "warn",
     "fault": "warn",
+    "drift": "warn",
+    "in_doubt": "bad",
     "link_broken": "warn",
     "not_let_in": "warn",
     "takeover": "good",
@@ -33,7 +35,17 @@ _LOUD = {
     "step_redone": "good",
     "run_completed": "good",
 }
-_ONE_BY_ONE = ("verdict", "evicted", "lost", "left", "takeover", "fell_back", "party_joined", "stage_assigned")
+_ONE_BY_ONE = (
+    "verdict",
+    "in_doubt",
+    "evicted",
+    "lost",
+    "left",
+    "takeover",
+    "fell_back",
+    "party_joined",
+    "stage_assigned",
+)
 _SENTENCES = {
     "run_started": "from step {step}",
     "run_resumed": "from step {step}, out of the last checkpoint",
@@ -41,6 +53,9 @@ _SENTENCES = {
     "screen_hit": "step {step}: {direction} of stage {source}, microbatch {microbatch}: {reason}; audited before use",
     "alarm": "step {step}: {accuser} got another result than stage {stage} sent",
     "dismissed": "step {step}: the referee finds both within tolerance at stage {stage}, microbatch {microbatch}",
+    "drift": "step {step}: {party} leans to one side at stage {stage}, {direction}; audited in full from now on",
+    "replayed": "stage {stage}: {party}'s steps from {from} to before {to} were done again by the owner, and are right",
+    "in_doubt": "stage {stage}: steps {steps} are the work of {party}, and nobody recomputed them in full",
     "verdict": "step {step}: {party} is guilty: {reason}",
     "verdict_refused": "step {step}: the evidence against {party} does not hold, nobody is evicted: {why}",
     "evicted": "{party} is excluded from the run",

@@ -28,7 +28,7 @@ from phalanx.testing.actor import Actor, WorkerCrash
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import CheckRecord, RunConfig, step_inputs
 from phalanx.train.layout import make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
@@ -69,6 +69,7 @@ class MemoryCompany:
         engine: The owner's engine.
         session: What every frame is signed for.
         events: What would be in the audit log, in order: kind and body.
+        checks: What was recomputed of the applied steps, and what is in doubt.
         records: What would be beside it, one of each applied step whose audits are in.
         errors: How workers ended that ended with an error of ours, by name.
         source: The model.
@@ -94,6 +95,7 @@ class MemoryCompany:
         self.run_config = run
         self.session = session
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.checks = CheckRecord(run.guard)
         self.records: list[StepRecord] = []
         self.errors: dict[str, PhalanxError] = {}
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
@@ -268,7 +270,7 @@ class MemoryCompany:
         members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
-        files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
+        files = Files(home.path, library, self._observe, note_checks=self.checks.applied)
         files.note_step = self.records.append
         self.engine = PipelineEngine(
             self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
@@ -276,6 +278,10 @@ class MemoryCompany:
         stack.callback(self.engine.close, "the simulation is over")
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
+
+    def _observe(self, kind: str, body: dict[str, object]) -> None:
+        self.events.append((kind, body))
+        self.checks.observe(kind, body)
 
     def endpoint(self, name: str) -> RewritingEndpoint:
         """A worker's endpoint, for what it says of its own accord."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from phalanx.train.check_record import CheckRecord
 from phalanx.train.config import RunConfig, TrainConfig, load_run
 from phalanx.train.entry import describe, follow, plays_rank, train
 from phalanx.train.loop import Engine, run_loop, step_inputs
@@ -13,6 +14,7 @@ from phalanx.train.run_directory import ADDRESS_FILE, default_directory, holds_r
 
 __all__ = [
     "ADDRESS_FILE",
+    "CheckRecord",
     "Engine",
     "PastRun",
     "RunConfig",

@@ -8,6 +8,7 @@ from phalanx.checkpoint import Checkpoint, Shard, manifest_digest
 from phalanx.config import digest
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.optimizers.stage import UPDATES
+from phalanx.train.check_record import CheckRecord, adopted_record
 from phalanx.train.config import RunConfig
 from phalanx.train.library import StageLibrary
 from phalanx.train.past_run import PastRun
@@ -41,13 +42,30 @@ def open_origin(run: RunConfig, path: Path) -> Checkpoint:
     """
     past = PastRun(path)
     check_adoption(run, past)
-    return past.open()
+    found = past.open()
+    record = _record_of(found)
+    for verdict in past.verdicts:
+        # somebody may have been convicted after the checkpoint was written
+        record.observe("verdict", verdict)
+    found.state["figures"]["checks"] = record.to_json()
+    return found
 
 
 def adopted_state(checkpoint: Checkpoint, run: RunConfig, run_id: str) -> dict[str, Any]:
-    """What the new run's first checkpoint holds beside the tensors."""
+    """What the new run's first checkpoint holds beside the tensors: what was in doubt stays in doubt."""
     origin = {"run": checkpoint.run, "step": checkpoint.step, "manifest": manifest_digest(checkpoint.path)}
-    return {**checkpoint.state, "run": run_id, "config_digest": digest(run), "origin": origin}
+    checks = adopted_record(_record_of(checkpoint).to_json(), checkpoint.run)
+    figures = {**checkpoint.state["figures"], "checks": checks}
+    return {**checkpoint.state, "figures": figures, "run": run_id, "config_digest": digest(run), "origin": origin}
+
+
+def _record_of(checkpoint: Checkpoint) -> CheckRecord:
+    record = CheckRecord()
+    try:
+        record.load_json(checkpoint.state["figures"]["checks"])
+    except (KeyError, TypeError) as exc:
+        raise CheckpointError(f"{checkpoint.path}: its state lacks {exc}; it is of another version") from exc
+    return record
 
 
 def cut_anew(checkpoint: Checkpoint, library: StageLibrary) -> Iterator[Shard]:

@@ -12,10 +12,12 @@ from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import (
     OWNER,
+    AttackConfig,
     AuditDraw,
     Files,
     LocalWorkers,
     Members,
+    NoteChecks,
     Observe,
     PipelineEngine,
     StepPlan,
@@ -133,6 +135,7 @@ def engaged(
     draw: AuditDraw,
     late: Sequence[str] = (),
     journal: Journal | None = None,
+    note_checks: NoteChecks | None = None,
     note_step: Callable[[StepRecord], None] | None = None,
 ) -> Iterator[PipelineEngine]:
     """Make the engine that drives a crowd; no role is given yet. At the end every worker is told so."""
@@ -151,7 +154,7 @@ def engaged(
             workers.keep_nursery(run.train.threads)
     for name in members.names:
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
-    files = Files(home.path, library, observe, note_step=note_step)
+    files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
         if journal is not None:
             files.note_verified = journal.verified
@@ -185,8 +188,14 @@ def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
     return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
 
 
+def attack_of(run: RunConfig, name: str) -> AttackConfig | None:
+    """How a local worker is to lie in a drill; None for the honest ones."""
+    mine = [one for one in run.attack.attackers if name in {f"worker-{stage}" for stage in one.stages}]
+    return mine[0].model_copy(update={"also": ()}) if mine else None
+
+
 def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
-    attacked = run.attack.kind != "none" and any(name == f"worker-{stage}" for stage in run.attack.stages)
+    attack = attack_of(run, name)
     return WorkerConfig(
         identity=str((home.pki / name).resolve()),
         owner=owner,
@@ -195,6 +204,6 @@ def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) ->
         journal=str(home.journal.resolve()) if run.journals else None,
         # the port of the run file is the owner's
         transport=run.pipeline.transport.model_copy(update={"port": 0}),
-        attack=run.attack if attacked else None,
-        attack_log=str(home.attack_log.resolve()) if attacked else None,
+        attack=attack,
+        attack_log=None if attack is None else str(home.attack_log.resolve()),
     )

@@ -187,8 +187,8 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         middle = range(1, self.pipeline.stages - 1)
-        stray = [stage for stage in self.attack.stages if stage not in middle]
-        if self.attack.kind != "none" and stray:
+        stray = [stage for one in self.attack.attackers for stage in one.stages if stage not in middle]
+        if stray:
             raise ValueError(
                 f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
                 "the first and the last stage are the owner's"
@@ -198,10 +198,13 @@ class RunConfig(StrictModel):
                 'guard.shadow = "adapters" promises that only adapters move, and [model] has none; give model.adapter '
                 'a rank, or set guard.shadow = "gradient"'
             )
-        if self.attack.kind != "none" and not self.attack.stages:
+        if not all(one.stages for one in self.attack.attackers):
             raise ValueError(f'attack.stages is empty; name middle stages, {list(middle)}, or set kind = "none"')
         if self.attack.kind != "none" and self.pipeline.remote_workers:
-            raise ValueError("attack is for drills with local workers; a remote worker's own file can have one")
+            raise ValueError(
+                "attack is for drills with local workers; a remote worker's own file can have one: "
+                "`phalanx attack --kinds KIND` says what to write there"
+            )
         workers = len(self.pipeline.workers)
         if self.guard.third_party_audit_rate and workers < _THIRD_PARTY:
             raise ValueError(

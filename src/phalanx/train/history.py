@@ -52,7 +52,10 @@ KEY_REVEALED = "audit_key_revealed"
 """Kind of the event that ends the secrecy of an audit key."""
 
 UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
-_DECISIONS = ("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped")
+_DECISIONS = (
+    *("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped"),
+    "drift",
+)
 
 
 def read_history(path: Path, peer: Peer, run: str) -> History:

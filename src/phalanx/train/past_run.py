@@ -43,6 +43,7 @@ class PastRun:
         run_id: Its random name.
         owner: Who must have signed everything.
         checkpoints: Directory of its checkpoints.
+        verdicts: What the events `verdict` of its log say, oldest first.
     """
 
     def __init__(self, path: Path, certificate: Path | None = None) -> None:
@@ -54,7 +55,9 @@ class PastRun:
             raise CheckpointError(f"{path / 'run.json'}: cannot be read; expected the directory of a run") from exc
         self.config = load_run(path / "config.toml")
         self.owner = _owner(certificate or owner_certificate(path))
-        self._certified = read_history(path / LOG_FILE, self.owner, self.run_id).certified
+        history = read_history(path / LOG_FILE, self.owner, self.run_id)
+        self._certified = history.certified
+        self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 
     def key(self) -> KeyHolder | None:
         """Who unwraps its checkpoints; None when they are not encrypted.

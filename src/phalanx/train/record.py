@@ -17,6 +17,7 @@ _LASTING = ("verdict", "evicted")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
     "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
+    "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "verdict_refused": (
         "alarm",

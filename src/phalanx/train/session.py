@@ -19,6 +19,7 @@ from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.adopt import adopted_state, cut_anew
 from phalanx.train.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, rules, step_noter
+from phalanx.train.check_record import CheckRecord
 from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered, session_draw, session_name
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
@@ -34,6 +35,7 @@ from phalanx.train.run_directory import RunDirectory
 from phalanx.train.savepoint import Savepoint
 from phalanx.train.saver import Saver
 from phalanx.train.summary import Figures, summarise
+from phalanx.train.trust import say_trust
 
 
 class Session:
@@ -58,7 +60,7 @@ class Session:
         self.saver: Saver | None = None
         self.home = home
         self.console = console
-        self.figures = Figures()
+        self.figures = Figures(checks=CheckRecord(run.guard))
         self.name = session_name(home)
         self.truth = GroundTruth(home.attack_log)
         self.totals = Totals()
@@ -101,6 +103,7 @@ class Session:
 
     def _leave_summary(self, log: AuditLog, history: History) -> dict[str, Any]:
         figures = self.figures
+        figures.checkpoints = tuple(sorted(history.certified.saved))
         self.truth.refresh()
         if figures.status != "completed":
             # on a full disk the log cannot grow, and the error that stopped the run is already on its way
@@ -112,6 +115,8 @@ class Session:
         figures.signed_log_head = log.signed_head
         summary = summarise(self.config, figures, self.totals, self.truth)
         summary["run_dir"] = str(self.home.path)
+        for line in say_trust(summary):
+            self.console.print(line, markup=False, highlight=False)
         try:
             self.home.write_summary(summary)
         except CheckpointError as exc:
@@ -161,6 +166,7 @@ class Session:
             library = StageLibrary(source, plan, checkpoint)
             journal = self._journal(log, recorder)
             observe = self._observer(recorder, savepoint, history.certified, journal)
+            note_checks = self.figures.checks.applied
             engine = stack.enter_context(
                 engaged(
                     crowd(),
@@ -172,6 +178,7 @@ class Session:
                     draw=draw,
                     late=late,
                     journal=journal,
+                    note_checks=note_checks,
                     note_step=step_noter(log),
                 )
             )
@@ -320,6 +327,8 @@ class Session:
         )
         figures.final_weights_digest = weights_digest(parameters)
         figures.usage = engine.usage
+        for doubt in figures.checks.doubts():
+            recorder.observe("in_doubt", doubt.to_json())
         recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
     def _opening(

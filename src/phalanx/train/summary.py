@@ -6,10 +6,13 @@ from typing import Any
 
 from phalanx.config import digest
 from phalanx.errors import CheckpointError
+from phalanx.train.check_record import CheckRecord
 from phalanx.train.config import RunConfig
+from phalanx.train.drifts import Drifts
 from phalanx.train.ground_truth import GroundTruth
 from phalanx.train.record import Totals
 from phalanx.train.scores import Scores, Validation, read_scores
+from phalanx.train.trust import trust_figures
 
 
 @dataclass
@@ -44,6 +47,10 @@ class Figures:
     """Of a classification: the task, its texts and what one knows without a model; None of any other run."""
     split: dict[str, Any] | None = None
     """Tier, evidence, release and cost of a split run; None of any other."""
+    checks: CheckRecord = field(default_factory=CheckRecord)
+    drifts: Drifts = field(default_factory=Drifts)
+    checkpoints: tuple[int, ...] = ()
+    """Steps of the checkpoints that are there."""
 
     _SAVED = ("validation_first", "validation_last")
     _SCORES = ("scores_first", "scores_last")
@@ -64,6 +71,8 @@ class Figures:
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
         """Count what the guard decided."""
+        self.checks.observe(kind, body)
+        self.drifts.observe(kind, body)
         if kind == "verdict":
             self.verdicts.append({key: body[key] for key in ("party", "stage", "step", "offence", "reason")})
         elif kind in ("evicted", "lost"):
@@ -85,7 +94,8 @@ class Figures:
     def to_json(self) -> dict[str, Any]:
         """What a resumed run must know and the audit log does not tell; an infinity is null."""
         scores = {key: asdict(found) for key in self._SCORES if (found := getattr(self, key)) is not None}
-        return {**{key: _finite(getattr(self, key)) for key in self._SAVED}, **scores}
+        known = {key: _finite(getattr(self, key)) for key in self._SAVED}
+        return {**known, **scores, "checks": self.checks.to_json()}
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over what an earlier session knew.
@@ -94,10 +104,11 @@ class Figures:
             CheckpointError: They are not those of this version.
         """
         scores = {key: saved[key] for key in self._SCORES if key in saved}
-        if set(saved) - set(scores) != set(self._SAVED):
+        if set(saved) - set(scores) != {*self._SAVED, "checks"}:
             raise CheckpointError(
-                f"checkpoint: figures {sorted(saved)}, expected {sorted(self._SAVED)}; use an older one"
+                f"checkpoint: figures {sorted(saved)}, expected {sorted((*self._SAVED, 'checks'))}; use an older one"
             )
+        self.checks.load_json(saved["checks"])
         for key in self._SAVED:
             setattr(self, key, saved[key])
         for key, value in scores.items():
@@ -106,9 +117,11 @@ class Figures:
 
 def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTruth) -> dict[str, Any]:
     """Everything for ``summary.json``, with the keys that scripts rely on."""
+    # what remote workers did they alone know; what the owner found it knows wherever they are
     known = not run.pipeline.remote_workers
     liars = {party for party, _ in truth.attacked}
     guilty = [(verdict["party"], verdict["step"]) for verdict in figures.verdicts]
+    detections = set(guilty) & truth.attacked if known else set(guilty)
     return {
         "status": figures.status,
         "steps": totals.steps,
@@ -128,7 +141,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "audits": totals.audits,
         "attacks_injected": len(truth.attacked) if known else None,
         "attacked_steps": sorted(truth.attacked_steps()) if known else None,
-        "detections": len(truth.attacked & set(guilty)) if known else None,
+        "detections": len(detections),
         "false_accusations": sum(party not in liars for party, _ in guilty) if known else None,
         "verdicts": figures.verdicts,
         "evicted": figures.evicted,
@@ -143,6 +156,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "usage_cpu_s": figures.usage,
         "audit_log_head": _head(figures.signed_log_head),
         "audit_log_head_signed": figures.signed_log_head,
+        **trust_figures(figures.checks, figures.drifts, figures.checkpoints, guarded=_guarded(run)),
         **({} if figures.texts is None else {"classification": _classification(figures)}),
         **({} if figures.split is None else {"split": figures.split}),
     }
@@ -155,6 +169,10 @@ def _classification(figures: Figures) -> dict[str, Any]:
         for name in ("accuracy", "macro_f1", "loss"):
             found[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
     return found
+
+
+def _guarded(run: RunConfig) -> bool | None:
+    return None if run.parallel is not None or run.split is not None else run.guard.enabled
 
 
 def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:

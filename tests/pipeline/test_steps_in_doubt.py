@@ -1,0 +1,176 @@
+"""After a conviction the steps are named that hold the guilty party's work and that nobody has recomputed in full."""
+
+import pytest
+
+from phalanx.attacks import actor
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.testing import Actor, tampering, tiny_run
+
+STEPS = 8
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
+
+
+def made_up_from(first):
+    """A stage that doubles its weight gradient from a step on, consistently, so that only whole steps show it."""
+    done = [0]
+
+    def twist(gradients):
+        done[0] += 1
+        return {name: 2 * g for name, g in gradients.items()} if done[0] > first else gradients
+
+    return Actor(tampering(twist=twist))
+
+
+def audit_whole(company, *places):
+    """Let the coin fall on these (stage, step) and no others."""
+    company.draw.whole_step = lambda *, step, epoch, stage, lane=0: (stage, step) in places
+    return company
+
+
+def audit_as_owner(company, *places):
+    company.draw.owners_step = lambda *, step, epoch, stage: (stage, step) in places
+    return company
+
+
+def doubts(company):
+    return {(doubt.party, doubt.stage): list(doubt.steps) for doubt in company.checks.doubts()}
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_steps_that_a_convicted_stage_made_up_unseen_are_in_doubt(make_company, stage):
+    company = audit_whole(make_company(tiny_run(guard=GuardConfig(**NO_COIN)), {stage: made_up_from(3)}), (stage, 6))
+
+    company.run(STEPS)
+
+    assert company.evicted == [f"worker-{stage}"]
+    assert doubts(company) == {(f"worker-{stage}", stage): [(0, 5)]}
+    # step 6, done again, was audited as a whole
+    assert company.checks.believed() == {stage: 7, 3 - stage: 8}
+
+
+def test_a_step_that_was_audited_as_a_whole_is_not_in_doubt_and_the_one_before_it_is(make_company):
+    run = tiny_run(guard=GuardConfig(**NO_COIN))
+    company = audit_whole(make_company(run, {1: made_up_from(3)}), (1, 2), (1, 6))
+
+    company.run(STEPS)
+
+    assert doubts(company) == {("worker-1", 1): [(0, 1), (3, 5)]}
+    assert company.checks.doubts()[0].last_verified == 2
+
+
+def test_a_step_that_the_owner_redid_is_not_in_doubt(make_company):
+    run = tiny_run(guard=GuardConfig(**NO_COIN))
+    company = audit_as_owner(audit_whole(make_company(run, {1: made_up_from(3)}), (1, 6)), (1, 1))
+
+    company.run(STEPS)
+
+    assert doubts(company) == {("worker-1", 1): [(0, 0), (2, 5)]}
+    assert company.checks.checks()[1]["owner"] == {"steps": 1, "last": 1}
+
+
+def test_a_rollback_that_reaches_far_enough_leaves_nothing_in_doubt(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(keep_steps=6, **NO_COIN))
+    company = audit_whole(make_company(run, {1: made_up_from(3)}), (1, 6))
+
+    company.run(STEPS)
+
+    assert [(body["from"], body["to"]) for body in company.bodies("replayed")] == [(0, 3)]
+    assert doubts(company) == {}
+    assert company.weights_digest() == honest_digest(run, STEPS)
+
+
+def test_a_rollback_that_is_too_short_leaves_the_steps_before_in_doubt(make_company):
+    run = tiny_run(guard=GuardConfig(keep_steps=2, **NO_COIN))
+    company = audit_whole(make_company(run, {1: made_up_from(1)}), (1, 6))
+
+    company.run(STEPS)
+
+    assert [(body["to"], body["step"]) for body in company.bodies("rolled_back")] == [(4, 6)]
+    assert doubts(company) == {("worker-1", 1): [(0, 3)]}
+
+
+def test_what_an_auditor_vouched_for_that_was_convicted_as_well_is_in_doubt(make_company):
+    run = tiny_run(guard=GuardConfig(**NO_COIN))
+    company = make_company(run, {1: made_up_from(4), 2: made_up_from(5)})
+    audit_whole(company, (1, 2), (1, 5), (2, 6))
+
+    company.run(STEPS)
+
+    assert sorted(company.evicted) == ["worker-1", "worker-2"]
+    # in step 2 it was worker-2 who found the step right
+    assert doubts(company)[("worker-1", 1)] == [(0, 4)]
+
+
+def test_in_lockstep_every_step_is_recomputed_and_none_is_in_doubt(make_company):
+    run = tiny_run(guard=GuardConfig(shadow="lockstep", **NO_COIN))
+    company = make_company(run, {1: made_up_from(3)})
+
+    company.run(STEPS)
+
+    assert company.evicted == ["worker-1"]
+    assert doubts(company) == {}
+    assert company.checks.believed()[1] == 0
+
+
+def test_where_the_shadow_has_no_optimizer_the_owners_audits_alone_count(make_company):
+    run = tiny_run(5, guard=GuardConfig(shadow="update", **NO_COIN))
+    company = audit_as_owner(audit_whole(make_company(run), (1, 2)), (1, 4))
+
+    company.run(STEPS)
+
+    assert company.checks.believed()[1] == STEPS - 1
+    assert company.checks.checks()[1]["whole_step"] == {"steps": 1, "last": 2}
+
+
+def test_each_kind_of_check_is_counted_with_its_last_step(make_company):
+    run = tiny_run(
+        pipeline=PipelineConfig(stages=5, step_timeout_s=30.0), guard=GuardConfig(third_party_audit_rate=0.5, **NO_COIN)
+    )
+    company = audit_as_owner(audit_whole(make_company(run), (1, 2), (1, 5)), (1, 3))
+    company.draw.third_party = lambda *, step, epoch, stage, among: among[0] if (stage, step) == (1, 6) else None
+
+    company.run(STEPS)
+
+    assert company.checks.checks()[1] == {
+        "steps": 8,
+        "messages": {"steps": 8, "last": 7},
+        "whole_step": {"steps": 2, "last": 5},
+        "third_party": {"steps": 1, "last": 6},
+        "owner": {"steps": 1, "last": 3},
+        "state": {"steps": 8, "last": 7},
+    }
+    assert company.checks.believed() == {1: 4, 2: 8, 3: 8}
+
+
+def test_without_a_guard_every_step_in_other_hands_is_believed(make_company):
+    company = make_company(tiny_run(guard=GuardConfig(mode="off")))
+
+    company.run(3)
+
+    assert company.checks.believed() == {1: 3, 2: 3}
+    assert company.checks.checks()[1]["messages"] == {"steps": 0, "last": None}
+
+
+def test_of_a_shared_stage_both_lanes_must_have_been_audited(make_company, shared_run):
+    run = shared_run(5)
+    company = make_company(run)
+    company.draw.whole_step = lambda *, step, epoch, stage, lane=0: (stage, step, lane) in {(1, 1, 0), (1, 3, 1)}
+
+    company.run(4)
+
+    assert company.checks.checks()[1]["steps"] == 4
+    # one lane of step 1 and the other one of step 3 are on their servers' word alone
+    assert company.checks.believed()[1] == 4
+
+
+def test_a_state_that_was_bent_puts_the_step_before_in_doubt_though_it_was_audited(make_company):
+    run, skipped = (
+        tiny_run(guard=GuardConfig(**NO_COIN)),
+        actor(AttackConfig(kind="skipped_update", from_step=3), "one"),
+    )
+    company = audit_whole(make_company(run, {1: skipped}), *((1, step) for step in range(STEPS)))
+
+    company.run(STEPS)
+
+    assert [(verdict.offence, verdict.step) for verdict in company.verdicts] == [("state", 3)]
+    assert doubts(company) == {("worker-1", 1): [(2, 2)]}
