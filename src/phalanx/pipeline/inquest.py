@@ -8,12 +8,12 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket
 from phalanx.pipeline.ledger import AuditKey, MessageKey, StepLedger
+from phalanx.pipeline.message import Message
 from phalanx.pipeline.messages import (
     Ask,
     Fetch,
     FetchBulk,
     Fetched,
-    Message,
     Place,
     Progress,
     Purpose,

@@ -11,6 +11,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.guarantees import Guarantees
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Files, Members
@@ -64,6 +65,7 @@ class Succession:
         takeovers: Stages that changed hands.
         testimony: What parties have signed, for evidence.
         rollback: How far back the run can go.
+        guarantees: Tells what is promised of each stage.
         placing: Makes assignments.
         known: Digest of each stage's state where everybody begins, from the model or the checkpoint.
         timeout_s: Longest time that taking roles may take.
@@ -78,6 +80,7 @@ class Succession:
         self.takeovers = 0
         self.testimony = Testimony()
         self.rollback = Rollback(office.docket, office.courier)
+        self.guarantees = Guarantees(office.docket)
         self.placing = Placing(office.docket.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
@@ -222,7 +225,7 @@ class Succession:
         self.alive += newcomers
         for name in newcomers:
             members = self._members
-            place = {"address": members.addresses[name], "class": members.classes[name]}
+            place = {"address": members.addresses[name], "class": members.class_of(name)}
             self._files.observe("party_joined", {"party": name, **place, "step": step})
         staying = [name for name in self.alive if name not in self.leaving]
         old = self._standing
@@ -327,6 +330,7 @@ class Succession:
         )
         self._docket.sources = {role.stage: role.source for role in assign.roles}
         self.rollback.note_copies(new, step)
+        self.guarantees.note(new, step)
         short = self.placing.shortages(new)
         if short:
             self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
