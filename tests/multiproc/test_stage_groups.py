@@ -7,7 +7,7 @@ import signal
 import pytest
 from real_runs import descendant, free_port, make_keys
 
-ANY_CLASS = ("guard.audit_rate=1.0", "pipeline.transport.keepalive_s=1.0")
+ANY_CLASS = ("guard.audit_rate=1.0", "guard.classes='mixed'", "pipeline.transport.keepalive_s=1.0")
 
 
 def events(place, kind):

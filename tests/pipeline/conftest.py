@@ -42,7 +42,7 @@ def honest_digest(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -
     known: dict[tuple[str, int], str] = {}
 
     def digest(run: RunConfig, num_steps: int) -> str:
-        guard = GuardConfig(mode="off", shadow=run.guard.shadow)
+        guard = GuardConfig(mode="off", shadow=run.guard.shadow, classes=run.guard.classes)
         # how long anybody waits is in no bit of an undisturbed run
         pipeline = run.pipeline.model_copy(update={"patience_s": 30.0, "step_timeout_s": 30.0})
         bare = run.model_copy(update={"guard": guard, "pipeline": pipeline})

@@ -5,7 +5,8 @@ import pytest
 from phalanx.errors import FrameError, PeerGoneError, PeerRefusedError, SignatureError
 from phalanx.pipeline import PipelineConfig
 from phalanx.pipeline.detour import Detour
-from phalanx.pipeline.messages import Apply, Carry, Leave
+from phalanx.pipeline.greetings import Leave
+from phalanx.pipeline.messages import Apply, Carry
 from phalanx.pipeline.signed import to_signed
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, tampering, tiny_run

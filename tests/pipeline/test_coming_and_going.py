@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import Bulk, Hello, Prepared, Ready
+from phalanx.pipeline.messages import Bulk, Ready
 from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
 
 MANY = 40
@@ -143,16 +143,12 @@ def test_after_somebody_came_a_run_still_goes_back_to_the_first_wrong_step(make_
 
 
 def test_a_newcomer_of_another_numeric_class_is_not_let_into_a_run_in_lockstep(make_company, honest_digest):
-    def claim(letter, hello):
-        return (letter.saying({"numeric_class": "another"}),)
-
-    company = make_company(elastic(3, shadow="lockstep"), {2: Actor(rewrite=only(Hello, claim))})
+    company = make_company(elastic(3, shadow="lockstep"), {2: Actor(numeric_class="another")})
     company.join("worker-2")
 
     steps = run_until(company, lambda: company.bodies("not_let_in"))
 
     epoch = company.engine._succession.epoch
-    company.endpoint("worker-2").send("owner", Prepared.kind, Prepared(epoch=0).model_dump(mode="json"))
     company.run(2)
     steps += 2
 

@@ -218,7 +218,7 @@ def test_a_conviction_reaches_from_a_lagging_step_back_to_the_first_bad_one(make
 
 
 def test_across_numeric_classes_a_drift_that_was_applied_is_found(make_company, honest_digest):
-    run = tiny_run(guard=lagging(audit_rate=1.0))
+    run = tiny_run(guard=lagging(audit_rate=1.0, classes="mixed"))
     liar = Actor(lying(factor=1.001).wrap_copy, numeric_class="another build")
     company = make_company(run, all_late({2: liar}))
 
@@ -231,7 +231,7 @@ def test_across_numeric_classes_a_drift_that_was_applied_is_found(make_company, 
 
 
 def test_across_numeric_classes_honest_rounding_in_an_applied_step_is_no_alarm(make_company):
-    run = tiny_run(guard=lagging(audit_rate=1.0))
+    run = tiny_run(guard=lagging(audit_rate=1.0, classes="mixed"))
     other = Actor(lying(factor=1 + 1e-6).wrap_copy, numeric_class="another build")
     company = make_company(run, all_late({2: other}))
 
@@ -255,8 +255,7 @@ def test_a_step_that_others_than_shadows_audit_does_not_lag(make_company, honest
 
 
 def test_a_loss_that_is_no_number_waits_for_the_audits(make_company, honest_digest):
-    run = tiny_run(pipeline=IMPATIENT, guard=lagging(audit_rate=1.0))
-    # of a numeric class that the owner cannot redo the step in
+    run = tiny_run(pipeline=IMPATIENT, guard=lagging(audit_rate=1.0, classes="mixed"))
     liar = Actor(lying(factor=float("nan")).wrap_copy, numeric_class="another build")
     company = make_company(run, {2: liar, 1: stalled_at(LIE)})
 

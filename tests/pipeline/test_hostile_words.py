@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from phalanx.pipeline import PipelineConfig
+from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.messages import Applied, AuditReport, Bulk, Commit, Fetched, GradientHeld, Signed
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, Letter, only, tampering, tiny_run
@@ -27,6 +27,10 @@ def ends_well(make_company, honest_digest, actors, guilty, run=None):
     assert company.evicted == [guilty]
     assert company.weights_digest() == honest_digest(run, 2)
     return company.verdicts[0]
+
+
+def mixed_run():
+    return tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, classes="mixed"))
 
 
 @pytest.mark.parametrize("signed", NONSENSE, ids=IDS)
@@ -69,7 +73,7 @@ def test_an_accuser_whose_claim_is_no_tensor_is_named(make_company, honest_diges
 
     actor = Actor(rewrite=rewrite, numeric_class=numeric_class)
 
-    verdict = ends_well(make_company, honest_digest, {2: actor}, "worker-2")
+    verdict = ends_well(make_company, honest_digest, {2: actor}, "worker-2", mixed_run())
 
     assert verdict.offence == "accusation"
 
@@ -83,7 +87,7 @@ def test_a_stage_of_another_class_that_answers_with_no_tensor_is_named(make_comp
     lie = tampering(lambda direction, step, microbatch, tensor: -tensor if direction == "forward" else tensor)
     actor = Actor(lie, rewrite, numeric_class="another build")
 
-    verdict = ends_well(make_company, honest_digest, {1: actor}, "worker-1")
+    verdict = ends_well(make_company, honest_digest, {1: actor}, "worker-1", mixed_run())
 
     assert (verdict.offence, verdict.stage) == ("message", 1)
 

@@ -3,9 +3,9 @@
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.pipeline import GuardConfig, PipelineConfig, local_numeric_class
 from phalanx.pipeline.footprint import footprints
-from phalanx.pipeline.messages import Hello
+from phalanx.pipeline.greetings import Hello
 from phalanx.testing import Actor, MemoryCompany, only, tiny_run
 
 MANY = 40
@@ -168,7 +168,7 @@ def test_nonsense_about_memory_is_no_hello(memory):
     from phalanx.errors import FrameError
     from phalanx.pipeline.messages import parse_message
 
-    body = {"epoch": 0, "address": "here", "numeric_class": "mine"}
+    body = {"epoch": 0, "address": "here", "numeric_class": local_numeric_class("cpu").model_dump()}
     assert parse_message("hello", body).memory == {}
 
     with pytest.raises(FrameError, match="hello"):

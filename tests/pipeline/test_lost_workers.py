@@ -5,7 +5,8 @@ import pytest
 from phalanx.attacks import actor
 from phalanx.errors import NoHolderError, PeerLostError
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import Applied, AuditReport, Commit, GradientHeld, Hello
+from phalanx.pipeline.greetings import Hello
+from phalanx.pipeline.messages import Applied, AuditReport, Commit, GradientHeld
 from phalanx.testing import Actor, WorkerCrash, crash_at, only, tiny_run
 
 

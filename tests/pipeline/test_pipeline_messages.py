@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.messages import Activation, Applied, Assign, Commit, Fault, Fetched, Hello, parse_message
+from phalanx.pipeline.greetings import Hello
+from phalanx.pipeline.messages import Activation, Applied, Assign, Commit, Fault, Fetched, parse_message
 
 TENSOR = {
     "epoch": 0,

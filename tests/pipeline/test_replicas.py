@@ -98,7 +98,7 @@ def test_a_worker_that_finds_the_owners_lane_odd_stops_nobody(make_company, shar
 
 
 def test_parties_of_two_numeric_classes_cannot_share_a_stage(make_company, shared_run):
-    with pytest.raises(ConfigError, match=r"needs one numeric class; worker-2 compute unlike the owner"):
+    with pytest.raises(ConfigError, match=r"worker-2 computes other bits than the owner"):
         make_company(shared_run(), {2: Actor(numeric_class="other")})
 
 
@@ -107,6 +107,7 @@ def test_parties_of_two_numeric_classes_cannot_share_a_stage(make_company, share
     [
         ({"keep_steps": 4}, 'keep_steps = 4 with shadow = "replica"'),
         ({"third_party_audit_rate": 0.5}, 'third_party_audit_rate = 0.5 with shadow = "replica"'),
+        ({"classes": "mixed"}, 'classes = "mixed" with shadow = "replica"'),
         ({"mode": "paper"}, "mode = 'paper' fixes shadow"),
         ({"mode": "statistics"}, "mode = 'statistics' fixes shadow"),
     ],

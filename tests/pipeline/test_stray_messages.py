@@ -1,7 +1,8 @@
 """Messages from the wrong party, twice, too late or to the wrong address: refused or dropped, and the run goes on."""
 
 from phalanx.attacks import actor
-from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest
+from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest, local_numeric_class
+from phalanx.pipeline.greetings import Hello, Setup
 from phalanx.pipeline.messages import (
     Activation,
     Applied,
@@ -16,11 +17,9 @@ from phalanx.pipeline.messages import (
     FetchBulk,
     Fetched,
     GradientHeld,
-    Hello,
     Release,
     Role,
     ScreenHit,
-    Setup,
     Shutdown,
     Signed,
 )
@@ -123,7 +122,7 @@ TO_THE_OWNER = {
     "alarm about no stage": ScreenHit(**FETCH, source=77, reason="odd"),
     "order": Apply(**NOW, clip_coefficient=1.0),
     "roles": assign_all_to("worker-1"),
-    "greeting": Hello(epoch=0, address="elsewhere", numeric_class="mine"),
+    "greeting": Hello(epoch=0, address="elsewhere", numeric_class=local_numeric_class("cpu")),
 }
 
 

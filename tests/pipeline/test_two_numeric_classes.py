@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from phalanx.errors import ConfigError
 from phalanx.pipeline import GuardConfig, StageRunner, explain_evidence
-from phalanx.pipeline.messages import Applied, AuditReport, Fetched
+from phalanx.pipeline.messages import AuditReport, Fetched
 from phalanx.security.crypto import digest_hex
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, tampering, tiny_run
 
 TAU = 1e-5
-NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "classes": "mixed"}
 FULL = GuardConfig(audit_rate=1.0, tolerance=TAU, **NO_COIN)
 
 
@@ -173,21 +172,3 @@ def test_a_false_accuser_of_another_class_is_named_by_the_distance_of_its_claim(
     assert verdict.distance == pytest.approx(1.0, abs=0.1)
     assert "worker-1" not in company.evicted
     assert company.weights_digest() == honest_digest(run, 2)
-
-
-def test_states_are_not_compared_bit_by_bit_across_classes(make_company):
-    def other_bits(letter, applied):
-        state = applied.states["1"].model_copy(update={"moments": "8" * 64})
-        return [letter.saying({"states": {**applied.states, "1": state}})]
-
-    run = tiny_run(guard=FULL)
-    company = make_company(run, {2: Actor(rewrite=only(Applied, other_bits), numeric_class="another build")})
-
-    company.run(2)
-
-    assert company.verdicts == []
-
-
-def test_lockstep_is_refused_where_a_party_computes_differently(make_company):
-    with pytest.raises(ConfigError, match=r"needs one numeric class; worker-1 compute.*another build"):
-        make_company(tiny_run(guard=GuardConfig(shadow="lockstep")), {1: Actor(numeric_class="another build")})

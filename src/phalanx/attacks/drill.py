@@ -7,16 +7,16 @@ from pathlib import Path
 
 from phalanx.attacks.table import actor
 from phalanx.errors import ConfigError
-from phalanx.pipeline import StageCopy, WorkerConfig, WrapCopy, run_worker, unwrapped
+from phalanx.pipeline import WorkerConfig, WrapCopy, run_worker, unwrapped
 from phalanx.testing import RewritingEndpoint, WorkerCrash
 
 
-def run_worker_with_attack(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped) -> None:
+def run_worker_with_attack(config: WorkerConfig, kernels: WrapCopy = unwrapped) -> None:
     """Run a worker as an attacker; one that crashes on purpose dies as by SIGKILL.
 
     Args:
         config: Its `attack` says which one.
-        wrap_copy: Puts something else in the place of a plain copy, before the attacker does.
+        kernels: As in `run_worker`: an attacker lies about what it computes, and shows honest kernels.
 
     Raises:
         ConfigError: There is no such attack.
@@ -26,11 +26,8 @@ def run_worker_with_attack(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped
         raise ConfigError("attack: the worker file has none; run it with run_worker")
     log = None if config.attack_log is None else Path(config.attack_log)
     liar = actor(config.attack, Path(config.identity).name, log)
-
-    def wrap(copy: StageCopy, held: bool) -> StageCopy:
-        return liar.wrap_copy(wrap_copy(copy, held), held)
-
     try:
-        run_worker(config, wrap, functools.partial(RewritingEndpoint, rewrite=liar.rewrite, hear=liar.hear))
+        opener = functools.partial(RewritingEndpoint, rewrite=liar.rewrite, hear=liar.hear)
+        run_worker(config, kernels, opener, wrap_copy=liar.wrap_copy)
     except WorkerCrash:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -93,7 +93,9 @@ def _places(kind: str, size: str) -> tuple[_Place, ...]:
 
 def _across_paths(attack: AttackConfig, stages: int) -> Cell:
     """A small lie among parties whose bits differ anyway: only the distance can tell."""
-    return Cell(small_run(stages, "watchful", attack=attack), "watchful", _STEPS, (FP32, MATH))
+    run = small_run(stages, "watchful", attack=attack)
+    run = run.model_copy(update={"guard": run.guard.model_copy(update={"classes": "mixed"})})
+    return Cell(run, "watchful", _STEPS, (FP32, MATH))
 
 
 def _compared(attack: AttackConfig, stages: int, size: str) -> Iterator[Cell]:

@@ -181,7 +181,8 @@ def main(plan_file: Path, deaths: Path, worker_file: Path) -> None:
         honest = honest_part(copy)
         return AttackedCopy(honest, WatchedRunner(honest.runner, executioner))
 
-    run_worker(config, wrap, functools.partial(WatchedEndpoint, executioner=executioner))
+    opener = functools.partial(WatchedEndpoint, executioner=executioner)
+    run_worker(config, open_endpoint=opener, wrap_copy=wrap)
 
 
 if __name__ == "__main__":

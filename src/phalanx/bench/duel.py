@@ -9,9 +9,9 @@ from pathlib import Path
 from phalanx.attacks import actor, attacks_in, make_attack
 from phalanx.bench.cell import Cell
 from phalanx.bench.cells import FIRST_ATTACKED_STEP
-from phalanx.bench.other_paths import Differences, label_of, on_path, taking_turns
+from phalanx.bench.other_paths import Differences, on_path, taking_turns
 from phalanx.calibrate import NumericPath
-from phalanx.pipeline import AttackConfig, GuardConfig, WrapCopy
+from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import Actor, MemoryCompany
 from phalanx.train import RunConfig
 
@@ -184,9 +184,7 @@ def _actors(cell: Cell, run: RunConfig, log: Path, differences: Differences) -> 
         return actors
     for name in (f"worker-{stage}" for stage in run.attack.stages):
         liar, honest = actor(run.attack, name, log), actors[name]
-        actors[name] = replace(
-            liar, wrap_copy=_both(honest.wrap_copy, liar.wrap_copy), numeric_class=honest.numeric_class
-        )
+        actors[name] = replace(liar, kernels=honest.kernels, description=honest.description)
     return actors
 
 
@@ -194,11 +192,7 @@ def _worker(paths: Sequence[NumericPath], number: int, differences: Differences)
     if not paths:
         return Actor()
     path = paths[number % len(paths)]
-    return Actor(on_path(path, differences), numeric_class=label_of(path, paths))
-
-
-def _both(first: WrapCopy, then: WrapCopy) -> WrapCopy:
-    return lambda copy, held: then(first(copy, held), held)
+    return Actor(kernels=on_path(path, differences), description=path.name)
 
 
 def _drive(company: MemoryCompany, steps: int, log: Path, outcome: Outcome) -> None:

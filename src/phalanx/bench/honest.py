@@ -52,7 +52,7 @@ def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance:
     in_bf16 = any(path.precision == "bf16" for path in paths)
     wide = {"tolerance": _BF16_TOLERANCE} if in_bf16 else {}
     chosen = wide if tolerance is None else {"tolerance": tolerance}
-    guard = GUARDS["watchful"].model_copy(update={"audit_rate": 1.0, **chosen})
+    guard = GUARDS["watchful"].model_copy(update={"audit_rate": 1.0, "classes": "mixed", **chosen})
     run = small_run(stages, "watchful")
     run = run.model_copy(
         update={

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,8 +140,3 @@ def _in_turn(compute: Callable[..., Any]) -> Callable[..., Any]:
             return compute(*args, **kwargs)
 
     return wait_and_compute
-
-
-def label_of(path: NumericPath, paths: Sequence[NumericPath]) -> str | None:
-    """The numeric class that a worker on this path claims; None, the owner's own, for the run's own path."""
-    return None if path == paths[0] else path.name

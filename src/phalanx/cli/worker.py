@@ -41,16 +41,16 @@ def _serve_together(config: "WorkerConfig", file: Path) -> None:
         _serve(config, group.wrap)
 
 
-def _serve(config: "WorkerConfig", wrap_copy: "WrapCopy") -> None:
+def _serve(config: "WorkerConfig", kernels: "WrapCopy") -> None:
     if config.attack is None or config.attack.kind == "none":
         from phalanx.pipeline import run_worker
 
-        run_worker(config, wrap_copy)
+        run_worker(config, kernels)
         return
     # an honest worker never loads the red team
     from phalanx.attacks import run_worker_with_attack
 
-    run_worker_with_attack(config, wrap_copy)
+    run_worker_with_attack(config, kernels)
 
 
 def masked_worker(

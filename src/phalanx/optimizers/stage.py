@@ -8,6 +8,7 @@ from torch.optim.adamw import adamw
 
 from phalanx.errors import CheckpointError, ModelError, TrainingError
 from phalanx.optimizers.config import OptimizerConfig
+from phalanx.optimizers.single_rounding import UpdateRule
 
 UPDATES = "updates"
 """Name in a state of how many updates its moments have seen, where that is not the number of steps."""
@@ -18,13 +19,14 @@ class StageOptimizer:
 
     Gradients are arguments, never ``.grad``, so a shadow can feed the gradients that a stage claims. Two
     holders of one numeric class (same build, threads and device) that make the same steps stay equal bit
-    for bit. The moments live where the parameters are when this is made.
+    for bit; with `single_rounding`, any two holders. The moments live where the parameters are when this is made.
 
     Args:
         parameters: By name.
         config: Learning rate and the rest.
         can_skip: Whether steps without an update are counted; the state then tells how many updates there were.
         has_moments: Without them parameters can be loaded and read, at 4 bytes each, but no step can be made.
+        single_rounding: Make updates as `UpdateRule` does, with the same bits on every processor, at a lower speed.
 
     Attributes:
         num_steps: Steps made so far, skipped ones included.
@@ -39,8 +41,10 @@ class StageOptimizer:
         *,
         can_skip: bool = False,
         has_moments: bool = True,
+        single_rounding: bool = False,
     ) -> None:
         self.num_steps = 0
+        self._single_rounding = single_rounding
         self._updates = torch.zeros(()) if can_skip else None
         self._has_moments = has_moments
         self._config = config
@@ -75,6 +79,23 @@ class StageOptimizer:
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
         wanted = self._scale(self._ordered(gradients), clip_coefficient)
+        if self._single_rounding:
+            self._step_in_single_roundings(wanted, lr)
+        else:
+            self._step_fused(wanted, lr)
+        self.num_steps += 1
+        if self._updates is not None:
+            self._updates += 1
+
+    def _step_in_single_roundings(self, wanted: list[torch.Tensor], lr: float) -> None:
+        rule = UpdateRule(lr, self._config.betas, self._config.eps, self._num_updates + 1)
+        for weight, gradient, exp_avg, exp_avg_sq, count in zip(
+            self._weights, wanted, self._exp_avgs, self._exp_avg_sqs, self._steps, strict=True
+        ):
+            rule.apply(weight, gradient, exp_avg, exp_avg_sq, self._config.weight_decay if weight.ndim >= 2 else 0.0)
+            count.add_(1)
+
+    def _step_fused(self, wanted: list[torch.Tensor], lr: float) -> None:
         for is_decayed in (True, False):
             members = [i for i, weight in enumerate(self._weights) if (weight.ndim >= 2) == is_decayed]
             if not members:
@@ -95,9 +116,6 @@ class StageOptimizer:
                 eps=self._config.eps,
                 weight_decay=self._config.weight_decay if is_decayed else 0.0,
             )
-        self.num_steps += 1
-        if self._updates is not None:
-            self._updates += 1
 
     def skip(self) -> None:
         """Count a step in which weights and moments stay as they are.
@@ -182,9 +200,12 @@ class StageOptimizer:
 
     def _set_num_steps(self, num_steps: int) -> None:
         self.num_steps = num_steps
-        updates = num_steps if self._updates is None else int(self._updates)
         for step in self._steps:
-            step.fill_(updates)
+            step.fill_(self._num_updates)
+
+    @property
+    def _num_updates(self) -> int:
+        return self.num_steps if self._updates is None else int(self._updates)
 
     def _ordered(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         if set(gradients) != set(self._names):

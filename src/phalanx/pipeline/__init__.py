@@ -1,6 +1,7 @@
 """The verified pipeline: stages that check each other, and an owner who completes every step."""
 
 from phalanx.pipeline.allocator import keep_freed_memory
+from phalanx.pipeline.battery import run_battery
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.cusum import Drift, DriftWatch
 from phalanx.pipeline.distance import Band, band, token_distance, token_distances, token_residual
@@ -9,8 +10,9 @@ from phalanx.pipeline.draw import AuditDraw, fresh_nonce
 from phalanx.pipeline.duplicate import Duplicate
 from phalanx.pipeline.engine import PipelineEngine
 from phalanx.pipeline.explain import explain_evidence
+from phalanx.pipeline.guarantees import GUARANTEES, weaker
 from phalanx.pipeline.hosted import StepInputs
-from phalanx.pipeline.join import gather
+from phalanx.pipeline.join import Guests, gather
 from phalanx.pipeline.kept_states import fetch_kept
 from phalanx.pipeline.launch import LocalWorkers
 from phalanx.pipeline.leaves import read_leaves
@@ -32,6 +34,7 @@ from phalanx.pipeline.worker import Worker, born_file, die_with_parent, run_work
 
 __all__ = [
     "CHECKS",
+    "GUARANTEES",
     "MAX_ATTEMPTS",
     "OWNER",
     "SCHEDULES",
@@ -43,6 +46,7 @@ __all__ = [
     "Duplicate",
     "Files",
     "GuardConfig",
+    "Guests",
     "LocalWorkers",
     "Members",
     "NoteChecks",
@@ -78,6 +82,7 @@ __all__ = [
     "local_numeric_class",
     "read_leaves",
     "recompute_in",
+    "run_battery",
     "run_worker",
     "settle_numerics",
     "skipping",
@@ -86,4 +91,5 @@ __all__ = [
     "token_distances",
     "token_residual",
     "unwrapped",
+    "weaker",
 ]

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.messages import Bulk, FetchBulk, Message
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Bulk, FetchBulk
 from phalanx.security.crypto import digest_hex
 from phalanx.transport import SignedHeader
 from phalanx.transport.tensors import tensor_buffers

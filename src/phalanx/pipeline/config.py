@@ -127,6 +127,10 @@ class GuardConfig(StrictModel):
     stage serve, one the even microbatches, one the odd ones, and audit each other; `snapshot`: the shadow is sent the
     state every `snapshot_every` steps, to which the run goes back when roles change, and weights when it audits."""
     screen: bool = True
+    classes: Literal["one", "mixed"] = "one"
+    """`one`: every party computes the owner's bits, which is measured when it joins, and others are refused; `mixed`:
+    others are let in, their messages and weight gradients are compared by distance, and all parties make updates in
+    single roundings, so that states have equal bits on every processor."""
     tolerance: float = Field(default=1e-5, gt=0, lt=1)
     """tau between numeric classes (fp32): beyond it the referee decides. See `distance.py`."""
 
@@ -168,6 +172,15 @@ class GuardConfig(StrictModel):
                     f'{name} = {getattr(self, name)} with shadow = "replica": nobody else can redo a step yet '
                     f'that two copies share; set {name} = 0 or shadow = "gradient"'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> "GuardConfig":
+        if self.classes == "mixed" and self.enabled and self.shadow not in ("gradient", "adapters"):
+            raise ValueError(
+                f'classes = "mixed" with shadow = "{self.shadow}": only a shadow that is sent the weight gradient and '
+                'makes its own updates keeps equal bits where kernels differ; use "gradient", or classes = "one"'
+            )
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.faults import Faults
+from phalanx.pipeline.gradient_bounds import GradientBounds
 from phalanx.pipeline.inquest import Inquest, Missing
 from phalanx.pipeline.intake import Intake
 from phalanx.pipeline.ledger import StepLedger
@@ -38,12 +39,13 @@ class Coordinator:
         self.docket = docket
         self._referee = Referee(docket.plan, courier, docket.same_class)
         self._audits = Audits(docket, post, courier, self._referee, draw)
-        self._updates = Updates(docket, self._referee)
+        bounds = GradientBounds(docket, courier, self._referee)
+        self._updates = Updates(docket, self._referee, bounds)
         self._faults = Faults(docket)
         self._intake = Intake(docket, self._audits, self._updates, self._faults)
         self.ready, self.usage, self.busy = self._intake.ready, self._intake.usage, self._intake.busy
         self.bytes_sent, self._convictions = self._intake.bytes_sent, self._intake.convictions
-        self._owner_audits = OwnerAudits(docket, self._referee)
+        self._owner_audits = OwnerAudits(docket, self._referee, bounds)
         self._inquest = Inquest(docket, courier, post)
         self._has_news = True
 
@@ -174,7 +176,7 @@ class Coordinator:
         )
 
     def doubt_step(self) -> bool:
-        """The outcome is not a number: the owner is to redo every stage once, where its bits can be compared.
+        """The outcome is not a number: the owner is to redo every stage once.
 
         Returns:
             Whether there is anything that it has not redone yet.
@@ -182,10 +184,7 @@ class Coordinator:
         docket, ledger = self.docket, self.ledger
         if docket.plan.guard.mode != "phalanx":
             return False
-        alike = {
-            s for s in docket.watched if docket.same_class(docket.holder(s)) and docket.same_class(docket.shadow(s))
-        }
-        ledger.owners_audits |= alike - ledger.owner_audited
+        ledger.owners_audits |= set(docket.watched) - ledger.owner_audited
         self._has_news = True
         return bool(ledger.owners_audits)
 
@@ -207,7 +206,8 @@ class Coordinator:
             if stage not in docket.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
             if party == docket.holder(stage) or not docket.plan.guard.one_optimizer
         ]
-        return self._inquest.find(Missing(late, list(self._audits.screened.values()), self._updates.unsent))
+        audits = self._audits
+        return self._inquest.find(Missing(late, list(audits.screened.values()), self._updates.unsent, audits.said))
 
     def waiting_for(self) -> str:
         """What is still missing, for a message to the user."""

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.pipeline.bulk import Post
-from phalanx.pipeline.messages import Activation, Message, Signed
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Activation, Signed
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.roles import Roles
 from phalanx.pipeline.signed import Statement, Statements

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from phalanx.errors import FrameError, PeerRefusedError, PhalanxError, TransportError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.messages import Carry, Message, parse_message
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Carry, parse_message
 from phalanx.pipeline.signed import Statements, to_signed
 from phalanx.security.crypto import Peer, digest_hex
 from phalanx.transport import Endpoint, Received, SignedHeader

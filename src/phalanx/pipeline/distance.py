@@ -1,5 +1,7 @@
-"""How far two tensors of one message are apart, token by token, and in which band such a distance lies."""
+"""How far two tensors of one message are apart, token by token, or two weight gradients, parameter by parameter."""
 
+import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -25,6 +27,11 @@ def token_distance(claimed: Tensor, reference: Tensor) -> float:
     return float(distance) if distance < float("inf") else float("inf")
 
 
+def distance_to_truth(claimed: Tensor, truth: Tensor) -> float:
+    """As `token_distance`; 0 where the owner's own numbers overflow, for rounding decides there which of them do."""
+    return token_distance(claimed, truth) if bool(truth.isfinite().all()) else 0.0
+
+
 def token_distances(claimed: Tensor, reference: Tensor) -> Tensor:
     """The distance of every token, ``[batch, seq]`` in float64; NaN where either tensor holds one.
 
@@ -48,6 +55,33 @@ def token_residual(claimed: Tensor, reference: Tensor) -> Tensor:
     """
     x, y = claimed.double(), reference.double()
     return (x - y) / _scale(y).unsqueeze(-1)
+
+
+def gradient_distance(claimed: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
+    """Largest relative distance over the parameters of a stage.
+
+    Args:
+        claimed: Weight gradients by name, as a stage committed to them.
+        reference: The same, recomputed.
+
+    Returns:
+        ``max_p |x_p - y_p| / (|y_p| + 0.1 sqrt(n_p) rms |y|)`` with x claimed, y reference, n_p the size of a
+        parameter and the rms over all numbers of y, in float64; infinity when names or shapes differ or either
+        holds NaN or infinity. The second term is for gradients that are zero but for rounding, such as a key's bias.
+    """
+    if {name: t.shape for name, t in claimed.items()} != {name: t.shape for name, t in reference.items()}:
+        return float("inf")
+    pairs = {name: (claimed[name].double().cpu(), tensor.double().cpu()) for name, tensor in reference.items()}
+    squares = math.fsum(float(y.square().sum()) for _, y in pairs.values())
+    rms = math.sqrt(squares / max(1, sum(y.numel() for _, y in pairs.values())))
+    worst = 0.0
+    for x, y in pairs.values():
+        scale = float(y.norm()) + 0.1 * math.sqrt(y.numel()) * rms
+        distance = float((x - y).norm()) / max(scale, torch.finfo(torch.float64).tiny)
+        if not distance < float("inf"):
+            return float("inf")
+        worst = max(worst, distance)
+    return worst
 
 
 def band(distance: float, tolerance: float) -> Band:

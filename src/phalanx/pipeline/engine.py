@@ -66,9 +66,6 @@ class PipelineEngine:
         before they have passed; nothing that leaves the engine but a `StepResult` is of a step before
         its audits. A step is redone until it is verified; each redo has one party less. The result
         has the bits of an honest run, as long as holder and shadow are of one numeric class.
-
-    Raises:
-        ConfigError: With this upkeep, copies could not stay equal in these parties' hands.
     """
 
     def __init__(
@@ -82,7 +79,6 @@ class PipelineEngine:
         *,
         clock: Awake | None = None,
     ) -> None:
-        members.check_upkeep(plan.guard)
         self.plan = plan
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         self._mail = Loopback(owner, endpoint)
@@ -99,7 +95,15 @@ class PipelineEngine:
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._endpoint = endpoint
         office = Office(
-            self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump, silence, self.lives
+            docket=self._docket,
+            coordinator=self._coordinator,
+            courier=self._courier,
+            mail=self._mail,
+            endpoint=endpoint,
+            pump=self._pump,
+            silence=silence,
+            lives=self.lives,
+            owed_by=self._party.roles.owed_by,
         )
         self._succession = Succession(office, members, files)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
@@ -281,6 +285,11 @@ class PipelineEngine:
     def shadows(self) -> Mapping[int, str]:
         """Who shadows each stage now."""
         return self._docket.assignment.shadows
+
+    @property
+    def guarantees(self) -> Mapping[int, str]:
+        """What is promised of each stage now; a name in `GUARANTEES`."""
+        return self._succession.guarantees.present
 
     @property
     def next_step(self) -> int:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from phalanx.errors import CertificateError, EvidenceError, FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.evidence import EvidenceRecord, read_evidence
-from phalanx.pipeline.messages import Message, parse_message
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import parse_message
 from phalanx.pipeline.signed import Statement, Statements
 from phalanx.security.crypto import Peer, certificate_facts, digest_hex, peer_from_certificate
 from phalanx.transport import SignedHeader

@@ -7,7 +7,8 @@ from phalanx.errors import PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.detour import Detour
-from phalanx.pipeline.messages import Activation, Carry, Fault, Message, parse_message
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Activation, Carry, Fault, parse_message
 from phalanx.pipeline.signed import Statements
 from phalanx.security.crypto import Peer
 from phalanx.transport import Endpoint, LinkFault, SignedHeader

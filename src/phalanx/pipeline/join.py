@@ -1,84 +1,160 @@
-"""The owner's side of joining: wait until every named worker has said hello, and tell it the plan."""
+"""The owner's side of joining: wait until every named worker has said hello, tell it the plan, measure its class."""
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from phalanx.errors import FrameError, PeerLostError
+from phalanx.errors import ConfigError, FrameError, PeerLostError, TransportError
+from phalanx.pipeline.admission import Admission, Measurement
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
 from phalanx.pipeline.members import Members
 from phalanx.pipeline.memory import Rooms
-from phalanx.pipeline.messages import Hello, Setup, parse_message
-from phalanx.pipeline.numeric_class import local_numeric_class
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Signed, parse_message
 from phalanx.pipeline.own_memory import own_rooms
 from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.signed import to_signed
 from phalanx.security.crypto import peer_from_certificate
-from phalanx.transport import Endpoint, LinkFault
+from phalanx.transport import Endpoint, LinkFault, Received
 
-NOBODY: Mapping[str, str] = {}
+_SECONDS_TO_TELL = 2.0
 
 
-def gather(
-    endpoint: Endpoint,
-    plan: StepPlan,
-    certificates: Mapping[str, str],
-    authority_pem: bytes,
-    *,
-    late: Mapping[str, str] = NOBODY,
-    is_alive: Callable[[str], bool],
-    last_words: Callable[[str], str],
-    timeout_s: float,
-) -> Members:
-    """Let the named workers in and set them up.
+@dataclass(frozen=True)
+class Guests:
+    """Whom the owner waits for, and how it sees that one has ended.
 
-    Args:
-        endpoint: The owner's.
-        plan: What every worker gets.
+    Attributes:
         certificates: PEM by worker name; nobody else is let in.
-        authority_pem: Who vouches for the certificates.
         late: PEM by name of those who may join at any time and are not waited for.
         is_alive: Whether a local worker's process still runs.
         last_words: What a worker said last, for the error.
         timeout_s: Longest time to wait for all.
+    """
+
+    certificates: Mapping[str, str]
+    late: Mapping[str, str]
+    is_alive: Callable[[str], bool]
+    last_words: Callable[[str], str]
+    timeout_s: float
+
+    @property
+    def known(self) -> dict[str, str]:
+        """Certificates of everybody, in the order of the run file."""
+        return {**self.certificates, **self.late}
+
+
+def gather(
+    endpoint: Endpoint, plan: StepPlan, guests: Guests, authority_pem: bytes, observe: Observe = lambda kind, body: None
+) -> Members:
+    """Let the named workers in, set them up and measure their numeric classes.
+
+    Args:
+        endpoint: The owner's.
+        plan: What every worker gets.
+        guests: Who is waited for.
+        authority_pem: Who vouches for the certificates.
+        observe: Told who is refused.
 
     Raises:
         PeerLostError: A worker ended or did not come.
         CertificateError: A certificate is not what it should be.
+        ConfigError: A worker computes other bits than the run allows.
     """
-    for certificate in (*certificates.values(), *late.values()):
+    for certificate in guests.known.values():
         endpoint.add_peer(peer_from_certificate(certificate.encode(), authority_pem))
-    classes = {OWNER: local_numeric_class(plan.device).label}
-    addresses: dict[str, str] = {}
-    rooms: dict[str, Rooms] = {}
-    deadline = time.monotonic() + timeout_s
-    while set(certificates) - addresses.keys():
-        missing = sorted(set(certificates) - addresses.keys())
-        dead = [name for name in missing if not is_alive(name)]
-        if dead:
-            raise PeerLostError(f"{dead[0]} ended before it joined: {last_words(dead[0])}")
-        if time.monotonic() > deadline:
-            raise PeerLostError(
-                f"{', '.join(missing)} did not join within {timeout_s:.0f} s; start them with `phalanx worker`"
-            )
-        frame = endpoint.receive(0.2)
-        if frame is None or isinstance(frame, LinkFault):
-            continue
-        try:
-            hello = parse_message(frame.kind, frame.body)
-        except FrameError:
-            continue
-        if isinstance(hello, Hello):
-            addresses[frame.sender], classes[frame.sender] = hello.address, hello.numeric_class
-            rooms[frame.sender] = hello.memory
-            endpoint.add_peer(endpoint.peers[frame.sender], hello.address)
-            setup = Setup(epoch=0, plan=plan.model_dump(mode="json"))
-            endpoint.send(frame.sender, setup.kind, setup.model_dump(mode="json"))
-    known = {**certificates, **late}
-    names = _workers(addresses, known)
+    hall = _Hall(endpoint, plan, guests)
+    hall.await_all(lambda: set(guests.certificates) - hall.hellos.keys(), "did not join")
+    admission = Admission(plan)
+    if admission.is_needed and hall.hellos:
+        hall.measure(admission, observe)
+    addresses = {name: hello.address for name, hello in hall.hellos.items()}
+    rooms: dict[str, Rooms] = {name: hello.memory for name, hello in hall.hellos.items()}
+    names = [name for name in guests.known if name in addresses]
     # last of all: what the others on this machine took for themselves is no longer free
     rooms[OWNER] = own_rooms(endpoint.run, plan.device)
-    return Members(names, classes, addresses, known, rooms, authority_pem.decode("ascii"))
+    return Members(names, admission, addresses, guests.known, rooms, authority_pem.decode("ascii"))
 
 
-def _workers(addresses: Mapping[str, str], certificates: Mapping[str, str]) -> Sequence[str]:
-    """In the order of the run file, not of arrival."""
-    return [name for name in certificates if name in addresses]
+class _Hall:
+    """Everybody who has said hello and has no role yet."""
+
+    def __init__(self, endpoint: Endpoint, plan: StepPlan, guests: Guests) -> None:
+        self.hellos: dict[str, Hello] = {}
+        self._endpoint = endpoint
+        self._setup = Setup(epoch=0, plan=plan.model_dump(mode="json"))
+        self._guests = guests
+        self._measurement: Measurement | None = None
+        self._said: dict[str, dict[str, Signed]] = {}
+        self._deadline = time.monotonic() + guests.timeout_s
+
+    def await_all(self, missing: Callable[[], set[str]], what: str) -> None:
+        """Take words until nobody is missing.
+
+        Raises:
+            PeerLostError: Somebody who is has ended, or time is up.
+        """
+        guests = self._guests
+        while missing():
+            names = sorted(missing())
+            dead = [name for name in names if not guests.is_alive(name)]
+            if dead:
+                raise PeerLostError(f"{dead[0]} ended before it joined: {guests.last_words(dead[0])}")
+            if time.monotonic() > self._deadline:
+                raise PeerLostError(
+                    f"{', '.join(names)} {what} within {guests.timeout_s:.0f} s; start them with `phalanx worker`"
+                )
+            frame = self._endpoint.receive(0.2)
+            if frame is not None and not isinstance(frame, LinkFault):
+                with contextlib.suppress(FrameError):
+                    self._take(frame, parse_message(frame.kind, frame.body))
+
+    def _take(self, frame: Received, message: Message) -> None:
+        name = frame.sender
+        if isinstance(message, Hello) and self._measurement is None:
+            self.hellos[name] = message
+            self._said[name] = {"hello": to_signed(frame.header)}
+            self._endpoint.add_peer(self._endpoint.peers[name], message.address)
+            self._send(name, self._setup)
+        elif isinstance(message, Measured) and name in self.hellos and self._measurement is not None:
+            is_new = self._measurement.take(name, message)
+            self._said[name] |= {"measured": to_signed(frame.header)} if is_new else {}
+
+    def measure(self, admission: Admission, observe: Observe) -> None:
+        """Put the same fresh nonce to everybody at once, and find their classes.
+
+        Raises:
+            ConfigError: Somebody is refused; everybody is told.
+            PeerLostError: Somebody gave no answer.
+        """
+        measurement = self._measurement = Measurement()
+        for name in self.hellos:
+            self._send(name, Challenge(epoch=0, nonce=measurement.nonce))
+        admission.answer_as_owner(measurement)
+        self.await_all(lambda: self.hellos.keys() - measurement.answers.keys(), "did not show what they compute")
+        refused = {}
+        for name in [name for name in self._guests.known if name in self.hellos]:
+            reason = admission.refusal(name, self.hellos[name].numeric_class, measurement)
+            if reason is None:
+                admission.place(name, measurement)
+            else:
+                refused[name] = reason
+                evidence = {what: signed.model_dump() for what, signed in self._said[name].items()}
+                observe("not_let_in", {"party": name, "reason": reason, "evidence": evidence})
+        if refused:
+            self._turn_away(refused)
+
+    def _turn_away(self, refused: Mapping[str, str]) -> None:
+        everything = ". ".join(refused.values())
+        for name in self.hellos:
+            reason = refused.get(name, f"the run does not begin: {everything}")
+            self._send(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]))
+        with contextlib.suppress(TransportError):
+            self._endpoint.flush(_SECONDS_TO_TELL)
+        raise ConfigError(everything)
+
+    def _send(self, name: str, message: Message) -> None:
+        self._endpoint.send(name, message.kind, message.model_dump(mode="json"))

@@ -83,6 +83,7 @@ def answer_fetch_bulk(desk: Desk, parcels: Parcels, sender: str, message: FetchB
         return
     copy = desk.roles.copy_of(message.stage)
     shadow = desk.roles.shadows.get(message.stage)
+    audit = desk.roles.auditing(message.stage)
     gradient = gradient_of(desk.roles, message.stage, message.lane, message.step)
     if message.purpose == "duplicate":
         parcels.put(sender, message, copy.optimizer.state, copy.step)
@@ -100,6 +101,8 @@ def answer_fetch_bulk(desk: Desk, parcels: Parcels, sender: str, message: FetchB
         tensors = copy.optimizer.state()
     elif message.purpose == "gradient" and gradient is not None:
         tensors = gradient
+    elif message.purpose == "audited" and audit is not None and audit.audited:
+        tensors = audit.audited
     elif message.purpose == "undo" and shadow is not None:
         tensors = copy.optimizer.undo_state()
     else:

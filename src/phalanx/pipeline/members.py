@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
-from phalanx.errors import ConfigError
-from phalanx.pipeline.config import OWNER, GuardConfig
+from phalanx.pipeline.admission import Admission
 from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.greetings import Hello
 from phalanx.pipeline.memory import Rooms
-from phalanx.pipeline.messages import Hello, StateDigest
+from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.roles import Library
 from phalanx.pipeline.step_checks import NoteChecks
 from phalanx.pipeline.step_record import StepRecord
@@ -23,7 +23,8 @@ class Members:
     """Who takes part besides the owner."""
 
     names: Sequence[str]
-    classes: dict[str, str]
+    admission: Admission
+    """Has measured the numeric class of everybody who takes part."""
     addresses: dict[str, str]
     certificates: Mapping[str, str]
     """Of everybody who takes part or may come later, the owner included."""
@@ -47,35 +48,18 @@ class Members:
         """Somebody known has begun another life: its certificate is that of all of them."""
         self.certificates = {**self.certificates, name: self.certificates[certified_name(name)]}
 
-    def admit(self, name: str, hello: Hello, guard: GuardConfig) -> None:
-        """Let somebody in who came late.
+    @property
+    def classes(self) -> dict[str, str]:
+        """Numeric class of everybody, the owner included, as measured."""
+        return self.admission.classes
 
-        Raises:
-            ConfigError: As `check_upkeep`; the others stay as they are.
-        """
-        self.classes[name], self.addresses[name] = hello.numeric_class, hello.address
-        self.rooms[name] = hello.memory
-        try:
-            self.check_upkeep(guard)
-        except ConfigError:
-            del self.classes[name], self.addresses[name], self.rooms[name]
-            raise
+    def class_of(self, name: str) -> str:
+        """Numeric class of a party, for the log; without a guard nobody is measured."""
+        return self.classes.get(name, "not measured")
 
-    def check_upkeep(self, guard: GuardConfig) -> None:
-        """Refuse an upkeep that these parties cannot keep up.
-
-        Raises:
-            ConfigError: Two copies would compute weights or their gradients on unlike numeric classes, where rounding
-                adds up until honest parties seem to lie.
-        """
-        if not guard.enabled or guard.shadow not in ("lockstep", "replica"):
-            return
-        others = sorted(name for name, label in self.classes.items() if label != self.classes[OWNER])
-        if others:
-            raise ConfigError(
-                f'guard.shadow = "{guard.shadow}" needs one numeric class; {", ".join(others)} compute unlike the '
-                f'owner: {self.classes[others[0]]} instead of {self.classes[OWNER]}; set guard.shadow = "gradient"'
-            )
+    def admit(self, name: str, hello: Hello) -> None:
+        """Let somebody in who came late and was measured."""
+        self.addresses[name], self.rooms[name] = hello.address, hello.memory
 
 
 @dataclass

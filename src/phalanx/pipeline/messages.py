@@ -1,24 +1,20 @@
 """The bodies of all frames between the parties of a verified pipeline, each parsed once and strictly."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.pipeline.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
+from phalanx.pipeline.message import Message
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.transport import Body, by_kind, parse_body
+from phalanx.transport import by_kind, parse_body
 
-Purpose = Literal["state", "weights", "undo", "gradient", "past", "update", "snapshot", "duplicate", "kept"]
-"""`past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
+Purpose = Literal["state", "weights", "undo", "gradient", "audited", "past", "update", "snapshot", "duplicate", "kept"]
+"""`audited`: a weight gradient as an auditor has recomputed it;
+`past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
 these with their moments, for a shadow; `duplicate`: the same, for the owner's checkpoint; `kept`: the same, as a worker
 has it on disk from an earlier session of the run."""
-
-
-class Message(Body):
-    """What parties of a verified pipeline say to each other."""
-
-    epoch: int = Field(ge=0)
-    """Rises by one whenever the assignment changes; what belongs to an older epoch is dropped."""
 
 
 class StepMessage(Message):
@@ -56,39 +52,6 @@ class TensorMessage(StepMessage):
             "direction": self.direction,
             "source": self.source,
         }
-
-
-class Hello(Message):
-    """A worker asks to join."""
-
-    kind: ClassVar[str] = "hello"
-    address: str
-    numeric_class: str
-    memory: dict[Annotated[str, Field(max_length=64)], Annotated[int, Field(ge=0, le=2**60)]] = Field(
-        default_factory=dict, max_length=16
-    )
-    """Bytes that it can give to stages, by the name of what it shares them with; see `own_rooms`."""
-
-
-class Setup(Message):
-    """Everything a worker must know to build stages; the answer to `Hello`."""
-
-    kind: ClassVar[str] = "setup"
-    plan: dict[str, Any]
-    certificates: dict[str, str] | None = None
-    """Of the other workers, for one that comes while the run is under way."""
-
-
-class Prepared(Message):
-    """A worker that came late knows the others now: it can be given a role, and be sent to."""
-
-    kind: ClassVar[str] = "prepared"
-
-
-class Leave(Message):
-    """A worker is about to be switched off and asks to hand over what it holds."""
-
-    kind: ClassVar[str] = "leave"
 
 
 class Role(StrictModel):
@@ -363,6 +326,9 @@ _MESSAGES = by_kind(
         *(
             Hello,
             Setup,
+            Challenge,
+            Measured,
+            NotLetIn,
             Prepared,
             Leave,
             Assign,

@@ -1,20 +1,34 @@
 """Workers that come while the run is under way: set up beside it, and given roles between two steps."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from phalanx.errors import ConfigError, FrameError
+from phalanx.errors import FrameError
+from phalanx.pipeline.admission import Measurement
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Members
-from phalanx.pipeline.messages import Hello, Prepared, Setup
+from phalanx.pipeline.messages import Signed
 from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.signed import to_signed
 from phalanx.transport import Endpoint
 
 
+@dataclass
+class _Guest:
+    """A party that has said hello and has no role yet."""
+
+    hello: Hello
+    measurement: Measurement
+    said: dict[str, Signed]
+    knows_others: bool = False
+
+
 class Newcomers:
-    """Answers whoever may join later, until it can be counted on.
+    """Answers whoever may join later and measures its numeric class, until it can be counted on.
 
     Attributes:
         prepared: Who can take a role, in the order in which they got so far.
@@ -30,56 +44,97 @@ class Newcomers:
         self._mail = mail
         self._endpoint = endpoint
         self._observe = observe
-        self._greeted: dict[str, Hello] = {}
+        self._guests: dict[str, _Guest] = {}
+        self._turned_away: set[str] = set()
 
     def hear(self, received: Received, present: Collection[str]) -> None:
-        """Take a word of somebody who wants to join.
+        """Take a word of somebody who wants to join, or of a member that was measured beside it.
 
         Args:
-            received: A `Hello`, or that its sender is prepared.
+            received: A `Hello`, what its sender's kernels give, or that it knows the others.
             present: Workers that take part already; a newcomer must know them before they send to it.
 
         Raises:
             FrameError: It is from somebody who takes part already, or comes twice or out of turn.
         """
         name, message = received.sender, received.message
-        if name in present or name in self.prepared or (name in self._greeted) == isinstance(message, Hello):
+        guest = self._guests.get(name)
+        if isinstance(message, Measured):
+            if not any([each.measurement.take(name, message) for each in self._guests.values()]):
+                raise FrameError(f"{name!r} answered a question that nobody has put to it, or twice")
+            if guest is not None and received.header is not None:
+                guest.said["measured"] = to_signed(received.header)
+        elif name in present or name in self._turned_away or (guest is not None) == isinstance(message, Hello):
             raise FrameError(f"{name!r} sent {message.kind!r} and is no newcomer who has yet to say it")
-        if isinstance(message, Hello):
-            self._endpoint.add_peer(self._endpoint.peers[name], message.address)
-            self._lives.came(name)
-            self._members.know_life(name)
-            self._greeted[name] = message
-            certificates = {other: self._members.certificates[other] for other in present}
-            setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates)
-            self._mail.post(name, setup, ())
-        elif isinstance(message, Prepared):
+        elif isinstance(message, Hello):
+            self._receive(received, message, present)
+        elif guest is not None:
+            if guest.knows_others:
+                raise FrameError(f"{name!r} sent {message.kind!r} twice")
+            guest.knows_others = True
+        self._look_at(name)
+
+    def _receive(self, received: Received, hello: Hello, present: Collection[str]) -> None:
+        name = received.sender
+        for earlier in self._turned_away:
+            # by now it has been told why
+            self._endpoint.refuse(earlier)
+        self._endpoint.add_peer(self._endpoint.peers[name], hello.address)
+        self._lives.came(name)
+        self._members.know_life(name)
+        said = {} if received.header is None else {"hello": to_signed(received.header)}
+        guest = self._guests[name] = _Guest(hello, Measurement(), said)
+        certificates = {other: self._members.certificates[other] for other in present}
+        setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates)
+        self._mail.post(name, setup, ())
+        admission = self._members.admission
+        if not admission.is_needed:
+            return
+        # whoever computes unlike the owner may be of the class of another member
+        for party in (name, *admission.strangers(present)):
+            self._mail.post(party, Challenge(epoch=0, nonce=guest.measurement.nonce), ())
+        admission.answer_as_owner(guest.measurement)
+
+    def _look_at(self, name: str) -> None:
+        """Turn a newcomer away, or count it among the prepared, as soon as it has said enough."""
+        guest, admission = self._guests.get(name), self._members.admission
+        if guest is None or name in self.prepared:
+            return
+        if admission.is_needed:
+            if name not in guest.measurement.answers:
+                return
+            reason = admission.refusal(name, guest.hello.numeric_class, guest.measurement)
+            if reason is not None:
+                self._turn_away(name, reason)
+                return
+        if guest.knows_others:
             self.prepared.append(name)
+
+    def _turn_away(self, name: str, reason: str) -> None:
+        evidence = {what: signed.model_dump() for what, signed in self._guests.pop(name).said.items()}
+        self._observe("not_let_in", {"party": name, "reason": reason, "evidence": evidence})
+        self._mail.post(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]), ())
+        self._turned_away.add(name)
+        # it may come again with other settings, as often as `pipeline.returns` allows
+        self._lives.ended(name, for_good=False)
 
     def drop(self, name: str) -> None:
         """Somebody ended before it was let in: nothing more is taken from it."""
         self.prepared = [other for other in self.prepared if other != name]
-        self._shut_out(name, for_good=False)
+        self._guests.pop(name, None)
+        self._endpoint.refuse(name)
+        self._lives.ended(name, for_good=False)
 
     def admit(self) -> list[str]:
         """Make members of those who are prepared.
 
         Returns:
-            Their names; without those whose numeric class does not go with the run's shadows.
+            Their names.
         """
         names, self.prepared = self.prepared, []
-        return [name for name in names if self._is_let_in(name)]
-
-    def _is_let_in(self, name: str) -> bool:
-        try:
-            self._members.admit(name, self._greeted[name], self._plan.guard)
-        except ConfigError as exc:
-            self._observe("not_let_in", {"party": name, "reason": str(exc)})
-            # it could ask before every step, and each answer costs the whole company a stop
-            self._shut_out(name, for_good=True)
-            return False
-        return True
-
-    def _shut_out(self, name: str, *, for_good: bool) -> None:
-        self._endpoint.refuse(name)
-        self._lives.ended(name, for_good=for_good)
+        for name in names:
+            guest = self._guests.pop(name)
+            if self._members.admission.is_needed:
+                self._members.admission.place(name, guest.measurement)
+            self._members.admit(name, guest.hello)
+        return names

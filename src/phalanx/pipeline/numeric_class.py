@@ -2,30 +2,42 @@
 
 import hashlib
 import platform
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from phalanx.config import StrictModel, canonical_json
 
+Word = Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]
+"""A short text that can be shown on a terminal as it is."""
+
 
 class NumericClass(StrictModel):
-    """Inside one class digests are compared; across classes, distances.
+    """How a party describes what its bits depend on: for messages to people, and for nothing else.
 
-    Attention kernel, optimizer implementation and precision belong to it as well; they are in the
+    Which parties are of one class is measured (`battery.py`). Attention kernel, optimizer and precision are in the
     plan, whose digest all parties of a run have in common.
     """
 
-    torch: str
-    device: str
-    instructions: str
-    threads: int
-    ranks: int = 1
+    torch: Word
+    device: Word
+    instructions: Word
+    threads: int = Field(ge=1, le=2**20)
+    ranks: int = Field(default=1, ge=1, le=2**20)
     """Processes that share every matrix product: they add up in another order than one does."""
 
     @property
     def label(self) -> str:
-        """A short name for the class: equal labels, equal class."""
+        """A short name for the description: equal labels, equal description."""
         return hashlib.sha256(canonical_json(self.model_dump(exclude_defaults=True))).hexdigest()[:16]
+
+    def unlike(self, other: "NumericClass") -> str:
+        """What this description says that the other one does not, in words; empty where they are equal."""
+        mine, theirs = self.model_dump(), other.model_dump()
+        return ", ".join(
+            f"{name} {mine[name]} instead of {theirs[name]}" for name in mine if mine[name] != theirs[name]
+        )
 
 
 def settle_numerics(threads: int) -> None:
@@ -44,12 +56,16 @@ def local_numeric_class(device: str, ranks: int = 1) -> NumericClass:
     """Describe this process, or a group of so many ranks like it."""
     on_gpu = device.startswith("cuda")
     return NumericClass(
-        torch=torch.__version__,
-        device=torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} {_cpu_model()}",
+        torch=_shown(torch.__version__),
+        device=_shown(torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} {_cpu_model()}"),
         instructions="cuda" if on_gpu else torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         ranks=ranks,
     )
+
+
+def _shown(text: str) -> str:
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)[:200]
 
 
 def _cpu_model() -> str:

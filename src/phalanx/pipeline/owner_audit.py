@@ -8,11 +8,13 @@ from torch import Tensor
 from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.collusion import accomplice, vouched, vouched_for_gradient
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.distance import distance_to_truth
 from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.gradient_bounds import GradientBounds
 from phalanx.pipeline.lanes import add_lanes
-from phalanx.pipeline.ledger import Committed
+from phalanx.pipeline.ledger import Committed, MessageKey
 from phalanx.pipeline.messages import AuditReport
-from phalanx.pipeline.norm import finite_norm_squared
+from phalanx.pipeline.norm import finite_norm_squared, same_norm
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.referee import Dispute, Referee
 from phalanx.pipeline.schedules.action import Direction
@@ -40,12 +42,14 @@ class OwnerAudits:
     Guarantees:
         A stage and its shadow that lie together about every message of a step, about the weight gradient or
         about the update are both named in that step with probability r, the owner's rate: within
-        ``ln(d) / ln(1 - r)`` such steps but for probability d. Inside one numeric class.
+        ``ln(d) / ln(1 - r)`` such steps but for probability d. Where the stage is of another numeric class than the
+        owner, messages and weight gradients count as lies beyond what rounding does; the update, in any bit.
     """
 
-    def __init__(self, docket: Docket, referee: Referee) -> None:
+    def __init__(self, docket: Docket, referee: Referee, bounds: GradientBounds) -> None:
         self._docket = docket
         self._referee = referee
+        self._bounds = bounds
         self._redone: dict[int, _Redone] = {}
 
     def run(self, stage: int) -> list[Judgement]:
@@ -63,15 +67,26 @@ class OwnerAudits:
                 return [self._brought_nothing(share)]
             gradients.append((share, found[0]))
             wrong += found[1]
-        if wrong:
-            # a lie that its auditor has vouched for tells of two parties
-            worst = next((place for place in wrong if vouched(docket, stage, place[0], place[1])), wrong[0])
-            return self._name(copy, *worst)
-        guilty = [judged for share, lane in gradients for judged in self._compare_gradient(share, lane)]
-        if not guilty and len(gradients) == len(docket.assignment.shares_of(stage)):
-            whole = add_lanes([lane for _, lane in gradients])
-            self._redone[stage] = _Redone(ledger.step, copy, whole, (holder, shadow))
+        # a lie that its auditor has vouched for tells of two parties
+        for place in sorted(wrong, key=lambda place: not vouched(docket, stage, place[0], place[1])):
+            named = self._name(copy, *place)
+            if named:
+                return named
+        # what both copies apply: where bits may differ that is the stage's own gradient, once it is known to be close
+        applied = [self._applied(share, truth) for share, truth in gradients]
+        guilty = [
+            judged
+            for (share, truth), claimed in zip(gradients, applied, strict=True)
+            for judged in self._compare_gradient(copy, share, truth, claimed)
+        ]
+        lanes = [claimed for claimed in applied if claimed is not None]
+        if not guilty and len(lanes) == len(docket.assignment.shares_of(stage)):
+            self._redone[stage] = _Redone(ledger.step, copy, add_lanes(lanes), (holder, shadow))
         return guilty
+
+    def _applied(self, share: Share, truth: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        is_exact = self._docket.same_class(self._docket.assignment.server_of(share))
+        return truth if is_exact else self._bounds.claimed(self._docket.ledger, share)
 
     def _audited(self, stage: int) -> list[Share]:
         """The shares of a stage in other hands; of what the owner serves itself it has to ask nobody."""
@@ -86,13 +101,25 @@ class OwnerAudits:
             tensors = self._referee.inputs(ledger, stage, microbatch, docket.assignment)
             if tensors is None:
                 return None
-            digests = _digests(
-                copy.runner.forward(ledger.step, microbatch, tensors[0]),
-                copy.runner.backward(ledger.step, microbatch, tensors[1]),
-            )
-            said = ledger.messages
-            wrong += [(microbatch, d, digests) for d in digests if said[(stage, d, microbatch)].digest != digests[d]]
+            y = copy.runner.forward(ledger.step, microbatch, tensors[0])
+            truths = _truths(y, copy.runner.backward(ledger.step, microbatch, tensors[1]))
+            digests = _digests(truths)
+            wrong += [
+                (microbatch, direction, digests)
+                for direction, truth in truths.items()
+                if ledger.messages[(stage, direction, microbatch)].digest != digests[direction]
+                and not self._is_close((stage, direction, microbatch), truth)
+            ]
         return copy.runner.gradients(), wrong
+
+    def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
+        """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
+        docket, (stage, direction, microbatch) = self._docket, key
+        if docket.same_class(docket.server(stage, microbatch)):
+            return False
+        target = stage + (1 if direction == "forward" else -1)
+        said = self._referee.committed(docket.ledger, key, docket.assignment, target)
+        return said is not None and distance_to_truth(said, truth) <= docket.plan.guard.tolerance
 
     def forget(self) -> None:
         """Let go of redone steps: the run goes back before them."""
@@ -165,11 +192,19 @@ class OwnerAudits:
         second = accomplice(docket, culprit)
         return [culprit] if second is None else [culprit, second]
 
-    def _compare_gradient(self, share: Share, gradients: Mapping[str, Tensor]) -> list[Judgement]:
+    def _compare_gradient(
+        self, copy: StageCopy, share: Share, truth: dict[str, Tensor], claimed: dict[str, Tensor] | None
+    ) -> list[Judgement]:
         """A gradient that nobody can have computed; the shadow is in it when it claims to have computed the same."""
         docket, ledger, stage = self._docket, self._docket.ledger, share[0]
-        commit, truth = ledger.commits[share], (transfer_digest(gradients), finite_norm_squared(gradients))
-        if (commit.gradient, commit.norm_squared) == truth:
+        commit = ledger.commits[share]
+        if claimed is truth:
+            is_right = (commit.gradient, commit.norm_squared) == (transfer_digest(truth), finite_norm_squared(truth))
+        else:
+            norm = None if claimed is None else finite_norm_squared(claimed)
+            is_right = same_norm(commit.norm_squared, norm, alike=False)
+            is_right = is_right and self._bounds.allows(copy, ledger, share, claimed, truth)
+        if is_right:
             return []
         server, step = docket.assignment.server_of(share), ledger.step
         reason = f"stage {stage}: {server} committed to a weight gradient or norm that step {step} does not lead to"
@@ -178,6 +213,9 @@ class OwnerAudits:
         return [culprit] if second is None else [culprit, second]
 
 
-def _digests(y: Tensor, x_gradient: Tensor | None) -> dict[Direction, str]:
-    truths: dict[Direction, Tensor] = {"forward": y} if x_gradient is None else {"forward": y, "backward": x_gradient}
+def _truths(y: Tensor, x_gradient: Tensor | None) -> dict[Direction, Tensor]:
+    return {"forward": y} if x_gradient is None else {"forward": y, "backward": x_gradient}
+
+
+def _digests(truths: Mapping[Direction, Tensor]) -> dict[Direction, str]:
     return {direction: digest_hex(tensor_buffers(tensor.contiguous())) for direction, tensor in truths.items()}

@@ -1,6 +1,8 @@
 """Who is given what, into the memory that there is: at the start, when somebody is gone, when workers come and go."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from phalanx.pipeline.balance import Balance
 from phalanx.pipeline.footprint import footprints
@@ -38,10 +40,11 @@ class Placing:
         plan, memory = self._plan, self.memory
         guarded, lanes = plan.guard.enabled, plan.lanes
         wanted = first_assignment(len(plan.stages), workers, guarded=guarded, lanes=lanes, memory=memory)
+        wanted = self._paired(wanted, workers)
         found = fitting(wanted, workers, memory)
         if found is not wanted:
             # what fits may be all with one worker
-            found = regrouped(found, workers, guarded=guarded, memory=memory)
+            found = self._paired(regrouped(found, workers, guarded=guarded, memory=memory), workers)
         if not may_exceed:
             memory.check(found.holders, found.shadows)
         return found
@@ -55,12 +58,29 @@ class Placing:
         guard, memory = self._plan.guard, self.memory
         has_heirs = not guard.verify_only
         heirs = without(old, gone, workers, guarded=guard.enabled, has_heirs=has_heirs, memory=memory)
-        return fitting(heirs, workers, memory, holders_stay=True)
+        return self._paired(fitting(heirs, workers, memory, holders_stay=True), workers)
 
     def regrouped(self, old: Assignment, workers: Sequence[str], balance: Balance) -> Assignment:
         """Stages move to whoever is there now, as few as possible."""
         guarded = self._plan.guard.enabled
-        return regrouped(old, workers, guarded=guarded, costs=balance.costs, pace=balance.pace, memory=self.memory)
+        new = regrouped(old, workers, guarded=guarded, costs=balance.costs, pace=balance.pace, memory=self.memory)
+        return self._paired(new, workers)
+
+    def _paired(self, assignment: Assignment, workers: Sequence[str]) -> Assignment:
+        """A shadow whose bits are not its stage's gives way to a worker of the stage's own class with room for it."""
+        classes, memory, holders = self._members.classes, self.memory, assignment.holders
+        shadows = dict(assignment.shadows)
+        for stage, shadow in sorted(assignment.shadows.items()):
+            holder = holders[stage]
+            if classes.get(holder) == classes.get(shadow):
+                continue
+            crowded = memory.excess(holders, shadows)
+            alike = [name for name in workers if name != holder and classes.get(name) == classes.get(holder)]
+            able = [name for name in alike if memory.excess(holders, {**shadows, stage: name}) <= crowded]
+            roles = Counter([*holders.values(), *shadows.values()])
+            # the first of those with the fewest roles
+            shadows[stage] = min(able, key=roles.__getitem__, default=shadow)
+        return assignment if shadows == assignment.shadows else replace(assignment, shadows=shadows)
 
     def is_crowded(self, old: Assignment, workers: Sequence[str], balance: Balance) -> bool:
         """Whether somebody has been given more than it has room for, and others have room."""

@@ -7,9 +7,9 @@ from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Observe
+from phalanx.pipeline.greetings import Hello, Leave, Measured, Prepared
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.lives import Lives
-from phalanx.pipeline.messages import Hello, Leave, Prepared
 from phalanx.pipeline.newcomers import Newcomers
 from phalanx.pipeline.noting import Noting
 from phalanx.pipeline.party import Party
@@ -87,7 +87,7 @@ class Reception:
         succession = self.succession
         if self.courier.accepts(item):
             self.silence.heard()
-        elif isinstance(item.message, Hello | Prepared):
+        elif isinstance(item.message, Hello | Measured | Prepared):
             self.newcomers.hear(item, succession.alive)
         elif isinstance(item.message, Leave):
             succession.leaving |= {item.sender} & set(succession.alive)

@@ -8,13 +8,13 @@ from torch import Tensor
 from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.courier import Courier
-from phalanx.pipeline.distance import token_distance
+from phalanx.pipeline.distance import distance_to_truth, token_distance
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.lanes import add_lanes
 from phalanx.pipeline.ledger import Committed, MessageKey, StepLedger
 from phalanx.pipeline.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
 from phalanx.pipeline.noise import MARGIN, PROBES, rounding_noise
-from phalanx.pipeline.norm import finite_norm_squared
+from phalanx.pipeline.norm import finite_norm_squared, same_norm
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.schedules.action import Direction
@@ -169,7 +169,7 @@ class Referee:
 
     def inputs(self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment) -> list[Tensor] | None:
         """Activation and gradient that a stage committed to have used; None when nobody brings one of them."""
-        found = [self._committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
+        found = [self.committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
         tensors = [tensor for tensor in found if tensor is not None]
         return tensors if len(tensors) == len(found) else None
 
@@ -218,7 +218,8 @@ class Referee:
         found = self._courier.collect(auditor, request, StageCopy.empty(self._plan, stage).module.trainable())
         if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
             return auditor
-        return server if finite_norm_squared(found[0]) != ledger.commits[share].norm_squared else auditor
+        truth, claimed = finite_norm_squared(found[0]), ledger.commits[share].norm_squared
+        return auditor if same_norm(truth, claimed, alike=self._same_class(server)) else server
 
     def judge_whole_norm(
         self, ledger: StepLedger, shares: Sequence[Share], party: str, said: Mapping[str, float | None]
@@ -300,8 +301,8 @@ class Referee:
         sender = dispute.assignment.server(source, dispute.microbatch)
         return self._first(request, (sender, dispute.holder), dispute.inputs[direction].digest)
 
-    def _committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
-        """An input that a stage committed to, from its sender or from the stage itself."""
+    def committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
+        """An input that a stage committed to, from its sender or from the stage itself; None when neither brings it."""
         request = Fetch.of(ledger.epoch, ledger.step, key)
         parties = (assignment.server(key[0], key[2]), assignment.server(stage, key[2]))
         return self._first(request, parties, ledger.messages[key].digest)
@@ -344,7 +345,7 @@ class Referee:
             distance = None if said is None else token_distance(said, truth)
             is_off = dispute.output.digest != digest_hex(tensor_buffers(truth.contiguous()))
         else:
-            distance = float("inf") if said is None else token_distance(said, truth)
+            distance = float("inf") if said is None else distance_to_truth(said, truth)
             is_off = limit.is_beyond(distance)
         if not is_off:
             return None
@@ -356,7 +357,7 @@ class Referee:
         if self._same_class(dispute.accuser):
             is_off = dispute.report.digests[dispute.direction] != digest_hex(tensor_buffers(truth.contiguous()))
         else:
-            distance = float("inf") if distance is None else distance
+            distance = float("inf") if claim is None else distance_to_truth(claim, truth)
             is_off = limit.is_beyond(distance)
         if not is_off:
             return None

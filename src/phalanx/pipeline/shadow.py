@@ -34,6 +34,8 @@ class ShadowStage:
     last_gradients: dict[str, Tensor] = field(default_factory=dict)
     """The gradients of the last applied step: evidence until the next one."""
     recomputed: int = 0
+    audited: dict[str, Tensor] = field(default_factory=dict)
+    """The weight gradient that was recomputed last, where others are to compare its distance."""
 
     @property
     def index(self) -> int:

@@ -248,6 +248,8 @@ class Shadowing:
         with self._desk.timer.phase("audit"):
             gradients = shadow.copy.runner.gradients()
             digest = transfer_digest(gradients)
+        if self._desk.plan.guard.classes == "mixed":
+            shadow.audited = gradients
         place = {"epoch": self._desk.roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
         found = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
         if self._desk.plan.guard.shadow == "lockstep" and shadow.index in self._shadows:

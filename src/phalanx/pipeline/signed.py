@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from phalanx.errors import FrameError, PeerRefusedError, SignatureError
-from phalanx.pipeline.messages import Message, Signed, parse_message
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Signed, parse_message
 from phalanx.security.crypto import Peer
 from phalanx.transport import SignedHeader
 

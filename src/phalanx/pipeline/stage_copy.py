@@ -56,8 +56,13 @@ class StageCopy:
         cls, plan: StepPlan, spec: StageSpec, module: StageModule, *, has_moments: bool = True
     ) -> "StageCopy":
         """Take a module that has its parameters."""
-        can_skip = plan.guard.recovery == "skip_layer"
-        optimizer = StageOptimizer(module.trainable(), plan.optimizer, can_skip=can_skip, has_moments=has_moments)
+        optimizer = StageOptimizer(
+            module.trainable(),
+            plan.optimizer,
+            can_skip=plan.guard.recovery == "skip_layer",
+            has_moments=has_moments,
+            single_rounding=plan.guard.classes == "mixed",
+        )
         return cls(plan, spec, module, optimizer)
 
     @property

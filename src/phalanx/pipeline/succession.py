@@ -11,6 +11,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.guarantees import Guarantees
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Files, Members
@@ -40,6 +41,7 @@ class Office:
         pump: Handles what has arrived and does one piece of work.
         silence: Tells when nobody has got ready for too long.
         lives: Told who takes part no more.
+        owed_by: Whose state the owner itself still waits for.
     """
 
     docket: Docket
@@ -50,6 +52,7 @@ class Office:
     pump: Callable[[], None]
     silence: Silence
     lives: Lives
+    owed_by: Callable[[], Collection[str]]
 
 
 class Succession:
@@ -64,6 +67,7 @@ class Succession:
         takeovers: Stages that changed hands.
         testimony: What parties have signed, for evidence.
         rollback: How far back the run can go.
+        guarantees: Tells what is promised of each stage.
         placing: Makes assignments.
         known: Digest of each stage's state where everybody begins, from the model or the checkpoint.
         timeout_s: Longest time that taking roles may take.
@@ -78,6 +82,7 @@ class Succession:
         self.takeovers = 0
         self.testimony = Testimony()
         self.rollback = Rollback(office.docket, office.courier)
+        self.guarantees = Guarantees(office.docket)
         self.placing = Placing(office.docket.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
@@ -89,6 +94,7 @@ class Succession:
         self._pump = office.pump
         self._silence = office.silence
         self._lives = office.lives
+        self._owed_by = office.owed_by
         self._members = members
         self._files = files
         self._readiness = Readiness(office.docket)
@@ -222,7 +228,7 @@ class Succession:
         self.alive += newcomers
         for name in newcomers:
             members = self._members
-            place = {"address": members.addresses[name], "class": members.classes[name]}
+            place = {"address": members.addresses[name], "class": members.class_of(name)}
             self._files.observe("party_joined", {"party": name, **place, "step": step})
         staying = [name for name in self.alive if name not in self.leaving]
         old = self._standing
@@ -327,6 +333,7 @@ class Succession:
         )
         self._docket.sources = {role.stage: role.source for role in assign.roles}
         self.rollback.note_copies(new, step)
+        self.guarantees.note(new, step)
         short = self.placing.shortages(new)
         if short:
             self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
@@ -356,6 +363,8 @@ class Succession:
                 self._suspect_the_silent()
             if self._silence.clock.wall() > deadline:
                 missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
+                # the owner is late because somebody does not give it a state
+                missing = missing or sorted(self._owed_by())
                 if is_start or not missing:
                     raise PeerLostError(f"{', '.join(missing)} did not get ready within {self.timeout_s:.0f} s")
                 self.suspect(missing[0], f"did not take its roles within {self.timeout_s:.0f} s")

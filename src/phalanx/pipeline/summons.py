@@ -29,17 +29,15 @@ class Summons:
             where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
             everything = docket.assignment.microbatches(share, docket.plan.microbatches)
             lockstep = docket.plan.guard.shadow == "lockstep"
-            # weight gradients of two numeric classes have other bits: there only messages can be compared
-            alike = docket.same_class(docket.holder(stage)) and docket.same_class(docket.shadow(stage))
             # nobody else has the gradient whose norm is said to be infinite
             unseen = docket.plan.guard.one_optimizer and ledger.commits[share].norm_squared is None
-            if alike and not lane and (unseen or self._draw.owners_step(**where)):
+            if not lane and (unseen or self._draw.owners_step(**where)):
                 ledger.owners_audits.add(stage)
             if docket.assignment.server_of(share) == OWNER:
                 # what the owner serves as a second copy needs no audit
                 continue
             where |= {"lane": lane} if lane else {}
-            whole = not lockstep and alike and self._draw.whole_step(**where)
+            whole = not lockstep and self._draw.whole_step(**where)
             drawn = self._drawn(where, everything)
             if lockstep or whole or stage in leaning:
                 drawn = everything
@@ -68,11 +66,9 @@ class Summons:
         if who is None:
             return
         everything = tuple(range(docket.plan.microbatches))
-        alike = all(docket.same_class(party) for party in (docket.holder(stage), who))
         ledger.awaited_audits |= {(stage, m, who) for m in everything}
-        if alike:
-            ledger.awaited_step_audits.add((stage, who))
-        self._ask(stage, everything, BOTH, urgent=False, weights=alike, third_party=who)
+        ledger.awaited_step_audits.add((stage, who))
+        self._ask(stage, everything, BOTH, urgent=False, weights=True, third_party=who)
 
     def urgent(self, hit: ScreenHit) -> None:
         """Ask for the very microbatch that looked odd to its receiver."""

@@ -5,8 +5,10 @@ from phalanx.pipeline.collusion import vouched_for_gradient
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.followed import FollowedWeights
+from phalanx.pipeline.gradient_bounds import GradientBounds
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.messages import GradientHeld, StateDigest, WeightsHeld
+from phalanx.pipeline.norm import same_norm
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.transfer import sent_gradient
@@ -15,9 +17,10 @@ from phalanx.pipeline.transfer import sent_gradient
 class Updates:
     """Compares what holder and shadow say; where they differ, the referee redoes what they dispute."""
 
-    def __init__(self, docket: Docket, referee: Referee) -> None:
+    def __init__(self, docket: Docket, referee: Referee, bounds: GradientBounds) -> None:
         self._docket = docket
         self._referee = referee
+        self._bounds = bounds
         self.said: dict[int, dict[str, StateDigest]] = {}
         """State digests of the present step, by stage and party."""
         self._followed = FollowedWeights(docket, referee)
@@ -74,8 +77,7 @@ class Updates:
                     return judgement
                 docket.agreed[stage] = said[holder]
                 continue
-            if said[holder] == said[shadow] or not docket.same_class(holder, shadow):
-                # across numeric classes the bits may differ; messages are then compared by distance
+            if said[holder] == said[shadow]:
                 docket.agreed[stage] = said[holder]
                 docket.ledger.own |= {(stage, party): state for party, state in said.items()}
                 continue
@@ -95,7 +97,8 @@ class Updates:
             if commit is None or held is None or share in ledger.gradients_agreed or stage not in docket.agreed:
                 continue
             server, auditor = docket.assignment.server_of(share), docket.assignment.auditor_of(share)
-            same = (commit.gradient, commit.norm_squared) == (held.gradient, held.norm_squared)
+            alike = docket.same_class(server, auditor)
+            same = commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike)
             if docket.assignment.lanes > 1:
                 # the norm of the sum of both lanes is compared below, when both copies have said it
                 same = commit.gradient == held.gradient
@@ -139,13 +142,25 @@ class Updates:
             is_second = not docket.has_copy(auditor, stage)
             if audited is None or (is_second and shadow in ledger.awaited_step_audits - ledger.step_audits.keys()):
                 continue
-            if (audited.gradient, audited.norm_squared) == (commit.gradient, commit.norm_squared):
+            holder, is_same = docket.assignment.server_of(share), audited.gradient == commit.gradient
+            if not docket.same_class(holder, auditor):
+                is_same = is_same or self._bounds.are_close(ledger, share, auditor)
+            else:
+                is_same = is_same and audited.norm_squared == commit.norm_squared
+            if is_same:
                 ledger.steps_agreed.add((stage, auditor))
                 continue
-            holder = docket.assignment.server_of(share)
             alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
             docket.observe("alarm", alarm)
-            guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor)
+            if docket.same_class(holder) and docket.same_class(auditor):
+                guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor)
+            else:
+                found = self._bounds.judge(ledger, share, auditor)
+                if found is None:
+                    docket.observe("dismissed", alarm)
+                    ledger.steps_agreed.add((stage, auditor))
+                    continue
+                guilty = found
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
             accuser = auditor if guilty == holder else holder

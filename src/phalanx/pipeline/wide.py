@@ -28,6 +28,11 @@ class WideRunner(StageRunner):
         super().__init__(module, runner.spec, seed=runner.seed, precision="fp32", device=runner.device)
         self._dtype = dtype
 
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """As `StageRunner.forward`; the result is in the wider type."""
+        with _WideCasts(self._dtype):
+            return super().forward(step, microbatch, x.to(self._dtype))
+
     def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """As `StageRunner.recompute`; the results are in the wider type."""
         with _WideCasts(self._dtype):

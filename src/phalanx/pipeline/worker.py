@@ -13,11 +13,13 @@ from pathlib import Path
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import ConfigError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.allocator import keep_freed_memory
+from phalanx.pipeline.battery import run_battery
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.desk import Received
+from phalanx.pipeline.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.kept_states import send_kept
-from phalanx.pipeline.messages import Assign, Fault, FetchBulk, Hello, Leave, Prepared, Setup, Shutdown, Standing
+from phalanx.pipeline.messages import Assign, Fault, FetchBulk, Shutdown, Standing
 from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.nursery import NURSERY, await_birth
 from phalanx.pipeline.own_memory import own_rooms
@@ -37,16 +39,24 @@ OpenEndpoint = Callable[[Identity, Mapping[str, Peer], str, Wire, TransportConfi
 """What opens this worker's end of its links, called as `Endpoint` is."""
 
 
-def run_worker(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped, open_endpoint: OpenEndpoint = Endpoint) -> None:
+def run_worker(
+    config: WorkerConfig,
+    kernels: WrapCopy = unwrapped,
+    open_endpoint: OpenEndpoint = Endpoint,
+    *,
+    wrap_copy: WrapCopy = unwrapped,
+) -> None:
     """Serve until the owner ends the run or is gone.
 
     Args:
         config: Who this worker is and where the owner listens.
-        wrap_copy: Puts something else in the place of a plain copy: a group of ranks, or in drills an attacker.
+        kernels: Puts what computes in the place of a plain copy, such as a group of ranks; its class is measured.
         open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
+        wrap_copy: Puts an attacker in the place of each copy that has a role; for drills only.
 
     Raises:
         PeerLostError: The owner cannot be reached, or went silent.
+        PeerRefusedError: The owner does not let this worker in, and says why.
         ConfigError: The owner's run is not the one that `run_digest` pins.
         CertificateError: This worker's own identity is unusable.
     """
@@ -64,7 +74,7 @@ def run_worker(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped, open_endpo
         identity = identity.called(met.calls_us)
         with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
-            worker = Worker(config, identity, endpoint, wrap_copy)
+            worker = Worker(config, identity, endpoint, wrap_copy, kernels)
             with _leaving_on_sigterm(worker.leave):
                 worker.run(address)
     finally:
@@ -74,14 +84,23 @@ def run_worker(config: WorkerConfig, wrap_copy: WrapCopy = unwrapped, open_endpo
 class Worker:
     """The loop of a worker: handle what came, do what is most urgent, else wait."""
 
-    def __init__(self, config: WorkerConfig, identity: Identity, endpoint: Endpoint, wrap_copy: WrapCopy) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        identity: Identity,
+        endpoint: Endpoint,
+        wrap_copy: WrapCopy = unwrapped,
+        kernels: WrapCopy = unwrapped,
+    ) -> None:
         self._config = config
         self._identity = identity
         self._endpoint = endpoint
-        self._wrap_copy = wrap_copy
+        self._kernels = kernels
+        self._wrap_copy: WrapCopy = lambda copy, held: wrap_copy(kernels(copy, held), held)
         self._mail = Loopback(identity.public, endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
+        self._plan: StepPlan | None = None
         self._wants_to_leave = False
         self._journal = None if config.journal is None else Path(config.journal)
 
@@ -97,9 +116,9 @@ class Worker:
             ConfigError: The run is not the pinned one.
         """
         config = self._config
-        label = local_numeric_class(config.device, config.tensor_parallel).label
+        described = local_numeric_class(config.device, config.tensor_parallel)
         rooms = own_rooms(self._endpoint.run, config.device, config.memory_mib)
-        self._mail.post(config.owner_name, Hello(epoch=0, address=address, numeric_class=label, memory=rooms))
+        self._mail.post(config.owner_name, Hello(epoch=0, address=address, numeric_class=described, memory=rooms))
         last_mail = time.monotonic()
         deadline = last_mail + _SETUP_TIMEOUT_S
         while True:
@@ -109,6 +128,8 @@ class Worker:
                 elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
                     self._tidy_up()
                     return
+                elif isinstance(item.message, NotLetIn) and item.sender == self._config.owner_name:
+                    raise PeerRefusedError(f"{config.owner}: {item.message.reason}")
                 else:
                     self._handle(item)
             if self._wants_to_leave:
@@ -130,11 +151,16 @@ class Worker:
 
     def _handle(self, item: Received) -> None:
         try:
-            if isinstance(item.message, Setup) and item.sender == self._config.owner_name:
+            if isinstance(item.message, Fault) and item.sender == self._identity.name:
+                # what a peer sent could not be read
+                self._mail.post(self._config.owner_name, item.message)
+            elif isinstance(item.message, Setup) and item.sender == self._config.owner_name:
                 self._set_up(parse_plan(item.message.plan))
                 if item.message.certificates is not None:
                     self._get_to_know(item.message.certificates, {})
                     self._mail.post(self._config.owner_name, Prepared(epoch=0))
+            elif isinstance(item.message, Challenge) and item.sender == self._config.owner_name:
+                self._show_kernels(item.message)
             elif self._party is not None:
                 if isinstance(item.message, Assign) and item.sender == self._config.owner_name:
                     self._meet(item.message)
@@ -147,6 +173,13 @@ class Worker:
         except PhalanxError as exc:
             self._tell_owner(item.sender, type(exc).__name__, str(exc))
 
+    def _show_kernels(self, challenge: Challenge) -> None:
+        """Tell the owner what this worker's kernels give on inputs that it has just drawn."""
+        if self._plan is None:
+            raise FrameError(f"{self._identity.name}: was asked for its kernels before it was set up")
+        found = run_battery(self._plan, challenge.nonce, self._kernels)
+        self._mail.post(self._config.owner_name, Measured(epoch=0, nonce=challenge.nonce, found=found))
+
     def _set_up(self, plan: StepPlan) -> None:
         pinned = self._config.run_digest
         if pinned is not None and pinned != plan.run_digest:
@@ -154,7 +187,7 @@ class Worker:
                 f"run_digest: the owner runs {plan.run_digest}, pinned is {pinned}; ask the owner or change the pin"
             )
         if self._party is None:
-            plan = plan.model_copy(update={"device": self._config.device})
+            plan = self._plan = plan.model_copy(update={"device": self._config.device})
             name = self._identity.name
             self._party = Party(name, plan, self._mail.post, self._mail.statements, self._timer, self._wrap_copy)
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))

@@ -1,5 +1,6 @@
 """What came out of a run, in plain words and in a few figures."""
 
+from collections import Counter
 from typing import Any
 
 from phalanx.report.figures import NOT_MEASURED, amount, count, duration, number, plural, words
@@ -78,7 +79,8 @@ def _guard(record: RunRecord) -> tuple[str, str, str]:
     split = split_facts(record)
     if split:
         return ("Split", words(split.get("mode"), 20), words(split.get("worth"), 120))
-    return ("Audits", count(record.summary.get("audits")), _takeovers(record.summary))
+    remarks = [_takeovers(record.summary), _guarantees(record.summary)]
+    return ("Audits", count(record.summary.get("audits")), ", ".join(remark for remark in remarks if remark))
 
 
 def guard_mode(record: RunRecord) -> str | None:
@@ -96,6 +98,13 @@ def _speed(summary: dict[str, Any]) -> str:
 def _takeovers(summary: dict[str, Any]) -> str:
     known = number(summary.get("takeovers"))
     return "" if known is None else plural(known, "takeover")
+
+
+def _guarantees(summary: dict[str, Any]) -> str:
+    """How many stages in other hands have had which guarantee at worst."""
+    found = summary.get("guarantees")
+    names = [name for name in found.values() if isinstance(name, str)] if isinstance(found, dict) else []
+    return ", ".join(f"{times} {words(name, 20)}" for name, times in Counter(names).items() if name != "own")
 
 
 def _world(world: Any) -> str:

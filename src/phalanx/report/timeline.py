@@ -26,6 +26,7 @@ _LOUD = {
     "not_let_in": "warn",
     "takeover": "good",
     "fell_back": "warn",
+    "guarantee_weaker": "warn",
     "batch_skipped": "warn",
     "checkpoint_failed": "warn",
     "checkpoint_not_copied": "warn",
@@ -36,6 +37,8 @@ _LOUD = {
     "run_completed": "good",
 }
 _ONE_BY_ONE = (
+    "guarantees",
+    "guarantee_weaker",
     "verdict",
     "in_doubt",
     "evicted",
@@ -51,6 +54,8 @@ _SENTENCES = {
     "run_resumed": "from step {step}, out of the last checkpoint",
     "party_joined": "{party} from {address}, numeric class {class}",
     "screen_hit": "step {step}: {direction} of stage {source}, microbatch {microbatch}: {reason}; audited before use",
+    "guarantees": "from step {step} on: {said}",
+    "guarantee_weaker": "step {step}: stage {stage} is no longer {before} but {now}: {meaning}",
     "alarm": "step {step}: {accuser} got another result than stage {stage} sent",
     "dismissed": "step {step}: the referee finds both within tolerance at stage {stage}, microbatch {microbatch}",
     "drift": "step {step}: {party} leans to one side at stage {stage}, {direction}; audited in full from now on",

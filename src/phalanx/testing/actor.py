@@ -1,5 +1,6 @@
 """What makes one party of a simulation different from an honest one."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy as shallow
 from dataclasses import dataclass, replace
@@ -8,7 +9,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, WrapCopy
-from phalanx.pipeline.messages import Assign, Message
+from phalanx.pipeline.greetings import Hello, Measured
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Assign
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,18 @@ class Actor:
         wrap_copy: Puts something else in the place of each copy that it holds or shadows.
         rewrite: Alters, drops, doubles or delays what it sends, before it is signed.
         hear: Learns what the party is told about its roles.
-        numeric_class: Label that it claims at the start; its own when left out.
+        kernels: Puts what computes in the place of each copy, the battery's included: another attention kernel, say.
+        description: What it calls its device when it joins; left out, what it is.
+        numeric_class: Answers the battery as if its kernels were others, which all who answer under this name have in
+            common, and describes itself so; left out, it answers with what it computes.
     """
 
     wrap_copy: WrapCopy = lambda copy, held: copy
     rewrite: Rewrite = lambda letter: (letter,)
     hear: Hear = lambda assign: None
+    description: str | None = None
     numeric_class: str | None = None
+    kernels: WrapCopy = lambda copy, held: copy
 
 
 def only(kind: type[_Body], change: Callable[[Letter, _Body], Sequence[Letter]]) -> Rewrite:
@@ -76,6 +84,24 @@ def only(kind: type[_Body], change: Callable[[Letter, _Body], Sequence[Letter]])
 
     def rewrite(letter: Letter) -> Sequence[Letter]:
         return change(letter, letter.message) if isinstance(letter.message, kind) else (letter,)
+
+    return rewrite
+
+
+def in_words_of(actor: Actor) -> Rewrite:
+    """What an actor sends: at the door it says of itself what it likes, and everything else passes its `rewrite`."""
+    called = actor.numeric_class if actor.description is None else actor.description
+
+    def rewrite(letter: Letter) -> Sequence[Letter]:
+        message = letter.message
+        if isinstance(message, Hello) and called is not None:
+            other = message.numeric_class.model_copy(update={"device": called})
+            letter = letter.saying({"numeric_class": other})
+        if isinstance(message, Measured) and actor.numeric_class is not None:
+            other_bits = hashlib.sha256(f"{actor.numeric_class} {message.nonce}".encode()).hexdigest()
+            found = message.found.model_copy(update=dict.fromkeys(("forward", "backward", "gradient"), other_bits))
+            letter = letter.saying({"found": found})
+        return actor.rewrite(letter)
 
     return rewrite
 

@@ -14,6 +14,7 @@ from phalanx.pipeline import (
     OWNER,
     AuditDraw,
     Files,
+    Guests,
     PipelineEngine,
     StepRecord,
     StepResult,
@@ -24,7 +25,7 @@ from phalanx.pipeline import (
     gather,
 )
 from phalanx.security.crypto import Identity, certified_name, load_identity
-from phalanx.testing.actor import Actor, WorkerCrash
+from phalanx.testing.actor import Actor, WorkerCrash, in_words_of
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
@@ -32,7 +33,7 @@ from phalanx.train import CheckRecord, RunConfig, step_inputs
 from phalanx.train.layout import make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
-from phalanx.transport import MemoryNetwork
+from phalanx.transport import Endpoint, MemoryNetwork
 
 _JOIN_TIMEOUT_S = 60.0
 _SECONDS_TO_END = 5.0
@@ -50,8 +51,8 @@ class MemoryCompany:
     has anything to do: a machine that is slow or busy makes nobody silent, and to wait for one who is costs nothing.
     A liar that blocks on purpose does so with a `Stall`; the clock waits for any other blocking as for work.
 
-    Threads share torch's random generator, so dropout must be 0 and every numeric class is this
-    process's own, whatever label an actor claims. Seconds of CPU per party mean little here.
+    Threads share torch's random generator, so dropout must be 0. Numeric classes are measured as in a real run; an
+    actor computes unlike the others with `Actor.kernels`. Seconds of CPU per party mean little here.
 
     Args:
         run: What is trained; its data section is not read, batches are drawn at random.
@@ -77,6 +78,7 @@ class MemoryCompany:
     """
 
     engine: PipelineEngine
+    _endpoint_class = RewritingEndpoint
 
     def __init__(
         self,
@@ -246,27 +248,27 @@ class MemoryCompany:
     def _start(self, stack: contextlib.ExitStack) -> None:
         run, home = self.run_config, self._home
         names = run.pipeline.workers
-        wire, limits = self._network.wire(OWNER), run.pipeline.transport
-        endpoint = OwnersEndpoint(home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock)
-        stack.enter_context(endpoint)
+        endpoint = stack.enter_context(self._owners_endpoint())
         stack.callback(self._end_workers)
         # parties must know each other before the first of them sends
         for name in names:
             endpoint.add_peer(load_identity(home.pki / name).public)
         for name in names:
             self.join(name)
-        members = gather(
-            endpoint,
-            self.plan,
+        guests = Guests(
             {name: home.certificate(name) for name in names},
-            home.owner.authority_pem,
-            late={name: home.certificate(name) for name in run.pipeline.late_workers},
+            {name: home.certificate(name) for name in run.pipeline.late_workers},
             is_alive=self.is_alive,
             last_words=lambda name: str(self.errors.get(name, "it crashed")),
             timeout_s=_JOIN_TIMEOUT_S,
         )
-        claimed = {name: actor.numeric_class for name, actor in self._actors.items() if actor.numeric_class}
-        members.classes = {**members.classes, **claimed}
+        try:
+            members = gather(endpoint, self.plan, guests, home.owner.authority_pem, self._observe)
+        except ConfigError:
+            # everybody was told why, and ends by itself
+            for thread in self._threads.values():
+                thread.join(_SECONDS_TO_END)
+            raise
         members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
@@ -279,6 +281,10 @@ class MemoryCompany:
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
 
+    def _owners_endpoint(self) -> Endpoint:
+        wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport
+        return OwnersEndpoint(self._home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock)
+
     def _observe(self, kind: str, body: dict[str, object]) -> None:
         self.events.append((kind, body))
         self.checks.observe(kind, body)
@@ -290,13 +296,13 @@ class MemoryCompany:
     def _endpoint(self, name: str) -> RewritingEndpoint:
         limits = self.run_config.pipeline.transport
         actor = self._actors.get(name, HONEST)
-        endpoint = RewritingEndpoint(
+        endpoint = self._endpoint_class(
             self.identity(name),
             {},
             self.session,
             self._network.wire(certified_name(name)),
             limits,
-            rewrite=actor.rewrite,
+            rewrite=in_words_of(actor),
             hear=actor.hear,
         )
         endpoint.add_peer(self._home.owner.public)
@@ -307,9 +313,9 @@ class MemoryCompany:
         identity = self.identity(name)
         keys = self._home.pki / certified_name(name)
         config = WorkerConfig(identity=str(keys), owner=OWNER, transport=self.run_config.pipeline.transport)
-        wrap = self._actors.get(name, HONEST).wrap_copy
+        actor = self._actors.get(name, HONEST)
         try:
-            self._workers[name] = Worker(config, identity, endpoint, wrap)
+            self._workers[name] = Worker(config, identity, endpoint, actor.wrap_copy, actor.kernels)
             self._workers[name].run(name)
         except WorkerCrash:
             pass

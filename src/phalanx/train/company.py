@@ -9,12 +9,13 @@ from pathlib import Path
 from torch import Tensor
 
 from phalanx.checkpoint.state_files import StateFiles
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline import (
     OWNER,
     AttackConfig,
     AuditDraw,
     Files,
+    Guests,
     LocalWorkers,
     Members,
     NoteChecks,
@@ -94,6 +95,7 @@ def gathered(
     Raises:
         PeerLostError: A worker did not come.
         CertificateError: An identity or certificate is unusable.
+        ConfigError: A worker computes other bits than the run allows.
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
@@ -106,16 +108,19 @@ def gathered(
             observe("awaiting", {"address": wire.address, "parties": list(names)})
         else:
             workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
-        members = gather(
-            endpoint,
-            plan,
+        guests = Guests(
             {name: home.certificate(name) for name in names},
-            home.owner.authority_pem,
-            late={name: home.certificate(name) for name in late},
+            {name: home.certificate(name) for name in late},
             is_alive=workers.is_alive,
             last_words=workers.last_words,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
         )
+        try:
+            members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)
+        except ConfigError:
+            # everybody was told why, and shall have the time to say so
+            workers.close()
+            raise
         members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
@@ -153,7 +158,7 @@ def engaged(
             # when the first ones are there: it shall not slow down their start
             workers.keep_nursery(run.train.threads)
     for name in members.names:
-        observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
+        observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
     files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
         if journal is not None:

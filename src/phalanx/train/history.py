@@ -55,6 +55,7 @@ UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
 _DECISIONS = (
     *("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped"),
     "drift",
+    "guarantees",
 )
 
 

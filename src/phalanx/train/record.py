@@ -16,6 +16,9 @@ from phalanx.train.scores import Scores, Validation, say_validation, validation_
 _LASTING = ("verdict", "evicted")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
+    "not_let_in": ("eviction", "{party} is not let in: {reason}"),
+    "guarantees": ("note", "from step {step} on: {said}"),
+    "guarantee_weaker": ("alarm", "stage {stage} is no longer {before} but {now}: {meaning}"),
     "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
     "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),

@@ -6,6 +6,7 @@ from typing import Any
 
 from phalanx.config import digest
 from phalanx.errors import CheckpointError
+from phalanx.pipeline import weaker
 from phalanx.train.check_record import CheckRecord
 from phalanx.train.config import RunConfig
 from phalanx.train.drifts import Drifts
@@ -36,6 +37,8 @@ class Figures:
     verdicts: list[dict[str, Any]] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    guarantees: dict[str, str] = field(default_factory=dict)
+    """By stage, the weakest one that the run has had."""
     resumed_from: int | None = None
     world: dict[str, int] | None = None
     """Processes, stages and axes of this session, where they may be others than the run file's."""
@@ -77,6 +80,9 @@ class Figures:
             self.verdicts.append({key: body[key] for key in ("party", "stage", "step", "offence", "reason")})
         elif kind in ("evicted", "lost"):
             (self.evicted if kind == "evicted" else self.lost).append(body["party"])
+        elif kind == "guarantees":
+            for stage, name in body["stages"].items():
+                self.guarantees[stage] = weaker(name, self.guarantees.get(stage, name))
         elif kind == "takeover":
             self.takeovers += 1
         elif kind == "rolled_back":
@@ -138,6 +144,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "config_digest": digest(run),
         "final_weights_digest": figures.final_weights_digest,
         "guard": _guard(run),
+        "guarantees": figures.guarantees,
         "audits": totals.audits,
         "attacks_injected": len(truth.attacked) if known else None,
         "attacked_steps": sorted(truth.attacked_steps()) if known else None,

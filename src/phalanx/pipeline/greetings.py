@@ -1,0 +1,81 @@
+"""What owner and worker say to each other before the worker has a role, and when it gives its roles back."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from phalanx.config import StrictModel
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.numeric_class import NumericClass
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""32 bytes in hex: a digest, or a nonce."""
+
+LONGEST_REASON = 2000
+"""Characters of what a worker is told when it is not let in."""
+
+
+class Hello(Message):
+    """A worker asks to join."""
+
+    kind: ClassVar[str] = "hello"
+    address: str = Field(max_length=261)
+    """`host:port`, with a host name of at most 255 characters."""
+    numeric_class: NumericClass
+    """How it describes itself; what it is, is measured (`battery.py`)."""
+    memory: dict[Annotated[str, Field(max_length=64)], Annotated[int, Field(ge=0, le=2**60)]] = Field(
+        default_factory=dict, max_length=16
+    )
+    """Bytes that it can give to stages, by the name of what it shares them with; see `own_rooms`."""
+
+
+class Setup(Message):
+    """Everything a worker must know to build stages; the answer to `Hello`."""
+
+    kind: ClassVar[str] = "setup"
+    plan: dict[str, Any]
+    certificates: dict[str, str] | None = None
+    """Of the other workers, for one that comes while the run is under way."""
+
+
+class Challenge(Message):
+    """The owner measures a party's numeric class: run the battery on inputs that follow from this nonce."""
+
+    kind: ClassVar[str] = "challenge"
+    nonce: Digest
+
+
+class KernelDigests(StrictModel):
+    """What came out of a battery; see `run_battery`."""
+
+    forward: Digest
+    backward: Digest
+    gradient: Digest
+    update: Digest
+
+
+class Measured(Message):
+    """The answer to `Challenge`."""
+
+    kind: ClassVar[str] = "measured"
+    nonce: Digest
+    found: KernelDigests
+
+
+class NotLetIn(Message):
+    """A worker does not take part: the reason, and what its user can do."""
+
+    kind: ClassVar[str] = "not_let_in"
+    reason: str = Field(max_length=LONGEST_REASON)
+
+
+class Prepared(Message):
+    """A worker that came late knows the others now: it can be given a role, and be sent to."""
+
+    kind: ClassVar[str] = "prepared"
+
+
+class Leave(Message):
+    """A worker is about to be switched off and asks to hand over what it holds."""
+
+    kind: ClassVar[str] = "leave"

@@ -1,0 +1,13 @@
+"""Another way to compute a stage, in the same process: attention without a fused kernel."""
+
+from phalanx.pipeline import StageCopy
+
+
+def eager(copy, held):
+    """The same state and optimizer, in a module whose attention is computed step by step."""
+    del held
+    other = copy.plan.model_copy(update={"attention": "eager"})
+    found = StageCopy.of_module(copy.plan, copy.spec, StageCopy.empty(other, copy.spec.index).module)
+    found.load(copy.state(), copy.step)
+    found.history = copy.history
+    return found

@@ -1,0 +1,102 @@
+"""What is promised of each stage is told at the start, and when it gets weaker; and it is true."""
+
+import pytest
+from other_kernels import eager
+
+from phalanx.pipeline import GUARANTEES, GuardConfig, PipelineConfig, weaker
+from phalanx.testing import Actor, tiny_run
+
+CHECKED = {"step_audit_rate": 1 / 32, "owner_audit_rate": 1 / 64}
+
+
+def told(company):
+    return [body["stages"] for body in company.bodies("guarantees")]
+
+
+def weakened(company):
+    return [(body["stage"], body["before"], body["now"]) for body in company.bodies("guarantee_weaker")]
+
+
+@pytest.mark.parametrize(
+    ("guard", "expected"),
+    [
+        ({}, "bit-equal"),
+        ({"step_audit_rate": 0.0, "owner_audit_rate": 0.0}, "messages-only"),
+        ({"step_audit_rate": 0.0}, "bit-equal"),
+        ({"shadow": "lockstep", "step_audit_rate": 0.0, "owner_audit_rate": 0.0}, "bit-equal"),
+        ({"shadow": "update"}, "verify-only"),
+        ({"shadow": "snapshot"}, "verify-only"),
+        ({"mode": "paper"}, "bit-equal"),
+        ({"mode": "statistics"}, "statistics"),
+        ({"mode": "off"}, "unguarded"),
+    ],
+)
+def test_each_guard_has_its_name(make_company, guard, expected):
+    company = make_company(tiny_run(guard=GuardConfig(**guard)))
+
+    assert told(company) == [{"0": "own", "1": expected, "2": expected, "3": "own"}]
+    assert company.engine.guarantees == {0: "own", 1: expected, 2: expected, 3: "own"}
+
+
+def test_a_shadow_that_the_owner_is_has_a_name_of_its_own(make_company):
+    company = make_company(tiny_run(3, guard=GuardConfig(**CHECKED)))
+
+    assert company.engine.guarantees[1] == "owner-shadowed"
+
+
+def test_losing_the_last_other_worker_is_told(make_company):
+    company = make_company(tiny_run(guard=GuardConfig(**CHECKED)))
+    company.run(1)
+
+    company.kill("worker-2")
+    while not company.lost:
+        company.run(1)
+
+    assert weakened(company) == [(1, "bit-equal", "owner-shadowed"), (2, "bit-equal", "owner-shadowed")]
+
+
+def test_shadow_and_stage_are_of_one_class_where_there_are_two_of_it(make_company):
+    run = tiny_run(
+        pipeline=PipelineConfig(stages=6, step_timeout_s=60.0), guard=GuardConfig(classes="mixed", **CHECKED)
+    )
+    # each has a neighbour of the other class, which would be its shadow otherwise
+    other = Actor(kernels=eager, description="another kernel")
+    company = make_company(run, {1: other, 3: other})
+
+    classes = company.engine._docket.classes
+    pairs = [
+        (holder, company.engine.shadows[stage])
+        for stage, holder in company.engine.holders.items()
+        if stage in company.engine.shadows
+    ]
+    assert len(pairs) == 4
+    assert all(classes[holder] == classes[shadow] for holder, shadow in pairs)
+    assert told(company) == [
+        {"0": "own", "1": "bounded", "2": "bit-equal", "3": "bounded", "4": "bit-equal", "5": "own"}
+    ]
+
+
+def test_a_partner_of_ones_own_class_that_is_lost_makes_a_stage_weaker(make_company):
+    run = tiny_run(
+        pipeline=PipelineConfig(stages=5, step_timeout_s=60.0), guard=GuardConfig(classes="mixed", **CHECKED)
+    )
+    company = make_company(run, {3: Actor(kernels=eager, description="another kernel")})
+    assert told(company)[0] == {"0": "own", "1": "bit-equal", "2": "bit-equal", "3": "bounded", "4": "own"}
+    company.run(1)
+
+    company.kill("worker-2")
+    while not company.lost:
+        company.run(1)
+    company.run(1)
+
+    assert (1, "bit-equal", "bounded") in weakened(company)
+    assert company.verdicts == []
+    company.weights_digest()
+
+
+@pytest.mark.parametrize("place", range(len(GUARANTEES) - 1))
+def test_the_weaker_of_two_is_the_later_one(place):
+    strong, weak = list(GUARANTEES)[place : place + 2]
+
+    assert weaker(strong, weak) == weaker(weak, strong) == weak
+    assert weaker(weak, "of another release") == "of another release"

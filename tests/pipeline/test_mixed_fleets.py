@@ -1,0 +1,134 @@
+"""Parties whose kernels really differ: everything is still checked, at the same rates, and nobody honest is accused."""
+
+from dataclasses import replace
+
+import pytest
+from other_kernels import eager
+
+from phalanx.attacks import actor
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.pipeline.messages import Applied, Commit, GradientHeld, StepAudited
+from phalanx.testing import Actor, only, tampering, tiny_run
+
+EAGER = Actor(kernels=eager, description="another kernel")
+CLAIMS = Actor(numeric_class="another build")
+
+
+def mixed(stages=5, **guard):
+    rates = {"audit_rate": 1.0, "step_audit_rate": 0.0, "owner_audit_rate": 0.0} | guard
+    pipeline = PipelineConfig(stages=stages, step_timeout_s=60.0)
+    return tiny_run(pipeline=pipeline, guard=GuardConfig(classes="mixed", **rates))
+
+
+def attacker(kind, **changes):
+    return replace(actor(AttackConfig(kind=kind, stages=(1,), from_step=1, **changes), "worker-1"), **CLAIMED)
+
+
+CLAIMED = {"numeric_class": "another build"}
+
+
+@pytest.mark.parametrize("rate", ["step_audit_rate", "owner_audit_rate", "third_party_audit_rate"])
+@pytest.mark.parametrize("stages", [(2,), (1, 2)])
+def test_honest_parties_with_another_kernel_are_audited_whole_and_not_accused(make_company, rate, stages):
+    company = make_company(mixed(**{rate: 1.0}), dict.fromkeys(stages, EAGER))
+
+    results = company.run(3)
+
+    assert (company.verdicts, company.bodies("alarm"), company.bodies("dismissed")) == ([], [], [])
+    # every microbatch of three stages by its shadow, and once more by the owner or a third party
+    more = 1 if rate == "step_audit_rate" else 2
+    assert [result.num_audits for result in results] == [more * 3 * 4] * 3
+    company.weights_digest()
+
+
+@pytest.mark.parametrize("rate", ["step_audit_rate", "owner_audit_rate"])
+def test_a_stage_and_a_shadow_with_unlike_kernels_do_not_accuse_each_other(make_company, rate):
+    company = make_company(mixed(4, **{rate: 1.0}), {2: EAGER})
+
+    company.run(3)
+
+    assert (company.verdicts, company.bodies("alarm"), company.bodies("dismissed")) == ([], [], [])
+    company.weights_digest()
+
+
+def test_their_bits_differ_and_the_states_after_an_update_do_not(make_company):
+    gradients, states = {}, {}
+
+    def note(letter):
+        message = letter.message
+        if isinstance(message, GradientHeld | StepAudited):
+            gradients.setdefault((message.step, message.stage), set()).add(message.gradient)
+        if isinstance(message, Applied):
+            for stage, state in message.states.items():
+                states.setdefault((state.step, stage), set()).add(state)
+        return [letter]
+
+    company = make_company(mixed(4, step_audit_rate=1.0), {1: replace(EAGER, rewrite=note), 2: Actor(rewrite=note)})
+
+    company.run(3)
+
+    assert [len(found) for (_, stage), found in gradients.items() if stage == 1] == [2, 2, 2]
+    assert {len(found) for found in states.values()} == {1}
+
+
+@pytest.mark.parametrize("kind", ["wrong_learning_rate", "skipped_update", "no_weight_decay", "weight_drift"])
+def test_a_claimed_class_does_not_hide_a_wrong_update(make_company, honest_digest, kind):
+    run = mixed()
+    company = make_company(run, {1: attacker(kind)})
+
+    company.run(4)
+
+    assert [verdict.party for verdict in company.verdicts] == ["worker-1"]
+    assert company.weights_digest() == honest_digest(run, 4)
+
+
+@pytest.mark.parametrize("factor", [-1.0, 1.0 + 1e-4])
+@pytest.mark.parametrize("rate", ["step_audit_rate", "owner_audit_rate", "third_party_audit_rate"])
+def test_a_claimed_class_does_not_hide_a_made_up_weight_gradient(make_company, honest_digest, rate, factor):
+    run = mixed(**{rate: 1.0})
+    liar = tampering(twist=lambda gradients: {name: tensor * factor for name, tensor in gradients.items()})
+    company = make_company(run, {1: Actor(liar, numeric_class="another build")})
+
+    company.run(2)
+
+    assert [(verdict.party, verdict.offence) for verdict in company.verdicts] == [("worker-1", "gradient")]
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_a_shadow_of_another_class_with_another_state_is_named(make_company, honest_digest):
+    def lie(letter, applied):
+        other = {stage: state.model_copy(update={"moments": "8" * 64}) for stage, state in applied.states.items()}
+        return [letter.saying({"states": other})]
+
+    run = mixed(4)
+    company = make_company(run, {2: Actor(rewrite=only(Applied, lie), numeric_class="another build")})
+
+    company.run(2)
+
+    assert company.evicted == ["worker-2"]
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_an_auditor_of_another_class_that_invents_a_gradient_is_named(make_company, honest_digest):
+    def invent(letter, audited):
+        return [letter.saying({"gradient": "1" * 64})]
+
+    # with two workers each is the other's shadow, whatever their classes
+    run = mixed(4, step_audit_rate=1.0)
+    company = make_company(run, {2: Actor(rewrite=only(StepAudited, invent), numeric_class="another build")})
+
+    company.run(2)
+
+    assert [verdict.party for verdict in company.verdicts] == ["worker-2"]
+    assert company.weights_digest() == honest_digest(run, 2)
+
+
+def test_a_norm_that_is_a_little_off_is_a_lie_across_classes_too(make_company, honest_digest):
+    run = mixed()
+    lie = only(Commit, lambda letter, commit: [letter.saying({"norm_squared": commit.norm_squared * 1.001})])
+    company = make_company(run, {1: Actor(rewrite=lie, numeric_class="another build")})
+
+    company.run(2)
+
+    assert [verdict.party for verdict in company.verdicts] == ["worker-1"]
+    assert company.weights_digest() == honest_digest(run, 2)
