@@ -97,7 +97,8 @@ def main(worker_file, book, plan):
     rewrites = {"remember": remember, "inputs": show_inputs, "gradient": show_gradient}
     rewrite = rewrites[plan](book) if plan in rewrites else lambda letter: [letter]
     wrap = avoid(book) if plan == "avoid" else unwrapped
-    run_worker(load_config(worker_file, WorkerConfig), wrap, functools.partial(RewritingEndpoint, rewrite=rewrite))
+    opener = functools.partial(RewritingEndpoint, rewrite=rewrite)
+    run_worker(load_config(worker_file, WorkerConfig), open_endpoint=opener, wrap_copy=wrap)
 
 
 if __name__ == "__main__":

@@ -123,6 +123,13 @@ class WatchedRunner(AttackedRunner):
         with self._executioner.at("audit", step, microbatch):
             return super().recompute(step, microbatch, x, gradient)
 
+    def redo(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """As the honest runner."""
+        with self._executioner.at("audit", step, microbatch):
+            return self._honest.redo(step, microbatch, x, gradient)
+
 
 class WatchedEndpoint(Endpoint):
     """Sends and receives honestly and says when a commitment or a state has left, and when an answer has come."""
@@ -181,7 +188,8 @@ def main(plan_file: Path, deaths: Path, worker_file: Path) -> None:
         honest = honest_part(copy)
         return AttackedCopy(honest, WatchedRunner(honest.runner, executioner))
 
-    run_worker(config, wrap, functools.partial(WatchedEndpoint, executioner=executioner))
+    opener = functools.partial(WatchedEndpoint, executioner=executioner)
+    run_worker(config, open_endpoint=opener, wrap_copy=wrap)
 
 
 if __name__ == "__main__":

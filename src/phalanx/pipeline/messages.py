@@ -29,6 +29,7 @@ from phalanx.pipeline.bounds import (
     Words,
 )
 from phalanx.pipeline.config import MOST_STAGES
+from phalanx.pipeline.gradient_screen import Doubt
 from phalanx.pipeline.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
 from phalanx.pipeline.message import Message
 from phalanx.pipeline.running_costs import known_cost
@@ -213,6 +214,8 @@ class AuditReport(StageMessage):
     """Headers of the messages that were recomputed from, as their senders signed them."""
     digests: dict[Direction, Digest]
     urgent: bool
+    doubt: Doubt | None = None
+    """With the last report of a step: why the weight gradient that the stage sent looks odd; it accuses nobody."""
 
 
 class Fetch(TensorMessage):

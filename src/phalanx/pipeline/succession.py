@@ -41,6 +41,7 @@ class Office:
         pump: Handles what has arrived and does one piece of work.
         silence: Tells when nobody has got ready for too long.
         lives: Told who takes part no more.
+        owed_by: Whose state the owner itself still waits for.
     """
 
     docket: Docket
@@ -51,6 +52,7 @@ class Office:
     pump: Callable[[], None]
     silence: Silence
     lives: Lives
+    owed_by: Callable[[], Collection[str]]
 
 
 class Succession:
@@ -92,6 +94,7 @@ class Succession:
         self._pump = office.pump
         self._silence = office.silence
         self._lives = office.lives
+        self._owed_by = office.owed_by
         self._members = members
         self._files = files
         self._readiness = Readiness(office.docket)
@@ -104,8 +107,8 @@ class Succession:
 
         Raises:
             ConfigError: There is no memory for the stages, and the run has not begun yet.
-            PeerLostError: No worker is left of those that there were, or the owner did not get ready in time.
-            VerificationError: The owner itself has another state than it knows.
+            PeerLostError: No worker is left of those that there were.
+            PeerLostError, VerificationError: The owner itself did not get ready in time, or has another state.
         """
         for fault in self._members.unreachable:
             self.suspect(fault.peer, str(fault.error))
@@ -132,8 +135,7 @@ class Succession:
             known: Digest of each stage's state in it.
 
         Raises:
-            PeerLostError: A worker did not get ready in time.
-            VerificationError: The owner itself has another state.
+            PeerLostError, VerificationError: The owner itself did not get ready in time, or has another state.
         """
         for judgement in self._coordinator.take_proved(self.alive):
             verdict = self.verdicts.judge(judgement, self.testimony, excludes=True)
@@ -367,10 +369,10 @@ class Succession:
             if self._silence.too_long_for_anything and self.epoch:
                 self._suspect_the_silent()
             if self._silence.clock.wall() > deadline:
-                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
+                # the owner is late because somebody does not give it a state
+                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER}) or sorted(self._owed_by())
                 if not missing:
                     raise PeerLostError(f"{OWNER} did not get ready within {self.timeout_s:.0f} s")
-                # where everybody begins nobody waits for another one's state, so all of them are late of their own
                 for name in missing if is_start else missing[:1]:
                     self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
 
