@@ -36,7 +36,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 PartyName = Annotated[str, Field(pattern=f"^{SESSION_NAME}$")]
 StageName = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]
 """A stage's number where JSON has room for text only."""
-Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%\[\]-]{1,300}$")]
+Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%\[\]-]{1,261}$")]
 Label = Annotated[str, Field(pattern=r"^[ -~]{0,64}$")]
 Words = Annotated[str, AfterValidator(printable)]
 """What a party says for people to read: cut off and made harmless where it is read."""

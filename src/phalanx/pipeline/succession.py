@@ -107,8 +107,7 @@ class Succession:
 
         Raises:
             ConfigError: There is no memory for the stages, and the run has not begun yet.
-            PeerLostError: No worker is left of those that there were.
-            PeerLostError, VerificationError: The owner itself did not get ready in time, or has another state.
+            PeerLostError, VerificationError: No worker is left, or the owner is not ready in time, or has another state.
         """
         for fault in self._members.unreachable:
             self.suspect(fault.peer, str(fault.error))
