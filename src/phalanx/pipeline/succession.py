@@ -107,7 +107,7 @@ class Succession:
 
         Raises:
             ConfigError: There is no memory for the stages, and the run has not begun yet.
-            PeerLostError, VerificationError: No worker is left, or the owner is not ready in time, or has another state.
+            PeerLostError, VerificationError: No worker is left; or the owner is not ready in time, has another state.
         """
         for fault in self._members.unreachable:
             self.suspect(fault.peer, str(fault.error))
