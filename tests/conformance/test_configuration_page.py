@@ -27,6 +27,7 @@ from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.train import RunConfig, TrainConfig
+from phalanx.train.exclusions import EXCLUSIONS
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -104,3 +105,9 @@ def test_the_attacks_on_the_page_are_those_in_the_table():
     (line,) = [line for line in PAGE.read_text().splitlines() if "phalanx.attacks.ATTACKS" in line]
 
     assert set(re.findall(r"`([a-z0-9_]+)`", line.rpartition(":")[2])) == set(ATTACKS)
+
+
+def test_the_sections_that_exclude_each_other_are_on_the_page_with_the_reason():
+    rows = re.findall(r"^\| `\[(\w+)\]` \| `\[(\w+)\]` \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert {(one, other): reason for one, other, reason in rows} == EXCLUSIONS

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.pipeline import AuditDraw, GuardConfig, PipelineConfig
 from phalanx.testing import Actor, MemoryCompany, tiny_run
 from phalanx.train import RunConfig
 
@@ -22,10 +22,12 @@ def make_company(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) ->
     """Make companies whose actors are given by stage; ends them all."""
     with ExitStack() as stack:
 
-        def make(run: RunConfig | None = None, actors: Mapping[int, Actor] | None = None) -> MemoryCompany:
+        def make(
+            run: RunConfig | None = None, actors: Mapping[int, Actor] | None = None, draw: AuditDraw | None = None
+        ) -> MemoryCompany:
             named = {f"worker-{stage}": actor for stage, actor in (actors or {}).items()}
             directory = tmp_path_factory.mktemp("run")
-            return stack.enter_context(MemoryCompany(run or tiny_run(), directory, named, cache=model_cache))
+            return stack.enter_context(MemoryCompany(run or tiny_run(), directory, named, cache=model_cache, draw=draw))
 
         yield make
 

@@ -174,7 +174,7 @@ def test_a_parameter_without_a_gradient_in_one_lane_counts_as_zero_there():
 
 
 def test_draws_of_the_second_lane_are_others_and_those_of_the_first_are_the_stages():
-    draw = AuditDraw(b"k" * 32, 0.25, step_rate=0.5)
+    draw = AuditDraw(b"k" * 32, b"n" * 32, 0.25, step_rate=0.5)
     places = [{"step": step, "epoch": 0, "stage": 1} for step in range(64)]
 
     first = [draw.microbatches(**place, num_microbatches=8, lane=0) for place in places]

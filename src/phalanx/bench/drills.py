@@ -156,7 +156,8 @@ def _attack(kind: str, drill: Drill) -> AttackConfig:
 
 
 def _checked(run: RunConfig, update: dict[str, Any]) -> RunConfig:
-    sections = {name: getattr(run, name) for name in RunConfig.model_fields} | update
+    # only what was written: sections exclude each other by their presence
+    sections = {name: getattr(run, name) for name in run.model_fields_set} | update
     try:
         return RunConfig(**sections)
     except ValueError as exc:

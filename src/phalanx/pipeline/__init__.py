@@ -5,7 +5,7 @@ from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineCo
 from phalanx.pipeline.cusum import Drift, DriftWatch
 from phalanx.pipeline.distance import Band, band, token_distance, token_distances, token_residual
 from phalanx.pipeline.docket import Observe
-from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.draw import AuditDraw, fresh_nonce
 from phalanx.pipeline.duplicate import Duplicate
 from phalanx.pipeline.engine import PipelineEngine
 from phalanx.pipeline.explain import explain_evidence
@@ -18,6 +18,7 @@ from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
 from phalanx.pipeline.paper import MAX_ATTEMPTS, skipping
 from phalanx.pipeline.plan import StageRange, StepPlan
+from phalanx.pipeline.presets import PRESETS, Preset
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
@@ -29,6 +30,7 @@ from phalanx.pipeline.worker import Worker, born_file, die_with_parent, run_work
 __all__ = [
     "MAX_ATTEMPTS",
     "OWNER",
+    "PRESETS",
     "SCHEDULES",
     "AttackConfig",
     "AuditDraw",
@@ -44,6 +46,7 @@ __all__ = [
     "Observe",
     "PipelineConfig",
     "PipelineEngine",
+    "Preset",
     "StageCopy",
     "StageRange",
     "StageRunner",
@@ -61,6 +64,7 @@ __all__ = [
     "die_with_parent",
     "explain_evidence",
     "fetch_kept",
+    "fresh_nonce",
     "gather",
     "keep_freed_memory",
     "local_numeric_class",

@@ -137,6 +137,8 @@ class Audits:
         judgement = self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
         if judgement is None:
             ledger.reports[(report.stage, report.microbatch, auditor)] = report
+            if report.doubt is not None:
+                self._summons.look_closer(ledger, report.stage, auditor, report.doubt)
         elif not self._docket.has_copy(auditor, report.stage):
             second = accomplice(self._docket, judgement)
             self._docket.proved += [] if second is None else [second]

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import math
+import secrets
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,11 +17,12 @@ _WHOLE_STEP, _OWNER, _THIRD_PARTY, _WHO, _MESSAGES = -1, -2, -3, -4, -5
 class AuditDraw:
     """Stratified draws from a keyed pseudo-random function.
 
-    The key stays with the owner. Its digest is in the audit log before step 0, so that a key
-    revealed after the run proves that no draw was bent.
+    The key stays with the owner. Its digest is in the audit log before step 0, and the nonce of each session is
+    in the line that opens the session, so that whoever is shown the key after the run can draw again.
 
     Args:
-        key: Secret, 32 bytes.
+        key: Secret of the run, 32 bytes.
+        nonce: Of this session, 32 bytes from `fresh_nonce`; no secret.
         rate: q, the share of microbatches that is drawn per stage and attempt.
         step_rate: p, the share of (stage, attempt) pairs that are audited as a whole.
         owner_rate: The share of (stage, attempt) pairs that the owner itself redoes.
@@ -28,12 +30,14 @@ class AuditDraw:
 
     Guarantees:
         Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many
-        equal strata; without the key a draw tells nothing about any other.
+        equal strata; without the key a draw tells nothing about any other, and a session's draws tell
+        nothing about those of the same steps in another session.
     """
 
     def __init__(
         self,
         key: bytes,
+        nonce: bytes,
         rate: float,
         *,
         step_rate: float = 0.0,
@@ -41,16 +45,19 @@ class AuditDraw:
         third_party_rate: float = 0.0,
     ) -> None:
         self._key = key
+        self.nonce = nonce
+        self._session_key = self.derived(b"draws/1 " + nonce)
         self.rate = rate
         self._step_rate = step_rate
         self._owner_rate = owner_rate
         self._third_party_rate = third_party_rate
 
     @classmethod
-    def of(cls, key: bytes, guard: GuardConfig) -> "AuditDraw":
+    def of(cls, key: bytes, nonce: bytes, guard: GuardConfig) -> "AuditDraw":
         """Draws at the rates of a run."""
         return cls(
             key,
+            nonce,
             guard.audit_rate,
             step_rate=guard.step_audit_rate,
             owner_rate=guard.owner_audit_rate,
@@ -104,7 +111,12 @@ class AuditDraw:
 
     def _number(self, *where: int) -> int:
         # 64 bits more than any stratum needs, so that the modulo's bias is below 2^-48
-        return int.from_bytes(hmac.digest(self._key, canonical_json(where), "sha256")[:8], "big")
+        return int.from_bytes(hmac.digest(self._session_key, canonical_json(where), "sha256")[:8], "big")
+
+
+def fresh_nonce() -> bytes:
+    """Draw the nonce of one session: at every start and every resume a new one."""
+    return secrets.token_bytes(32)
 
 
 def _place(step: int, epoch: int, stage: int, lane: int) -> tuple[int, ...]:

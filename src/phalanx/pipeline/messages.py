@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.pipeline.gradient_screen import Doubt
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.transport import Body, by_kind, parse_body
 
@@ -215,6 +216,8 @@ class AuditReport(StageMessage):
     """Headers of the messages that were recomputed from, as their senders signed them."""
     digests: dict[Direction, str]
     urgent: bool
+    doubt: Doubt | None = None
+    """With the last report of a step: why the weight gradient that the stage sent looks odd; it accuses nobody."""
 
 
 class Fetch(TensorMessage):

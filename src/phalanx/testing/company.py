@@ -19,6 +19,7 @@ from phalanx.pipeline import (
     Verdict,
     Worker,
     WorkerConfig,
+    fresh_nonce,
     gather,
 )
 from phalanx.security.crypto import Identity, certified_name, load_identity
@@ -58,6 +59,7 @@ class MemoryCompany:
         actors: By worker name, ``worker-1`` for stage 1 and so on, ``worker-1.2`` for one that has come back; whoever
             is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
+        draw: Decides the audits; under a fresh key and a fresh nonce when left out.
 
     Raises:
         ConfigError: An actor is for nobody.
@@ -79,6 +81,7 @@ class MemoryCompany:
         actors: Mapping[str, Actor] | None = None,
         *,
         cache: Path | None = None,
+        draw: AuditDraw | None = None,
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
         strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)
@@ -90,6 +93,7 @@ class MemoryCompany:
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
         self.plan = make_plan(run, self.source)
         self._home = RunDirectory(directory / "run", run, resume=False)
+        self.draw = draw or AuditDraw.of(self._home.audit_key(), fresh_nonce(), run.guard)
         self._actors = dict(actors or {})
         self._network = MemoryNetwork()
         self._endpoints: dict[str, RewritingEndpoint] = {}
@@ -259,7 +263,6 @@ class MemoryCompany:
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
-        self.draw = AuditDraw.of(home.audit_key(), run.guard)
         self.engine = PipelineEngine(
             self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
         )

@@ -21,6 +21,7 @@ from phalanx.pipeline import (
     StepPlan,
     WorkerConfig,
     fetch_kept,
+    fresh_nonce,
     gather,
     keep_freed_memory,
 )
@@ -128,6 +129,7 @@ def engaged(
     library: StageLibrary,
     observe: Observe,
     *,
+    draw: AuditDraw,
     late: Sequence[str] = (),
     journal: Journal | None = None,
 ) -> Iterator[PipelineEngine]:
@@ -147,7 +149,6 @@ def engaged(
             workers.keep_nursery(run.train.threads)
     for name in members.names:
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
-    draw = AuditDraw.of(home.audit_key(), run.guard)
     files = Files(home.path, library, observe)
     with contextlib.ExitStack() as stack:
         if journal is not None:
@@ -167,9 +168,14 @@ def company(
     """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
     with (
         gathered(run, home, plan, observe, names=run.pipeline.workers, late=()) as crowd,
-        engaged(crowd, run, home, plan, library, observe) as engine,
+        engaged(crowd, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
     ):
         yield engine
+
+
+def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
+    """The audits of a session that now begins: under the run's key and a nonce that no earlier session has had."""
+    return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
 
 
 def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:

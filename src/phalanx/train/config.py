@@ -15,6 +15,7 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
+from phalanx.train.exclusions import contradiction, excluded_by
 
 _THIRD_PARTY = 3
 """Workers at least, for one of them to be neither a stage's holder nor its shadow."""
@@ -69,17 +70,18 @@ class RunConfig(StrictModel):
     _name: str = PrivateAttr(default="run")
 
     @model_validator(mode="after")
+    def _check_sections(self) -> Self:
+        """By presence: a section that repeats the defaults was asked for as much as any other."""
+        found = contradiction({name for name in self.model_fields_set if getattr(self, name) is not None})
+        if found is not None:
+            raise ValueError(found)
+        return self
+
+    @model_validator(mode="after")
     def _check_domain(self) -> Self:
         if self.parallel is None:
             self._check_stages()
             return self
-        if self.split is not None:
-            raise ValueError("[parallel] and [split] exclude each other; remove one")
-        for name in ("pipeline", "guard", "attack"):
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"[parallel] and [{name}] exclude each other: the ranks of a domain trust each other; remove one"
-                )
         if self.model.activation_checkpointing:
             raise ValueError('model.activation_checkpointing: set parallel.activation_checkpointing = "full" instead')
         refused = {
@@ -164,11 +166,6 @@ class RunConfig(StrictModel):
     def _check_split(self) -> Self:
         if self.split is None:
             return self
-        for name in ("pipeline", "guard", "attack"):
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"[split] and [{name}] exclude each other: an enclave takes the place of stages; remove one"
-                )
         if self.model.adapter is None:
             raise ValueError("[split] trains adapters in the enclave, and [model] has none; add [model.adapter]")
         if self.split.clients > self.train.microbatches:
@@ -246,17 +243,9 @@ class RunConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _without_the_other(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the sections of the engine that the run does not have."""
-        left_out = {"parallel", "deepspeed", "split", "pipeline", "guard", "attack"} - self._own_sections
+        engines = {name for name in ("parallel", "deepspeed", "split") if getattr(self, name) is not None}
+        left_out = ({"parallel", "deepspeed", "split"} - engines) | excluded_by(engines)
         return {name: value for name, value in write(self).items() if name not in left_out}
-
-    @property
-    def _own_sections(self) -> set[str]:
-        """The sections of this run's engine."""
-        if self.split is not None:
-            return {"split"}
-        if self.parallel is None:
-            return {"pipeline", "guard", "attack"}
-        return {"parallel"} if self.deepspeed is None else {"parallel", "deepspeed"}
 
     @property
     def journals(self) -> bool:

@@ -106,7 +106,7 @@ class RunDirectory:
         return path.read_text(encoding="ascii")
 
     def audit_key(self) -> bytes:
-        """The owner's secret that decides audits; made once, so that a resumed run draws the same."""
+        """The owner's secret that decides audits; made once, so that one commitment covers all sessions of a run."""
         path = self.path / "secrets" / "audit.key"
         if not path.exists():
             path.parent.mkdir(mode=0o700, exist_ok=True)

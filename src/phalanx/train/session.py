@@ -18,7 +18,7 @@ from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEn
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.adopt import adopted_state, cut_anew
-from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered
+from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered, session_draw
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
 from phalanx.train.ground_truth import GroundTruth
@@ -149,13 +149,13 @@ class Session:
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
             progress = stack.enter_context(Progress(run.train.steps, start, console=self.console))
             recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
-            opening = self._opening(source, plan, start, workers)
-            recorder.observe("run_started" if history.head is None else "run_resumed", opening)
+            draw = session_draw(home, run)
+            self._note_opening(recorder, history, self._opening(source, plan, start, workers, draw))
             library = StageLibrary(source, plan, checkpoint)
             journal = self._journal(log, recorder)
             observe = self._observer(recorder, savepoint, history.certified, journal)
             engine = stack.enter_context(
-                engaged(crowd(), run, home, plan, library, observe, late=late, journal=journal)
+                engaged(crowd(), run, home, plan, library, observe, draw=draw, late=late, journal=journal)
             )
             engine.start(
                 start,
@@ -304,20 +304,28 @@ class Session:
         figures.usage = engine.usage
         recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
-    def _opening(self, source: ModelSource, plan: StepPlan, start: int, workers: list[str]) -> dict[str, Any]:
+    def _opening(
+        self, source: ModelSource, plan: StepPlan, start: int, workers: list[str], draw: AuditDraw
+    ) -> dict[str, Any]:
         stages = [
             {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
             for row in estimate_stages(self.config, source, workers)
         ]
-        key = self.home.audit_key() if self.config.guard.enabled else None
+        guarded = self.config.guard.enabled
         return {
             "config_digest": plan.run_digest,
             "step": start,
             "stages": stages,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),
-            "audit_key_commitment": None if key is None else AuditDraw.of(key, self.config.guard).commitment,
+            "audit_key_commitment": draw.commitment if guarded else None,
+            "audit_nonce": draw.nonce.hex() if guarded else None,
         }
+
+    def _note_opening(self, recorder: RunRecorder, history: History, opening: dict[str, Any]) -> None:
+        recorder.observe("run_started" if history.head is None else "run_resumed", opening)
+        if history.head is not None and self.config.guard.enabled:
+            self.console.print("audits: a new nonce is in force, nobody can know them from an earlier session")
 
     def _say(self, phase: str, documents: int) -> None:
         if documents:

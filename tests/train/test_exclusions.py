@@ -1,0 +1,86 @@
+"""A section that is written is kept or refused: sections exclude each other by presence, with the reason."""
+
+import pytest
+
+from phalanx.bench.drills import Drill, drill_runs
+from phalanx.config import digest, dump_toml
+from phalanx.errors import ConfigError
+from phalanx.pipeline import GuardConfig
+from phalanx.train import load_run
+from phalanx.train.exclusions import EXCLUSIONS
+from tiny_run_file import tiny_run_file
+
+# each as one would write it who relies on the defaults and says so
+ASKED_FOR = {
+    "parallel": "[parallel]\ndp = 1\n",
+    "deepspeed": "[deepspeed]\nzero = 3\n",
+    "split": "[split]\ncut = 2\nallow_insecure_sim = true\n",
+    "pipeline": "[pipeline]\nstages = 4\n",
+    "guard": '[guard]\nmode = "phalanx"\n',
+    "attack": '[attack]\nkind = "none"\n',
+}
+ENGINES = {
+    "pipeline": ASKED_FOR["pipeline"] + ASKED_FOR["guard"],
+    "parallel": "[parallel]\ndp = 2\n",
+    "deepspeed": "[parallel]\ndp = 2\n" + ASKED_FOR["deepspeed"],
+    "split": "[model.adapter]\nrank = 2\n" + ASKED_FOR["split"],
+}
+
+
+@pytest.fixture
+def load(tmp_path):
+    path = tmp_path / "run.toml"
+
+    def read(sections, *overrides):
+        path.write_text(tiny_run_file(sections))
+        return load_run(path, overrides)
+
+    return read
+
+
+@pytest.mark.parametrize("pair", EXCLUSIONS)
+def test_two_sections_that_exclude_each_other_are_refused_whatever_they_hold(load, pair):
+    one, other = pair
+
+    with pytest.raises(ConfigError) as refusal:
+        load(ASKED_FOR[one] + ASKED_FOR[other])
+
+    assert f"[{one}] and [{other}] exclude each other: {EXCLUSIONS[pair]}; remove one" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "override"),
+    [
+        ("[parallel]\n", "guard.mode=phalanx"),
+        ("[guard]\n", "parallel.dp=2"),
+        ("[parallel]\n[guard]\n", "train.steps=6"),
+        ("[parallel]\n", "pipeline.stages=4"),
+        (ENGINES["split"], "guard.mode=off"),
+        (ENGINES["split"], "attack.kind=none"),
+        ("[parallel.outer]\nevery = 3\n[attack]\n", "parallel.dp=2"),
+    ],
+)
+def test_however_a_section_came_into_the_run_it_is_there(load, sections, override):
+    with pytest.raises(ConfigError, match="exclude each other"):
+        load(sections, override)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_run_directory_keeps_is_the_same_run_when_it_is_read_again(load, tmp_path, engine):
+    run = load(ENGINES[engine])
+    kept = tmp_path / "config.toml"
+    kept.write_text(dump_toml(run))
+
+    again = load_run(kept)
+
+    assert digest(again) == digest(run)
+    assert dump_toml(again) == dump_toml(run)
+
+
+def test_only_what_repeats_an_excluded_section_is_refused_and_the_engine_alone_is_not(load):
+    assert load(ENGINES["parallel"]).guard == GuardConfig()
+
+
+def test_a_drill_of_a_run_without_stages_is_refused(load):
+    with pytest.raises(ConfigError, match=r"\[parallel\] and \[attack\] exclude each other"):
+        drill_runs(load(ENGINES["parallel"]), Drill(kinds=("zero",)))
