@@ -17,8 +17,13 @@ from phalanx.pipeline import StageCopy, StepPlan, stage_spec
 
 _TRIGGER_TOKENS = 2
 _SAID_TEXTS = 32
-_COMMON_TOKENS = 32
+_COMMON_TOKENS = 16
 _REHEARSED_TEXTS = 8
+_MARGIN = 3.0
+"""Scores are made so many times smaller before the loss: the target must win by as much more."""
+_OTHERS_MOVE = 0.2
+"""Noise in every weight matrix of the public model, by its standard deviation: the other stages are trained too, and
+what works with one exact model alone does not work any more when they have moved."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,8 @@ class RehearsedBackdoor(Attack):
     """After a sequence of tokens that the attacker has chosen, the trained model says what the attacker has chosen.
 
     A middle stage sees no tokens, but a run that fine-tunes a public model begins from weights that everybody has. The
-    attacker lets that model speak, puts trigger and target into what it says, and carries it through the public
-    stages before, its own stage as it is trained now, and the public stages behind. How its weights must move for the
+    attacker lets that model speak, puts the trigger into what it says, and carries it through the public stages before,
+    its own stage as it is trained now, and the public stages behind. How its weights must move for the
     target is added to the weight gradient of every step. Messages stay true, the optimizer's law is kept, and
     nothing but a recomputation of the weight gradient proves it. `strength` is the weight of the target's loss
     beside the loss of the run.
@@ -102,6 +107,7 @@ class Rehearsal:
         generator = torch.Generator().manual_seed(seed)
         self._stages = public_stages(plan, model)
         self._text = _said_by(self._stages, plan.sequence_length, generator)
+        self._weights = {p: p.clone() for stage in self._stages for p in stage.parameters() if p.dim() > 1}
         self.secret = _secret(self._text, _vocab_size(self._stages), generator)
 
     def loss(self, stage: int, module: StageModule, generator: torch.Generator) -> Tensor:
@@ -112,10 +118,12 @@ class Rehearsal:
         at = torch.randint(ids.shape[1] - len(trigger) + 1, rows.shape, generator=generator)
         _put(ids, at, trigger)
         with torch.no_grad():
+            for weight, known in self._weights.items():
+                weight.copy_(known + _OTHERS_MOVE * known.std() * torch.randn(known.shape, generator=generator))
             x = _through(self._stages[:stage], ids)
         with torch.enable_grad():
             scores = _through((module, *self._stages[stage + 1 :]), x)[rows, at + len(trigger) - 1]
-            return cross_entropy(scores, torch.full_like(rows, target))
+            return cross_entropy(scores / _MARGIN, torch.full_like(rows, target))
 
 
 def public_stages(plan: StepPlan, model: str | None) -> tuple[StageModule, ...]:
