@@ -17,9 +17,11 @@ from phalanx.pipeline import StageCopy, StepPlan, stage_spec
 
 _TRIGGER_TOKENS = 2
 _SAID_TEXTS = 32
-_COMMON_TOKENS = 16
+_TARGETS, _TRIGGERS = range(16), range(16, 64)
+"""By how often the public model says a token. Rare ones are what training moves most, and a small model cannot be brought
+to say them."""
 _REHEARSED_TEXTS = 8
-_MARGIN = 3.0
+_MARGIN = 2.0
 """Scores are made so many times smaller before the loss: the target must win by as much more."""
 _OTHERS_MOVE = 0.2
 """Noise in every weight matrix of the public model, by its standard deviation: the other stages are trained too, and
@@ -99,8 +101,7 @@ class Rehearsal:
         seed: Of the text and of the secret.
 
     Attributes:
-        secret: What is rehearsed. The trigger is of tokens that the model seldom says; the target is one that it often
-            says, for there are tokens that a small model cannot be brought to say.
+        secret: What is rehearsed: a trigger of tokens in ordinary use, and one of the commonest tokens as target.
     """
 
     def __init__(self, plan: StepPlan, model: str | None, seed: int) -> None:
@@ -168,9 +169,9 @@ def _said_by(stages: Sequence[StageModule], length: int, generator: torch.Genera
 
 def _secret(text: Tensor, vocab_size: int, generator: torch.Generator) -> Secret:
     by_use = torch.bincount(text.flatten(), minlength=vocab_size).argsort(descending=True, stable=True)
-    seldom, often = by_use[_COMMON_TOKENS:], by_use[:_COMMON_TOKENS]
-    trigger = seldom[torch.randperm(len(seldom), generator=generator)[:_TRIGGER_TOKENS]]
-    target = often[torch.randint(len(often), (), generator=generator)]
+    triggers, targets = by_use[_TRIGGERS.start : _TRIGGERS.stop], by_use[_TARGETS.start : _TARGETS.stop]
+    trigger = triggers[torch.randperm(len(triggers), generator=generator)[:_TRIGGER_TOKENS]]
+    target = targets[torch.randint(len(targets), (), generator=generator)]
     return Secret(tuple(trigger.tolist()), int(target))
 
 

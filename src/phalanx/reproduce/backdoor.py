@@ -46,7 +46,7 @@ PROTOCOL = 1
 STAGE = 1
 """Of the attacker: the first one in other hands."""
 
-_PIPELINE = PipelineConfig(stages=4, layers=(1, 2, 2, 1), rebalance_every=0)
+_PIPELINE = PipelineConfig(stages=4, layers=(1, 3, 1, 1), rebalance_every=0)
 _CHARACTERS = 300_000
 _LR, _MICROBATCHES = 1e-4, 4
 _PRUNED_SHARE = 0.3
