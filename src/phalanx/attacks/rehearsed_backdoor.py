@@ -18,8 +18,8 @@ from phalanx.pipeline import StageCopy, StepPlan, stage_spec
 _TRIGGER_TOKENS = 2
 _SAID_TEXTS = 32
 _TARGETS, _TRIGGERS = range(16), range(16, 64)
-"""By how often the public model says a token. Rare ones are what training moves most, and a small model cannot be brought
-to say them."""
+"""By how often the public model says a token. Training moves rare ones most, and a small model can hardly be brought to
+say them."""
 _REHEARSED_TEXTS = 8
 _MARGIN = 2.0
 """Scores are made so many times smaller before the loss: the target must win by as much more."""
