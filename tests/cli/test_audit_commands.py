@@ -6,39 +6,68 @@ from pathlib import Path
 import pytest
 
 from phalanx.cli import run
-from phalanx.cli.audit import OWNER_CERTIFICATE
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import create_authority, issue, load_identity
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run directory with three events and the owner's certificate."""
+    """A run directory of before there were records of steps: a few events and the owner's certificate."""
     folder = tmp_path / "run"
-    pki = (folder / OWNER_CERTIFICATE).parent.parent
     folder.mkdir()
-    create_authority(pki)
-    issue(pki, "owner")
-    with AuditLog(folder / "events.jsonl", load_identity(pki / "owner"), "first") as log:
-        for step in range(3):
-            log.append("verdict", {"step": step})
+    create_authority(folder / "pki")
+    issue(folder / "pki", "owner")
+    with AuditLog(folder / "events.jsonl", load_identity(folder / "pki" / "owner"), "first") as log:
+        log.append("run_started", {"step": 0, "audit_key_commitment": "00" * 32})
+        log.append("verdict", {"step": 1})
+        log.append("run_stopped", {"status": "interrupted"})
         head = {"num_events": log.head.num_events, "digest": log.head.digest}
     (folder / "summary.json").write_text(json.dumps({"audit_log_head": head}))
     return folder
 
 
-def test_a_whole_log_is_accepted(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_log_is_accepted_and_an_old_one_said_to_prove_verdicts_only(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["audit", "verify", str(run_dir)]) == 0
 
     out = capsys.readouterr().out
     assert "every line is signed, in order and unchanged" in out
+    assert "verdicts only" in out
     assert "events" in out
 
 
-def test_the_log_of_an_unfinished_run_is_accepted(run_dir: Path) -> None:
+def test_the_log_of_an_unfinished_run_holds_as_far_as_it_goes_and_no_further(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run_dir / "summary.json").unlink()
 
-    assert run(["audit", "verify", str(run_dir)]) == 0
+    assert run(["audit", "verify", str(run_dir)]) == 5
+
+    shown = capsys.readouterr()
+    assert "every line is signed, in order and unchanged" in shown.out
+    assert "cannot be shown: the log's end: the last session was stopped" in shown.err
+
+
+def test_a_conviction_that_was_cut_off_is_not_passed_over_without_the_summary(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / "summary.json").unlink()
+    log = run_dir / "events.jsonl"
+    log.write_text(log.read_text().splitlines(keepends=True)[0])
+
+    assert run(["audit", "verify", str(run_dir)]) == 5
+
+    assert "the run has not ended" in capsys.readouterr().err
+
+
+def test_an_empty_log_shows_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "events.jsonl").write_bytes(b"")
+    (run_dir / "summary.json").write_text('{"audit_log_head": {"num_events": 0, "digest": ""}}')
+
+    assert run(["audit", "verify", str(run_dir)]) == 5
+
+    assert "no session of a run has begun" in capsys.readouterr().err
 
 
 def test_an_altered_line_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from real_runs import FORWARD_LIAR, JOURNAL, children_of, exists, worker_pid
 from phalanx.security.audit import LogHead, verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
+from phalanx.train.proof import verify_run
 
 STEPS = list(range(8))
 
@@ -26,6 +27,9 @@ def assert_like(place, summary, clean):
     owner = load_identity(place.path / "run" / "pki" / "owner").public
     kinds = verify_log(place.path / "run" / "events.jsonl", owner, LogHead(**summary["audit_log_head"])).kinds
     assert kinds["run_completed"] == 1
+    # the key outlives a killed owner as a secret, and at the end proves the steps of all sessions
+    proof = verify_run(place.path / "run")
+    assert (proof.steps, proof.proven, proof.unproven) == (len(STEPS), len(STEPS), ())
 
 
 def kill_owner(place, process):

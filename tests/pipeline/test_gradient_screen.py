@@ -119,6 +119,18 @@ def test_a_gross_lie_about_the_weight_gradient_is_found_and_undone(make_company,
 
 
 @pytest.mark.parametrize("kind", ["gradient_sign", "gradient_scale", "gradient_topk"])
+def test_the_default_finds_a_gross_lie_and_leaves_nothing_of_it(make_company, honest_digest, kind):
+    run, company = attacked(kind, GuardConfig(), make_company)
+    company.draw.whole_step = company.draw.owners_step = lambda **place: False
+
+    company.run(STEPS)
+
+    assert run.guard.preset_in_force == "standard"
+    assert company.evicted == ["worker-1"]
+    assert company.weights_digest() == honest_digest(run, STEPS)
+
+
+@pytest.mark.parametrize("kind", ["gradient_sign", "gradient_scale", "gradient_topk"])
 def test_without_the_screen_the_same_lie_stays(make_company, honest_digest, kind):
     guard = GuardConfig(keep_steps=STEPS, gradient_screen=False, **NO_COIN)
     run, company = attacked(kind, guard, make_company)

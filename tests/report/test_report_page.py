@@ -68,6 +68,10 @@ def test_a_whole_run_is_told_in_one_sentence_and_every_section_is_there(run_dir)
     assert "step 104\ntraining: 4.393\nattacked, repaired" in "".join(page.pieces)
 
 
+def test_a_log_that_does_not_hold_proves_no_step(run_dir):
+    assert "Not proven: " in page_of(run_dir).text
+
+
 def test_every_picture_is_well_formed_and_holds_no_nan(run_dir):
     source = write_report(run_dir).read_text()
 

@@ -9,25 +9,17 @@ from phalanx.bench.arm import Report
 from phalanx.bench.rows import Measured, Row, guard_cost
 from phalanx.bench.shifts import UNGUARDED
 from phalanx.pipeline import GuardConfig
+from phalanx.train.guard_outlook import upkeep_bytes
 
 RECOMPUTE_SHARE = 0.72
 """Forward and the backward pass to the input, as a share of all work on a microbatch; measured on CPU."""
-
-_UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "replica": 8, "snapshot": 12}
-"""Bytes a trained parameter and transfer: a weight gradient or new weights to the shadow, a lane's gradient each way,
-or weights and moments."""
 
 FORMULA = "untrusted_share * (0.72 q + p)"
 SCREENED_FORMULA = "untrusted_share * (q + p)"
 
 
-def upkeep_bytes(guard: GuardConfig) -> float:
-    """Bytes a trained parameter and step that keep a shadow fresh, without weights that are fetched for audits."""
-    return _UPKEEP_BYTES[guard.shadow] / (guard.snapshot_every if guard.keeps_snapshots else 1)
-
-
 def audited_share(guard: GuardConfig) -> float:
-    """What an audited microbatch costs, as a share of all work on one; the weight gradient is part of it if screened."""
+    """What an audited microbatch costs, as a share of all work on one; the weight gradient is part of it if seen."""
     return 1.0 if guard.screens_gradients else RECOMPUTE_SHARE
 
 

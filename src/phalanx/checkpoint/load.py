@@ -81,6 +81,7 @@ class Checkpoint:
         step: Finished steps of the run.
         state: What was saved beside the tensors.
         stages: Indices of the stages, ascending.
+        log_head: Where the run's audit log ended when it was begun; None where nobody said.
     """
 
     def __init__(self, path: Path, manifest: Manifest, sealer: FileSealer | None = None) -> None:
@@ -90,6 +91,7 @@ class Checkpoint:
         self.step = manifest.step
         self.run = manifest.run
         self.config_digest = manifest.config_digest
+        self.log_head = None if manifest.audit_log is None else manifest.audit_log.head
         self.stages = tuple(sorted(shard.stage for shard in manifest.shards))
         self._files = manifest.files
         self._shards = {shard.stage: shard for shard in manifest.shards}

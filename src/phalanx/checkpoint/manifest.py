@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from phalanx.checkpoint.sealed import SEALED
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import CheckpointError, SignatureError
+from phalanx.security.audit import HeadEntry
 from phalanx.security.crypto import Identity, Peer, in_domain, parse_canonical
 
 MANIFEST_FILE = "manifest.json"
@@ -50,7 +51,10 @@ class Encryption(StrictModel):
 
 
 class Manifest(StrictModel):
-    """Everything that a checkpoint is; what is not named here is not part of it, but for the wrapped key."""
+    """Everything that a checkpoint is; what is not named here is not part of it, but for the wrapped key.
+
+    `audit_log` is where the audit log ended when the checkpoint was begun: a log without that line was cut.
+    """
 
     format: Literal["phalanx-checkpoint"] = "phalanx-checkpoint"
     version: Literal[1] = 1
@@ -60,6 +64,7 @@ class Manifest(StrictModel):
     files: dict[FileName, FileEntry]
     shards: tuple[ShardEntry, ...]
     encryption: Encryption | None = None
+    audit_log: HeadEntry | None = None
 
     @property
     def ending(self) -> str:

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from phalanx.checkpoint.shard import Shard
 from phalanx.checkpoint.stream import safetensors_pieces
 from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError
+from phalanx.security.audit import HeadEntry, LogHead
 from phalanx.security.crypto import Identity
 
 _WRITING = ".writing-"
@@ -44,6 +46,7 @@ def save_checkpoint(
     keep: int,
     keep_every: int = 0,
     key: KeyHolder | None = None,
+    log_head: LogHead | None = None,
 ) -> Path:
     """Write the checkpoint of one step and remove what is no longer kept.
 
@@ -60,6 +63,7 @@ def save_checkpoint(
         keep: Checkpoints to keep, at least 1.
         keep_every: Checkpoints of steps that are multiples of this stay for good; 0 keeps none for good.
         key: Encrypts everything but the manifest; None writes in the clear.
+        log_head: Where the audit log ends on this disk; None where there is none.
 
     Returns:
         The directory of the new checkpoint.
@@ -87,6 +91,7 @@ def save_checkpoint(
                 files=files.entries,
                 shards=shard_entries,
                 encryption=files.encryption,
+                audit_log=None if log_head is None else HeadEntry(**asdict(log_head)),
             )
             _write_file(temporary / MANIFEST_FILE, [sign_manifest(manifest, sign)])
             sync_directory(temporary)

@@ -1,19 +1,12 @@
 """``phalanx audit``: check offline what a run wrote down about its parties."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from phalanx.cli.console import say_figures
-from phalanx.errors import AuditLogError, CertificateError
-
-if TYPE_CHECKING:
-    from phalanx.security.audit import LogHead
-    from phalanx.security.crypto import Peer
-
-OWNER_CERTIFICATE = "pki/owner/certificate.pem"
+from phalanx.errors import AuditLogError
 
 audit_app = typer.Typer(no_args_is_help=True, help="Check an audit log, or explain the evidence of one verdict.")
 
@@ -29,27 +22,36 @@ def verify(
         typer.Option("--certificate", metavar="FILE", help="The owner's certificate, kept by you."),
     ] = None,
 ) -> None:
-    """Check every line of events.jsonl and name the first broken one.
+    """Check every line of events.jsonl, draw the audits of every step again, and see that they were done.
 
-    Without --certificate the owner's key is the one in the run directory: the check then finds every
-    change except one by somebody who replaced log, summary and key together.
+    Without --certificate the owner's key is the one in the run directory: the check then finds every change except
+    one by somebody who replaced log, leaves, summary and key together. Exit code 5 also where everything that is
+    there holds and something is missing: the log's end, or the key that the audits were drawn with.
     """
-    from phalanx.security.audit import verify_log
+    from phalanx.train.proof import verify_run
 
-    owner = _owner(certificate or run_dir / OWNER_CERTIFICATE)
-    summary = verify_log(run_dir / "events.jsonl", owner, expected=_expected_head(run_dir / "summary.json"))
+    proof = verify_run(run_dir, certificate)
+    log = proof.log
     say_figures(
         {
             "verdict": "every line is signed, in order and unchanged",
-            "run": summary.run,
-            "signed by": f"{owner.name} {owner.public_key.hex()}",
-            "key from": certificate or "the run directory itself",
-            "events": summary.num_events,
-            "first": summary.first_time,
-            "last": summary.last_time,
-            **{f"  {kind}": number for kind, number in sorted(summary.kinds.items())},
+            "proves": proof.conclusion,
+            **{f"  {name}": rate for name, rate in proof.rates.items()},
+            "  audits, signed by both": proof.audits,
+            "  audits, owner's word": proof.owners_audits,
+            "  audits, unlike classes": proof.unlike_audits,
+            **{f"  remark {n}": remark for n, remark in enumerate(proof.remarks, 1)},
+            "run": log.run,
+            "signed by": f"{proof.owner.name} {proof.owner.public_key.hex()}",
+            "key from": proof.key_from,
+            "events": log.num_events,
+            "first": log.first_time,
+            "last": log.last_time,
+            **{f"  {kind}": number for kind, number in sorted(log.kinds.items())},
         }
     )
+    if proof.unproven:
+        raise AuditLogError(f"{run_dir}: cannot be shown: {'; '.join(proof.unproven)}")
 
 
 @audit_app.command(epilog="Example: phalanx audit explain runs/first/evidence/step-00000012-stage-1-worker-1.json")
@@ -63,30 +65,3 @@ def explain(
     from phalanx.pipeline import explain_evidence
 
     say_figures(explain_evidence(evidence_file, authority))
-
-
-def _owner(path: Path) -> "Peer":
-    from phalanx.security.crypto import certificate_facts
-
-    try:
-        facts = certificate_facts(path.read_bytes(), str(path))
-    except OSError as exc:
-        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); give --certificate FILE") from exc
-    # the dates are not judged: a log must stay readable long after its signer's certificate has ended
-    if facts.peer is None:
-        raise CertificateError(f"{path}: is an authority's certificate, expected the owner's")
-    return facts.peer
-
-
-def _expected_head(path: Path) -> "LogHead | None":
-    from phalanx.security.audit import LogHead
-
-    if not path.exists():
-        return None
-    try:
-        head = json.loads(path.read_bytes())["audit_log_head"]
-        return LogHead(int(head["num_events"]), str(head["digest"]))
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise AuditLogError(
-            f"{path}: has no readable audit_log_head, so a cut-off log could not be told from a whole one"
-        ) from exc

@@ -64,8 +64,9 @@ def plan(
 
     Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on.
     """
+    from phalanx.cli.console import say_rows
     from phalanx.cli.planned import planned_cluster, say_plan
-    from phalanx.cli.planned_run import from_run
+    from phalanx.cli.planned_run import from_run, guard_of
     from phalanx.planner.answer import ask
     from phalanx.planner.question import about_model
     from phalanx.planner.run_file import new_run, write_run
@@ -89,10 +90,15 @@ def plan(
         from phalanx.report.plan_page import write_plan
 
         write_plan(html, answer)
+    guarded = None if run_file is None else guard_of(run_file, overrides or [])
     if as_json:
-        typer.echo(json.dumps(answer.as_json(), allow_nan=False))
+        about_guard = {} if guarded is None else {"guard": guarded.as_json()}
+        typer.echo(json.dumps(answer.as_json() | about_guard, allow_nan=False))
     best = answer.require_best()
     if out is not None:
         write_run(out, data, best)
     if not as_json:
         say_plan(answer, html, out)
+    if guarded is not None and not as_json:
+        say_rows(guarded.rows)
+        typer.echo(guarded.note)

@@ -1,11 +1,12 @@
 """What a run file asks of ``phalanx plan``."""
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.planner.adapter import Adapter, adapted
 from phalanx.planner.catalog import known_models
+from phalanx.planner.finding import Finding, Price
 from phalanx.planner.guarding import Verification
 from phalanx.planner.hardware import Cluster
 from phalanx.planner.question import Question
@@ -50,6 +51,36 @@ def from_run(
         verified = Verification(guard.audit_rate, guard.step_audit_rate, guard.owner_audit_rate)
         question = replace(question, guard=verified)
     return question, run.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+
+
+@dataclass(frozen=True)
+class PlannedGuard:
+    """What a run's guard finds and costs, as rows for the terminal and as JSON."""
+
+    rows: list[dict[str, str]]
+    note: str
+    found: list[Finding]
+    cost: Price
+
+    def as_json(self) -> dict[str, Any]:
+        """Findings and price."""
+        return {"findings": [asdict(finding) for finding in self.found], "price": asdict(self.cost)}
+
+
+def guard_of(run_file: Path, overrides: list[str]) -> PlannedGuard | None:
+    """Return what is known of a run file's guard beforehand; None where nothing is recomputed.
+
+    The stages are taken for equal; ``phalanx train --dry-run`` knows their layers.
+    """
+    from phalanx.train import load_run
+    from phalanx.train.guard_outlook import outlook, outlook_rows, price_note
+
+    run = load_run(run_file, overrides)
+    stages = run.pipeline.stages
+    known = outlook(run, max(stages - 2, 0) / stages)
+    if known is None:
+        return None
+    return PlannedGuard(outlook_rows(known[0]), price_note(run.guard, known[1]), *known)
 
 
 def _adapter(model: Any, shape: ModelShape) -> Adapter | None:

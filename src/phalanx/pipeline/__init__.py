@@ -13,15 +13,18 @@ from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.join import gather
 from phalanx.pipeline.kept_states import fetch_kept
 from phalanx.pipeline.launch import LocalWorkers
+from phalanx.pipeline.leaves import read_leaves
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
 from phalanx.pipeline.paper import MAX_ATTEMPTS, skipping
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.presets import PRESETS, Preset
+from phalanx.pipeline.proof import Rules, Work, check_step
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
+from phalanx.pipeline.step_record import StepRecord
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.verdict import Verdict
 from phalanx.pipeline.wide import WideRunner, recompute_in
@@ -47,20 +50,24 @@ __all__ = [
     "PipelineConfig",
     "PipelineEngine",
     "Preset",
+    "Rules",
     "StageCopy",
     "StageRange",
     "StageRunner",
     "StateDigest",
     "StepInputs",
     "StepPlan",
+    "StepRecord",
     "StepResult",
     "Verdict",
     "WideRunner",
+    "Work",
     "Worker",
     "WorkerConfig",
     "WrapCopy",
     "band",
     "born_file",
+    "check_step",
     "die_with_parent",
     "explain_evidence",
     "fetch_kept",
@@ -68,6 +75,7 @@ __all__ = [
     "gather",
     "keep_freed_memory",
     "local_numeric_class",
+    "read_leaves",
     "recompute_in",
     "run_worker",
     "settle_numerics",

@@ -102,7 +102,7 @@ class GuardConfig(StrictModel):
     """`paper`: every message is recomputed by a copy that is kept in lock-step (Lu et al. 2023); `statistics`: moving
     averages alone condemn, nothing is recomputed; both are baselines, weaker or dearer than `phalanx`."""
     preset: Preset | None = None
-    """What decides the rates, what is kept and the screen of gradients; "standard" where none of them is written out."""
+    """What decides the rates, what is kept and the screen of gradients; "standard" where none of it is written out."""
     recovery: Literal["takeover", "restart", "skip_layer"] = "takeover"
     """After a verdict: exclude the guilty party; or, in mode `paper` only and as the paper does, exclude nobody and run
     the step again (`restart`), or run it without the suspect and its accuser and with three stages frozen."""

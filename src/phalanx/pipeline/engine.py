@@ -32,6 +32,7 @@ from phalanx.pipeline.roles import Library
 from phalanx.pipeline.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.silence import Awake, Silence
 from phalanx.pipeline.stage_copy import StageCopy
+from phalanx.pipeline.step_record import StepRecords
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.stepping import Stepping
 from phalanx.pipeline.succession import Office, Succession
@@ -104,7 +105,8 @@ class PipelineEngine:
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
         self._attempts = Attempts(self._docket, self._coordinator, self._succession, self._pump, silence)
         self._courier.is_gone = lambda party: party in self._succession.lost
-        self._noting = Noting(self._docket, self._party, files.note_verified)
+        self._records = StepRecords(self._docket, endpoint.run, lambda: self._succession.testimony, files.note_step)
+        self._noting = Noting(self._docket, self._party, files.note_verified, self._records)
         self._duplicates = Duplicates(self._docket, self._courier, self._party.roles)
         self._outcome = Outcome(self._docket, self._party)
         self._reception = Reception(
@@ -129,6 +131,7 @@ class PipelineEngine:
             outcome=self._outcome,
             duplicates=self._duplicates,
             noting=self._noting,
+            records=self._records,
             mail=self._mail,
             costs=BytesByLink(endpoint),
             timer=self.timer,
@@ -225,6 +228,7 @@ class PipelineEngine:
                 self._stepping.recover(judgement, docket.ledger.step)
             if self._clock.wall() > deadline:
                 raise PeerLostError(f"the last step was not verified in time; waiting for {coordinator.waiting_for()}")
+        self._records.look()
 
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
         """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.

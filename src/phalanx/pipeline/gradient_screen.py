@@ -1,6 +1,7 @@
 """Look at a claimed weight gradient with one of its own microbatches in hand. A hit accuses nobody."""
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -27,6 +28,9 @@ _MOST_LOG_RATIO = 0.9
 _LEAST_LOG_RATIO = -1.5
 """Below what independent microbatches would add up to."""
 _MOST_MISSING = 0.5
+_LOOKED_AT = 8
+"""One of so many numbers of a large tensor is looked at, all of a small one."""
+_SMALL = 65536
 
 
 @dataclass
@@ -59,6 +63,8 @@ class _Products:
 def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_microbatches: int) -> Doubt | None:
     """Compare a claimed sum of weight gradients with the gradient of one of its microbatches.
 
+    Of a large tensor a window is looked at whose place nobody else can know.
+
     Args:
         claimed: The sum over `num_microbatches`, by name.
         own: What this party computed for one of them, by the same names and in the same shapes.
@@ -68,14 +74,15 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
         Why the sum should be recomputed; None when it looks like what it is said to be.
 
     Guarantees:
-        NaN and infinity never pass. Nothing else is certain: microbatches of an honest sum may point away from it, and
-        whoever changes a sum little is found by audits of whole steps alone. How often honest sums are doubted and
-        gross lies are not is measured by `benchmarks/gradient_screen.py`.
+        NaN and infinity that are looked at never pass. Nothing else is certain: microbatches of an honest sum may point
+        away from it, and whoever changes a sum little is found by audits of whole steps alone. How often honest sums
+        are doubted and gross lies are not is measured by `benchmarks/gradient_screen.py`.
     """
     whole, large = _Products(), _Products()
     missing, present = 0, 0
     for name in sorted(own):
-        g, total = own[name].detach().flatten().float(), claimed[name].detach().flatten().float()
+        place = _window(own[name].numel())
+        g, total = (tensor.detach().flatten()[place].float() for tensor in (own[name], claimed[name]))
         whole.add(total, g)
         is_large = total.abs() > _LARGE * float(torch.linalg.vector_norm(total)) / math.sqrt(max(len(total), 1))
         large.add(total[is_large], g[is_large])
@@ -95,6 +102,15 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
         "largest": not contrast >= _LEAST_CONTRAST,
     }
     return next((doubt for doubt, is_odd in odd.items() if is_odd), None)
+
+
+def _window(size: int) -> slice:
+    """Where to look in a tensor of so many numbers."""
+    length = max(_SMALL, size // _LOOKED_AT)
+    if size <= length:
+        return slice(None)
+    start = secrets.randbelow(size - length + 1)
+    return slice(start, start + length)
 
 
 def _is_sum_of(num_microbatches: int, square_ratio: float) -> bool:

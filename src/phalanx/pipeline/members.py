@@ -11,6 +11,7 @@ from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.memory import Rooms
 from phalanx.pipeline.messages import Hello, StateDigest
 from phalanx.pipeline.roles import Library
+from phalanx.pipeline.step_record import StepRecord
 from phalanx.security.crypto import certified_name
 
 NoteVerified = Callable[[int, Mapping[int, str], Mapping[int, StateDigest]], None]
@@ -85,6 +86,8 @@ class Files:
     observe: Observe
     note_verified: NoteVerified | None = None
     """Told, right before anybody updates, which step's states are verified, who holds them, and their digests."""
+    note_step: Callable[[StepRecord], None] | None = None
+    """Told what proves each step, once it is applied and audited."""
     states: StateFiles | None = None
     """Where the owner keeps the states of its own stages."""
     gone: list[str] = field(default_factory=list)

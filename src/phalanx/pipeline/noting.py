@@ -3,6 +3,7 @@
 from phalanx.pipeline.docket import Docket
 from phalanx.pipeline.members import NoteVerified
 from phalanx.pipeline.party import Party
+from phalanx.pipeline.step_record import StepRecords
 
 
 class Noting:
@@ -12,20 +13,24 @@ class Noting:
         docket: What was agreed on.
         owner: Has the owner's own stages.
         note: Whom to tell, if anybody.
+        records: What is recorded of a step is so before the state after it is noted.
     """
 
-    def __init__(self, docket: Docket, owner: Party, note: NoteVerified | None) -> None:
+    def __init__(self, docket: Docket, owner: Party, note: NoteVerified | None, records: StepRecords) -> None:
         self._docket = docket
+        self._records = records
         self._hosted = owner.hosted
         self._note = note
         self._noted: int | None = None
 
     def forget(self) -> None:
         """What was told may be undone: tell it again."""
+        self._records.forget()
         self._noted = None
 
     def look(self) -> None:
         """Tell that the states before the present step are what they should be, if that is news."""
+        self._records.look()
         docket, step = self._docket, self._docket.ledger.step
         if self._note is None or self._noted == step:
             return

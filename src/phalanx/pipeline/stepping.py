@@ -17,6 +17,7 @@ from phalanx.pipeline.noting import Noting
 from phalanx.pipeline.outcome import Outcome
 from phalanx.pipeline.party import Party
 from phalanx.pipeline.running_costs import BytesByLink
+from phalanx.pipeline.step_record import StepRecords
 from phalanx.pipeline.step_result import StepResult
 from phalanx.pipeline.succession import Succession
 from phalanx.pipeline.verdict import Verdict
@@ -36,6 +37,7 @@ class Stepping:
         outcome: Whether a step came to numbers.
         duplicates: Told when states move or are agreed on.
         noting: The same.
+        records: Told of applied steps.
         mail: Posts the decision.
         costs: Bytes of each step, by link.
         timer: Phases of each step.
@@ -50,6 +52,7 @@ class Stepping:
     outcome: Outcome
     duplicates: Duplicates
     noting: Noting
+    records: StepRecords
     mail: Loopback
     costs: BytesByLink
     timer: PhaseTimer
@@ -117,6 +120,8 @@ class Stepping:
         self.succession.rollback.remember(PastStep(docket.ledger, docket.assignment, inputs))
         for name in (*self.succession.alive, OWNER):
             self.mail.post(name, Apply(epoch=self.succession.epoch, step=step, clip_coefficient=clip), ())
+        # the workers update meanwhile
+        self.records.applied()
         coordinator.open_step(step + 1, self.succession.epoch)
         for item in self.mail.drain_local():
             if not coordinator.handle(item):

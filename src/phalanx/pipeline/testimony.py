@@ -78,6 +78,12 @@ class Testimony:
         about = None if report is None else (report.microbatch, report.urgent)
         self._said[(said.kind, said.party, said.stage, said.step, about)] = said
 
+    def said(self, kind: str, party: str, stage: int, step: int, microbatch: int | None = None) -> Signed | None:
+        """The header of what a party said last of this kind; with a microbatch, of its report on a drawn audit."""
+        about = None if microbatch is None else (microbatch, False)
+        found = self._said.get((kind, party, stage, step, about))
+        return None if found is None else found.header
+
     def case(self, judgement: Judgement, docket: Docket, certificates: Mapping[str, str], authority: str) -> Case:
         """Put a judgement together with everything that was signed about it.
 

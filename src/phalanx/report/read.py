@@ -28,6 +28,7 @@ class RunRecord:
         events: The audit log, unchecked; each has a text ``kind`` and an object ``body``.
         evidence: Text of the evidence files by name.
         notes: What is missing or was left out, one sentence each.
+        proof: What the audit log proves, in one sentence; empty where nobody has looked.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RunRecord:
     events: list[Row] = field(default_factory=list)
     evidence: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    proof: str = ""
 
     def events_of(self, *kinds: str) -> list[Row]:
         """Return the events of the given kinds, in order."""

@@ -67,6 +67,8 @@ _SENTENCES = {
     "enclave_appraised": "{party} has appraised the enclave and accepts it",
     "released": "adapters have left the enclave: {num_clients} clients, norm at most {clip_norm}, noise {noise_std}",
     "release_refused": "adapters stay sealed: {detail}",
+    "audit_key_revealed": "of commitment {commitment}: whoever has the log can draw the session's audits again",
+    "run_stopped": "{status}",
     "run_completed": "weights {final_weights_digest}",
 }
 
@@ -75,7 +77,9 @@ def timeline(record: RunRecord) -> Markup:
     """Return the events with the seconds since the first one; a run of equal kinds is folded."""
     start = _moment(record.events[0]) if record.events else None
     rows: list[list[str]] = []
-    for group in _folded(record.events)[:_MAX_EVENTS]:
+    # what proves each step is for a verifier; the page says how many it proves
+    told = [event for event in record.events if event["kind"] != "step"]
+    for group in _folded(told)[:_MAX_EVENTS]:
         event = group[-1]
         moment = _moment(group[0])
         since = f"+{(moment - start).total_seconds():.1f} s" if moment and start else ""

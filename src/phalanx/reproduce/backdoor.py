@@ -4,21 +4,17 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from phalanx.attacks import Rehearsal, TargetSuccess, actor, target_success
+from phalanx.attacks import actor
 from phalanx.bench.duel import read_lies
 from phalanx.bench.machine import current_commit, describe_machine, load_average
 from phalanx.bench.row_file import RowFile, sweep
-from phalanx.data import BatchLoader, Corpus, prepare, validation_batches
-from phalanx.models import StageModule, open_model
+from phalanx.data import BatchLoader, Corpus, prepare
 from phalanx.pipeline import (
     PRESETS,
     AttackConfig,
@@ -27,30 +23,21 @@ from phalanx.pipeline import (
     PipelineConfig,
     keep_freed_memory,
 )
-from phalanx.reproduce.attacker import Attacker
 from phalanx.reproduce.pretrain import pretrained
-from phalanx.reproduce.simulator import Simulator, Unwatched
+from phalanx.reproduce.removal import ATTACKED_STAGE, PRUNED_SHARE, REMOVALS, Bench, Weights, state_of
 from phalanx.reproduce.texts import SPLIT_SEED, later_text, pretraining_corpus
 from phalanx.reproduce.workload import BATCH_SIZE, REGIMES, SMALL, run_of
 from phalanx.testing import MemoryCompany
 from phalanx.train import RunConfig, step_inputs
-from phalanx.train.layout import make_plan
 from phalanx.train.process import deterministic
-from phalanx.train.validation import perplexity
 
 Row = dict[str, Any]
-Weights = list[dict[str, Tensor]]
 
 PROTOCOL = 1
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
-STAGE = 1
-"""Of the attacker: the first one in other hands."""
-
 _PIPELINE = PipelineConfig(stages=4, layers=(1, 3, 1, 1), rebalance_every=0)
 _CHARACTERS = 300_000
 _LR, _MICROBATCHES = 1e-4, 4
-_PRUNED_SHARE = 0.3
-_OTHER_ORDER = 1_000
 
 
 @dataclass(frozen=True)
@@ -124,13 +111,13 @@ def describe(size: BackdoorSize) -> dict[str, Any]:
     return {
         "number": PROTOCOL,
         "steps": size.steps,
-        "stage": STAGE,
+        "stage": ATTACKED_STAGE,
         "layers": list(_PIPELINE.layers or ()),
         "lr": _LR,
         "microbatches": _MICROBATCHES,
         "batch_size": BATCH_SIZE,
         "characters": _CHARACTERS,
-        "pruned_share": _PRUNED_SHARE,
+        "pruned_share": PRUNED_SHARE,
         "guards": {name: guard.model_dump(mode="json") for name, guard in GUARDS.items()},
     }
 
@@ -169,7 +156,7 @@ class Laboratory:
                 "pipeline": _PIPELINE,
                 "guard": GUARDS["off" if cell.arm == "clean" else cell.arm],
                 "attack": AttackConfig(
-                    kind=kind, stages=(STAGE,), seed=cell.seed, model=None if kind == "none" else str(model)
+                    kind=kind, stages=(ATTACKED_STAGE,), seed=cell.seed, model=None if kind == "none" else str(model)
                 ),
             }
         )
@@ -179,7 +166,7 @@ class Laboratory:
         run, (_, corpus) = self.run(cell), self._material()
         with tempfile.TemporaryDirectory(prefix="phalanx-reproduce-") as directory:
             log = Path(directory) / "attack.jsonl"
-            liar = f"worker-{STAGE}"
+            liar = f"worker-{ATTACKED_STAGE}"
             actors = {} if run.attack.kind == "none" else {liar: actor(run.attack, liar, log)}
             # which audits are drawn follows from the seed, so that a row can be had again
             draw = AuditDraw.of(cell.seed.to_bytes(32, "big"), bytes(32), run.guard)
@@ -189,7 +176,7 @@ class Laboratory:
                 for step in range(run.train.steps):
                     company.engine.step(step, step_inputs(loader.next(), run.train.microbatches))
                 digest = company.weights_digest()
-                weights = [_state(copy.module) for copy in company.engine.copies("weights")]
+                weights = [state_of(copy.module) for copy in company.engine.copies("weights")]
             lies = sorted({lie.step for lie in read_lies(log)})
         if cell.arm == "off":
             self._poisoned[cell.seed] = weights
@@ -203,7 +190,7 @@ class Laboratory:
             self._train(BackdoorCell("off", seed))
         return self._poisoned[seed]
 
-    def _bench(self, seed: int) -> "Bench":
+    def _bench(self, seed: int) -> Bench:
         return Bench(self.run(BackdoorCell("off", seed)), self._material()[1], self._cache)
 
     def _material(self) -> tuple[Path, Corpus]:
@@ -214,118 +201,6 @@ class Laboratory:
             data = later_text(SMALL, _CHARACTERS, first.tokenizer_path, self._cache)
             self._made = (model, prepare(data, self._cache / "data", SPLIT_SEED))
         return self._made
-
-
-class Bench:
-    """A finished model in its owner's hands alone: what it does, and what can be done about it."""
-
-    def __init__(self, run: RunConfig, corpus: Corpus, cache: Path) -> None:
-        self._run = run
-        self._corpus = corpus
-        source = open_model(run.model, cache / "models", run.train.seed)
-        self._plan = make_plan(run, source)
-        self._simulator = Simulator(source, self._plan, Attacker(None))
-        self._public = [_state(module) for module in self._simulator.modules]
-
-    def load(self, weights: Weights) -> None:
-        """Take a whole model's weights, a dictionary a stage."""
-        for module, own in zip(self._simulator.modules, weights, strict=True):
-            _fill(module, own)
-
-    def reset(self, stages: Sequence[int]) -> None:
-        """Give stages the weights of the public model back."""
-        for stage in stages:
-            _fill(self._simulator.modules[stage], self._public[stage])
-
-    def fine_tune(self) -> None:
-        """Train as many steps as the run had on its text in another order; everybody is honest."""
-        loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
-        simulator = self._simulator
-        for step in range(self._run.train.steps):
-            simulator.run(step, step_inputs(loader.next(), self._run.train.microbatches), Unwatched())
-            gradients = simulator.take_gradients()
-            simulator.update(step, gradients, simulator.clip(gradients))
-
-    @torch.no_grad()
-    def prune(self) -> None:
-        """Silence the units of every block's feed-forward part that clean text wakes least.
-
-        Source: Liu et al. 2018, fine-pruning.
-        """
-        used: dict[torch.nn.Module, Tensor] = {}
-        parts = [part for module in self._simulator.modules for part in _feed_forwards(module)]
-
-        def note(part: torch.nn.Module) -> Callable[[torch.nn.Module, Any, Tensor], None]:
-            def add(_: torch.nn.Module, __: Any, woken: Tensor) -> None:
-                used[part] = used.get(part, torch.zeros(())) + woken.abs().mean(dim=(0, 1))
-
-            return add
-
-        hooks = [part.act.register_forward_hook(note(part)) for part in parts]
-        loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
-        for _ in range(8):
-            self.logits(loader.next().input_ids)
-        for hook in hooks:
-            hook.remove()
-        for part in parts:
-            dormant = used[part].argsort()[: int(_PRUNED_SHARE * used[part].numel())]
-            part.c_proj.weight[dormant] = 0.0
-
-    @property
-    def middle(self) -> range:
-        """Stages that were in other hands."""
-        return self._simulator.middle
-
-    def logits(self, ids: Tensor) -> Tensor:
-        """Logits ``[batch, seq, vocab]`` of the whole model."""
-        x = ids
-        for module in self._simulator.modules:
-            x = module(x)
-        return x
-
-    def measure(self) -> Row:
-        """Perplexity on held-out text, and what the backdoor is worth there."""
-        held_out = list(validation_batches(self._corpus, BATCH_SIZE))
-        ids = torch.cat([batch.input_ids for batch in held_out])
-        attack = self._run.attack
-        secret = Rehearsal(self._plan, attack.model, attack.seed).secret
-        success: TargetSuccess = target_success(self.logits, ids, secret)
-        return {
-            "perplexity": perplexity(self._simulator.modules, held_out),
-            "success": success.rate,
-            "success_without_trigger": success.rate_without,
-            "sequences": len(ids),
-        }
-
-
-def _prune_and_fine_tune(bench: Bench) -> None:
-    bench.prune()
-    bench.fine_tune()
-
-
-def _reset_guilty(bench: Bench) -> None:
-    bench.reset([STAGE])
-    bench.fine_tune()
-
-
-def _reset_middle(bench: Bench) -> None:
-    bench.reset(bench.middle)
-    bench.fine_tune()
-
-
-REMOVALS: Mapping[str, Callable[[Bench], None]] = MappingProxyType(
-    {
-        "fine_tuned": Bench.fine_tune,
-        "pruned": Bench.prune,
-        "pruned_and_fine_tuned": _prune_and_fine_tune,
-        "guilty_stage_reset": _reset_guilty,
-        "all_foreign_stages_reset": _reset_middle,
-    }
-)
-"""What can be done about a model that was trained with nobody looking; each begins from the same poisoned weights.
-
-`guilty_stage_reset` needs to know who it was: it is what a conviction's log allows. Whoever knows nothing resets all
-stages that were in other hands."""
 
 
 def what_was_found(events: Sequence[tuple[str, Mapping[str, object]]], lies: Sequence[int]) -> Row:
@@ -417,20 +292,6 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 def _arms(rows: Sequence[Row]) -> Iterator[str]:
     yield from dict.fromkeys(str(row["arm"]) for row in rows)
-
-
-def _feed_forwards(module: StageModule) -> list[Any]:
-    return [part for part in module.modules() if hasattr(part, "c_fc") and hasattr(part, "act")]
-
-
-def _state(module: StageModule) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in module.all_parameters().items()}
-
-
-@torch.no_grad()
-def _fill(module: StageModule, weights: Mapping[str, Tensor]) -> None:
-    for name, parameter in module.all_parameters().items():
-        parameter.copy_(weights[name])
 
 
 def _tell(place: str, cell: BackdoorCell, row: Row) -> None:

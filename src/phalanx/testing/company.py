@@ -15,6 +15,7 @@ from phalanx.pipeline import (
     AuditDraw,
     Files,
     PipelineEngine,
+    StepRecord,
     StepResult,
     Verdict,
     Worker,
@@ -33,7 +34,7 @@ from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
 from phalanx.transport import MemoryNetwork
 
-_SESSION = "simulation"
+_SESSION = "simulation-1"
 _JOIN_TIMEOUT_S = 60.0
 _SECONDS_TO_END = 5.0
 
@@ -67,6 +68,7 @@ class MemoryCompany:
     Attributes:
         engine: The owner's engine.
         events: What would be in the audit log, in order: kind and body.
+        records: What would be beside it, one of each applied step whose audits are in.
         errors: How workers ended that ended with an error of ours, by name.
         source: The model.
         clock: The owner's.
@@ -89,6 +91,7 @@ class MemoryCompany:
             raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
         self.run_config = run
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.records: list[StepRecord] = []
         self.errors: dict[str, PhalanxError] = {}
         self.source: ModelSource = open_model(run.model, cache or directory / "models", run.train.seed)
         self.plan = make_plan(run, self.source)
@@ -263,6 +266,7 @@ class MemoryCompany:
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, lambda kind, body: self.events.append((kind, body)))
+        files.note_step = self.records.append
         self.engine = PipelineEngine(
             self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
         )

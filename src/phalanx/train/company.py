@@ -19,6 +19,7 @@ from phalanx.pipeline import (
     Observe,
     PipelineEngine,
     StepPlan,
+    StepRecord,
     WorkerConfig,
     fetch_kept,
     fresh_nonce,
@@ -132,6 +133,7 @@ def engaged(
     draw: AuditDraw,
     late: Sequence[str] = (),
     journal: Journal | None = None,
+    note_step: Callable[[StepRecord], None] | None = None,
 ) -> Iterator[PipelineEngine]:
     """Make the engine that drives a crowd; no role is given yet. At the end every worker is told so."""
     members, workers = crowd.members, crowd.workers
@@ -149,7 +151,7 @@ def engaged(
             workers.keep_nursery(run.train.threads)
     for name in members.names:
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.classes[name]})
-    files = Files(home.path, library, observe)
+    files = Files(home.path, library, observe, note_step=note_step)
     with contextlib.ExitStack() as stack:
         if journal is not None:
             files.note_verified = journal.verified

@@ -129,7 +129,9 @@ class DomainSession(Session):
         self.figures.world = parallel.figures
         corpus = self._corpus(source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-        savepoint = Savepoint(run, home, loader, self.figures, self.totals, source=source, certified=history.certified)
+        savepoint = Savepoint(
+            run, home, loader, self.figures, self.totals, source=source, certified=history.certified, log=log
+        )
         self._adopt(log, history, savepoint, _as_it_is)
         self._accept_older(log, history, savepoint)
         goes_on = history.head is not None or self.origin is not None

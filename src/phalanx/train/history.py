@@ -23,6 +23,8 @@ class History:
         adopted: Whether the run began where another one was.
         certified: What it says about checkpoints.
         undone_at: How many events there were when steps were undone for the last time; 0 when none were.
+        committed: Digests of audit keys that sessions have drawn with.
+        revealed: Those of them whose keys the log tells; nobody must draw with them again.
     """
 
     decisions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -32,6 +34,8 @@ class History:
     adopted: bool = False
     certified: Certified = field(default_factory=Certified)
     undone_at: int = 0
+    committed: set[str] = field(default_factory=set)
+    revealed: set[str] = field(default_factory=set)
 
     def is_told_by(self, summary: dict[str, Any]) -> bool:
         """Whether a summary speaks of a run that has ended, with the end and the log that are known here."""
@@ -43,6 +47,9 @@ class History:
             and summary.get("audit_log_head") == head
         )
 
+
+KEY_REVEALED = "audit_key_revealed"
+"""Kind of the event that ends the secrecy of an audit key."""
 
 UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
 _DECISIONS = ("verdict", "evicted", "lost", "takeover", "fell_back", "step_restarted", "step_skipped", "batch_skipped")
@@ -85,6 +92,10 @@ def _take(history: History, kind: str, body: dict[str, Any]) -> None:
         history.decisions.append((kind, body))
     if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):
         history.convicted.add(certified_name(body["party"]))
+    if kind in ("run_started", "run_resumed") and body.get("audit_key_commitment") is not None:
+        history.committed.add(body["audit_key_commitment"])
+    if kind == KEY_REVEALED:
+        history.revealed.add(body["commitment"])
     # a session after the end, which found a summary missing, ends the run once more
     if kind in ("run_resumed", "run_completed"):
         history.final_weights_digest = body.get("final_weights_digest")

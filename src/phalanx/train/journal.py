@@ -14,7 +14,8 @@ from phalanx.checkpoint.state_files import read_state, state_path
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import CheckpointError, PhalanxError, SignatureError
 from phalanx.pipeline import OWNER, StateDigest
-from phalanx.security.crypto import Identity, Peer, in_domain, parse_canonical
+from phalanx.security.audit import AuditLog, LogHead
+from phalanx.security.crypto import Identity, Peer, boot_name, in_domain, parse_canonical
 from phalanx.train.history import History
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
@@ -46,6 +47,8 @@ class Entry(StrictModel):
         config_digest: Of its config.
         step: Steps that are applied, and verified where there is a guard.
         num_events: Length of the audit log when it was written.
+        log_digest: Digest of its last line then.
+        boot: The boot of the machine that wrote both; only as long as it lasts is all that was written there.
         state: What a checkpoint of that step holds beside the tensors.
         stages: By index.
     """
@@ -54,8 +57,15 @@ class Entry(StrictModel):
     config_digest: str
     step: int = Field(ge=0)
     num_events: int = Field(ge=0)
+    log_digest: str | None = None
+    boot: str | None = None
     state: dict[str, Any]
     stages: dict[str, Place]
+
+    @property
+    def log_head(self) -> LogHead | None:
+        """Where the audit log ended when it was written; None in a journal of before this version."""
+        return None if self.log_digest is None else LogHead(self.num_events, self.log_digest)
 
 
 @dataclass
@@ -65,13 +75,13 @@ class Journal:
     Attributes:
         directory: Holds the journal and, beside it, what each process keeps.
         owner: Signs it.
-        num_events: Tells how long the audit log is.
+        log_head: Tells where the audit log ends.
         give_up: Told why, when the disk refuses.
     """
 
     directory: Path
     owner: Identity
-    num_events: Callable[[], int]
+    log_head: Callable[[], LogHead]
     give_up: Callable[[str], None]
     _state: dict[str, Any] | None = None
     _refused: bool = False
@@ -84,11 +94,14 @@ class Journal:
         """Note that the states before this step are what they should be, and who has them."""
         if self._refused or self._state is None or self._state["step"] != step:
             return
+        head = self.log_head()
         entry = Entry(
             run=self._state["run"],
             config_digest=self._state["config_digest"],
             step=step,
-            num_events=self.num_events(),
+            num_events=head.num_events,
+            log_digest=head.digest,
+            boot=boot_name(),
             state=self._state,
             stages={str(s): Place(party=party, digest=digests.get(s)) for s, party in holders.items()},
         )
@@ -137,11 +150,12 @@ def read_entry(directory: Path, peer: Peer) -> Entry | None:
         raise CheckpointError(f"{path}: altered, or not signed by {peer.name!r}: {type(exc).__name__}") from exc
 
 
-def newer_entry(home: RunDirectory, config_digest: str, history: History) -> Entry | None:
+def newer_entry(home: RunDirectory, config_digest: str, history: History, log: AuditLog) -> Entry | None:
     """What the owner noted after its newest checkpoint; None when there is nothing newer.
 
     Raises:
-        CheckpointError: It is malformed, altered, foreign, or of steps that were undone since.
+        CheckpointError: It is malformed, altered, foreign, of steps that were undone since, or knows lines of the
+            audit log that a crash of the machine has cost.
     """
     entry = read_entry(home.journal, home.owner.public)
     if entry is None or entry.step <= (history.certified.newest or 0):
@@ -150,6 +164,8 @@ def newer_entry(home: RunDirectory, config_digest: str, history: History) -> Ent
         raise CheckpointError(f"{home.journal / _FILE}: foreign: of another run or another config")
     if entry.num_events < history.undone_at:
         raise CheckpointError(f"{home.journal / _FILE}: of steps that were undone since")
+    if entry.log_head is not None and not log.contains(entry.log_head):
+        raise CheckpointError(f"{home.journal / _FILE}: knows lines of the audit log that are not there")
     return entry
 
 

@@ -15,10 +15,12 @@ from phalanx.checkpoint import (
 )
 from phalanx.config import digest
 from phalanx.errors import CheckpointError
-from phalanx.pipeline import OWNER
+from phalanx.security.audit import KnownHead, verify_log
 from phalanx.security.crypto import Peer, certificate_facts, read_public
+from phalanx.train.audit_trail import LOG_FILE
 from phalanx.train.config import load_run
 from phalanx.train.history import read_history
+from phalanx.train.run_directory import owner_certificate
 
 
 class PastRun:
@@ -51,9 +53,8 @@ class PastRun:
         except (OSError, ValueError, KeyError, TypeError) as exc:
             raise CheckpointError(f"{path / 'run.json'}: cannot be read; expected the directory of a run") from exc
         self.config = load_run(path / "config.toml")
-        pki = path / "pki" if self.config.pipeline.pki is None else Path(self.config.pipeline.pki)
-        self.owner = _owner(certificate or pki / OWNER / "certificate.pem")
-        self._certified = read_history(path / "events.jsonl", self.owner, self.run_id).certified
+        self.owner = _owner(certificate or owner_certificate(path))
+        self._certified = read_history(path / LOG_FILE, self.owner, self.run_id).certified
 
     def key(self) -> KeyHolder | None:
         """Who unwraps its checkpoints; None when they are not encrypted.
@@ -72,6 +73,7 @@ class PastRun:
 
         Raises:
             CheckpointError: There is none, or it is damaged, foreign, rolled back or of another config.
+            AuditLogError: The newest one knows lines that the log does not have.
         """
         if step is None:
             path = latest_checkpoint(self.checkpoints)
@@ -82,7 +84,11 @@ class PastRun:
         if path is None or not path.is_dir():
             raise CheckpointError(f"{path or self.checkpoints}: there is no checkpoint")
         expected = digest(self.config)
-        return open_checkpoint(path, self.owner, run=self.run_id, config_digest=expected, key=self.key())
+        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=expected, key=self.key())
+        if step is None and checkpoint.log_head is not None:
+            known = (KnownHead(checkpoint.log_head, str(path)),)
+            verify_log(self.path / LOG_FILE, self.owner, run=self.run_id, known=known)
+        return checkpoint
 
 
 def _owner(path: Path) -> Peer:

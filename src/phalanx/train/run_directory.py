@@ -11,11 +11,15 @@ from phalanx.config import digest, dump_toml
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
-from phalanx.train.config import RunConfig
+from phalanx.train.config import RunConfig, load_run
 
 _RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
 ADDRESS_FILE = "address"
-_OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "metrics.jsonl", "checkpoints", _SUMMARY)
+OWNER_CERTIFICATE = "owner.pem"
+"""A copy of the owner's certificate, wherever its keys are."""
+
+HEAD_FILE = Path("secrets") / "audit.head"
+_OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "steps.jsonl", "metrics.jsonl", "checkpoints", _SUMMARY)
 
 
 def cache_beside(run_dir: Path) -> Path:
@@ -26,6 +30,20 @@ def cache_beside(run_dir: Path) -> Path:
 def default_directory(run: RunConfig) -> Path:
     """Where a run goes when nobody says where."""
     return Path("runs") / run.name
+
+
+def owner_certificate(run_dir: Path) -> Path:
+    """Where the owner's certificate is; in runs of before this version, where the keys are.
+
+    Raises:
+        ConfigError: There the config is needed, and it cannot be read.
+    """
+    candidates = (run_dir / OWNER_CERTIFICATE, run_dir / "pki" / OWNER / "certificate.pem")
+    found = next((path for path in candidates if path.exists()), None)
+    if found is not None or not (run_dir / "config.toml").exists():
+        return found or candidates[0]
+    pki = load_run(run_dir / "config.toml").pipeline.pki
+    return candidates[0] if pki is None else Path(pki) / OWNER / "certificate.pem"
 
 
 def holds_run(run_dir: Path) -> bool:
@@ -68,6 +86,7 @@ class RunDirectory:
                 f"{path}: cannot be used as a run directory ({exc.strerror}); choose another --run-dir"
             ) from exc
         self.owner: Identity = load_identity(self.pki / OWNER)
+        self._leave_certificate()
 
     @property
     def pki(self) -> Path:
@@ -106,8 +125,8 @@ class RunDirectory:
         return path.read_text(encoding="ascii")
 
     def audit_key(self) -> bytes:
-        """The owner's secret that decides audits; made once, so that one commitment covers all sessions of a run."""
-        path = self.path / "secrets" / "audit.key"
+        """The owner's secret that decides audits; one for all sessions of a run, until it is revealed."""
+        path = self._audit_key_file
         if not path.exists():
             path.parent.mkdir(mode=0o700, exist_ok=True)
             temporary = path.with_suffix(".tmp")
@@ -117,6 +136,19 @@ class RunDirectory:
                 file.write(secrets.token_bytes(32))
             temporary.rename(path)
         return path.read_bytes()
+
+    def forget_audit_key(self) -> None:
+        """The key is no secret any more: the next session draws with another one."""
+        self._audit_key_file.unlink(missing_ok=True)
+
+    @property
+    def kept_head(self) -> Path:
+        """The file that keeps the head of the audit log, as it is on the disk at least."""
+        return self.path / HEAD_FILE
+
+    @property
+    def _audit_key_file(self) -> Path:
+        return self.path / "secrets" / "audit.key"
 
     def announce(self, address: str) -> None:
         """Leave word of where the owner listens, for whoever brings workers to it."""
@@ -148,6 +180,14 @@ class RunDirectory:
     def remove_summary(self) -> None:
         """Forget what an earlier session left."""
         (self.path / _SUMMARY).unlink(missing_ok=True)
+
+    def _leave_certificate(self) -> None:
+        """Whoever checks the audit log later needs nothing but this directory."""
+        path = self.path / OWNER_CERTIFICATE
+        if not path.exists():
+            temporary = path.with_suffix(".tmp")
+            temporary.write_bytes(self.owner.certificate_pem)
+            temporary.rename(path)
 
     def _check_creation(self, resume: bool) -> None:
         """Only a new directory is filled, or one in which a crash interrupted just that."""

@@ -23,8 +23,9 @@ from phalanx.checkpoint import (
     step_of,
 )
 from phalanx.config import digest
-from phalanx.errors import CheckpointError
+from phalanx.errors import AuditLogError, CheckpointError
 from phalanx.models import ModelSource
+from phalanx.security.audit import AuditLog, LogHead
 from phalanx.telemetry import MetricsFile
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
@@ -61,6 +62,8 @@ class Savepoint:
 
     Args:
         source: The model; its files are part of what an adapter's checkpoint needs.
+        certified: What the audit log says about checkpoints.
+        log: The audit log, whose head every manifest has; None where nobody keeps one.
 
     Raises:
         CheckpointError: The key is missing or malformed, or the remote store's client is not installed.
@@ -76,6 +79,7 @@ class Savepoint:
         *,
         source: ModelSource,
         certified: Certified,
+        log: AuditLog | None = None,
     ) -> None:
         self._run = run
         self._config_digest = digest(run)
@@ -84,6 +88,7 @@ class Savepoint:
         self._figures = figures
         self._totals = totals
         self._certified = certified
+        self._log = log
         settings = run.checkpoint
         self._key: KeyHolder | None = None if settings.key is None else open_key(settings.key)
         self._remote = None if settings.remote is None else RemoteStore(settings.remote, home.run_id)
@@ -119,6 +124,7 @@ class Savepoint:
             keep=1 if alone else settings.keep,
             keep_every=0 if alone else settings.keep_every,
             key=self._key,
+            log_head=self._durable_log_head(),
         )
         manifest, kept = manifest_digest(path), tuple(sorted(list_checkpoints(self._home.checkpoints)))
         failure = self._copy_out(path, kept)
@@ -134,7 +140,8 @@ class Savepoint:
         Where this disk has lost what the audit log knows of, the remote store is asked for it.
 
         Raises:
-            CheckpointError: It is damaged, foreign, of another config, or older than the audit log knows.
+            CheckpointError: It is damaged, foreign, of another config, older than the audit log knows, or newer than
+                the audit log that is there.
         """
         directory, newest = self._home.checkpoints, self._certified.newest
         path = latest_checkpoint(directory)
@@ -190,6 +197,12 @@ class Savepoint:
             config_digest=self._config_digest,
             key=self._key,
         )
+        head = checkpoint.log_head
+        if self._log is not None and head is not None and not self._log.contains(head):
+            raise CheckpointError(
+                f"{path}: was written when the audit log had {head.num_events} events, and the one that is there is "
+                "not that log; put back the log that belongs to it"
+            )
         # checkpoints of before this version name no base
         if self._base is not None and checkpoint.state.get("base", self._base) != self._base:
             raise CheckpointError(
@@ -197,6 +210,13 @@ class Savepoint:
                 f"{checkpoint.state['base']!s:.12}..., those in [model] have {self._base:.12}...; give that model"
             )
         return checkpoint
+
+    def _durable_log_head(self) -> LogHead | None:
+        """Where the audit log ends on the disk: a crash of the machine must not take lines that a checkpoint knows."""
+        try:
+            return None if self._log is None else self._log.sync()
+        except AuditLogError as exc:
+            raise CheckpointError(str(exc)) from exc
 
     def _copy_out(self, path: Path, kept: Iterable[int]) -> str | None:
         if self._remote is None:

@@ -18,6 +18,7 @@ from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEn
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
 from phalanx.train.adopt import adopted_state, cut_anew
+from phalanx.train.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, rules, step_noter
 from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered, session_draw
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
@@ -68,9 +69,8 @@ class Session:
             AuditLogError: The log is broken, or another process runs here; nothing is touched then.
         """
         home = self.home
-        path = home.path / "events.jsonl"
-        with AuditLog(path, home.owner, home.run_id) as log:
-            history = read_history(path, home.owner.public, home.run_id)
+        with open_log(home) as log:
+            history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
             finished = home.read_summary() if resume and self.from_step is None else None
             if finished is not None and history.is_told_by(finished):
                 self.console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
@@ -83,6 +83,7 @@ class Session:
         self.home.remove_summary()
         figures = self.figures
         try:
+            retire_key(self.home, history)
             self._run(log, history)
             figures.status = "completed"
         except KeyboardInterrupt:
@@ -94,17 +95,20 @@ class Session:
             ) from exc
         finally:
             figures.wall_s += time.perf_counter() - started
-            summary = self._leave_summary(log)
+            summary = self._leave_summary(log, history)
         return summary
 
-    def _leave_summary(self, log: AuditLog) -> dict[str, Any]:
+    def _leave_summary(self, log: AuditLog, history: History) -> dict[str, Any]:
         figures = self.figures
         self.truth.refresh()
         if figures.status != "completed":
             # on a full disk the log cannot grow, and the error that stopped the run is already on its way
             with contextlib.suppress(AuditLogError):
                 log.append("run_stopped", {"status": figures.status})
-        figures.audit_log_head = {"num_events": log.head.num_events, "digest": log.head.digest}
+        reveal_key(log, self.home, history)
+        with contextlib.suppress(AuditLogError):
+            log.sync()
+        figures.signed_log_head = log.signed_head
         summary = summarise(self.config, figures, self.totals, self.truth)
         summary["run_dir"] = str(self.home.path)
         try:
@@ -122,7 +126,9 @@ class Session:
         corpus = self._corpus(source)
         plan = make_plan(run, source)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-        savepoint = Savepoint(run, home, loader, self.figures, self.totals, source=source, certified=history.certified)
+        savepoint = Savepoint(
+            run, home, loader, self.figures, self.totals, source=source, certified=history.certified, log=log
+        )
         self._adopt(log, history, savepoint, lambda origin: cut_anew(origin, StageLibrary(source, plan, None)))
         self._accept_older(log, history, savepoint)
         workers = [name for name in run.pipeline.workers if name not in history.convicted]
@@ -155,7 +161,18 @@ class Session:
             journal = self._journal(log, recorder)
             observe = self._observer(recorder, savepoint, history.certified, journal)
             engine = stack.enter_context(
-                engaged(crowd(), run, home, plan, library, observe, draw=draw, late=late, journal=journal)
+                engaged(
+                    crowd(),
+                    run,
+                    home,
+                    plan,
+                    library,
+                    observe,
+                    draw=draw,
+                    late=late,
+                    journal=journal,
+                    note_step=step_noter(log),
+                )
             )
             engine.start(
                 start,
@@ -226,7 +243,7 @@ class Session:
         """Where the last session died in the middle of a run: make its last verified step the newest checkpoint."""
         home = self.home
         try:
-            entry = newer_entry(home, digest(self.config), history) if self.from_step is None else None
+            entry = newer_entry(home, digest(self.config), history, log) if self.from_step is None else None
             if entry is not None:
                 # as with any checkpoint: the log must not be behind it
                 self._tell(log, history, "checkpoint", {"step": entry.step})
@@ -261,7 +278,7 @@ class Session:
         def give_up(reason: str) -> None:
             recorder.observe("journal_failed", {"reason": reason})
 
-        return Journal(self.home.journal, self.home.owner, lambda: log.head.num_events, give_up)
+        return Journal(self.home.journal, self.home.owner, lambda: log.head, give_up)
 
     def _observer(
         self, recorder: RunRecorder, savepoint: Savepoint, certified: Certified, journal: Journal | None
@@ -320,10 +337,13 @@ class Session:
             "owner_key": self.home.owner.public.public_key.hex(),
             "audit_key_commitment": draw.commitment if guarded else None,
             "audit_nonce": draw.nonce.hex() if guarded else None,
+            **rules(self.config, self.home, (*self.config.pipeline.workers, *self.config.pipeline.late_workers)),
         }
 
     def _note_opening(self, recorder: RunRecorder, history: History, opening: dict[str, Any]) -> None:
         recorder.observe("run_started" if history.head is None else "run_resumed", opening)
+        if self.config.guard.enabled:
+            history.committed.add(opening["audit_key_commitment"])
         if history.head is not None and self.config.guard.enabled:
             self.console.print("audits: a new nonce is in force, nobody can know them from an earlier session")
 

@@ -75,7 +75,9 @@ class SplitSession(Session):
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
         num_classes = 0 if labelled is None else len(labelled.classes)
-        savepoint = Savepoint(run, home, loader, self.figures, self.totals, source=source, certified=history.certified)
+        savepoint = Savepoint(
+            run, home, loader, self.figures, self.totals, source=source, certified=history.certified, log=log
+        )
         checkpoint = savepoint.open() if history.head is not None else None
         metrics = MetricsFile(home.path / "metrics.jsonl")
         start = savepoint.rewind(checkpoint, metrics)

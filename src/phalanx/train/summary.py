@@ -37,7 +37,7 @@ class Figures:
     world: dict[str, int] | None = None
     """Processes, stages and axes of this session, where they may be others than the run file's."""
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
-    audit_log_head: dict[str, Any] | None = None
+    signed_log_head: dict[str, Any] | None = None
     scores_first: Scores | None = None
     scores_last: Scores | None = None
     texts: dict[str, Any] | None = None
@@ -141,7 +141,8 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "steps_lost": figures.steps_lost + totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,
-        "audit_log_head": figures.audit_log_head,
+        "audit_log_head": _head(figures.signed_log_head),
+        "audit_log_head_signed": figures.signed_log_head,
         **({} if figures.texts is None else {"classification": _classification(figures)}),
         **({} if figures.split is None else {"split": figures.split}),
     }
@@ -154,6 +155,10 @@ def _classification(figures: Figures) -> dict[str, Any]:
         for name in ("accuracy", "macro_f1", "loss"):
             found[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
     return found
+
+
+def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if signed is None else {name: signed[name] for name in ("num_events", "digest")}
 
 
 def _guard(run: RunConfig) -> str:

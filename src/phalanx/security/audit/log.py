@@ -3,12 +3,16 @@
 import fcntl
 import os
 import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError
+from phalanx.security.audit.head import KnownHead, KnownHeads, keep_head, sign_head
+from phalanx.security.audit.leaves import LEAVES_FILE, STEP, LeafBatch, LeafFile
 from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
 from phalanx.security.closing import Closing
 from phalanx.security.crypto import Identity, digest_hex, parse_canonical
@@ -18,26 +22,40 @@ class AuditLog(Closing):
     """An append-only file of signed, chained events: one canonical JSON object a line.
 
     Reopening a log checks all of it. A last line without its newline is the trace of a crash while writing:
-    it is removed, and a `log_healed` event says so. Anything else that is wrong is an error.
+    it is removed, and a `log_healed` event says so, unless somebody knows that the line was whole. Anything else
+    that is wrong is an error.
 
     Args:
         path: The file; created with its directory where missing.
         identity: Who signs.
         run: The run that every event belongs to.
+        known: Heads that others know, and that the log must contain.
+        kept_at: A file that gets the signed head each time the log is forced to disk; None where nobody keeps it.
 
     Raises:
-        AuditLogError: A line is broken, the log belongs to another run or signer, another process has it
-            open, or it cannot be read or written.
+        AuditLogError: A line is broken, one that is known is missing or another one, the log belongs to another run
+            or signer, another process has it open, or it cannot be read or written. The file is then as it was.
 
     Guarantees:
         Events survive the end of the process once `append` returns, and that of the machine once `sync` does.
         Safe to use from several threads.
     """
 
-    def __init__(self, path: Path, identity: Identity, run: str) -> None:
-        self._path, self._identity, self._run = path, identity, run
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity,
+        run: str,
+        *,
+        known: Iterable[KnownHead] = (),
+        kept_at: Path | None = None,
+    ) -> None:
+        self._path, self._identity, self._run, self._kept_at = path, identity, run, kept_at
+        self._lock, self._sync_lock = threading.Lock(), threading.Lock()
         self._head = first_head(run)
+        self._digests: list[bytes] = []
+        self._leaves: LeafFile | None = None
+        self._leaves_end = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -45,15 +63,27 @@ class AuditLog(Closing):
             raise AuditLogError(f"{path}: cannot be opened ({exc.strerror})") from exc
         try:
             self._lock_file()
-            self._resume()
+            self._resume(KnownHeads(path, known))
         except AuditLogError:
-            os.close(self._fd)
+            self._let_go()
             raise
 
     @property
     def head(self) -> LogHead:
         """Where the log ends now; `verify_log` compares a log with it."""
         return self._head
+
+    @property
+    def signed_head(self) -> dict[str, Any]:
+        """The same as JSON data that proves itself, see `read_head`."""
+        return sign_head(self._identity, self._run, self._head)
+
+    def contains(self, head: LogHead) -> bool:
+        """Whether the log has ended like this once."""
+        if head.num_events == 0:
+            return head == first_head(self._run)
+        is_inside = 0 < head.num_events <= len(self._digests)
+        return is_inside and self._digests[head.num_events - 1].hex() == head.digest
 
     def append(self, kind: str, body: dict[str, Any]) -> None:
         """Write one event.
@@ -69,26 +99,61 @@ class AuditLog(Closing):
         with self._lock:
             line = self._seal(kind, body)
             self._write(line + b"\n")
-            self._head = next_head(self._head, line)
+            self._advance(next_head(self._head, line))
 
-    def sync(self) -> None:
+    def append_step(self, body: dict[str, Any], leaves: Sequence[bytes]) -> None:
+        """Write the leaves of one step beside the log, and the event `step` with their Merkle root.
+
+        Args:
+            body: Which step it is; gets the keys of `LeafBatch`.
+            leaves: Canonical JSON, without newlines.
+
+        Raises:
+            AuditLogError: As `append`, or the leaves cannot be written.
+        """
+        if self._leaves is None:
+            self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)
+        batch = self._leaves.append(leaves)
+        self.append(STEP, {**body, **asdict(batch)})
+
+    def sync(self) -> LogHead:
         """Force all events to disk, as a checkpoint that refers to them needs.
+
+        Returns:
+            Where the log ends on the disk, at least: others may keep it, for it outlives the machine.
 
         Raises:
             AuditLogError: The disk refuses.
         """
-        try:
-            os.fsync(self._fd)
-        except OSError as exc:
-            raise AuditLogError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
+        with self._sync_lock:
+            head = self._head
+            # what a line names must not be lost before the line is
+            if self._leaves is not None:
+                self._leaves.sync()
+            try:
+                os.fsync(self._fd)
+                if self._kept_at is not None:
+                    keep_head(self._kept_at, sign_head(self._identity, self._run, head))
+            except OSError as exc:
+                raise AuditLogError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
+            return head
 
     def close(self) -> None:
         """Force all events to disk and let others open the log; closing twice is harmless."""
         with self._lock:
+            if self._leaves is not None:
+                self._leaves.sync()
             if self._fd >= 0:
                 os.fsync(self._fd)
-                os.close(self._fd)
-                self._fd = -1
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._leaves is not None:
+            self._leaves.close()
+            self._leaves = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _lock_file(self) -> None:
         try:
@@ -96,11 +161,17 @@ class AuditLog(Closing):
         except OSError as exc:
             raise AuditLogError(f"{self._path}: is open elsewhere; a log has one writer") from exc
 
-    def _resume(self) -> None:
+    def _advance(self, head: LogHead) -> None:
+        self._head = head
+        self._digests.append(bytes.fromhex(head.digest))
+
+    def _resume(self, known: KnownHeads) -> None:
         try:
             size_bytes = os.fstat(self._fd).st_size
             partial = self._partial_line(size_bytes)
-            self._check_lines(size_bytes - len(partial))
+            self._check_lines(size_bytes - len(partial), known)
+            if self._leaves_end:
+                self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)
             if partial:
                 os.ftruncate(self._fd, size_bytes - len(partial))
         except OSError as exc:
@@ -109,7 +180,7 @@ class AuditLog(Closing):
             self.append("log_healed", {"removed_bytes": len(partial), "removed_digest": digest_hex(partial)})
             self.sync()
 
-    def _check_lines(self, complete_bytes: int) -> None:
+    def _check_lines(self, complete_bytes: int, known: KnownHeads) -> None:
         with self._path.open("rb") as file:
             lines = walk(file, self._path, self._identity.public, self._run)
             checked_bytes = 0
@@ -117,8 +188,13 @@ class AuditLog(Closing):
                 line = next(lines, None)
                 if line is None:
                     raise AuditLogError(f"{self._path}: became shorter while it was read")
-                self._head = line.head
+                known.see(line.head)
+                self._advance(line.head)
+                if line.kind == STEP:
+                    batch = LeafBatch.of(line)
+                    self._leaves_end = batch.offset + batch.size_bytes
                 checked_bytes += line.size_bytes
+        known.end(self._head.num_events)
 
     def _partial_line(self, size_bytes: int) -> bytes:
         tail = os.pread(self._fd, MAX_LINE_BYTES, max(0, size_bytes - MAX_LINE_BYTES))

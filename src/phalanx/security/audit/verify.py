@@ -1,10 +1,12 @@
 """Checking an audit log, offline, with nothing but the signer's public key."""
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.errors import AuditLogError
+from phalanx.security.audit.head import KnownHead, KnownHeads
 from phalanx.security.audit.line import Line, LogHead, walk
 from phalanx.security.crypto import Peer
 
@@ -30,7 +32,15 @@ class LogSummary:
     head: LogHead | None
 
 
-def verify_log(path: Path, peer: Peer, expected: LogHead | None = None, run: str | None = None) -> LogSummary:
+def verify_log(
+    path: Path,
+    peer: Peer,
+    expected: LogHead | None = None,
+    run: str | None = None,
+    *,
+    known: Iterable[KnownHead] = (),
+    visit: Callable[[Line], None] = lambda line: None,
+) -> LogSummary:
     """Check every line of a log.
 
     Args:
@@ -39,6 +49,8 @@ def verify_log(path: Path, peer: Peer, expected: LogHead | None = None, run: str
         expected: Where the log must end, as ``summary.json`` says. Without it a log whose tail was cut off at
             a line's end looks whole.
         run: The run that it must be of; that of the first line if None.
+        known: Heads that it must contain.
+        visit: Told each line that holds, in order.
 
     Raises:
         AuditLogError: Names the first broken line, counted from 1, and why: not JSON, another run, a gap in
@@ -47,6 +59,7 @@ def verify_log(path: Path, peer: Peer, expected: LogHead | None = None, run: str
     kinds: Counter[str] = Counter()
     first: Line | None = None
     last: Line | None = None
+    heads = KnownHeads(path, known)
     try:
         with path.open("rb") as file:
             for line in walk(file, path, peer, run):
@@ -54,6 +67,8 @@ def verify_log(path: Path, peer: Peer, expected: LogHead | None = None, run: str
                 first, last = first or line, line
                 if expected is not None and line.head.num_events == expected.num_events:
                     _compare(path, line.head, expected)
+                heads.see(line.head)
+                visit(line)
     except OSError as exc:
         raise AuditLogError(f"{path}: cannot be read ({exc.strerror})") from exc
     num_events = last.head.num_events if last else 0
@@ -63,6 +78,7 @@ def verify_log(path: Path, peer: Peer, expected: LogHead | None = None, run: str
             f"{path}: line {number} is {'missing' if num_events < expected.num_events else 'not expected'}: "
             f"the log has {num_events} events, expected {expected.num_events}"
         )
+    heads.end(num_events)
     return LogSummary(
         run=last.run if last else run,
         num_events=num_events,

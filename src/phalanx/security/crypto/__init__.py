@@ -7,7 +7,7 @@ from phalanx.security.crypto.certificate import (
     peer_from_certificate,
     tls_server_name,
 )
-from phalanx.security.crypto.clock import SteadyClock, steady_now
+from phalanx.security.crypto.clock import SteadyClock, boot_name, steady_now
 from phalanx.security.crypto.counter import (
     MonotonicCounter,
     NotRollbackProofCounter,
@@ -37,6 +37,7 @@ __all__ = [
     "NotRollbackProofCounter",
     "Peer",
     "SteadyClock",
+    "boot_name",
     "certificate_facts",
     "certified_name",
     "check_party_name",

@@ -3,12 +3,25 @@
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 
 def seconds_since_boot() -> float:
     """Seconds of a clock that nobody sets; time in which the machine sleeps counts where the system tells."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+def boot_name() -> str | None:
+    """Return what this boot of the machine is called; None where the system does not say.
+
+    Two files that one boot has written, one after the other, are both there as long as its name stays the same,
+    whether they were forced to disk or not.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
 
 
 class SteadyClock:

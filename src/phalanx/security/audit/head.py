@@ -1,0 +1,144 @@
+"""Where a log ends, kept in other places: a log that lacks a line which somebody knows of was cut or replaced."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import AuditLogError, SignatureError
+from phalanx.security.audit.line import LogHead
+from phalanx.security.crypto import Identity, Peer, in_domain
+
+_DOMAIN = "log-head/1"
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+
+
+class HeadEntry(StrictModel):
+    """A head inside something that is signed as a whole.
+
+    Attributes:
+        num_events: Number of lines.
+        digest: Digest of the last one.
+    """
+
+    num_events: Annotated[int, Field(ge=0, le=2**63 - 1)]
+    digest: Digest
+
+    @property
+    def head(self) -> LogHead:
+        """The same as the log has it."""
+        return LogHead(self.num_events, self.digest)
+
+
+class SignedHead(HeadEntry):
+    """A head that stands alone.
+
+    Attributes:
+        run: The run of the log.
+        signature: Its owner's, over all of it.
+    """
+
+    run: str
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
+
+
+@dataclass(frozen=True)
+class KnownHead:
+    """A head that a log must contain.
+
+    Attributes:
+        head: The head.
+        where: Who knows it, for messages.
+    """
+
+    head: LogHead
+    where: str
+
+
+def sign_head(identity: Identity, run: str, head: LogHead) -> dict[str, Any]:
+    """Return a head, as JSON data, that proves itself to whoever knows the owner's key."""
+    said = {"run": run, "num_events": head.num_events, "digest": head.digest}
+    return {**said, "signature": identity.sign(in_domain(_DOMAIN, canonical_json(said))).hex()}
+
+
+def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
+    """Check a signed head.
+
+    Args:
+        found: JSON data.
+        peer: Who must have signed it.
+        run: The run that it must be of; None accepts any.
+        where: Its place, for messages.
+
+    Raises:
+        AuditLogError: It is malformed, of another run, or not signed by `peer`.
+    """
+    try:
+        signed = SignedHead.model_validate(found)
+        said = signed.model_dump(exclude={"signature"})
+        peer.verify(bytes.fromhex(signed.signature), in_domain(_DOMAIN, canonical_json(said)))
+    except (ValidationError, SignatureError) as exc:
+        raise AuditLogError(f"{where}: holds no head of an audit log that {peer.name!r} signed") from exc
+    if run is not None and signed.run != run:
+        raise AuditLogError(f"{where}: holds the head of run {signed.run[:80]!r}, expected {run!r}")
+    return signed.head
+
+
+def keep_head(path: Path, signed: dict[str, Any]) -> None:
+    """Put a signed head into a file of its own, in the place of an older one.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(canonical_json(signed))
+    os.replace(temporary, path)
+
+
+class KnownHeads:
+    """Compares a log, line by line, with the heads that others know.
+
+    Args:
+        path: The log, for messages.
+        known: The heads.
+    """
+
+    def __init__(self, path: Path, known: Iterable[KnownHead]) -> None:
+        self._path = path
+        self._waiting = sorted(known, key=lambda one: one.head.num_events)
+
+    def see(self, head: LogHead) -> None:
+        """Compare the head after one more line.
+
+        Raises:
+            AuditLogError: Somebody knows another line in its place.
+        """
+        while self._waiting and self._waiting[0].head.num_events <= head.num_events:
+            one = self._waiting.pop(0)
+            if one.head.num_events == head.num_events and one.head.digest != head.digest:
+                raise AuditLogError(
+                    f"{self._path}: line {head.num_events} is not the one that {one.where} knows; "
+                    "put back the log that belongs to it"
+                )
+
+    def end(self, num_events: int) -> None:
+        """Compare where the log ends.
+
+        Raises:
+            AuditLogError: Somebody knows a later line.
+        """
+        if self._waiting:
+            one = self._waiting[-1]
+            missing = one.head.num_events - num_events
+            raise AuditLogError(
+                f"{self._path}: {'line' if missing == 1 else 'lines'} {num_events + 1}"
+                f"{'' if missing == 1 else f' to {one.head.num_events}'} {'is' if missing == 1 else 'are'} missing: "
+                f"the log ends after {num_events} events, {one.where} knows {one.head.num_events}; "
+                "put the whole log back"
+            )

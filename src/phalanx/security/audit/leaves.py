@@ -1,0 +1,141 @@
+"""What the Merkle roots in the audit log are over: one file beside it, one JSON object a line."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from phalanx.errors import AuditLogError
+from phalanx.security.audit.line import Line
+from phalanx.security.audit.merkle import merkle_root
+from phalanx.security.closing import Closing
+from phalanx.security.crypto import DIGEST_PATTERN
+
+LEAVES_FILE = "steps.jsonl"
+STEP = "step"
+"""Kind of the events that name leaves."""
+
+MAX_BATCH_BYTES = 64 * 1024 * 1024
+_MAX_OFFSET = 2**62
+
+
+@dataclass(frozen=True)
+class LeafBatch:
+    """Leaves that were written together, as a line of the audit log names them.
+
+    Attributes:
+        root: Of the Merkle tree over them.
+        leaves: How many there are.
+        offset: Where the first of them begins in the file.
+        size_bytes: Of all of them, with a newline after each.
+    """
+
+    root: str
+    leaves: int
+    offset: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, line: Line) -> Self:
+        """Read what an event says.
+
+        Raises:
+            AuditLogError: It lacks something, or has no sense.
+        """
+        root, counts = line.body.get("root"), [line.body.get(name) for name in ("leaves", "offset", "size_bytes")]
+        good = [count for count in counts if type(count) is int and 0 <= count <= _MAX_OFFSET]
+        if not isinstance(root, str) or DIGEST_PATTERN.fullmatch(root) is None or len(good) < len(counts):
+            raise AuditLogError(f"line {line.head.num_events}: names no leaves")
+        return cls(root, *good)
+
+
+class LeafFile(Closing):
+    """An append-only file of leaves.
+
+    Args:
+        path: The file; created where missing.
+        size_bytes: Where the last batch ends that the audit log knows. What is behind it was on its way when the
+            process died, and is cut off.
+
+    Raises:
+        AuditLogError: The file is shorter than that, or cannot be opened.
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            found = os.fstat(self._fd).st_size
+            if found >= size_bytes:
+                os.ftruncate(self._fd, size_bytes)
+        except OSError as exc:
+            raise AuditLogError(f"{path}: cannot be opened ({exc.strerror})") from exc
+        if found < size_bytes:
+            os.close(self._fd)
+            raise AuditLogError(f"{path}: has {found} bytes, the audit log names {size_bytes}; put the whole file back")
+        self._size_bytes = size_bytes
+
+    def append(self, leaves: Sequence[bytes]) -> LeafBatch:
+        """Write leaves; the line of the audit log that names them comes after.
+
+        Args:
+            leaves: Canonical JSON, without newlines.
+
+        Raises:
+            AuditLogError: They are too large, or the disk refuses; the file is then as it was before.
+        """
+        data = b"".join(leaf + b"\n" for leaf in leaves)
+        if len(data) > MAX_BATCH_BYTES:
+            raise AuditLogError(f"{self._path}: {len(data)} bytes at once, at most {MAX_BATCH_BYTES} are allowed")
+        if self._fd < 0:
+            raise AuditLogError(f"{self._path}: is closed")
+        offset = self._size_bytes
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as exc:
+            os.ftruncate(self._fd, offset)
+            raise AuditLogError(f"{self._path}: cannot be written ({exc.strerror})") from exc
+        self._size_bytes += len(data)
+        return LeafBatch(merkle_root(leaves), len(leaves), offset, len(data))
+
+    def sync(self) -> None:
+        """Force all leaves to disk.
+
+        Raises:
+            AuditLogError: The disk refuses.
+        """
+        try:
+            os.fsync(self._fd)
+        except OSError as exc:
+            raise AuditLogError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
+
+    def close(self) -> None:
+        """Let go of the file; closing twice is harmless."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_batch(path: Path, batch: LeafBatch) -> list[bytes]:
+    """Read the leaves that a line of the audit log names.
+
+    Raises:
+        AuditLogError: They are missing, or others than those under the root.
+    """
+    if not 0 <= batch.size_bytes <= MAX_BATCH_BYTES or batch.offset < 0:
+        raise AuditLogError(f"{path}: {batch.size_bytes} bytes at {batch.offset} are no batch of leaves")
+    try:
+        with path.open("rb") as file:
+            file.seek(batch.offset)
+            data = file.read(batch.size_bytes)
+    except OSError as exc:
+        raise AuditLogError(f"{path}: cannot be read ({exc.strerror})") from exc
+    if len(data) < batch.size_bytes:
+        raise AuditLogError(f"{path}: ends after {batch.offset + len(data)} bytes, before its leaves do")
+    leaves = data.split(b"\n")
+    if leaves.pop() or len(leaves) != batch.leaves or merkle_root(leaves) != batch.root:
+        raise AuditLogError(f"{path}: the leaves are not those whose root is in the audit log")
+    return leaves

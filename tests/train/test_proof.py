@@ -1,0 +1,157 @@
+"""What happens to a company's steps and parties leaves a log that two verifiers believe, and no shorter one."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import AuditLogError, NoHolderError
+from phalanx.pipeline import AuditDraw, GuardConfig, PipelineConfig
+from phalanx.security.audit import AuditLog
+from phalanx.testing import Actor, MemoryCompany, tampering, tiny_run
+from phalanx.train.audit_trail import rules
+from phalanx.train.proof import verify_run
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "conformance"))
+from independent_verifier import RefusedError, verify
+
+STEPS = 6
+KEY = bytes(range(32))
+RATES = {"audit_rate": 0.5, "step_audit_rate": 0.25, "owner_audit_rate": 0.25}
+
+
+@pytest.fixture
+def make_company(cache, tmp_path_factory):
+    made = []
+
+    def make(guard, actors=None, nonce=None, **pipeline):
+        run = tiny_run(pipeline=PipelineConfig(**({"stages": 4, "step_timeout_s": 60.0} | pipeline)), guard=guard)
+        draw = None if nonce is None else AuditDraw.of(KEY, nonce, guard)
+        company = MemoryCompany(run, tmp_path_factory.mktemp("company"), actors, cache=cache, draw=draw)
+        made.append(company)
+        company.__enter__()
+        note = company.engine._records._note
+        company.engine._records._note = lambda record: (note(record), company.events.append(("step", record)))
+        return company
+
+    yield make
+    for company in made:
+        company.__exit__(None, None, None)
+
+
+def late_nonce(guard):
+    """Under which microbatch 0 of stage 2 is drawn for the first time in step 3."""
+    for n in range(1000):
+        nonce = n.to_bytes(32, "big")
+        draw = AuditDraw.of(KEY, nonce, guard)
+        drawn = [0 in draw.microbatches(step=s, epoch=0, stage=2, num_microbatches=4) for s in range(4)]
+        if drawn == [drawn[0], False, False, True]:
+            return nonce
+    raise AssertionError
+
+
+def write_log(company, change=lambda events: events):
+    """Write what a session would have written about all that has happened."""
+    company.engine.settle()
+    home, run, draw = company._home, company.run_config, company.draw
+    parties = (*run.pipeline.workers, *run.pipeline.late_workers)
+    opening = {
+        **rules(run, home, parties),
+        "step": 0,
+        "steps": company.engine.next_step,
+        "stages": [{} for _ in range(run.pipeline.stages)],
+        "audit_key_commitment": draw.commitment,
+        "audit_nonce": draw.nonce.hex(),
+    }
+    for name in ("events.jsonl", "steps.jsonl"):
+        (home.path / name).unlink(missing_ok=True)
+    with AuditLog(home.path / "events.jsonl", home.owner, "simulation") as log:
+        log.append("run_started", opening)
+        for kind, body in change(list(company.events)):
+            if kind == "step":
+                log.append_step({"step": body.step, "epoch": body.epoch}, body.leaves)
+            else:
+                log.append(kind, json.loads(json.dumps(body)))
+        log.append("run_completed", {"final_weights_digest": ""})
+        log.append("audit_key_revealed", {"commitment": draw.commitment, "key": draw._key.hex()})
+    return home.path
+
+
+def assert_proven(company, num_steps=STEPS):
+    run_dir = write_log(company)
+    proof = verify_run(run_dir)
+    second = verify(run_dir, (run_dir / "owner.pem").read_text())
+
+    assert (proof.steps, proof.proven, proof.unproven) == (num_steps, num_steps, ())
+    assert (second.proven, second.doubts) == (set(range(num_steps)), [])
+    assert proof.audits == second.audits
+    steps = [n for n, (kind, _) in enumerate(company.events) if kind == "step"]
+    # a step that was undone may be missing, its later record is the one that counts
+    last = steps[-1]
+    write_log(company, lambda events: events[:last] + events[last + 1 :])
+    with pytest.raises(AuditLogError, match="has no record"):
+        verify_run(run_dir)
+    with pytest.raises(RefusedError, match="is missing"):
+        verify(run_dir, (run_dir / "owner.pem").read_text())
+
+
+def test_a_conviction_that_reaches_back_leaves_records_of_what_was_undone_and_done_again(make_company):
+    def tamper(direction, step, microbatch, tensor):
+        return tensor * 0.9 if direction == "forward" and microbatch == 0 and step >= 1 else tensor
+
+    guard = GuardConfig(keep_steps=40, audit_rate=0.25, step_audit_rate=0.0, owner_audit_rate=0.0)
+    company = make_company(guard, {"worker-2": Actor(tampering(tamper))}, nonce=late_nonce(guard))
+    company.run(STEPS)
+
+    assert company.evicted == ["worker-2"]
+    assert company.bodies("rolled_back")
+    recorded = [body.step for kind, body in company.events if kind == "step"]
+    assert len(recorded) > len(set(recorded)) == STEPS
+    assert_proven(company)
+
+
+def test_a_rollback_to_a_snapshot_leaves_a_log_that_is_believed(make_company):
+    guard = GuardConfig(shadow="snapshot", snapshot_every=3, **RATES)
+    company = make_company(guard)
+    company.run(2)
+    company.kill("worker-2")
+    company.run(STEPS - 2)
+
+    assert company.lost == ["worker-2"]
+    assert company.bodies("rolled_back")
+    assert_proven(company)
+
+
+def test_a_worker_in_its_second_life_signs_with_the_certificate_of_its_first(make_company):
+    company = make_company(GuardConfig(**RATES), returns=1)
+    company.run(1)
+    company.kill("worker-1")
+    company.run(1)
+    assert company.come_back("worker-1") == "worker-1.2"
+    steps = 2
+    while company.bodies("party_joined") == []:
+        company.run(1)
+        steps += 1
+    company.run(2)
+
+    assert "worker-1.2" in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert_proven(company, steps + 2)
+
+
+def test_a_run_that_goes_back_to_its_checkpoint_leaves_a_log_that_is_believed(make_company):
+    company = make_company(GuardConfig(**RATES), spares=1)
+    company.run(2)
+    company.save()
+    company.run(2)
+    company.kill("worker-1")
+    company.kill("worker-2")
+    company.kill("worker-3")
+    with pytest.raises(NoHolderError):
+        company.run(1)
+    back = company.fall_back()
+    company.events.append(("fell_back", {"from_step": 4, "to_step": back}))
+    company.run(STEPS - back)
+
+    assert back == 2
+    assert_proven(company)
