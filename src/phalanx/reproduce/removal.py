@@ -144,10 +144,12 @@ def _feed_forwards(module: StageModule) -> list[Any]:
 
 
 def state_of(module: StageModule) -> dict[str, Tensor]:
+    """Copies of a stage's parameters, by name."""
     return {name: parameter.detach().clone() for name, parameter in module.all_parameters().items()}
 
 
 @torch.no_grad()
 def fill(module: StageModule, weights: Mapping[str, Tensor]) -> None:
+    """Write parameters into a stage."""
     for name, parameter in module.all_parameters().items():
         parameter.copy_(weights[name])
