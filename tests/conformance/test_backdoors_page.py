@@ -35,10 +35,11 @@ def test_the_summary_follows_from_the_rows_of_a_clean_commit(result):
     assert RAW.name in PAGE.read_text(encoding="utf-8")
 
 
-def test_the_backdoor_worked_where_nobody_looked_and_left_nothing_under_standard_and_strict(result):
+def test_what_was_planted_where_nobody_looked_left_nothing_under_standard_and_strict(result):
     arms = {row["arm"]: row for row in result["summary"]}
 
-    assert arms["off"]["success"]["least"] > 0.8
+    # at each seed far from the clean run, where the target never follows the trigger
+    assert arms["off"]["success"]["least"] > 0.5 > arms["clean"]["success"]["most"]
     for preset in ("standard", "strict"):
         assert arms[preset]["same_bits_as_clean"] == arms[preset]["seeds"]
         assert arms[preset]["named"] == ["worker-1"]

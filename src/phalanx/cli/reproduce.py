@@ -9,7 +9,7 @@ import typer
 from phalanx.cli.console import say_figures, say_rows, write_json
 from phalanx.errors import ConfigError
 
-BACKDOOR, LEAKS, MEDICAL = "backdoor", "leaks", "medical"
+_LATER = BACKDOOR, LEAKS, MEDICAL = "backdoor", "leaks", "medical"
 _LEGENDS = {
     BACKDOOR: "held-out text; success: mean (least-most) over the seeds of the target following the trigger",
     LEAKS: "what the host of a split recovers from what crosses the cut",
@@ -63,10 +63,8 @@ def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str
     from phalanx.reproduce import reproduce as train_table
 
     if table not in CELLS:
-        choices = ", ".join(sorted((*CELLS, BACKDOOR, LEAKS, MEDICAL)))
-        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {choices}")
-    result = train_table(table, size=size, only_finished=finished)
-    return result, as_tables(result["summary"])
+        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}")
+    return (result := train_table(table, size=size, only_finished=finished)), as_tables(result["summary"])
 
 
 def _medical(size: str, finished: bool, data: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -95,9 +93,8 @@ def _leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _backdoor(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """A backdoor that one stage plants, with each guard and after each removal."""
-    from phalanx.reproduce.backdoor import SIZES, as_tables, reproduce_backdoor
+    from phalanx.reproduce.backdoor import as_tables, reproduce_backdoor
 
-    if size not in SIZES:
+    if size == "small":
         raise ConfigError(f"reproduce: {BACKDOOR} has no size {size!r}; choose --quick or leave it out")
-    result = reproduce_backdoor(size=size, only_finished=finished)
-    return result, as_tables(result["summary"])
+    return (result := reproduce_backdoor(size=size, only_finished=finished)), as_tables(result["summary"])
