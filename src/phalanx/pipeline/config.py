@@ -302,6 +302,8 @@ class AttackConfig(StrictModel):
     from_step: int = Field(default=0, ge=0)
     until_step: int | None = None
     seed: int = 0
+    model: str | None = None
+    """Directory of the public model that the attacker has; for `rehearsed_backdoor`, any other attack refuses one."""
     also: tuple["AttackConfig", ...] = ()
     """Further attackers in the same run, each with a kind and stages of its own."""
 
