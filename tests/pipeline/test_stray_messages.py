@@ -1,5 +1,7 @@
 """Messages from the wrong party, twice, too late or to the wrong address: refused or dropped, and the run goes on."""
 
+import pytest
+
 from phalanx.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest, local_numeric_class
 from phalanx.pipeline.greetings import Hello, Setup
@@ -168,18 +170,34 @@ def test_messages_of_an_older_epoch_are_dropped_without_a_word(make_company, hon
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+UNSIGNED = Signed(header='{"sender":"worker-2"}', signature="00" * 64)
+NONSENSE = Signed(header="no JSON", signature="zz")
+
+
+def complaint(about, evidence):
+    return Fault(epoch=0, about=about, error="FrameError", reason="it is evil", evidence=evidence)
+
+
 def test_a_complaint_without_a_signature_convicts_nobody(make_company, honest_digest):
-    unsigned = Signed(header='{"sender":"worker-2"}', signature="00" * 64)
-    nonsense = Signed(header="no JSON", signature="zz")
-    complaints = [
-        Fault(epoch=0, about=about, error="FrameError", reason="it is evil", evidence=evidence)
-        for about in ("worker-2", "nobody", "owner")
-        for evidence in (None, unsigned, nonsense)
-    ]
+    complaints = [complaint(about, None) for about in ("worker-2", "nobody", "owner")]
+    complaints += [complaint("owner", evidence) for evidence in (UNSIGNED, NONSENSE)]
     company = make_company(tiny_run(), {1: with_each_commit(*(Letter("owner", fault) for fault in complaints))})
 
     company.run(2)
 
     assert len(faults_of(company, "worker-1")) == len(complaints)
     assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(tiny_run(), 2)
+
+
+@pytest.mark.parametrize("evidence", [UNSIGNED, NONSENSE], ids=["unsigned", "nonsense"])
+@pytest.mark.parametrize("about", ["worker-2", "nobody"])
+def test_a_complaint_with_a_header_that_was_never_sent_convicts_its_author(
+    make_company, honest_digest, about, evidence
+):
+    company = make_company(tiny_run(), {1: with_each_commit(Letter("owner", complaint(about, evidence)))})
+
+    company.run(2)
+
+    assert [(verdict.party, verdict.offence) for verdict in company.verdicts] == [("worker-1", "forgery")]
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
