@@ -208,7 +208,7 @@ def test_the_bench_shows_the_guard_winning_and_the_attack_winning_without_it(tmp
 
 
 def test_a_row_can_be_had_again(tmp_path: Path):
-    cell = replace(cell_of("one_token", "default"), steps=3)
+    cell = replace(cell_of("one_token", "standard"), steps=3)
     found = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -24,9 +24,10 @@ step_timeout_s = 60.0
 
 [guard]
 audit_rate = 0.25
-# without the audits that a coin decides: two runs then have as many
+# without the audits that a coin or a statistic decides: two runs then have as many
 step_audit_rate = 0.0
 owner_audit_rate = 0.0
+gradient_screen = false
 
 [checkpoint]
 every = 3

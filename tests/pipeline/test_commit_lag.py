@@ -12,7 +12,7 @@ from phalanx.testing import Actor, crash_at, only, tampering, tiny_run
 
 LIE = 2
 STEPS = 5
-NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
 
 
 def lagging(**changes):

@@ -39,7 +39,7 @@ def test_a_copy_that_signs_a_second_story_into_the_other_lane_is_named_and_not_i
     company.run(2)
 
     assert [(verdict.party, verdict.offence) for verdict in company.verdicts] == [("worker-1", "forgery")]
-    assert "not the sender's to serve" in company.verdicts[0].reason
+    assert "of no link of this assignment" in company.verdicts[0].reason
     assert company.weights_digest() == honest_digest(run, 2)
 
 

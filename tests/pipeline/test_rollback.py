@@ -7,7 +7,7 @@ from phalanx.pipeline.messages import Applied
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 STEPS = 8
-NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
 
 
 def made_up_from(first):

@@ -8,7 +8,7 @@ from phalanx.pipeline import GuardConfig, explain_evidence
 from phalanx.pipeline.messages import AuditReport, Bulk, Commit, Fault, Fetch, FetchBulk, StepAudited
 from phalanx.testing import Actor, only, tiny_run
 
-RATES = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "screen": False}
+RATES = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "screen": False, "gradient_screen": False}
 ALWAYS = GuardConfig(third_party_audit_rate=1.0, **RATES)
 NEVER = GuardConfig(**RATES)
 WITH_UPDATES = ALWAYS.model_copy(update={"shadow": "update"})

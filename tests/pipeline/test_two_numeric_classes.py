@@ -9,7 +9,7 @@ from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tampering, tiny_run
 
 TAU = 1e-5
-NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "classes": "mixed"}
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False, "classes": "mixed"}
 FULL = GuardConfig(audit_rate=1.0, tolerance=TAU, **NO_COIN)
 
 

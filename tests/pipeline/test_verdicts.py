@@ -9,6 +9,7 @@ from phalanx.testing import Actor, tiny_run
 from phalanx.testing.actor import Letter
 
 FULL = GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0, screen=False)
+MIXED = FULL.model_copy(update={"classes": "mixed"})
 ZEROS = bytes(2 * 8 * 16 * 4)
 
 
@@ -63,7 +64,7 @@ def test_the_owner_is_never_a_verdicts_party(make_company, honest_digest, offenc
     assert company.weights_digest() == honest_digest(tiny_run(guard=FULL), 3)
 
 
-def drifting(by, numeric_class="another build"):
+def drifting(by):
     """A stage whose weights go another way at each update, under the label of another numeric class."""
 
     def wrap(copy, held):
@@ -76,12 +77,12 @@ def drifting(by, numeric_class="another build"):
             copy.apply = apply
         return copy
 
-    return Actor(wrap, numeric_class=numeric_class)
+    return Actor(wrap, numeric_class="another build")
 
 
 @pytest.mark.parametrize("stages", [3, 4], ids=["the owner shadows", "a worker shadows"])
 def test_a_shadow_is_not_convicted_of_transfer_by_the_digest_that_a_liar_signed(make_company, stages):
-    run = tiny_run(stages, guard=FULL)
+    run = tiny_run(stages, guard=MIXED)
     company = make_company(run, {1: drifting(-1.0)})
     shadow = company.engine.shadows[1]
     assert shadow == (OWNER if stages == 3 else "worker-2")
@@ -94,7 +95,7 @@ def test_a_shadow_is_not_convicted_of_transfer_by_the_digest_that_a_liar_signed(
 
 
 def test_two_honest_parties_of_two_classes_come_through_a_dispute(make_company):
-    # bits of the two copies differ from the first update on, and once the accuser claims something else
+    # bits of the messages differ in every step, and once the accuser claims something else
     def accuse(letter):
         message = letter.message
         if isinstance(message, AuditReport) and (message.step, message.stage) == (2, 1):
@@ -103,14 +104,14 @@ def test_two_honest_parties_of_two_classes_come_through_a_dispute(make_company):
             return [Letter(letter.receiver, message, ZEROS)]
         return [letter]
 
-    run = tiny_run(guard=FULL)
+    run = tiny_run(guard=MIXED)
     company = make_company(
         run,
-        {1: drifting(1.0 + 1e-6), 2: Actor(rewrite=accuse, numeric_class="a third build")},
+        {1: Actor(numeric_class="another build"), 2: Actor(rewrite=accuse, numeric_class="a third build")},
     )
     company.run(3)
 
     (verdict,) = company.verdicts
     assert (verdict.party, verdict.offence) == ("worker-2", "accusation")
     facts = explain_evidence(company.run_dir / str(verdict.evidence))
-    assert str(facts["weights"]) == "their digest was signed by worker-2"
+    assert str(facts["weights"]) == "their digest was signed by worker-1 and worker-2"

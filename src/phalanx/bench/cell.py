@@ -5,13 +5,13 @@ from typing import Literal
 
 from phalanx.calibrate import NumericPath
 from phalanx.models import LoraConfig
-from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import tiny_run
 from phalanx.train import RunConfig, TrainConfig
 
 GUARDS: dict[str, GuardConfig] = {
     "watchful": GuardConfig(audit_rate=1 / 4, step_audit_rate=1 / 8, owner_audit_rate=1 / 8, keep_steps=64),
-    "default": GuardConfig(),
+    **{name: GuardConfig(preset=name) for name in PRESETS},
     "statistics": GuardConfig(mode="statistics"),
     "off": GuardConfig(mode="off"),
 }

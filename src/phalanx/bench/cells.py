@@ -8,7 +8,7 @@ from phalanx.attacks import ATTACKS, AttackLine, check_attack
 from phalanx.bench.cell import Cell, small_run
 from phalanx.bench.honest import FP32, MATH, honest_cells
 from phalanx.errors import ConfigError
-from phalanx.pipeline import AttackConfig
+from phalanx.pipeline import PRESETS, AttackConfig
 
 FIRST_ATTACKED_STEP = 2
 """The screen has learnt by then, and there is an earlier step to replay."""
@@ -17,7 +17,9 @@ _STEPS = 64
 _SILENT_STEPS = 8
 """Every silence costs patience."""
 _BASELINE_STEPS = 8
-_DEFAULT_STEPS = {"quick": 16, "full": 64}
+_PRESET_STEPS = {"quick": 16, "full": 64}
+_LEAGUE_STEPS = 256
+"""The owner's audits find a league in so many steps with 99.9 %, at the rate of the preset `standard`."""
 _Place = tuple[int, tuple[int, ...]]
 _ALONE: dict[str, tuple[_Place, ...]] = {"quick": ((4, (1,)),), "full": ((4, (1,)), (4, (2,)))}
 _PAPERS_PLACES: dict[str, tuple[_Place, ...]] = {"quick": (), "full": tuple((6, (stage,)) for stage in range(1, 5))}
@@ -99,10 +101,15 @@ def _across_paths(attack: AttackConfig, stages: int) -> Cell:
 
 
 def _compared(attack: AttackConfig, stages: int, size: str) -> Iterator[Cell]:
-    """The default guard, and for lies in messages the baselines, against the same attacker."""
+    """The presets, and for lies in messages the baselines, against the same attacker."""
     if size == "quick" and attack.direction == "backward":
         return
-    yield Cell(small_run(stages, "default", attack=attack), "default", _at_most(_DEFAULT_STEPS[size], attack))
+    presets = ("standard",) if size == "quick" else tuple(PRESETS)
+    steps = _PRESET_STEPS[size]
+    if size == "full" and ATTACKS[attack.kind].caught_by == "owner audit":
+        steps = _LEAGUE_STEPS
+    for preset in presets:
+        yield Cell(small_run(stages, preset, attack=attack), preset, _at_most(steps, attack))
     if ATTACKS[attack.kind].direction is not None and ATTACKS[attack.kind].caught_by in _SHOWN_BY_BASELINES:
         for guard in ("statistics", "off"):
             yield Cell(small_run(stages, guard, attack=attack), guard, _BASELINE_STEPS)

@@ -123,6 +123,13 @@ class WatchedRunner(AttackedRunner):
         with self._executioner.at("audit", step, microbatch):
             return super().recompute(step, microbatch, x, gradient)
 
+    def redo(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """As the honest runner."""
+        with self._executioner.at("audit", step, microbatch):
+            return self._honest.redo(step, microbatch, x, gradient)
+
 
 class WatchedEndpoint(Endpoint):
     """Sends and receives honestly and says when a commitment or a state has left, and when an answer has come."""

@@ -29,7 +29,7 @@ from phalanx.config import digest
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.process import deterministic
 
-PROTOCOL = 1
+PROTOCOL = 2
 """To be raised when a figure comes to mean something else; the commit is in every key as well."""
 
 
@@ -161,6 +161,7 @@ def row_of(cell: Cell, outcome: Outcome, clean: CleanRun) -> Row:
         "precision": run.train.precision,
         "paths": [path.name for path in cell.paths],
         "guard": cell.guard,
+        "preset": guard.preset_in_force,
         "mode": guard.mode,
         "q": guard.audit_rate if guard.audits else None,
         "p": guard.step_audit_rate if guard.audits else None,
@@ -181,6 +182,7 @@ def row_of(cell: Cell, outcome: Outcome, clean: CleanRun) -> Row:
         "false_accusations": len(blamed - guilty),
         "caught_by": sorted({str(body["offence"]) for body in outcome.bodies("verdict")}),
         "alarms": len(outcome.bodies("alarm")) if guard.audits else None,
+        "doubts": len(outcome.bodies("gradient_doubted")) if guard.audits else None,
         "drifts": len(outcome.bodies("drift")) if guard.audits else None,
         "audited_messages": _audited_messages(outcome) if guard.audits else None,
         "compared_by_distance": None if outcome.differences is None else outcome.differences.unequal,

@@ -6,7 +6,7 @@ from itertools import product
 from phalanx.bench.cell import GUARDS, Cell, Schedule, small_run
 from phalanx.calibrate import NumericPath
 from phalanx.models import LoraConfig
-from phalanx.pipeline import GuardConfig
+from phalanx.pipeline import PRESETS, GuardConfig
 
 FP32 = NumericPath("fp32", "fp32", threads=1)
 TWO_THREADS = NumericPath("fp32, 2 threads", "fp32", threads=2)
@@ -74,7 +74,7 @@ def _on_one_path(steps: int) -> Iterator[Cell]:
         lockstep = full.model_copy(update={"shadow": "lockstep", "step_audit_rate": 0.0})
         yield _guarded(stages, "lockstep", lockstep, steps)
         yield Cell(small_run(stages, "watchful", adapter=LoraConfig(rank=4)), "watchful", steps)
-        yield Cell(small_run(stages, "default"), "default", steps)
+        yield from (Cell(small_run(stages, name), name, steps) for name in PRESETS)
     yield _guarded(4, "paper", GuardConfig(mode="paper"), steps)
     yield Cell(small_run(4, "statistics"), "statistics", steps)
 

@@ -9,20 +9,18 @@ from phalanx.bench.arm import Report
 from phalanx.bench.rows import Measured, Row, guard_cost
 from phalanx.bench.shifts import UNGUARDED
 from phalanx.pipeline import GuardConfig
+from phalanx.train.guard_outlook import upkeep_bytes
 
 RECOMPUTE_SHARE = 0.72
 """Forward and the backward pass to the input, as a share of all work on a microbatch; measured on CPU."""
 
-_UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "replica": 8, "snapshot": 12}
-"""Bytes a trained parameter and transfer: a weight gradient or new weights to the shadow, a lane's gradient each way,
-or weights and moments."""
-
 FORMULA = "untrusted_share * (0.72 q + p)"
+SCREENED_FORMULA = "untrusted_share * (q + p)"
 
 
-def upkeep_bytes(guard: GuardConfig) -> float:
-    """Bytes a trained parameter and step that keep a shadow fresh, without weights that are fetched for audits."""
-    return _UPKEEP_BYTES[guard.shadow] / (guard.snapshot_every if guard.keeps_snapshots else 1)
+def audited_share(guard: GuardConfig) -> float:
+    """What an audited microbatch costs, as a share of all work on one; the weight gradient is part of it if seen."""
+    return 1.0 if guard.screens_gradients else RECOMPUTE_SHARE
 
 
 def formula_of(guard: GuardConfig) -> str | None:
@@ -30,7 +28,9 @@ def formula_of(guard: GuardConfig) -> str | None:
     if not guard.audits:
         return None
     # a copy in lock-step does everything again, the weight gradient included
-    return "untrusted_share" if guard.shadow == "lockstep" else FORMULA
+    if guard.shadow == "lockstep":
+        return "untrusted_share"
+    return SCREENED_FORMULA if guard.screens_gradients else FORMULA
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Layout:
         """Extra work by `formula_of` the guard: digests, signatures and the owner's own audits are not in it."""
         if not guard.audits:
             return None
-        rate = 1.0 if guard.shadow == "lockstep" else RECOMPUTE_SHARE * guard.audit_rate + guard.step_audit_rate
+        rate = 1.0 if guard.shadow == "lockstep" else audited_share(guard) * guard.audit_rate + guard.step_audit_rate
         return self.untrusted_share * rate
 
     def expected_audits(self, guard: GuardConfig) -> float | None:
@@ -121,7 +121,7 @@ def extrapolated() -> list[Row]:
     rows = []
     for stages in (4, 6, 8, 16, 32, 64):
         for q, p, per_stage in ((1 / 8, 1 / 32, 2), (1 / 16, 1 / 64, 2), (1 / 64, 1 / 64, 4)):
-            guard = GuardConfig(audit_rate=q, step_audit_rate=p, owner_audit_rate=0.0)
+            guard = GuardConfig(audit_rate=q, step_audit_rate=p, owner_audit_rate=0.0, gradient_screen=False)
             microbatches = max(per_stage * stages, round(1 / q))
             layout = Layout(None, stages, microbatches, stages - 2, (stages - 2) / stages, 0)
             extra = layout.predicted(guard)
@@ -135,6 +135,8 @@ def _settings(guard: GuardConfig, layout: Layout) -> Row:
     return {
         "model": layout.model,
         "mode": guard.mode if guard.enabled else UNGUARDED,
+        "preset": guard.preset_in_force,
+        "gradient_screen": guard.screens_gradients,
         "q": guard.audit_rate if guard.audits else None,
         "p": guard.step_audit_rate if guard.audits else None,
         "owner_audit_rate": guard.owner_audit_rate if guard.audits else None,

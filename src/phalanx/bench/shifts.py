@@ -4,15 +4,17 @@ from dataclasses import dataclass, replace
 
 from phalanx.bench.workloads import scratch_run
 from phalanx.models import LoraConfig
-from phalanx.pipeline import GuardConfig
+from phalanx.pipeline import PRESETS, GuardConfig
 from phalanx.train import RunConfig
 
 UNGUARDED = "unguarded"
 
-EIGHTH = GuardConfig(audit_rate=1 / 8, step_audit_rate=1 / 32, owner_audit_rate=0.0)
-SIXTEENTH = GuardConfig(audit_rate=1 / 16, step_audit_rate=1 / 64, owner_audit_rate=0.0)
-SIXTY_FOURTH = GuardConfig(audit_rate=1 / 64, step_audit_rate=1 / 64, owner_audit_rate=0.0)
-WITH_OWNER = GuardConfig(audit_rate=1 / 8, step_audit_rate=1 / 32)
+BY_PRESET = tuple(GuardConfig(preset=name) for name in PRESETS)
+EIGHTH = GuardConfig(audit_rate=1 / 8, step_audit_rate=1 / 32, owner_audit_rate=0.0, gradient_screen=False)
+SIXTEENTH = EIGHTH.model_copy(update={"audit_rate": 1 / 16, "step_audit_rate": 1 / 64})
+SIXTY_FOURTH = SIXTEENTH.model_copy(update={"audit_rate": 1 / 64})
+WITH_OWNER = EIGHTH.model_copy(update={"owner_audit_rate": 1 / 64})
+SCREENED = WITH_OWNER.model_copy(update={"gradient_screen": True})
 UPDATE = EIGHTH.model_copy(update={"shadow": "update"})
 ADAPTERS = EIGHTH.model_copy(update={"shadow": "adapters"})
 SNAPSHOT = EIGHTH.model_copy(update={"shadow": "snapshot", "snapshot_every": 8})
@@ -59,6 +61,7 @@ def shifts(quick: bool) -> list[Shift]:
     """All shifts; every q has as many microbatches as it takes to audit at least one."""
     if quick:
         return [
+            _shift(4, 32, 8, BY_PRESET, rounds=6, budget_s=130.0),
             _shift(4, 32, 8, (EIGHTH, UPDATE, SNAPSHOT, PAPER), rounds=4, budget_s=130.0),
             _adapted(_shift(4, 32, 8, (ADAPTERS,), rounds=4, budget_s=40.0)),
             _shift(4, 32, 16, (SIXTEENTH, REPLICA), rounds=4, budget_s=80.0),
@@ -66,6 +69,7 @@ def shifts(quick: bool) -> list[Shift]:
         ]
     upkeeps = (EIGHTH, WITH_OWNER, UPDATE, SNAPSHOT, LOCKSTEP, PAPER, STATISTICS)
     return [
+        _shift(4, 32, 8, (*BY_PRESET, WITH_OWNER, SCREENED), rounds=12, budget_s=600.0),
         _shift(4, 32, 8, upkeeps, rounds=12, budget_s=700.0),
         # a lane of a replica then has 8 microbatches, of which q = 1/8 draws one
         _shift(4, 32, 16, (SIXTEENTH, REPLICA), rounds=16, budget_s=330.0),

@@ -1,6 +1,7 @@
 """What `bench pipeline` runs: two models, as run files would say it, and how long each is measured."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from phalanx.data import DataConfig
 from phalanx.data.config import BpeConfig, ModelTokenizerConfig, PythonManualConfig
@@ -11,10 +12,12 @@ from phalanx.train import RunConfig, TrainConfig
 
 PLAIN = "plain"
 
+_CERTAIN: dict[str, Any] = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
+
 GUARDS: dict[str, GuardConfig] = {
     "unguarded": GuardConfig(mode="off"),
-    "guarded_light": GuardConfig(audit_rate=0.125, step_audit_rate=0.0, owner_audit_rate=0.0),
-    "guarded_full": GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0),
+    "guarded_light": GuardConfig(audit_rate=0.125, **_CERTAIN),
+    "guarded_full": GuardConfig(audit_rate=1.0, **_CERTAIN),
 }
 """Every arm but the plain one, by the guard that makes it. What a coin decides once in dozens of steps cannot be
 measured in a dozen: audits of whole steps and by the owner are in `bench overhead`, with their expected number."""

@@ -65,6 +65,7 @@ def plan(
     Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on.
     """
     from phalanx.cli.planned import planned_cluster, say_plan
+    from phalanx.cli.planned_guard import guard_of, say_guard
     from phalanx.cli.planned_run import from_run
     from phalanx.planner.answer import ask
     from phalanx.planner.question import about_model
@@ -89,10 +90,12 @@ def plan(
         from phalanx.report.plan_page import write_plan
 
         write_plan(html, answer)
+    guarded = None if run_file is None else guard_of(run_file, overrides or [])
     if as_json:
-        typer.echo(json.dumps(answer.as_json(), allow_nan=False))
+        typer.echo(json.dumps(answer.as_json() | (guarded.as_json() if guarded else {}), allow_nan=False))
     best = answer.require_best()
     if out is not None:
         write_run(out, data, best)
     if not as_json:
         say_plan(answer, html, out)
+        say_guard(guarded)

@@ -162,9 +162,11 @@ class _Undrawn(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__module__", "") == nn.init.__name__ and args:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if getattr(func, "__module__", "") == nn.init.__name__ and (args or "tensor" in named):
+            # torch hands some of these on with every argument by name
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
 
 
 def _skeleton(

@@ -21,6 +21,7 @@ from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
 from phalanx.pipeline.paper import MAX_ATTEMPTS, skipping
 from phalanx.pipeline.plan import StageRange, StepPlan
+from phalanx.pipeline.presets import PRESETS, Preset
 from phalanx.pipeline.proof import Rules, Work, check_step
 from phalanx.pipeline.runner import StageRunner
 from phalanx.pipeline.schedules import SCHEDULES
@@ -37,6 +38,7 @@ __all__ = [
     "GUARANTEES",
     "MAX_ATTEMPTS",
     "OWNER",
+    "PRESETS",
     "SCHEDULES",
     "AttackConfig",
     "AuditDraw",
@@ -54,6 +56,7 @@ __all__ = [
     "Observe",
     "PipelineConfig",
     "PipelineEngine",
+    "Preset",
     "Rules",
     "StageChecks",
     "StageCopy",

@@ -90,6 +90,10 @@ class AuditQueue:
         """Whether an audit of this stage and step is still to be done."""
         return any((task.stage, task.step) == (stage, step) for task in self._tasks)
 
+    def has_drawn(self, stage: int, step: int) -> bool:
+        """Whether a drawn audit of this stage and step, urgent ones apart, is still to be done."""
+        return any((task.stage, task.step) == (stage, step) and not task.urgent for task in self._tasks)
+
     def pop(self, can_audit: Callable[[int, int], bool], *, urgent: bool) -> AuditTask | None:
         """Take the first task that is ready and can be done, in the order in which they were asked for.
 

@@ -7,7 +7,7 @@ from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.cusum import DriftWatch
 from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.draw import AuditDraw
-from phalanx.pipeline.ledger import MessageKey
+from phalanx.pipeline.ledger import AuditKey, MessageKey
 from phalanx.pipeline.messages import AuditReport, ScreenHit
 from phalanx.pipeline.referee import Referee
 from phalanx.pipeline.reports import Reports
@@ -63,6 +63,12 @@ class Audits:
             number for ledger in self._docket.open_ledgers for number in (len(ledger.reports), len(ledger.step_audits))
         )
         return (len(self._doubted), len(self._unweighed), *said)
+
+    @property
+    def said(self) -> set[tuple[int, AuditKey]]:
+        """Drawn audits, by step, whose report has come and waits until others have spoken."""
+        reports = [(party, said) for party, said in self._unweighed if not said.urgent]
+        return {(said.step, (said.stage, said.microbatch, party)) for party, said in reports}
 
     def ask_urgently(self, hit: ScreenHit) -> None:
         """Have the very microbatch recomputed that looked odd to its receiver."""
@@ -138,6 +144,8 @@ class Audits:
         judgement = self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
         if judgement is None:
             ledger.reports[(report.stage, report.microbatch, auditor)] = report
+            if report.doubt is not None:
+                self._summons.look_closer(ledger, report.stage, auditor, report.doubt)
         elif not self._docket.has_copy(auditor, report.stage):
             second = accomplice(self._docket, judgement)
             self._docket.proved += [] if second is None else [second]

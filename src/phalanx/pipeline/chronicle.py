@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.ledger import StepLedger
@@ -28,6 +28,21 @@ class PastStep:
     def agreed(self) -> Mapping[int, StateDigest]:
         """Digest of each watched stage before the step."""
         return self.ledger.agreed
+
+
+def slim(step: PastStep) -> PastStep:
+    """The step without the headers of its messages and the reports of its audits: what was committed to remains."""
+    ledger = step.ledger
+    bare = replace(
+        ledger,
+        commits={share: said.model_copy(update={"received": (), "sent": ()}) for share, said in ledger.commits.items()},
+        commit_headers={},
+        messages={},
+        held={},
+        reports={},
+        awaited_audits=set(),
+    )
+    return replace(step, ledger=bare)
 
 
 class Chronicle:

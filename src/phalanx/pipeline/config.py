@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.pipeline.presets import PRESETS, Preset, settled
 from phalanx.transport.config import TransportConfig
 
 OWNER = "owner"
@@ -100,6 +101,8 @@ class GuardConfig(StrictModel):
     mode: Literal["phalanx", "paper", "statistics", "off"] = "phalanx"
     """`paper`: every message is recomputed by a copy that is kept in lock-step (Lu et al. 2023); `statistics`: moving
     averages alone condemn, nothing is recomputed; both are baselines, weaker or dearer than `phalanx`."""
+    preset: Preset | None = None
+    """What decides the rates, what is kept and the screen of gradients; "standard" where none of it is written out."""
     recovery: Literal["takeover", "restart", "skip_layer"] = "takeover"
     """After a verdict: exclude the guilty party; or, in mode `paper` only and as the paper does, exclude nobody and run
     the step again (`restart`), or run it without the suspect and its accuser and with three stages frozen."""
@@ -115,6 +118,9 @@ class GuardConfig(StrictModel):
     keep_steps: int = Field(default=0, ge=0, le=10_000)
     """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
     to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""
+    keep_states: int = Field(default=0, ge=0, le=10_000)
+    """Steps from one kept state to the next, of which every copy has the last two; 0: none. After a conviction the run
+    goes back to the older one, or to the last one of before the guilty party came, and does all steps since again."""
     commit_lag: int = Field(default=0, ge=0, le=1)
     """How many steps the verdicts may be behind the optimizers. 1: the shadows' audits of a step run in the idle time
     of the next one, whose decision waits for them; every copy keeps what it takes to undo one step."""
@@ -127,6 +133,9 @@ class GuardConfig(StrictModel):
     stage serve, one the even microbatches, one the odd ones, and audit each other; `snapshot`: the shadow is sent the
     state every `snapshot_every` steps, to which the run goes back when roles change, and weights when it audits."""
     screen: bool = True
+    gradient_screen: bool = True
+    """Whether a shadow that recomputes a microbatch compares its weight gradient with the sum that the stage sent; one
+    that looks odd has the whole step recomputed. With `shadow` "gradient" or "adapters" alone."""
     classes: Literal["one", "mixed"] = "one"
     """`one`: every party computes the owner's bits, which is measured when it joins, and others are refused; `mixed`:
     others are let in, their messages and weight gradients are compared by distance, and all parties make updates in
@@ -137,7 +146,8 @@ class GuardConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _settle_baseline(cls, found: Any) -> Any:
-        """A baseline is what it is: its rates are not for choice."""
+        """A preset fills in what is not written out; a baseline is what it is, and its rates are not for choice."""
+        found = settled(found) if isinstance(found, dict) else found
         fixed = _BASELINES.get(found.get("mode")) if isinstance(found, dict) else None
         if fixed is None:
             return found
@@ -161,6 +171,12 @@ class GuardConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_upkeep(self) -> "GuardConfig":
+        if self.keep_states and (self.keep_steps or self.recovery != "takeover" or not self.can_keep_states):
+            raise ValueError(
+                f"keep_states = {self.keep_states} with keep_steps = {self.keep_steps}, shadow = {self.shadow!r}, "
+                f"mode = {self.mode!r}: states are kept in place of steps, by shadows that make their own updates; "
+                "leave one out"
+            )
         if self.verify_only and self.keep_steps:
             raise ValueError(
                 f"shadow = {self.shadow!r} has no optimizer to go back with; leave out keep_steps or set "
@@ -213,6 +229,20 @@ class GuardConfig(StrictModel):
         return self
 
     @property
+    def preset_in_force(self) -> Preset | None:
+        """The preset whose every value holds; what an upkeep cannot keep does not count."""
+        if self.mode != "phalanx":
+            return None
+        needless = set() if self.can_keep_states and not self.keep_steps else {"keep_states"}
+        own = self.model_dump(include=set(PRESETS["standard"]) - needless)
+        return next((name for name, values in PRESETS.items() if own.items() <= values.items()), None)
+
+    @property
+    def can_keep_states(self) -> bool:
+        """Whether both copies of a stage make its updates, so that both can go back."""
+        return self.mode == "phalanx" and self.shadow in ("gradient", "adapters", "lockstep")
+
+    @property
     def undoable_steps(self) -> int:
         """How many applied steps every party can undo."""
         return max(self.keep_steps, self.commit_lag)
@@ -240,6 +270,11 @@ class GuardConfig(StrictModel):
     def sends_gradient(self) -> bool:
         """Whether the other copy of a stage gets its weight gradient, or its lane's, before the commit."""
         return self.shadow in ("gradient", "adapters", "replica")
+
+    @property
+    def screens_gradients(self) -> bool:
+        """Whether a shadow looks at the weight gradient that it was sent with one of its own in hand."""
+        return self.gradient_screen and self.mode == "phalanx" and self.shadow in ("gradient", "adapters")
 
     @property
     def audits(self) -> bool:

@@ -206,7 +206,8 @@ class Coordinator:
             if stage not in docket.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
             if party == docket.holder(stage) or not docket.plan.guard.one_optimizer
         ]
-        return self._inquest.find(Missing(late, list(self._audits.screened.values()), self._updates.unsent))
+        audits = self._audits
+        return self._inquest.find(Missing(late, list(audits.screened.values()), self._updates.unsent, audits.said))
 
     def waiting_for(self) -> str:
         """What is still missing, for a message to the user."""

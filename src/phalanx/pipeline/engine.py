@@ -95,7 +95,15 @@ class PipelineEngine:
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._endpoint = endpoint
         office = Office(
-            self._docket, self._coordinator, self._courier, self._mail, endpoint, self._pump, silence, self.lives
+            docket=self._docket,
+            coordinator=self._coordinator,
+            courier=self._courier,
+            mail=self._mail,
+            endpoint=endpoint,
+            pump=self._pump,
+            silence=silence,
+            lives=self.lives,
+            owed_by=self._party.roles.owed_by,
         )
         self._succession = Succession(office, members, files)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)

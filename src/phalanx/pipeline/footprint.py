@@ -87,9 +87,9 @@ def _shadowed(plan: StepPlan, stage: int) -> int:
 
 
 def _kept_to_go_back(guard: GuardConfig) -> int:
-    """Numbers per trained number in a `History`: states, and the gradients since."""
+    """Numbers per trained number in a `History`: states, and the gradients since; two states more in `KeptPoints`."""
     states = min(guard.undoable_steps, 2)
-    return 3 * states + states * guard.undoable_steps
+    return 3 * states + states * guard.undoable_steps + (6 if guard.keep_states else 0)
 
 
 def _in_flight(plan: StepPlan, stage: int) -> int:

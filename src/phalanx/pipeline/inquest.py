@@ -1,6 +1,6 @@
 """Who holds a step up: what was withheld is handed on by the owner, and who is silent is replaced, not blamed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.pipeline.bulk import Post, send_bulk, transfer_digest
@@ -39,11 +39,13 @@ class Missing:
         states: Parties that have not reported a state after an update.
         screened: Messages that their receivers do not use before an audit has cleared them.
         weights: Stages whose shadow waits for what it is sent after an update, with the state that the holder signed.
+        said: Audits, by step, that are not done only because another auditor has not reported yet.
     """
 
     states: Sequence[str]
     screened: Sequence[ScreenHit]
     weights: Mapping[int, StateDigest]
+    said: Collection[tuple[int, AuditKey]] = ()
 
 
 @dataclass
@@ -79,14 +81,15 @@ class Inquest:
             return silent[0]
         if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
             # who still audits the step before has made no update, so nothing else can be asked of it
-            return self._without_audit(lagging)
+            return self._without_audit(lagging, missing.said)
         if missing.states:
             return missing.states[0]
         if missing.weights:
             return self._without_weights(*next(iter(missing.weights.items())))
         if missing.screened:
             return self._without_urgent_report(missing.screened[0])
-        return self._behind(standings) or self._without_gradient(standings) or self._without_audit(ledger)
+        late = self._behind(standings) or self._without_gradient(standings)
+        return late or self._without_audit(ledger, missing.said)
 
     # --- commitments ------------------------------------------------------------------------------
 
@@ -185,7 +188,7 @@ class Inquest:
         """What a shadow lacks after an update is handed on, if it is what the holder signed."""
         docket, ledger = self.docket, self.docket.ledger
         holder, shadow = docket.holder(stage), docket.shadow(stage)
-        mark = ("weights", shadow, stage)
+        mark = ("update", shadow, stage)
         if mark in self._handed:
             return holder if shadow == OWNER else shadow
         whole = docket.plan.guard.keeps_snapshots
@@ -209,9 +212,9 @@ class Inquest:
         audit = (hit.source, hit.microbatch, self.docket.auditor(hit.source, hit.microbatch))
         return self._audit_inputs(self.docket.ledger, audit, both[:1] if hit.direction == "forward" else both)
 
-    def _without_audit(self, ledger: StepLedger) -> str | None:
+    def _without_audit(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
         """Who owes an audit of this step although it has all that it takes."""
-        for audit in ledger.unreported:
+        for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
             silent = self._audit_inputs(ledger, audit, ("forward", "backward"))
             if silent is not None:
                 return silent
@@ -268,7 +271,9 @@ class Inquest:
         place = {"step": ledger.step, "source": key[0], "direction": key[1], "microbatch": key[2]}
         said = self.docket.find_tensor(message.evidence, ledger.epoch, place)
         is_right = said is not None and said.digest == digest_hex(found.payload)
-        return (message, message.evidence, found.payload) if is_right else None
+        # an answer that claims another epoch would be laid aside by whoever it is handed on to
+        now = message.model_copy(update={"epoch": ledger.epoch})
+        return (now, message.evidence, found.payload) if is_right else None
 
     def _note(self, party: str, message: Message) -> None:
         body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from phalanx.pipeline.gradient_screen import Doubt
 from phalanx.pipeline.messages import Activation, AuditReport, Commit, GradientHeld, Signed, StateDigest, StepAudited
 from phalanx.pipeline.recovery import Share
 from phalanx.pipeline.schedules.action import Direction
@@ -55,6 +56,8 @@ class StepLedger:
     step_audits: dict[tuple[int, str], StepAudited] = field(default_factory=dict)
     steps_agreed: set[tuple[int, str]] = field(default_factory=set)
     """Those of them that were found right."""
+    doubted: dict[Share, Doubt] = field(default_factory=dict)
+    """Shares whose weight gradient looked odd to their auditor; each is then recomputed as a whole."""
     owners_audits: set[int] = field(default_factory=set)
     """Stages that the owner itself has still to redo."""
     owner_audited: set[int] = field(default_factory=set)

@@ -118,11 +118,11 @@ def _permitted(desk: Desk, sender: str, stage: int, permit: Signed | None) -> bo
     return desk.statements.find(permit, Audit, desk.roles.epoch, place, lambda audit: (OWNER, sender)) is not None
 
 
-def sent_here(roles: Roles, key: InputKey) -> AuditInput | None:
-    """A message that a stage of this party sent in this step."""
+def sent_here(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
+    """A message that a stage of this party sent in this step or a kept one."""
     source, direction, microbatch = key
     holder = roles.hosted.get(source)
-    sent = None if holder is None else holder.sent.get((direction, microbatch))
+    sent = None if holder is None else holder.sent_in(step).get((direction, microbatch))
     return None if sent is None else _as_input(sent)
 
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.pipeline.gradient_screen import Doubt
 from phalanx.pipeline.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
 from phalanx.pipeline.message import Message
 from phalanx.pipeline.schedules.action import Direction
@@ -188,6 +189,8 @@ class AuditReport(StageMessage):
     """Headers of the messages that were recomputed from, as their senders signed them."""
     digests: dict[Direction, str]
     urgent: bool
+    doubt: Doubt | None = None
+    """With the last report of a step: why the weight gradient that the stage sent looks odd; it accuses nobody."""
 
 
 class Fetch(TensorMessage):

@@ -7,6 +7,7 @@ from phalanx.errors import StaleReplicaError
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline.config import GuardConfig
 from phalanx.pipeline.history import History, Update
+from phalanx.pipeline.kept_points import KeptPoints
 
 
 class OwnSnapshot:
@@ -54,9 +55,11 @@ class OwnSnapshot:
             self._step = None
 
 
-Past = History | OwnSnapshot
+Past = History | OwnSnapshot | KeptPoints
 
 
 def past_of(guard: GuardConfig) -> Past:
     """What a copy keeps in order to go back."""
+    if guard.keep_states:
+        return KeptPoints(guard.keep_states, guard.undoable_steps)
     return OwnSnapshot(guard.snapshot_every) if guard.keeps_snapshots else History(guard.undoable_steps)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from phalanx.errors import AuditLogError, CertificateError, FrameError, SignatureError
+from phalanx.errors import AuditLogError, CertificateError, FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.leaves import (
@@ -17,13 +17,15 @@ from phalanx.pipeline.leaves import (
     StateLeaf,
     StepAuditLeaf,
 )
-from phalanx.pipeline.messages import Signed
+from phalanx.pipeline.message import Message
+from phalanx.pipeline.messages import Activation, AuditReport, Commit, Signed, StepAudited
 from phalanx.pipeline.recovery import Assignment, Share
+from phalanx.pipeline.signed import Statement, Statements
 from phalanx.security.crypto import Peer, certified_name
-from phalanx.transport import HeaderFields, SignedHeader
 
 _DIRECTIONS = ("forward", "backward")
 _Kind = TypeVar("_Kind", bound=Leaf)
+_Said = TypeVar("_Said", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class _StepJudge:
         if self._attempt.classes and rules.classes == "one":
             raise AuditLogError(f"{min(self._attempt.classes)} is of another numeric class, and the run has one")
         self._assignment = _assignment(self._attempt)
+        self._statements = Statements(self._attempt.session, self._peer)
         self._audits = {(leaf.stage, leaf.microbatch, leaf.auditor): leaf for leaf in self._of(AuditLeaf)}
         self._step_audits = {(leaf.stage, leaf.auditor): leaf for leaf in self._of(StepAuditLeaf)}
 
@@ -231,10 +234,10 @@ class _StepJudge:
                 raise AuditLogError(f"{_place(leaf)}: the report of {leaf.auditor} is not signed")
             return {str(direction): digest for direction, digest in leaf.digests.items()}
         place = {"stage": leaf.stage, "microbatch": leaf.microbatch}
-        found = self._open(leaf.report, leaf.auditor, "audit_report", place, _place(leaf)).body.get("digests")
-        if not isinstance(found, dict) or set(found) != set(_DIRECTIONS):
+        digests = self._open(leaf.report, leaf.auditor, AuditReport, place, _place(leaf)).message.digests
+        if set(digests) != set(_DIRECTIONS):
             raise AuditLogError(f"{_place(leaf)}: the report of {leaf.auditor} is not about both directions")
-        return found
+        return {str(direction): digest for direction, digest in digests.items()}
 
     def _sent(self, leaf: AuditLeaf, digests: Mapping[str, str]) -> Mapping[str, str]:
         """The digests that the stage signed; for what the owner keeps to itself, those that were reported."""
@@ -242,7 +245,7 @@ class _StepJudge:
         for direction, signed in zip(_DIRECTIONS, leaf.outputs, strict=True):
             if signed is not None:
                 place = {"source": leaf.stage, "microbatch": leaf.microbatch, "direction": direction}
-                found[direction] = self._open(signed, server, "tensor", place, _place(leaf)).payload_digest
+                found[direction] = self._open(signed, server, Activation, place, _place(leaf)).digest
             elif server != OWNER:
                 raise AuditLogError(f"{_place(leaf)}: the {direction} message that was audited is missing")
         return found
@@ -252,29 +255,34 @@ class _StepJudge:
         server = self._assignment.server_of((leaf.stage, leaf.lane))
         if leaf.commit is None or (leaf.report is None and leaf.auditor != OWNER):
             raise AuditLogError(f"{where}: the weight gradient or its audit by {leaf.auditor} is not signed")
-        committed = self._open(leaf.commit, server, "commit", place, where).body
-        got: Mapping[str, Any] = {"gradient": leaf.gradient, "norm_squared": leaf.norm_squared}
+        committed = self._open(leaf.commit, server, Commit, place, where).message
+        got = (leaf.gradient, leaf.norm_squared)
         if leaf.report is not None:
-            got = self._open(leaf.report, leaf.auditor, "step_audited", place, where).body
-        differs = any(got.get(name) != committed.get(name) for name in ("gradient", "norm_squared"))
-        if differs and self._alike(leaf.auditor, server):
+            audited = self._open(leaf.report, leaf.auditor, StepAudited, place, where).message
+            got = (audited.gradient, audited.norm_squared)
+        if got != (committed.gradient, committed.norm_squared) and self._alike(leaf.auditor, server):
             raise AuditLogError(f"{where}: {leaf.auditor} got another weight gradient, and no verdict follows")
 
-    def _open(self, signed: Signed, party: str, kind: str, place: Mapping[str, Any], where: str) -> HeaderFields:
+    def _open(
+        self, signed: Signed, party: str, kind: type[_Said], place: Mapping[str, object], where: str
+    ) -> Statement[_Said]:
         """What a party signed, if it is of this session, step and attempt and about this place."""
         attempt = self._attempt
         try:
-            peer = self._rules.peers[certified_name(party)].called(party)
-            header = SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature))
-            header.verify(peer)
-        except (KeyError, ValueError, FrameError, SignatureError, CertificateError) as exc:
-            raise AuditLogError(f"{where}: {party} did not sign the {kind!r} that is shown") from exc
-        fields = header.fields
-        expected = {**place, "step": attempt.step, "epoch": attempt.epoch}
-        said = {name: fields.body.get(name, 0 if name == "lane" else None) for name in expected}
-        if (fields.kind, fields.run, said) != (kind, attempt.session, expected):
-            raise AuditLogError(f"{where}: {party} signed the {kind!r} that is shown for another place or session")
-        return fields
+            about = {**place, "step": attempt.step}
+            return self._statements.open(signed, kind, attempt.epoch, about, lambda _: (party, None))
+        except SignatureError as exc:
+            raise AuditLogError(f"{where}: {party} did not sign the {kind.kind!r} that is shown") from exc
+        except FrameError as exc:
+            raise AuditLogError(
+                f"{where}: {party} signed the {kind.kind!r} that is shown for another place or session ({exc})"
+            ) from exc
+
+    def _peer(self, name: str) -> Peer:
+        try:
+            return self._rules.peers[certified_name(name)].called(name)
+        except (KeyError, CertificateError) as exc:
+            raise PeerRefusedError(f"{name!r} has no certificate in this log") from exc
 
 
 def _assignment(attempt: AttemptLeaf) -> Assignment:

@@ -97,6 +97,10 @@ class Roles:
         del self.loading[message.stage]
         return True
 
+    def owed_by(self) -> set[str]:
+        """Whose state this party still waits for."""
+        return {source for _, _, source in self.loading.values()}
+
     def keep_state(self, stage: int) -> None:
         """Keep the state of a stage on disk, where this party is the one who holds it."""
         if self.state_files is not None and self.assignment.holders.get(stage) == self.name and stage in self.hosted:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from phalanx.pipeline.chronicle import Chronicle, PastStep
+from phalanx.pipeline.chronicle import Chronicle, PastStep, slim
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.docket import Docket
 from phalanx.pipeline.hosted import StepInputs
+from phalanx.pipeline.kept_points import points_before
 from phalanx.pipeline.recovery import Assignment
 from phalanx.pipeline.replay import Replay
 
@@ -21,15 +22,18 @@ class Rollback:
         self.undone: dict[int, StepInputs] = {}
         self._docket = docket
         guard = docket.plan.guard
-        self._chronicle = Chronicle(guard.snapshot_every if guard.keeps_snapshots else guard.undoable_steps)
+        steps = max(guard.undoable_steps, 2 * guard.keep_states + 1 if guard.keep_states else 0)
+        self._chronicle = Chronicle(guard.snapshot_every if guard.keeps_snapshots else steps)
         self._replay = Replay(docket, courier, self._chronicle)
         self._since: dict[tuple[str, int], int] = {}
+        self._begin: int | None = None
         self._snapshot = 0
         """Step of the last snapshot that every party is known to have, where they keep such."""
 
     def remember(self, step: PastStep) -> None:
         """Keep a step that is about to be applied."""
-        self._chronicle.add(step)
+        # nothing is replayed where states are kept: of hundreds of steps, their headers are let go of
+        self._chronicle.add(slim(step) if self._docket.plan.guard.keep_states else step)
         if self._docket.plan.guard.hands_on(step.ledger.step):
             self._snapshot = step.ledger.step
 
@@ -49,8 +53,12 @@ class Rollback:
     def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
         """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old.
 
-        A step that lags counts as bad without a replay.
+        A step that lags counts as bad without a replay. Where states are kept in place of steps, whatever the party did
+        since the older one counts as bad.
         """
+        if self._docket.plan.guard.keep_states:
+            found = [bad for bad in (self._kept_point(new, gone), self.unverified) if bad is not None]
+            return min(found) if found else None
         if not self._docket.plan.guard.keep_steps:
             return self.unverified
         reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
@@ -61,6 +69,14 @@ class Rollback:
         ]
         found = [bad for bad in (*replayed, self.unverified) if bad is not None]
         return min(found) if found else None
+
+    def _kept_point(self, new: Assignment, gone: str) -> int | None:
+        """The last kept state of before the party had a part in the run; else the oldest that every holder has."""
+        step, every = self._docket.ledger.step, self._docket.plan.guard.keep_states
+        oldest = max((self._since.get((party, stage), step) for stage, party in new.holders.items()), default=step)
+        known = [point for point in points_before(step, self._begin or 0, every) if point >= oldest]
+        came = min((since for (party, _), since in self._since.items() if party == gone), default=0)
+        return max((point for point in known if point <= came), default=min(known, default=None))
 
     @property
     def unverified(self) -> int | None:
@@ -93,6 +109,7 @@ class Rollback:
 
     def note_copies(self, new: Assignment, step: int) -> None:
         """From which step on each party has had each stage: it can go back no further."""
+        self._begin = step if self._begin is None else self._begin
         pairs = {(party, stage) for roles in (new.holders, new.shadows) for stage, party in roles.items()}
         self._since = {pair: self._since.get(pair, step) for pair in pairs}
         self._snapshot = step

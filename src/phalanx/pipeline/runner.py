@@ -107,6 +107,17 @@ class StageRunner:
         (x_gradient,) = torch.autograd.grad(y, x, gradient.to(y.device, y.dtype))
         return y.detach().cpu(), x_gradient.cpu()
 
+    def redo(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """All of the stage's work on one microbatch; no other one may be under way.
+
+        Returns:
+            The output, the gradient of the input, and the weight gradients of this microbatch alone, by name.
+        """
+        y = self.forward(step, microbatch, x)
+        return y, self.backward(step, microbatch, gradient), self.gradients()
+
     def gradients(self) -> dict[str, Tensor]:
         """Weight gradients added up since the last call, by name; a parameter that got none has zeros."""
         taken = self._lanes.take(self.module.trainable())

@@ -1,11 +1,13 @@
 """The copy of a stage at the party that covers it: fresh, able to audit, able to take over."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
 from phalanx.errors import StaleReplicaError
 from phalanx.pipeline.bulk import BulkReceiver
+from phalanx.pipeline.gradient_screen import Doubt, doubt_about
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage_copy import StageCopy
 from phalanx.transport import SignedHeader
@@ -34,6 +36,10 @@ class ShadowStage:
     last_gradients: dict[str, Tensor] = field(default_factory=dict)
     """The gradients of the last applied step: evidence until the next one."""
     recomputed: int = 0
+    doubt: Doubt | None = None
+    """Why the gradient of this step looks odd beside a microbatch of it that was recomputed."""
+    order: Literal["none", "awaited", "given"] = "none"
+    """To recompute the whole step, after the owner was told of the doubt; while awaited, the copy stays where it is."""
     audited: dict[str, Tensor] = field(default_factory=dict)
     """The weight gradient that was recomputed last, where others are to compare its distance."""
 
@@ -46,6 +52,7 @@ class ShadowStage:
         """Forget what belongs to the last step or attempt."""
         self.copy.runner.abandon()
         self.gradients, self.incoming, self.recomputed, self.source = None, None, 0, ""
+        self.doubt, self.order = None, "none"
         kept = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)
         self.claims = {place: claim for place, claim in self.claims.items() if place[0] in kept}
         self.parts.clear()
@@ -73,12 +80,29 @@ class ShadowStage:
         Raises:
             StaleReplicaError: The copy is not at that step.
         """
+        self._expect_step(step)
+        self._claim(step, microbatch, *self.copy.runner.recompute(step, microbatch, x, gradient))
+
+    def audit_and_screen(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
+        """As `audit`, and look at the stage's weight gradient with that of the microbatch in hand.
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        self._expect_step(step)
+        y, x_gradient, own = self.copy.runner.redo(step, microbatch, x, gradient)
+        self._claim(step, microbatch, y, x_gradient)
+        if self.doubt is None and self.gradients is not None:
+            self.doubt = doubt_about(self.gradients, own, self.copy.plan.microbatches)
+
+    def _expect_step(self, step: int) -> None:
         if self.copy.step != step:
             raise StaleReplicaError(
                 f"stage {self.index}: the shadow is at step {self.copy.step}, the claim from step {step}; "
                 "no verdict is possible before it is resynchronised"
             )
-        y, x_gradient = self.copy.runner.recompute(step, microbatch, x, gradient)
+
+    def _claim(self, step: int, microbatch: int, y: Tensor, x_gradient: Tensor | None) -> None:
         self.claims[(step, "forward", microbatch)] = y
         if x_gradient is not None:
             self.claims[(step, "backward", microbatch)] = x_gradient

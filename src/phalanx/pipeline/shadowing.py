@@ -1,11 +1,14 @@
 """The stages that a party shadows: gradients come in, audits are done, the copy stays fresh."""
 
+import functools
+
 from phalanx.errors import FrameError
 from phalanx.pipeline.auditing import AuditInput, AuditQueue, AuditTask, InputKey
 from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Desk, Received
 from phalanx.pipeline.exchange import report_held
+from phalanx.pipeline.gradient_screen import Doubt
 from phalanx.pipeline.lookup import sent_here
 from phalanx.pipeline.messages import Audit, AuditReport, Bulk, Fetch, Fetched, GradientHeld, StepAudited, WeightsHeld
 from phalanx.pipeline.norm import finite_norm_squared
@@ -127,7 +130,10 @@ class Shadowing:
             Whether it did: without the decision or the gradient, or with audits of that step still to do, it stays.
         """
         gradients, clip = shadow.gradients, shadow.pending_apply
-        if gradients is None or clip is None or self._audits.concerns(shadow.index, shadow.copy.step):
+        # where verdicts lag, the owner's order can come after its decision
+        waits = shadow.order == "awaited" and self._desk.plan.guard.commit_lag > 0
+        busy = waits or self._audits.concerns(shadow.index, shadow.copy.step)
+        if gradients is None or clip is None or busy:
             return False
         with self._desk.timer.phase("shadow_apply"):
             if shadow.index in self._desk.roles.frozen:
@@ -168,14 +174,20 @@ class Shadowing:
         """
         roles = self._desk.roles
         from_outside = message.state is not None and message.stage not in {**self._shadows, **roles.hosted}
-        if (message.stage not in self._shadows and not from_outside) or message.step != roles.step:
+        shadow = self._shadows.get(message.stage)
+        # what a shadow has told of a step that lags may have the whole of it recomputed when others are at the next one
+        is_ordered = shadow is not None and shadow.order == "awaited" and message.step == shadow.copy.step
+        is_due = message.step == roles.step or is_ordered
+        if (message.stage not in self._shadows and not from_outside) or not is_due:
             raise FrameError(
                 f"{self._desk.name}: asked to audit stage {message.stage} at step {message.step}; "
                 f"it shadows {sorted(self._shadows)} at step {roles.step}"
             )
         if from_outside and message.state is not None:
             self._visits.begin(received, message, message.state)
-        for key in self._audits.add(message, lambda key: sent_here(roles, key)):
+        if shadow is not None and is_ordered and not message.urgent:
+            shadow.order = "given"
+        for key in self._audits.add(message, lambda key: sent_here(roles, message.step, key)):
             self._fetch(roles.assignment.server(key[0], key[2]), message.step, key)
 
     def is_due(self, step: int) -> bool:
@@ -215,12 +227,12 @@ class Shadowing:
         for behind in self._shadows.values():
             if self._audits.concerns(behind.index, behind.copy.step + 1):
                 self.apply(behind)
-        task = self._audits.pop(self._can_audit, urgent=urgent)
+        task = self._audits.pop(functools.partial(self._can_audit, urgent=urgent), urgent=urgent)
         shadow = None if task is None else desk.roles.auditing(task.stage)
         if task is None or shadow is None:
             return False
         with desk.timer.phase("audit"):
-            self._recompute(shadow, task)
+            doubt = self._recompute(shadow, task)
         report = AuditReport(
             epoch=desk.roles.epoch,
             step=task.step,
@@ -231,14 +243,21 @@ class Shadowing:
                 d: digest_hex(tensor_buffers(shadow.claims[(task.step, d, task.microbatch)])) for d in task.directions
             },
             urgent=task.urgent,
+            doubt=doubt,
         )
+        if doubt is not None:
+            shadow.order = "awaited"
         desk.post(OWNER, report, ())
         if shadow.recomputed == len(desk.roles.assignment.microbatches(self._share_of(shadow), desk.plan.microbatches)):
             self._report_recomputed(shadow)
         return True
 
-    def _can_audit(self, stage: int, step: int) -> bool:
+    def _can_audit(self, stage: int, step: int, *, urgent: bool) -> bool:
         shadow = self._desk.roles.auditing(stage)
+        screens = stage in self._shadows and not urgent and self._desk.plan.guard.screens_gradients
+        if screens and shadow is not None and shadow.gradients is None:
+            # the owner asks when the stage has committed, and its gradient may come over another link
+            return False
         # a copy that is past the step is a fault, and says so when it is asked to audit
         return shadow is not None and shadow.copy.step >= step
 
@@ -261,16 +280,20 @@ class Shadowing:
     def _share_of(self, shadow: ShadowStage) -> Share:
         return self._desk.roles.audited_share(shadow.index)
 
-    def _recompute(self, shadow: ShadowStage, task: AuditTask) -> None:
+    def _recompute(self, shadow: ShadowStage, task: AuditTask) -> Doubt | None:
+        """Do an audit; with the last one of a step's drawn ones, say why the step's weight gradient looks odd."""
         x, gradient = task.tensor("forward"), task.tensor("backward")
         if x is None:
-            return
-        step = task.step
-        follows = task.weights or (self._desk.plan.guard.shadow == "lockstep" and not task.urgent)
-        if follows and gradient is not None:
+            return None
+        step, guard = task.step, self._desk.plan.guard
+        if gradient is not None and (task.weights or (guard.shadow == "lockstep" and not task.urgent)):
             shadow.follow(step, task.microbatch, x, gradient)
+        elif gradient is not None and guard.screens_gradients and not task.urgent and shadow.order == "none":
+            shadow.audit_and_screen(step, task.microbatch, x, gradient)
+            return None if self._audits.has_drawn(task.stage, step) else shadow.doubt
         else:
             shadow.audit(step, task.microbatch, x, gradient)
+        return None
 
     def _fetch(self, target: str, step: int, key: InputKey) -> None:
         roles = self._desk.roles

@@ -41,6 +41,7 @@ class Office:
         pump: Handles what has arrived and does one piece of work.
         silence: Tells when nobody has got ready for too long.
         lives: Told who takes part no more.
+        owed_by: Whose state the owner itself still waits for.
     """
 
     docket: Docket
@@ -51,6 +52,7 @@ class Office:
     pump: Callable[[], None]
     silence: Silence
     lives: Lives
+    owed_by: Callable[[], Collection[str]]
 
 
 class Succession:
@@ -92,6 +94,7 @@ class Succession:
         self._pump = office.pump
         self._silence = office.silence
         self._lives = office.lives
+        self._owed_by = office.owed_by
         self._members = members
         self._files = files
         self._readiness = Readiness(office.docket)
@@ -360,6 +363,8 @@ class Succession:
                 self._suspect_the_silent()
             if self._silence.clock.wall() > deadline:
                 missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
+                # the owner is late because somebody does not give it a state
+                missing = missing or sorted(self._owed_by())
                 if is_start or not missing:
                     raise PeerLostError(f"{', '.join(missing)} did not get ready within {self.timeout_s:.0f} s")
                 self.suspect(missing[0], f"did not take its roles within {self.timeout_s:.0f} s")

@@ -6,6 +6,8 @@ from phalanx.pipeline.bulk import Post
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket
 from phalanx.pipeline.draw import AuditDraw
+from phalanx.pipeline.gradient_screen import Doubt
+from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.messages import Audit, Release, ScreenHit
 from phalanx.pipeline.schedules.action import Direction
 
@@ -73,6 +75,36 @@ class Summons:
     def urgent(self, hit: ScreenHit) -> None:
         """Ask for the very microbatch that looked odd to its receiver."""
         self._ask(hit.source, (hit.microbatch,), directions_of(hit), urgent=True)
+
+    def look_closer(self, ledger: StepLedger, stage: int, auditor: str, doubt: Doubt) -> None:
+        """A stage's weight gradient looks odd to its auditor, who is to recompute all of the step, once.
+
+        That costs the one who says so as much as anybody; what it then finds is compared, and disputed, as ever.
+        """
+        docket, share = self._docket, self._docket.audited_share(stage, auditor)
+        is_screened = docket.plan.guard.screens_gradients and auditor == docket.shadow(stage)
+        if not is_screened or share in ledger.doubted or (stage, auditor) in ledger.awaited_step_audits:
+            return
+        ledger.doubted[share] = doubt
+        party = docket.assignment.server_of(share)
+        place = {"step": ledger.step, "stage": stage, "party": party, "auditor": auditor}
+        docket.observe("gradient_doubted", {**place, "reason": doubt})
+        everything = docket.assignment.microbatches(share, docket.plan.microbatches)
+        for microbatch in everything:
+            ledger.reports.pop((stage, microbatch, auditor), None)
+        ledger.awaited_audits |= {(stage, microbatch, auditor) for microbatch in everything}
+        ledger.num_audits += len(everything)
+        ledger.awaited_step_audits.add((stage, auditor))
+        audit = Audit(
+            epoch=ledger.epoch,
+            step=ledger.step,
+            stage=stage,
+            microbatches=everything,
+            directions=BOTH,
+            urgent=False,
+            weights=True,
+        )
+        self._post(auditor, audit, ())
 
     def release(self, hit: ScreenHit) -> None:
         """Let the receiver use a screened message after all."""

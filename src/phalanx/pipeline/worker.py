@@ -151,7 +151,10 @@ class Worker:
 
     def _handle(self, item: Received) -> None:
         try:
-            if isinstance(item.message, Setup) and item.sender == self._config.owner_name:
+            if isinstance(item.message, Fault) and item.sender == self._identity.name:
+                # what a peer sent could not be read
+                self._mail.post(self._config.owner_name, item.message)
+            elif isinstance(item.message, Setup) and item.sender == self._config.owner_name:
                 self._set_up(parse_plan(item.message.plan))
                 if item.message.certificates is not None:
                     self._get_to_know(item.message.certificates, {})

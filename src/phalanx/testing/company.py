@@ -33,7 +33,7 @@ from phalanx.train import CheckRecord, RunConfig, step_inputs
 from phalanx.train.layout import make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.run_directory import RunDirectory
-from phalanx.transport import MemoryNetwork
+from phalanx.transport import Endpoint, MemoryNetwork
 
 _JOIN_TIMEOUT_S = 60.0
 _SECONDS_TO_END = 5.0
@@ -78,6 +78,7 @@ class MemoryCompany:
     """
 
     engine: PipelineEngine
+    _endpoint_class = RewritingEndpoint
 
     def __init__(
         self,
@@ -247,9 +248,7 @@ class MemoryCompany:
     def _start(self, stack: contextlib.ExitStack) -> None:
         run, home = self.run_config, self._home
         names = run.pipeline.workers
-        wire, limits = self._network.wire(OWNER), run.pipeline.transport
-        endpoint = OwnersEndpoint(home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock)
-        stack.enter_context(endpoint)
+        endpoint = stack.enter_context(self._owners_endpoint())
         stack.callback(self._end_workers)
         # parties must know each other before the first of them sends
         for name in names:
@@ -282,6 +281,10 @@ class MemoryCompany:
         known = library.digests() if run.guard.enabled else {}
         self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
 
+    def _owners_endpoint(self) -> Endpoint:
+        wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport
+        return OwnersEndpoint(self._home.owner, {}, self.session, wire, limits, threads=self._threads, clock=self.clock)
+
     def _observe(self, kind: str, body: dict[str, object]) -> None:
         self.events.append((kind, body))
         self.checks.observe(kind, body)
@@ -293,7 +296,7 @@ class MemoryCompany:
     def _endpoint(self, name: str) -> RewritingEndpoint:
         limits = self.run_config.pipeline.transport
         actor = self._actors.get(name, HONEST)
-        endpoint = RewritingEndpoint(
+        endpoint = self._endpoint_class(
             self.identity(name),
             {},
             self.session,

@@ -25,7 +25,8 @@ def tiny_run(
     Args:
         stages: Ignored where `pipeline` is given.
         num_layers: One per stage when left out.
-        guard: When left out, the default one without the audits that a coin decides: their number is then certain.
+        guard: When left out, the default one without the audits that a coin or a statistic decides: their number is
+            then certain.
         pipeline: Stages, schedule, spares and deadlines.
         optimizer: AdamW at 1e-2 with weight decay and clipping when left out.
         adapter: Trains low-rank adapters only.
@@ -53,7 +54,7 @@ def tiny_run(
         train=TrainConfig(steps=100, seed=7, batch_size=8, microbatches=4),
         optimizer=optimizer or OptimizerConfig(lr=1e-2, warmup_steps=2, clip_norm=0.5),
         pipeline=pipeline,
-        guard=guard or GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0),
+        guard=guard or GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, gradient_screen=False),
     )
 
 

@@ -14,6 +14,7 @@ from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.footprint import footprints, stage_counts
 from phalanx.pipeline.recovery import first_assignment
 from phalanx.train.config import RunConfig
+from phalanx.train.guard_outlook import outlook, outlook_rows, price_note
 
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
 _WORKER_BYTES = 600 * 2**20
@@ -134,7 +135,26 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
             row.holder,
             row.shadow or "-",
         )
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table, _memory_note(rows))
+    toml = Syntax(dump_toml(run), "toml", background_color="default")
+    return Group(toml, table, _memory_note(rows), *_guard_notes(run, rows, source))
+
+
+def _guard_notes(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
+    """What the guard finds and costs; nothing where nothing is recomputed."""
+    others = [row for row in rows if row.holder != OWNER]
+    if not others:
+        return []
+    first, last = (int(row.layers.split("-")[end]) for row, end in ((others[0], 0), (others[-1], 1)))
+    found = outlook(run, (last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))))
+    if found is None:
+        return []
+    table = Table(title="one stage in other hands that lies in every step")
+    lines = outlook_rows(found[0])
+    for name in lines[0]:
+        table.add_column(name)
+    for line in lines:
+        table.add_row(*line.values())
+    return [table, price_note(run.guard, found[1])]
 
 
 def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:

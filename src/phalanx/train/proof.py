@@ -114,7 +114,9 @@ def verify_run(run_dir: Path, certificate: Path | None = None) -> RunProof:
             done = _checked(run_dir / LEAVES_FILE, line, batch, rules)
             work = Work(work.signed + done.signed, work.owners + done.owners, work.unlike + done.unlike)
             session.names.add(done.session)
-            proven |= {line.body["step"]} if rules.draw is not None and rules.audits else set()
+            # of a step that was done again the last record counts
+            is_proven, step = rules.draw is not None and rules.audits, {line.body["step"]}
+            proven = proven | step if is_proven else proven - step
         if len(session.names) > 1 or session.names & names:
             raise AuditLogError(
                 f"{where}: its steps are signed for {len(session.names)} sessions, or for an earlier one"

@@ -1,0 +1,48 @@
+"""What ``phalanx plan`` says about the guard of a run file."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from phalanx.cli.console import say_rows
+from phalanx.planner.finding import Finding, Price
+
+
+@dataclass(frozen=True)
+class PlannedGuard:
+    """What a run's guard finds and costs, as rows for the terminal and as JSON."""
+
+    rows: list[dict[str, str]]
+    note: str
+    found: list[Finding]
+    cost: Price
+
+    def as_json(self) -> dict[str, Any]:
+        """Findings and price."""
+        found = [asdict(finding) for finding in self.found]
+        return {"guard": {"findings": found, "price": asdict(self.cost)}}
+
+
+def guard_of(run_file: Path, overrides: list[str]) -> PlannedGuard | None:
+    """Return what is known of a run file's guard beforehand; None where nothing is recomputed.
+
+    The stages are taken for equal; ``phalanx train --dry-run`` knows their layers.
+    """
+    from phalanx.train import load_run
+    from phalanx.train.guard_outlook import outlook, outlook_rows, price_note
+
+    run = load_run(run_file, overrides)
+    stages = run.pipeline.stages
+    known = outlook(run, max(stages - 2, 0) / stages)
+    if known is None:
+        return None
+    return PlannedGuard(outlook_rows(known[0]), price_note(run.guard, known[1]), *known)
+
+
+def say_guard(guarded: PlannedGuard | None) -> None:
+    """Print what a run's guard finds and costs, where there is one."""
+    if guarded is not None:
+        say_rows(list(guarded.rows))
+        typer.echo(guarded.note)

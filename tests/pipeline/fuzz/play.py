@@ -1,0 +1,266 @@
+"""Plays a schedule in a whole company and says what came of it."""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from changes import Known
+from insider import Insider
+from schedule import Schedule
+from turns import EndlessError, TurnCompany
+
+from phalanx.attacks import actor
+from phalanx.errors import NoHolderError, PhalanxError
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.security.crypto import create_authority, issue
+from phalanx.testing import Actor, tiny_run
+from phalanx.train import RunConfig
+from phalanx.transport import TransportConfig
+
+NUM_STEPS = 3
+PATIENCE_S, STEP_TIMEOUT_S = 1.0, 60.0
+MOST_EVENT_BYTES = 64 * 1024
+"""In the events of one step, whatever an insider does."""
+MOST_QUEUED_BYTES = 2**20
+"""`transport.max_queued_bytes`; what has no payload may take twice as much."""
+MOST_WORKERS = 5
+
+
+@dataclass(frozen=True)
+class Company:
+    """One kind of company.
+
+    Attributes:
+        guard: How it looks after itself.
+        stages: Of which the owner has the first and the last.
+        spares: Workers beyond one for each of the others.
+        late: Workers who may come later.
+        most_liars: How many insiders at once it must withstand.
+        is_exact: Whether no lie at all may reach the weights at these rates.
+    """
+
+    guard: GuardConfig
+    stages: int = 4
+    spares: int = 0
+    late: int = 0
+    most_liars: int = 1
+    is_exact: bool = True
+
+    @property
+    def num_workers(self) -> int:
+        """Those who are there from the start."""
+        return self.stages - 2 + self.spares
+
+    def run(self, pki: Path) -> RunConfig:
+        """Its run file, with models and batches as small as can be."""
+        pipeline = PipelineConfig(
+            stages=self.stages,
+            spares=self.spares,
+            respawns=self.late,
+            pki=str(pki),
+            patience_s=PATIENCE_S,
+            step_timeout_s=STEP_TIMEOUT_S,
+            transport=TransportConfig(max_queued_bytes=MOST_QUEUED_BYTES),
+        )
+        run = tiny_run(pipeline=pipeline, guard=self.guard)
+        return run.model_copy(update={"train": run.train.model_copy(update={"batch_size": 4, "microbatches": 2})})
+
+
+def _all(**changes) -> GuardConfig:
+    return GuardConfig(**{"audit_rate": 1.0, "step_audit_rate": 1.0, "owner_audit_rate": 0.0} | changes)
+
+
+COMPANIES = {
+    "gradient": Company(_all()),
+    "lockstep": Company(_all(shadow="lockstep")),
+    "update": Company(_all(shadow="update", owner_audit_rate=1.0)),
+    "replica": Company(_all(shadow="replica")),
+    "snapshot": Company(_all(shadow="snapshot", snapshot_every=2, owner_audit_rate=1.0)),
+    "lag": Company(_all(commit_lag=1)),
+    "kept steps": Company(_all(keep_steps=4)),
+    "default rates": Company(GuardConfig(), is_exact=False),
+    "update, default rates": Company(GuardConfig(shadow="update"), is_exact=False),
+    "snapshot, default rates": Company(GuardConfig(shadow="snapshot", snapshot_every=2), is_exact=False),
+    "statistics": Company(GuardConfig(mode="statistics"), is_exact=False),
+    "spare": Company(_all(), spares=1),
+    "newcomer": Company(_all(), stages=3, late=1),
+    "third party": Company(_all(third_party_audit_rate=1.0), stages=5),
+    "league": Company(_all(owner_audit_rate=1.0, keep_steps=4), stages=5, most_liars=2),
+    "league of replicas": Company(_all(owner_audit_rate=1.0, shadow="replica"), stages=5, most_liars=2),
+}
+
+
+@dataclass
+class Outcome:
+    """What came of a schedule."""
+
+    ended: BaseException | None = None
+    weights: str | None = None
+    evicted: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    crashes: dict[str, BaseException] = field(default_factory=dict)
+    errors: dict[str, PhalanxError] = field(default_factory=dict)
+    events: list = field(default_factory=list)
+    queued_bytes: int = 0
+    turns: int = 0
+    passed_s: float = 0.0
+    has_begun: bool = False
+    fired: int = 0
+    num_acts: int = 0
+
+    @property
+    def event_bytes(self) -> int:
+        """What its events take in the audit log."""
+        return sum(len(json.dumps(event)) for event in self.events)
+
+
+class Stage:
+    """Everything that schedules share: certificates, models, the weights of honest runs, recorded sessions."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._pki = directory / "pki"
+        create_authority(self._pki)
+        for name in ("owner", *(f"worker-{n}" for n in range(1, MOST_WORKERS + 1))):
+            issue(self._pki, name)
+        self._honest: dict[tuple[str, int], str] = {}
+        self._earlier: dict[str, dict[str, list]] = {}
+
+    def honest(self, company: str, num_steps: int) -> str:
+        """The weights of an honest and unguarded run."""
+        if (company, num_steps) not in self._honest:
+            run = COMPANIES[company].run(self._pki)
+            bare = run.model_copy(update={"guard": GuardConfig(mode="off", shadow=run.guard.shadow)})
+            with self._open(bare) as opened:
+                opened.run(num_steps)
+                self._honest[company, num_steps] = opened.weights_digest()
+        return self._honest[company, num_steps]
+
+    def earlier(self, company: str) -> dict[str, list]:
+        """What each worker saw in an honest session on other batches, with the same certificates."""
+        if company not in self._earlier:
+            run = COMPANIES[company].run(self._pki)
+            other = run.model_copy(update={"train": run.train.model_copy(update={"seed": run.train.seed + 1})})
+            names = run.pipeline.workers
+            seen = {name: [] for name in names}
+            with self._open(other, session="an-earlier-session", noted=seen) as opened:
+                opened.run(2)
+            self._earlier[company] = seen
+        return self._earlier[company]
+
+    def play(self, schedule: Schedule) -> Outcome:
+        """Play it to its end, whatever that is."""
+        kind = COMPANIES[schedule.company]
+        run = kind.run(self._pki)
+        earlier = self.earlier(schedule.company)
+        allies, parties = {}, run.pipeline.workers
+        actors, insiders = {}, {}
+        for number, liar in schedule.liars.items():
+            name = f"worker-{number}"
+            insider = Insider(liar.acts, Known(earlier=earlier.get(name, ()), allies=allies), parties)
+            insiders[name] = insider
+            base = Actor()
+            if liar.attack != "none":
+                stages = tuple(range(1, kind.stages - 1))
+                base = actor(AttackConfig(kind=liar.attack, from_step=liar.from_step, stages=stages), name)
+            actors[name] = replace(base, rewrite=_both(base.rewrite, insider.rewrite))
+        noted = {name: insider.known.headers for name, insider in insiders.items()}
+        outcome = Outcome()
+        company = self._open(run, actors, order=schedule.order, noted=noted)
+        for name, insider in insiders.items():
+            insider.known.identity = company.identity(name)
+        try:
+            with company:
+                # the one copy beside a liar's may be gone for an honest reason
+                may_fall_back = kind.guard.verify_only or any(what == "kill" for _, what, _ in schedule.events)
+                _train(company, schedule.events, may_fall_back=may_fall_back)
+                outcome.weights = company.weights_digest()
+        except EndlessError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - how it ended is what is judged
+            outcome.ended = exc
+        outcome.evicted, outcome.lost = company.evicted, company.lost
+        outcome.crashes, outcome.errors, outcome.events = company.crashes, company.errors, company.events
+        outcome.queued_bytes, outcome.turns = company.most_queued_bytes, company.turns.num_given
+        outcome.passed_s = company.clock.now()
+        outcome.has_begun = company.has_begun
+        outcome.fired = sum(len(insider.fired) for insider in insiders.values())
+        outcome.num_acts = sum(len(liar.acts) for liar in schedule.liars.values())
+        return outcome
+
+    def faults(self, schedule: Schedule, outcome: Outcome) -> list[str]:
+        """Which invariants do not hold."""
+        kind = COMPANIES[schedule.company]
+        liars = {f"worker-{number}" for number in schedule.liars}
+        moved = {f"worker-{number}" for _, _, number in schedule.events}
+        found = []
+        if outcome.ended is not None and not _may_end(outcome, liars):
+            found.append(f"the run ended: {outcome.ended!r}")
+        if set(outcome.evicted) - liars:
+            found.append(f"honest and convicted: {sorted(set(outcome.evicted) - liars)}")
+        if set(outcome.lost) - liars - moved:
+            found.append(f"honest and lost: {sorted(set(outcome.lost) - liars - moved)}")
+        found += [
+            f"{name} is honest and crashed: {exc!r}" for name, exc in outcome.crashes.items() if name not in liars
+        ]
+        ended = {name: exc for name, exc in outcome.errors.items() if name not in liars | moved}
+        found += [f"{name} is honest and ended: {exc!r}" for name, exc in ended.items() if outcome.ended is None]
+        if kind.is_exact and outcome.ended is None and outcome.weights != self.honest(schedule.company, NUM_STEPS):
+            found.append("the weights are not those of the honest run")
+        size = outcome.event_bytes
+        if size > NUM_STEPS * MOST_EVENT_BYTES:
+            found.append(f"{size} bytes of events in {NUM_STEPS} steps")
+        if outcome.queued_bytes > 2 * MOST_QUEUED_BYTES:
+            found.append(f"{outcome.queued_bytes} bytes lay in one inbox from one sender")
+        if outcome.passed_s > (NUM_STEPS + 1) * STEP_TIMEOUT_S:
+            found.append(f"{outcome.passed_s:.0f} s passed")
+        return found
+
+    def _open(self, run, actors=None, *, noted=None, **kwargs):
+        directory = self.directory / "company"
+        # nothing of the last one is read again
+        shutil.rmtree(directory, ignore_errors=True)
+        return TurnCompany(run, directory, actors, cache=self.directory / "models", noted=noted or {}, **kwargs)
+
+
+def _may_end(outcome: Outcome, liars: set[str]) -> bool:
+    """A run that has not begun may refuse to, if its error names who is in the way and nobody else."""
+    named = set(re.findall(r"worker-\d+", str(outcome.ended)))
+    return isinstance(outcome.ended, PhalanxError) and not outcome.has_begun and bool(named) and named <= liars
+
+
+def _both(first, second):
+    return lambda letter: [last for one in first(letter) for last in second(one)]
+
+
+def _train(company, events, *, may_fall_back):
+    """Every step; where the upkeep has no heirs, as often as need be from the beginning."""
+    falls, step, happened = 0, 0, set()
+    if may_fall_back:
+        company.save()
+    while step < NUM_STEPS:
+        for event in events:
+            if event[0] == step and event not in happened:
+                happened.add(event)
+                _happen(company, event[1], f"worker-{event[2]}")
+        try:
+            company.run(1)
+            step += 1
+        except NoHolderError:
+            falls += 1
+            if not may_fall_back or falls > MOST_WORKERS:
+                raise
+            step = company.fall_back()
+
+
+def _happen(company, what, name):
+    """Something happens to an honest party that has nothing to do with lies."""
+    match what:
+        case "join":
+            company.join(name)
+        case "leave":
+            company.leave(name)
+        case "kill":
+            company.kill(name)

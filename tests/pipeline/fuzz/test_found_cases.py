@@ -1,0 +1,44 @@
+"""What the fuzzer found, as small as it could make it: each case fails on the code of its day."""
+
+import pytest
+from changes import Put
+from schedule import Act, Alter, Drop, Liar, On, Schedule
+
+
+def one(company, *acts, liar=1, **kwargs):
+    """One liar with these acts."""
+    return Schedule(company, {liar: Liar(acts)}, **kwargs)
+
+
+FOUND = {
+    "a_stage_that_refuses_a_tensor_for_another_stage_is_not_replaced_for_lacking_it": one(
+        "gradient", Act(On("tensor", 0), Alter(("target",), Put(2**53)))
+    ),
+    "a_third_party_that_has_reported_is_not_replaced_for_a_shadows_silence": one(
+        "third party", Act(On("audit_report", lasting=True), Drop()), liar=3
+    ),
+    "an_auditor_to_whom_the_owner_hands_on_an_answer_of_another_epoch_can_use_it": one(
+        "third party", Act(On("fetched", lasting=True), Alter(("epoch",), Put(2**40))), liar=2
+    ),
+    "an_auditor_to_whom_a_snapshot_was_handed_on_is_given_weights_as_well": one(
+        "snapshot", Act(On("bulk", nth=2, lasting=True), Alter(("epoch",), Put(2**40)))
+    ),
+    "a_stage_that_gives_the_owner_no_state_is_replaced_and_the_run_goes_on": one(
+        "gradient", Act(On("bulk", step=1, lasting=True), Drop()), events=((1, "kill", 2),)
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", FOUND.values(), ids=FOUND)
+def test_found(stage, schedule):
+    outcome = stage.play(schedule)
+
+    assert outcome.fired == outcome.num_acts
+    assert stage.faults(schedule, outcome) == []
+
+
+def test_a_worker_that_cannot_read_a_message_complains_about_its_sender(stage):
+    outcome = stage.play(one("gradient", Act(On("tensor"), Alter(("direction",), Put("sideways")))))
+
+    complaints = [body for kind, body in outcome.events if kind == "fault" and body["party"] == "worker-2"]
+    assert [body["about"] for body in complaints] == ["worker-1"]

@@ -1,0 +1,76 @@
+"""Whatever an insider does to its messages: no honest party pays for it, and the weights are those of an honest run.
+
+`PHALANX_FUZZ_MINUTES` says how long the long share goes on, `PHALANX_FUZZ_SEED` with which seed it begins, and
+`PHALANX_FUZZ_LOG` where it writes a line for every seed.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from play import COMPANIES
+from schedule import Schedule
+from strategies import schedules
+
+QUICK, PER_SEED = 30, 200
+SETTINGS = settings(deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck))
+
+
+def check(stage, schedule):
+    outcome = stage.play(schedule)
+    note(f"{outcome}")
+    assert stage.faults(schedule, outcome) == []
+    return outcome
+
+
+# no time for shrinking here: the schedule that is printed goes into the long share, which does
+@settings(SETTINGS, max_examples=QUICK, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(schedules())
+def test_a_hostile_insider_harms_nobody_honest(stage, schedule):
+    check(stage, schedule)
+
+
+@pytest.mark.parametrize("company", COMPANIES)
+def test_an_honest_company_of_each_kind_meets_every_bound(stage, company):
+    outcome = stage.play(Schedule(company, {}))
+
+    assert stage.faults(Schedule(company, {}), outcome) == []
+    assert (outcome.evicted, outcome.lost, outcome.passed_s) == ([], [], 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_a_hostile_insider_harms_nobody_honest_for_as_long_as_is_asked(stage):
+    until = time.monotonic() + 60 * float(os.environ.get("PHALANX_FUZZ_MINUTES", "5"))
+    number = int(os.environ.get("PHALANX_FUZZ_SEED", "1"))
+    while time.monotonic() < until:
+        began, played = time.process_time(), []
+
+        @seed(number)
+        @settings(SETTINGS, max_examples=PER_SEED)
+        @given(schedules())
+        def play(schedule, played=played):
+            played.append(check(stage, schedule))
+
+        report = f"seed {number}: stopped"
+        try:
+            play()
+            report = f"seed {number}: {summary(played, time.process_time() - began)}"
+        finally:
+            if "PHALANX_FUZZ_LOG" in os.environ:
+                with Path(os.environ["PHALANX_FUZZ_LOG"]).open("a", encoding="utf-8") as log:
+                    log.write(f"{time.strftime('%H:%M:%S')} {report}\n")
+        number += 1
+
+
+def summary(played, cpu_s):
+    evicting = sum(bool(outcome.evicted) for outcome in played)
+    acts = sum(outcome.num_acts for outcome in played)
+    return (
+        f"{len(played)} schedules, {sum(outcome.fired for outcome in played)} of {acts} acts done, "
+        f"{evicting} with a conviction, most: {max(outcome.event_bytes for outcome in played)} bytes of events, "
+        f"{max(outcome.queued_bytes for outcome in played)} queued, {max(outcome.turns for outcome in played)} turns, "
+        f"{max(outcome.passed_s for outcome in played):.0f} s passed; {cpu_s:.0f} s of CPU"
+    )

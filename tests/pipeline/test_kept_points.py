@@ -1,0 +1,102 @@
+"""With `keep_states` a conviction takes the run back far, at the price of two states however far that is."""
+
+import pytest
+
+from phalanx.attacks import actor
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.pipeline.kept_points import points_before
+from phalanx.testing import tiny_run
+
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
+STEPS = 15
+
+
+def audited_at(company, *places):
+    """Let the coin fall on these (stage, step) and no others."""
+    company.draw.whole_step = lambda **place: (place["stage"], place["step"]) in places
+    return company
+
+
+def went_back(company):
+    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
+
+
+@pytest.mark.parametrize(
+    ("step", "begin", "every", "kept"),
+    [
+        (0, 0, 4, []),
+        (1, 0, 4, [0]),
+        (4, 0, 4, [0]),
+        (5, 0, 4, [0, 4]),
+        (9, 0, 4, [4, 8]),
+        (13, 0, 4, [8, 12]),
+        (12, 7, 4, [7, 8]),
+        (13, 7, 4, [8, 12]),
+        (20, 8, 4, [12, 16]),
+        (9, 8, 4, [8]),
+        (30, 29, 4, [29]),
+    ],
+)
+def test_the_states_that_are_kept_are_those_of_the_last_two_points(step, begin, every, kept):
+    assert points_before(step, begin, every) == kept
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(("found", "to"), [(3, 0), (6, 0), (11, 4), (13, 8)])
+def test_a_conviction_takes_the_run_back_to_the_older_state(make_company, honest_digest, lag, found, to):
+    run = tiny_run(guard=GuardConfig(keep_states=4, commit_lag=lag, **NO_COIN))
+    liar = actor(AttackConfig(kind="gradient_sign", from_step=to + 2), "worker-1")
+    company = audited_at(make_company(run, {1: liar}), (1, found))
+
+    results = company.run(STEPS)
+
+    assert company.evicted == ["worker-1"]
+    # with a lag the step is known to be wrong when the next one is under way
+    assert went_back(company) in ([(to, found)], [(to, found + lag)])
+    assert sum(result.steps_redone for result in results) in (found - to, found + lag - to)
+    assert company.weights_digest() == honest_digest(run, STEPS)
+
+
+def test_what_came_before_the_older_state_stays(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(keep_states=4, **NO_COIN))
+    liar = actor(AttackConfig(kind="gradient_sign", from_step=2), "worker-1")
+    company = audited_at(make_company(run, {1: liar}), (1, 11))
+
+    company.run(STEPS)
+
+    assert went_back(company) == [(4, 11)]
+    assert company.weights_digest() != honest_digest(run, STEPS)
+
+
+def test_two_liars_in_turn_leave_no_trace(make_company, honest_digest):
+    pipeline = PipelineConfig(stages=5, spares=1, step_timeout_s=30.0)
+    run = tiny_run(guard=GuardConfig(keep_states=5, **NO_COIN), pipeline=pipeline)
+    liars = {n: actor(AttackConfig(kind="gradient_sign", from_step=n, stages=(n,)), f"worker-{n}") for n in (1, 3)}
+    company = audited_at(make_company(run, liars), (1, 7), (3, 8))
+
+    company.run(STEPS)
+
+    assert company.evicted == ["worker-1", "worker-3"]
+    assert company.weights_digest() == honest_digest(run, STEPS)
+
+
+def test_a_loss_takes_nothing_back(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(keep_states=4, **NO_COIN))
+    company = make_company(run)
+
+    company.run(6)
+    company.kill("worker-1")
+    company.run(STEPS - 6)
+
+    assert company.lost == ["worker-1"]
+    assert went_back(company) == []
+    assert company.weights_digest() == honest_digest(run, STEPS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"keep_steps": 4}, {"shadow": "update"}, {"shadow": "snapshot"}, {"shadow": "replica"}, {"mode": "statistics"}],
+)
+def test_states_are_refused_where_nobody_could_go_back_to_them(other):
+    with pytest.raises(ValueError, match="keep_states"):
+        GuardConfig(keep_states=4, **other)

@@ -1,0 +1,130 @@
+"""Formulas against simulated draws."""
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from phalanx.pipeline import PRESETS, AuditDraw, GuardConfig
+from phalanx.planner.finding import CERTAINTY, Watch, findings, missed, price
+from phalanx.planner.guard_costs import GuardCosts, measured_costs
+
+COSTS = GuardCosts(
+    audited_share=0.72,
+    screened_share=1.0,
+    fixed_share=0.04,
+    doubted_honest=0.03,
+    found_gross=0.6,
+    sources={},
+)
+
+
+def watch_of(name, microbatches=8):
+    values = PRESETS[name]
+    return Watch(
+        stages=4,
+        microbatches=microbatches,
+        audit_rate=values["audit_rate"],
+        step_audit_rate=values["step_audit_rate"],
+        owner_audit_rate=values["owner_audit_rate"],
+        gradient_screen=values["gradient_screen"],
+        reach=values["keep_states"],
+    )
+
+
+def by_lie(watch):
+    return {finding.lie: finding for finding in findings(watch, COSTS)}
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 10])
+@pytest.mark.parametrize("rate", [1 / 8, 1 / 4, 1.0])
+def test_how_likely_one_message_is_met_is_what_the_draws_do(microbatches, rate):
+    draw = AuditDraw(bytes(32), bytes(32), rate)
+    watch = Watch(4, microbatches, rate, 0.0, 0.0, gradient_screen=False)
+    chance = random.Random(1)
+    drawn = [draw.microbatches(step=step, epoch=0, stage=1, num_microbatches=microbatches) for step in range(4000)]
+    met = sum(chance.randrange(microbatches) in places for places in drawn) / len(drawn)
+
+    found = by_lie(watch)[f"messages of 1 of {microbatches} microbatches"]
+
+    assert len(drawn[0]) == watch.drawn
+    assert met == pytest.approx(found.probability, abs=0.03)
+
+
+def test_missed_counts_every_choice():
+    for drawn, wrong in itertools.product(range(1, 6), range(6)):
+        choices = list(itertools.combinations(range(6), drawn))
+        free = [choice for choice in choices if not set(choice) & set(range(wrong))]
+        assert missed(drawn, wrong, 6) == pytest.approx(len(free) / len(choices))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_steps_until_a_subtle_gradient_is_found_are_what_the_coins_do(name):
+    guard, watch = GuardConfig(preset=name), watch_of(name)
+    draw = AuditDraw.of(b"k" * 32, bytes(32), guard)
+
+    def first(begin):
+        for step in itertools.count(begin):
+            place = {"step": step, "epoch": 0, "stage": 1}
+            if draw.whole_step(**place) or draw.owners_step(**place):
+                return step - begin + 1
+
+    taken, begin = [], 0
+    while len(taken) < 600:
+        taken.append(first(begin))
+        begin += taken[-1]
+    found = by_lie(watch)["weight gradient, subtle"]
+
+    assert sum(taken) / len(taken) == pytest.approx(found.expected_steps, rel=0.15)
+    assert sum(steps <= found.certain_steps for steps in taken) / len(taken) >= CERTAINTY - 0.005
+
+
+@pytest.mark.parametrize("name", ["standard", "strict"])
+def test_what_a_preset_finds_it_can_undo(name):
+    # with 99.9 %, leagues included; the states that are kept reach that far
+    assert [finding.lie for finding in findings(watch_of(name), COSTS) if not finding.is_undone] == []
+
+
+def test_light_says_what_it_does_not_undo():
+    left = [lie for lie, finding in by_lie(watch_of("light")).items() if not finding.is_undone]
+
+    assert "anything, all workers in league" in left
+    assert "messages of every microbatch" not in left
+
+
+def test_where_nobody_looks_nothing_is_promised():
+    found = by_lie(Watch(4, 8, 1 / 8, 0.0, 0.0, gradient_screen=False))["weight gradient, subtle"]
+
+    assert (found.probability, found.expected_steps, found.certain_steps, found.is_undone) == (0.0, None, None, False)
+
+
+def test_the_screen_counts_for_gross_gradients_alone():
+    on, off = by_lie(watch_of("standard")), by_lie(watch_of("light"))
+    gross = "weight gradient, gross (sign, largest numbers, ten times)"
+
+    assert on[gross].certain_steps <= 8
+    assert off[gross].probability == off["weight gradient, subtle"].probability
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_dearer_preset_costs_more_and_finds_sooner(preset):
+    order = list(PRESETS)
+    mine, next_one = order.index(preset), order.index(preset) + 1
+    if next_one == len(order):
+        pytest.skip("nothing is stricter")
+    cheap, dear = (watch_of(order[n]) for n in (mine, next_one))
+
+    assert price(cheap, COSTS, 0.65, 4.0).extra_compute < price(dear, COSTS, 0.65, 4.0).extra_compute
+    for one, other in zip(findings(cheap, COSTS), findings(dear, COSTS), strict=True):
+        assert one.probability <= other.probability, one.lie
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_formulas():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    found = {finding.lie: finding for finding in findings(watch_of("standard"), measured_costs())}
+
+    gross = found["weight gradient, gross (sign, largest numbers, ten times)"].certain_steps
+    assert f"found within {found['weight gradient, subtle'].certain_steps} steps" in readme
+    assert f"within {found['anything, all workers in league'].certain_steps} steps" in readme
+    assert f"that makes {gross} steps" in readme
