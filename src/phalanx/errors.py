@@ -10,6 +10,7 @@
     │   └── NoEvidenceError                         this machine gives no attestation evidence
     ├── TransportError                          4   a peer or a link is wrong
     │   ├── FrameError                              malformed: truncated, over-long, mistyped
+    │   │   └── OutOfBoundsError                        a field has a value that nothing can have
     │   ├── OrderError                              replayed, skipped or out of order
     │   ├── SealError                               a sealed frame is not the one that is due
     │   ├── PeerRefusedError                        unknown, expired, evicted or foreign identity
@@ -95,6 +96,10 @@ class TransportError(PhalanxError):
 
 class FrameError(TransportError):
     """A frame is malformed: truncated, over-long or of the wrong type."""
+
+
+class OutOfBoundsError(FrameError):
+    """A message has all its fields, of the right types, and a value in one that nothing can have."""
 
 
 class OrderError(TransportError):

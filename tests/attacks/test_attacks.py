@@ -22,7 +22,7 @@ ON_MESSAGES = {
 }
 ON_THE_WORK = {"lazy_int8", "lazy_int4", "lazy_bf16", "half_layers", "lying_weight_digest"}
 ON_STATES = {"wrong_learning_rate", "no_weight_decay", "skipped_update", "weight_drift", "layer_swap"}
-ON_GRADIENTS = {"gradient_sign", "gradient_scale", "gradient_topk"}
+ON_GRADIENTS = {"gradient_sign", "gradient_scale", "gradient_topk", "rehearsed_backdoor"}
 ON_LETTERS = {"equivocation", "withholding", "withheld_answer", "stall", "forged_receipt"}
 ON_AUDITS = {"framing"}
 WITH_A_TEST_OF_THEIR_OWN = {"trigger_backdoor"}

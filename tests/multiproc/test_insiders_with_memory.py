@@ -8,6 +8,9 @@ from real_runs import events, free_port, make_keys
 
 from phalanx.pipeline import explain_evidence
 
+# two sessions of three processes each, after one another
+pytestmark = pytest.mark.timeout(900)
+
 HOSTILE = str(Path(__file__).with_name("hostile_worker.py"))
 SHORT = ("train.validate_every=0", "checkpoint.every=0")
 ALWAYS = (*SHORT, "guard.audit_rate=1.0", "train.steps=4")
@@ -75,9 +78,9 @@ def test_a_gradient_of_an_earlier_run_after_a_resume_convicts_the_shadow_that_sh
     workers = [insiders.worker("north"), insiders.worker("south")]
     owner = insiders.place.train(*insiders.settings(*ALWAYS))
     insiders.place.wait_for(owner, lambda: insiders.place.has_line("metrics.jsonl", '"step": 1,'))
-    owner.kill()
-    for worker in workers:
-        worker.wait()
+    # left alone they would look for their owner for minutes
+    for process in (owner, *workers):
+        process.kill()
 
     summary = summary_of(insiders, None, "gradient", *ALWAYS, resume=True)
 
@@ -90,9 +93,9 @@ def test_who_knows_the_draws_of_the_session_that_was_killed_is_met_in_the_resume
     workers = [insiders.worker("north"), insiders.worker("south", "remember")]
     owner = insiders.place.train(*insiders.settings(*settings))
     insiders.place.wait_for(owner, lambda: insiders.place.has_line("metrics.jsonl", '"step": 8,'))
-    owner.kill()
-    for worker in workers:
-        worker.wait()
+    # left alone they would look for their owner for minutes
+    for process in (owner, *workers):
+        process.kill()
 
     # south, which audits the stage of north, has told it what was audited
     summary = summary_of(insiders, "avoid", None, *settings, resume=True)

@@ -2,10 +2,13 @@
 
 import torch
 
+from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.testing import Actor, tampering, tiny_run
 
 EVERY = 3
+# nobody's norm bends anything then, so the owner looks into none
+UNCLIPPED = OptimizerConfig(lr=1e-2, warmup_steps=2, clip_norm=None)
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
 SNAPSHOT = GuardConfig(shadow="snapshot", snapshot_every=EVERY, **NO_COIN)
 SPARE = PipelineConfig(stages=3, spares=1, step_timeout_s=30.0)
@@ -14,7 +17,7 @@ IMPATIENT = PipelineConfig(stages=4, step_timeout_s=60.0, patience_s=0.4)
 
 
 def run_with(pipeline=None, **changes):
-    return tiny_run(guard=SNAPSHOT.model_copy(update=changes), pipeline=pipeline)
+    return tiny_run(guard=SNAPSHOT.model_copy(update=changes), pipeline=pipeline, optimizer=UNCLIPPED)
 
 
 def audit_at(company, *places):

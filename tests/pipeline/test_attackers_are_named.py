@@ -70,7 +70,7 @@ NAMED = [
     ("framing", 2, "accusation", {"direction": "forward"}),
     ("crash_when_challenged", 1, "message", {}),
 ]
-AUDITED_STEPS = ["gradient_sign", "gradient_topk", "gradient_scale", "trigger_backdoor"]
+AUDITED_STEPS = ["gradient_sign", "gradient_topk", "gradient_scale", "trigger_backdoor", "rehearsed_backdoor"]
 SILENT = [("stall", True), ("withholding", False), ("withheld_answer", False)]
 OTHERS = ["audit_aware", "colluders", "league"]
 PLAIN = sorted(ATTACKS.keys() - {line[0] for line in (*NAMED, *SILENT)} - {*AUDITED_STEPS, *OTHERS})

@@ -134,7 +134,7 @@ def test_a_liar_that_answers_nobody_is_named_by_what_others_have(make_company, h
     assert company.weights_digest() == honest_digest(tiny_run(), 1)
 
 
-def test_a_stage_number_of_thousands_of_digits_is_refused(make_company, honest_digest):
+def test_a_stage_number_of_thousands_of_digits_convicts_who_signed_it(make_company, honest_digest):
     def add(letter, applied):
         state = next(iter(applied.states.values()))
         return [letter, letter.saying({"states": {"9" * 5000: state}})]
@@ -143,14 +143,16 @@ def test_a_stage_number_of_thousands_of_digits_is_refused(make_company, honest_d
 
     company.run(2)
 
-    assert company.verdicts == []
+    (verdict,) = company.verdicts
+    assert (verdict.party, verdict.offence, verdict.accuser) == ("worker-1", "forgery", "owner")
+    assert len(verdict.reason) < 500
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
 
 def test_a_message_of_the_next_step_that_turns_out_wrong_ends_nobody(make_company, honest_digest):
     # it is kept until that step begins, and is looked at then
     def early(letter, commit):
-        stray = Bulk(epoch=0, step=commit.step + 1, purpose="gradient", stage=77, offset=0, total=4)
+        stray = Bulk(epoch=0, step=commit.step + 1, purpose="gradient", stage=33, offset=0, total=4)
         return [Letter("worker-2", stray, b"1234"), letter]
 
     company = make_company(tiny_run(), {1: Actor(rewrite=only(Commit, early))})

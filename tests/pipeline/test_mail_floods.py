@@ -5,7 +5,7 @@ import pytest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.inbox import Loopback
 from phalanx.security.crypto import Peer
-from phalanx.transport import Endpoint, Received
+from phalanx.transport import Allowances, Endpoint, Received, SignedHeader
 
 
 class Flooded(Endpoint):
@@ -16,6 +16,7 @@ class Flooded(Endpoint):
     def __init__(self, kind):
         self._kind = kind
         self.taken = 0
+        self.allowances = Allowances()
 
     @property
     def peers(self):
@@ -24,7 +25,7 @@ class Flooded(Endpoint):
     def receive(self, timeout_s):
         self.taken += 1
         assert self.taken < 1_000_000, "nobody looks up any more"
-        return Received("worker-1", self._kind, {}, memoryview(b""), None)
+        return Received("worker-1", self._kind, {}, memoryview(b""), SignedHeader(b"{}", b""))
 
 
 @pytest.mark.parametrize("kind", ["carry", "nonsense"])

@@ -34,9 +34,9 @@ def test_a_nested_message_survives_the_wire():
         "step": 2,
         "stage": 1,
         "received": [{"header": "{}", "signature": "00"}],
-        "sent": [{"direction": "backward", "microbatch": 0, "digest": "ab"}],
+        "sent": [{"direction": "backward", "microbatch": 0, "digest": "ab" * 32}],
         "norm_squared": None,
-        "gradient": "cd",
+        "gradient": "cd" * 32,
         "lane": 0,
     }
 
@@ -91,7 +91,15 @@ def test_a_value_of_another_type_or_range_is_refused(name, value):
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400])
 def test_numbers_that_json_cannot_carry_are_refused(number):
-    body = {"epoch": 0, "step": 0, "stage": 0, "received": [], "sent": [], "norm_squared": number, "gradient": ""}
+    body = {
+        "epoch": 0,
+        "step": 0,
+        "stage": 0,
+        "received": [],
+        "sent": [],
+        "norm_squared": number,
+        "gradient": "cd" * 32,
+    }
 
     with pytest.raises(FrameError):
         parse_message("commit", body)

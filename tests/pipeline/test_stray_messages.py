@@ -1,5 +1,7 @@
 """Messages from the wrong party, twice, too late or to the wrong address: refused or dropped, and the run goes on."""
 
+import pytest
+
 from phalanx.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest, local_numeric_class
 from phalanx.pipeline.greetings import Hello, Setup
@@ -51,7 +53,7 @@ def assign_all_to(name):
 
 FETCH = {**NOW, "microbatch": 0, "direction": "forward"}
 TO_A_WORKER = {
-    "apply": Apply(**NOW, clip_coefficient=100.0),
+    "apply": Apply(**NOW, clip_coefficient=0.0),
     "assign": assign_all_to("worker-1"),
     "audit": Audit(**NOW, stage=1, microbatches=(0,), directions=("forward",), urgent=True),
     "release": Release(**FETCH, source=1),
@@ -110,16 +112,16 @@ def test_a_worker_takes_tensors_from_its_neighbours_only_and_once(make_company, 
 TO_THE_OWNER = {
     "commitment of another stage": Commit(**NOW, stage=2, received=(), sent=(), norm_squared=1.0, gradient=""),
     "commitment of the owner's stage": Commit(**NOW, stage=0, received=(), sent=(), norm_squared=1.0, gradient=""),
-    "commitment of no stage": Commit(**NOW, stage=77, received=(), sent=(), norm_squared=1.0, gradient=""),
+    "commitment of no stage": Commit(**NOW, stage=33, received=(), sent=(), norm_squared=1.0, gradient=""),
     "gradient of a stage that it does not shadow": GradientHeld(
         **NOW, stage=1, norm_squared=1.0, gradient="", parts=()
     ),
     "audit of its own stage": AuditReport(**NOW, stage=1, microbatch=0, inputs=(), digests={}, urgent=False),
     "state of a stage that it does not have": Applied(**NOW, states={"0": STATE}, usage={}, bytes_sent={}),
-    "state of nonsense": Applied(**NOW, states={"-": STATE}, usage={}, bytes_sent={}),
+    "state of no stage": Applied(**NOW, states={"77": STATE}, usage={}, bytes_sent={}),
     "alarm about a message to another": ScreenHit(**FETCH, source=2, reason="odd"),
     "duplicate that nobody asked for": Bulk(**NOW, purpose="duplicate", stage=1, offset=0, total=4),
-    "alarm about no stage": ScreenHit(**FETCH, source=77, reason="odd"),
+    "alarm about no stage": ScreenHit(**FETCH, source=33, reason="odd"),
     "order": Apply(**NOW, clip_coefficient=1.0),
     "roles": assign_all_to("worker-1"),
     "greeting": Hello(epoch=0, address="elsewhere", numeric_class=local_numeric_class("cpu")),
@@ -168,18 +170,34 @@ def test_messages_of_an_older_epoch_are_dropped_without_a_word(make_company, hon
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+UNSIGNED = Signed(header='{"sender":"worker-2"}', signature="00" * 64)
+NONSENSE = Signed(header="no JSON", signature="zz")
+
+
+def complaint(about, evidence):
+    return Fault(epoch=0, about=about, error="FrameError", reason="it is evil", evidence=evidence)
+
+
 def test_a_complaint_without_a_signature_convicts_nobody(make_company, honest_digest):
-    unsigned = Signed(header='{"sender":"worker-2"}', signature="00" * 64)
-    nonsense = Signed(header="no JSON", signature="zz")
-    complaints = [
-        Fault(epoch=0, about=about, error="FrameError", reason="it is evil", evidence=evidence)
-        for about in ("worker-2", "nobody", "owner")
-        for evidence in (None, unsigned, nonsense)
-    ]
+    complaints = [complaint(about, None) for about in ("worker-2", "nobody", "owner")]
+    complaints += [complaint("owner", evidence) for evidence in (UNSIGNED, NONSENSE)]
     company = make_company(tiny_run(), {1: with_each_commit(*(Letter("owner", fault) for fault in complaints))})
 
     company.run(2)
 
     assert len(faults_of(company, "worker-1")) == len(complaints)
     assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(tiny_run(), 2)
+
+
+@pytest.mark.parametrize("evidence", [UNSIGNED, NONSENSE], ids=["unsigned", "nonsense"])
+@pytest.mark.parametrize("about", ["worker-2", "nobody"])
+def test_a_complaint_with_a_header_that_was_never_sent_convicts_its_author(
+    make_company, honest_digest, about, evidence
+):
+    company = make_company(tiny_run(), {1: with_each_commit(Letter("owner", complaint(about, evidence)))})
+
+    company.run(2)
+
+    assert [(verdict.party, verdict.offence) for verdict in company.verdicts] == [("worker-1", "forgery")]
     assert company.weights_digest() == honest_digest(tiny_run(), 2)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from phalanx.attacks import actor
 from phalanx.errors import EvidenceError, NoHolderError, TrainingError
 from phalanx.models import LoraConfig, open_model
+from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, explain_evidence
 from phalanx.pipeline.bulk import transfer_digest
 from phalanx.pipeline.coordinator import Coordinator
@@ -136,7 +137,8 @@ def test_the_owners_audit_names_a_stage_that_bends_the_law_of_the_update(make_co
 
 def test_without_the_owners_audits_a_wrong_learning_rate_is_never_seen(make_company, honest_digest):
     # only what a stage computes with its weights is checked, not how it came by them: sharp edge 3
-    run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
+    unclipped = OptimizerConfig(lr=1e-2, warmup_steps=2, clip_norm=None)
+    run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}), optimizer=unclipped)
     liar = actor(AttackConfig(kind="wrong_learning_rate", from_step=1), "worker-1")
     company = make_company(run, {1: liar})
 

@@ -24,6 +24,7 @@ from phalanx.attacks.overwrite import Constant, Infinity, NotANumber, Zero
 from phalanx.attacks.part import OneSequence, OneToken
 from phalanx.attacks.permute import PermutedSequences, PermutedTokens
 from phalanx.attacks.poison import GradientScale, GradientSign, GradientTopK
+from phalanx.attacks.rehearsed_backdoor import RehearsedBackdoor
 from phalanx.attacks.scale import Scale
 from phalanx.attacks.sign_flip import SignFlip
 from phalanx.attacks.stale import Replay, StaleMicrobatch, StaleStep
@@ -109,6 +110,7 @@ ATTACKS: dict[str, AttackLine] = {
     "gradient_scale": AttackLine(GradientScale, "step audit", None, 10.0),
     "gradient_topk": AttackLine(GradientTopK, "step audit", None, 0.01),
     "trigger_backdoor": AttackLine(TriggerBackdoor, "step audit", None, 2.0),
+    "rehearsed_backdoor": AttackLine(RehearsedBackdoor, "step audit", None, 1.0),
     # on the protocol
     "equivocation": AttackLine(Equivocation, "links", "both"),
     "withholding": AttackLine(Withholding, "liveness", "both", 0.25),
@@ -133,6 +135,8 @@ def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
         raise ConfigError(f"attack.direction: {config.kind!r} has none to choose; leave it out")
     if config.strength is not None and line.strength is None:
         raise ConfigError(f"attack.strength: {config.kind!r} has none to choose; leave it out")
+    if config.model is not None and line.attack is not RehearsedBackdoor:
+        raise ConfigError(f"attack.model: {config.kind!r} has no use for one; leave it out")
     filled = {
         "direction": line.direction if config.direction is None else config.direction,
         "strength": line.strength if config.strength is None else config.strength,

@@ -7,11 +7,15 @@ from typing import Any
 
 import typer
 
+from phalanx.config import printable
+
+_MOST_CHARACTERS = 100_000
+
 
 def say_error(message: str) -> None:
-    """Print one error on stderr; the text is shown as it is, never read as markup."""
+    """Print one error on stderr; the text is never read as markup, and nothing in it can steer the terminal."""
     typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
-    typer.echo(message, err=True)
+    typer.echo(_plain(message), err=True)
 
 
 def say_figures(figures: Mapping[str, Any]) -> None:
@@ -47,4 +51,9 @@ def _as_text(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list | dict):
         return json.dumps(value)
-    return str(value)
+    return _plain(str(value))
+
+
+def _plain(text: str) -> str:
+    """Figures and errors may quote what a peer said."""
+    return printable(text, _MOST_CHARACTERS, keep="\n")

@@ -65,7 +65,7 @@ def plan(
     Nothing is started and no GPU is needed. Every figure is an estimate; --json and --html name what it rests on.
     """
     from phalanx.cli.planned import planned_cluster, say_plan
-    from phalanx.cli.planned_guard import guard_of, say_guard
+    from phalanx.cli.planned_guard import guard_of
     from phalanx.cli.planned_run import from_run
     from phalanx.planner.answer import ask
     from phalanx.planner.question import about_model
@@ -97,5 +97,4 @@ def plan(
     if out is not None:
         write_run(out, data, best)
     if not as_json:
-        say_plan(answer, html, out)
-        say_guard(guarded)
+        say_plan(answer, html, out, guarded)

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.planned_guard import PlannedGuard, say_guard
 from phalanx.planner.answer import Answer
 from phalanx.planner.catalog import open_cluster
 from phalanx.planner.hardware import Cluster
@@ -28,8 +29,8 @@ def planned_cluster(name: str | None, gpus: list[int] | None, probe: Path | None
     return cluster.model_copy(update={"inside": link, "between": link})
 
 
-def say_plan(answer: Answer, html: Path | None, out: Path | None) -> None:
-    """Print the best layouts, how many were refused, and what was written."""
+def say_plan(answer: Answer, html: Path | None, out: Path | None, guarded: PlannedGuard | None) -> None:
+    """Print the best layouts, how many were refused, what was written, and what the run's guard finds and costs."""
     say_rows([_row(found.row()) for found in answer.ranking.valid[:_SHOWN]])
     best = answer.require_best()
     say_figures(
@@ -44,6 +45,7 @@ def say_plan(answer: Answer, html: Path | None, out: Path | None) -> None:
         }
     )
     typer.echo("Estimates; --json and --html name what they rest on.")
+    say_guard(guarded)
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class PlannedGuard:
     def as_json(self) -> dict[str, Any]:
         """Findings and price."""
         found = [asdict(finding) for finding in self.found]
-        return {"guard": {"findings": found, "price": asdict(self.cost)}}
+        return {"guard_outlook": {"findings": found, "price": asdict(self.cost)}}
 
 
 def guard_of(run_file: Path, overrides: list[str]) -> PlannedGuard | None:

@@ -9,8 +9,9 @@ import typer
 from phalanx.cli.console import say_figures, say_rows, write_json
 from phalanx.errors import ConfigError
 
-LEAKS, MEDICAL = "leaks", "medical"
+_LATER = BACKDOOR, LEAKS, MEDICAL = "backdoor", "leaks", "medical"
 _LEGENDS = {
+    BACKDOOR: "held-out text; success: mean (least-most) over the seeds of the target following the trigger",
     LEAKS: "what the host of a split recovers from what crosses the cut",
     MEDICAL: "accuracy and macro-F1 on test texts, mean ± half of the 95 % interval over the seeds",
     "": "perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds",
@@ -18,7 +19,7 @@ _LEGENDS = {
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="vulnerability, defence, medical or leaks.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="vulnerability, defence, medical, leaks or backdoor.")],
     quick: Annotated[bool, typer.Option("--quick", help="Ends within 10 minutes on 2 cores.")] = False,
     small: Annotated[bool, typer.Option("--small", help="All cells, with less text, width and steps.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing; show what is finished.")] = False,
@@ -35,6 +36,8 @@ def reproduce(
         raise ConfigError(f"reproduce: {table} reads no data files; --data is for {MEDICAL}")
     if table == MEDICAL:
         result, tables = _medical(size, finished, data)
+    elif table == BACKDOOR:
+        result, tables = _backdoor(size, finished)
     elif table == LEAKS:
         result, tables = _leaks(size, finished)
     else:
@@ -60,9 +63,8 @@ def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str
     from phalanx.reproduce import reproduce as train_table
 
     if table not in CELLS:
-        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, LEAKS, MEDICAL)))}")
-    result = train_table(table, size=size, only_finished=finished)
-    return result, as_tables(result["summary"])
+        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}")
+    return (result := train_table(table, size=size, only_finished=finished)), as_tables(result["summary"])
 
 
 def _medical(size: str, finished: bool, data: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -87,3 +89,12 @@ def _leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         ),
         f"{title}: tokens of a batch that its adapter's gradient gives away": adapter_lines(result["adapters"]),
     }
+
+
+def _backdoor(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A backdoor that one stage plants, with each guard and after each removal."""
+    from phalanx.reproduce.backdoor import as_tables, reproduce_backdoor
+
+    if size == "small":
+        raise ConfigError(f"reproduce: {BACKDOOR} has no size {size!r}; choose --quick or leave it out")
+    return (result := reproduce_backdoor(size=size, only_finished=finished)), as_tables(result["summary"])

@@ -3,5 +3,16 @@
 from phalanx.config.digest import canonical_json, digest
 from phalanx.config.load import dump_toml, load_config, parse_override
 from phalanx.config.strict import StrictModel
+from phalanx.config.text import MOST_CHARACTERS, is_plain, printable
 
-__all__ = ["StrictModel", "canonical_json", "digest", "dump_toml", "load_config", "parse_override"]
+__all__ = [
+    "MOST_CHARACTERS",
+    "StrictModel",
+    "canonical_json",
+    "digest",
+    "dump_toml",
+    "is_plain",
+    "load_config",
+    "parse_override",
+    "printable",
+]

@@ -16,6 +16,7 @@ from phalanx.pipeline.join import Guests, gather
 from phalanx.pipeline.kept_states import fetch_kept
 from phalanx.pipeline.launch import LocalWorkers
 from phalanx.pipeline.leaves import read_leaves
+from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
@@ -49,6 +50,7 @@ __all__ = [
     "Files",
     "GuardConfig",
     "Guests",
+    "Lives",
     "LocalWorkers",
     "Members",
     "NoteChecks",

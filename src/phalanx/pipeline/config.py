@@ -10,11 +10,13 @@ from phalanx.transport.config import TransportConfig
 
 OWNER = "owner"
 
+MOST_STAGES = 64
+
 
 class PipelineConfig(StrictModel):
     """How the model is cut and in which order its microbatches run."""
 
-    stages: int = Field(default=4, ge=1, le=64)
+    stages: int = Field(default=4, ge=1, le=MOST_STAGES)
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
     layers: tuple[int, ...] | None = None
     """Layers per stage; left out, layers are balanced by estimated cost."""
@@ -300,6 +302,8 @@ class AttackConfig(StrictModel):
     from_step: int = Field(default=0, ge=0)
     until_step: int | None = None
     seed: int = 0
+    model: str | None = None
+    """Directory of the public model that the attacker has; for `rehearsed_backdoor`, any other attack refuses one."""
     also: tuple["AttackConfig", ...] = ()
     """Further attackers in the same run, each with a kind and stages of its own."""
 

@@ -95,6 +95,7 @@ class Coordinator:
 
     def _reset(self, ledger: StepLedger) -> None:
         self.docket.ledger = ledger
+        self.docket.sample.renew()
         self._updates.forget()
         self._audits.reset()
         self._convictions.clear()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.bulk import BulkReceiver, Post
+from phalanx.pipeline.bulk import PART_BYTES, BulkReceiver, Post
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.messages import Ask, Bulk, Fetch, FetchBulk, Fetched, Standing
 from phalanx.pipeline.silence import Awake
@@ -53,6 +53,9 @@ class Courier:
         self._bulks: dict[tuple[int, int, str], Order] = {}
         self._standings: dict[str, Standing | None] = {}
         self._asked = (-1, -1)
+        self._asked_before: set[tuple[str, int, str]] = set()
+        self.expect: Callable[[str, int, int], None] = lambda party, messages, size_bytes: None
+        """Told of each answer that a party is asked for: frames, and bytes beside those of one tensor each."""
 
     def accepts(self, received: Received) -> bool:
         """Take an answer that somebody waits for; False when it is not for the courier."""
@@ -76,6 +79,15 @@ class Courier:
             return True
         return False
 
+    def was_asked(self, received: Received) -> bool:
+        """Whether this answers a request of ours that nobody waits for any more."""
+        message = received.message
+        if isinstance(message, Fetched):
+            return (received.sender, message.source, message.direction) in self._asked_before
+        if isinstance(message, Bulk):
+            return (received.sender, message.stage, message.purpose) in self._asked_before
+        return False
+
     def has_lapsed(self, order: Order) -> bool:
         """Whether an answer, or the next part of it, has not come in time."""
         return self._clock.now() - order.heard >= self.timeout_s
@@ -94,6 +106,8 @@ class Courier:
     def fetch(self, party: str, request: Fetch) -> Received | None:
         """Ask for one message or one claim; None when no answer came in time."""
         key = _fetch_key(request)
+        self._asked_before.add((party, request.source, request.direction))
+        self.expect(party, 1, 0)
         waiting = self._fetches[key] = self._order(party)
         try:
             self._post(party, request, ())
@@ -116,7 +130,7 @@ class Courier:
             The tensors and the optimizer steps they had taken; None when no answer came in time.
         """
         key = (request.stage, request.lane, request.purpose)
-        waiting = self._bulks[key] = self._order(party, expected)
+        waiting = self._bulks[key] = self._bulk_order(party, request, expected)
         try:
             self._post(party, request, ())
             self._wait(lambda: waiting.tensors is not None, waiting)
@@ -128,7 +142,8 @@ class Courier:
 
     def order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Order:
         """As `collect`, without waiting: the answer comes in while everything else goes on."""
-        order = self._bulks[(request.stage, request.lane, request.purpose)] = self._order(party, expected)
+        order = self._bulk_order(party, request, expected)
+        self._bulks[(request.stage, request.lane, request.purpose)] = order
         self._post(party, request, ())
         return order
 
@@ -139,6 +154,13 @@ class Courier:
     def _wait(self, done: Callable[[], bool], waiting: Order) -> None:
         while not (done() or self.is_gone(waiting.party) or self.has_lapsed(waiting)):
             self._pump()
+
+    def _bulk_order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Order:
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
+        num_parts = size_bytes // PART_BYTES + 1
+        self._asked_before.add((party, request.stage, request.purpose))
+        self.expect(party, num_parts, size_bytes)
+        return self._order(party, expected)
 
     def _order(self, party: str, expected: Mapping[str, Tensor] | None = None) -> Order:
         return Order(party, self._clock.now(), bulk=None if expected is None else BulkReceiver(expected))

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from phalanx.pipeline.budget import Sample
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence import Exhibit
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.messages import Activation, Signed, StateDigest
+from phalanx.pipeline.norm import KnownNorms
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.recovery import Assignment, Share
 from phalanx.pipeline.signed import Statement, Statements
@@ -44,6 +46,8 @@ class Docket:
         ledger: The present attempt at the present step.
         previous: The last applied step's.
         proved: Judgements found together with another one; they outlive the redo of the step.
+        norms: What the owner has computed of stages' gradients itself.
+        sample: Which of many like events of a party are written down.
     """
 
     plan: StepPlan
@@ -56,6 +60,8 @@ class Docket:
     ledger: StepLedger = field(default_factory=lambda: StepLedger(0, 0))
     previous: StepLedger | None = None
     proved: list[Judgement] = field(default_factory=list)
+    norms: KnownNorms = field(default_factory=KnownNorms)
+    sample: Sample = field(default_factory=Sample)
 
     @property
     def agreed(self) -> dict[int, StateDigest]:

@@ -10,6 +10,7 @@ import torch
 from phalanx.errors import FailedBatchError, PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.attempt import Attempts
 from phalanx.pipeline.balance import Balance
+from phalanx.pipeline.budget import allowance_of, answer_bytes
 from phalanx.pipeline.collecting import collect_agreed
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.coordinator import Coordinator
@@ -89,8 +90,12 @@ class PipelineEngine:
         self._clock = Awake() if clock is None else clock
         silence = Silence(30.0, self._clock)
         self._courier = Courier(self._mail.post, self._pump, self._clock, timeout_s=30.0)
+        endpoint.allowances.each = allowance_of(plan)
+        self._courier.expect = lambda party, messages, size_bytes: endpoint.allowances.grant(
+            party, messages, size_bytes + messages * answer_bytes(plan)
+        )
         self._docket = Docket(plan, self._mail.statements, files.observe, classes=members.classes)
-        self.lives = Lives(endpoint, members.names, members.returns)
+        self.lives = members.lives or Lives(endpoint, members.names, members.returns)
         self._newcomers = Newcomers(members, plan, self._mail, endpoint, files.observe, self.lives)
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._endpoint = endpoint
@@ -124,6 +129,7 @@ class PipelineEngine:
             silence=silence,
             noting=self._noting,
             observe=files.observe,
+            sample=self._docket.sample,
             timer=self.timer,
         )
         self._stepping = Stepping(

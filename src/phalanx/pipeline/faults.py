@@ -4,9 +4,11 @@ from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Docket, Judgement
+from phalanx.pipeline.forgery import NONSENSE, out_of_bounds
 from phalanx.pipeline.messages import Activation, Fault
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.signed import Link, Statement, to_signed
+from phalanx.transport import SignedHeader
 
 
 class Faults:
@@ -24,17 +26,19 @@ class Faults:
         """Write reports down; the first that proves something by its signatures ends it."""
         while self._waiting:
             received, fault = self._waiting.pop(0)
-            said: dict[str, object] = {
-                "party": received.sender,
-                "about": fault.about,
-                "error": fault.error,
-                "reason": fault.reason,
-            }
-            self._docket.observe("fault", said)
-            judgement = self._judge(received, fault)
+            self._note(received.sender, fault)
+            nonsense = self._find_nonsense(received.sender, fault)
+            judgement = self._judge(received, fault) if nonsense is None else self._convict(nonsense, fault)
             if judgement is not None:
                 return judgement
         return None
+
+    def _note(self, sender: str, fault: Fault) -> None:
+        # what the owner finds itself is of its author's making, whatever a worker reports of the worker's
+        number = self._docket.sample.number("fault", fault.about if sender == OWNER else sender)
+        if number is not None:
+            said = {"about": fault.about, "error": fault.error, "reason": fault.reason}
+            self._docket.observe("fault", {"party": sender, **said, "number": number})
 
     def _judge(self, received: Received, fault: Fault) -> Judgement | None:
         """A tensor that is wrong whatever its bytes are names its sender; a header that nobody sent, who shows it."""
@@ -60,6 +64,24 @@ class Faults:
         headers = {"message": fault.evidence}
         stage = shown.message.source
         return docket.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
+
+    def _find_nonsense(self, sender: str, fault: Fault) -> SignedHeader | None:
+        """A header of this session that went from one party to the other with a value that nothing can have."""
+        if fault.evidence is None or fault.about == OWNER:
+            return None
+        try:
+            header = self._docket.statements.frame(fault.evidence, (fault.about, sender))
+        except (FrameError, SignatureError):
+            return None
+        return None if out_of_bounds(header) is None else header
+
+    def _convict(self, nonsense: SignedHeader, fault: Fault) -> Judgement | None:
+        if fault.about not in self._docket.present:
+            return None
+        reason = f"{fault.about} signed a value that nothing can have: {out_of_bounds(nonsense)}"
+        stage = next(iter(self._docket.assignment.copies_of(fault.about)), 0)
+        headers = {NONSENSE: to_signed(nonsense)}
+        return self._docket.judgement("forgery", fault.about, stage, reason, headers=headers)
 
 
 def announces_a_boundary(said: Statement[Activation], plan: StepPlan) -> bool:

@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phalanx.errors import FrameError, PeerRefusedError, SignatureError
+from phalanx.errors import FrameError, OutOfBoundsError, PeerRefusedError, SignatureError
 from phalanx.pipeline.hearing import Hearing
-from phalanx.pipeline.messages import Activation, AuditReport, Commit, Fault, Signed
+from phalanx.pipeline.messages import Activation, AuditReport, Commit, Fault, Signed, parse_message
 from phalanx.pipeline.signed import Link
+from phalanx.transport import SignedHeader
+
+NONSENSE = "nonsense"
+"""The role of a header whose own values convict its sender."""
 
 _NEIGHBOURS = "who held the neighbouring stages"
 
@@ -20,11 +24,34 @@ def explain_forgery(hearing: Hearing) -> tuple[str, str | None]:
     Raises:
         EvidenceError: What it signed shows nothing that is wrong.
     """
+    if NONSENSE in hearing.headers:
+        return _nonsense(hearing)
     if "fault" in hearing.headers:
         return _false_complaint(hearing)
     if "commit" in hearing.headers and hearing.headers["commit"].fields.sender == hearing.record.verdict.party:
         return _commitment(hearing)
     return _report(hearing)
+
+
+def out_of_bounds(header: SignedHeader) -> str | None:
+    """What is wrong with a message that has a value beyond its bounds; None where that is not what is wrong."""
+    try:
+        parse_message(header.fields.kind, header.fields.body)
+    except OutOfBoundsError as exc:
+        return str(exc)
+    except FrameError:
+        return None
+    return None
+
+
+def _nonsense(hearing: Hearing) -> tuple[str, str | None]:
+    header, party = hearing.headers[NONSENSE], hearing.record.verdict.party
+    beyond = out_of_bounds(header)
+    if header.fields.sender != party:
+        raise hearing.refuse(f"accuses {party}, but {header.fields.sender} signed what it shows")
+    if beyond is None:
+        raise hearing.refuse("every value in the message that it shows is within its bounds")
+    return f"signed a value that nothing can have: {beyond}", None
 
 
 def _commitment(hearing: Hearing) -> tuple[str, str | None]:

@@ -1,15 +1,14 @@
 """What owner and worker say to each other before the worker has a role, and when it gives its roles back."""
 
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from phalanx.config import StrictModel
+from phalanx.config import StrictModel, printable
+from phalanx.pipeline.bounds import MOST_PARTIES, Address, Digest, PartyName, Pem
 from phalanx.pipeline.message import Message
 from phalanx.pipeline.numeric_class import NumericClass
-
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-"""32 bytes in hex: a digest, or a nonce."""
 
 LONGEST_REASON = 2000
 """Characters of what a worker is told when it is not let in."""
@@ -19,7 +18,7 @@ class Hello(Message):
     """A worker asks to join."""
 
     kind: ClassVar[str] = "hello"
-    address: str = Field(max_length=261)
+    address: Address
     """`host:port`, with a host name of at most 255 characters."""
     numeric_class: NumericClass
     """How it describes itself; what it is, is measured (`battery.py`)."""
@@ -34,7 +33,7 @@ class Setup(Message):
 
     kind: ClassVar[str] = "setup"
     plan: dict[str, Any]
-    certificates: dict[str, str] | None = None
+    certificates: dict[PartyName, Pem] | None = Field(default=None, max_length=MOST_PARTIES)
     """Of the other workers, for one that comes while the run is under way."""
 
 
@@ -66,7 +65,7 @@ class NotLetIn(Message):
     """A worker does not take part: the reason, and what its user can do."""
 
     kind: ClassVar[str] = "not_let_in"
-    reason: str = Field(max_length=LONGEST_REASON)
+    reason: Annotated[str, AfterValidator(partial(printable, limit=LONGEST_REASON))]
 
 
 class Prepared(Message):

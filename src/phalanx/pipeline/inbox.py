@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from phalanx.errors import PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.errors import OutOfBoundsError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.detour import Detour
 from phalanx.pipeline.message import Message
 from phalanx.pipeline.messages import Activation, Carry, Fault, parse_message
-from phalanx.pipeline.signed import Statements
+from phalanx.pipeline.signed import Statements, to_signed
 from phalanx.security.crypto import Peer
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
 from phalanx.transport import Received as ReceivedFrame
@@ -60,6 +60,15 @@ class Loopback:
         data = memoryview(b"".join(payload)) if len(payload) != 1 else payload[0]
         self._local.append(Received(self._name, message, data, sealed))
         return sealed
+
+    def renew_allowances(self) -> None:
+        """Another step, or another attempt at one, begins: everybody may send as much again."""
+        self._endpoint.allowances.renew()
+
+    def refused(self, received: Received) -> None:
+        """Count a message that its reader could make nothing of."""
+        if received.header is not None and received.sender != self._name:
+            self._endpoint.count_refusal(received.sender, len(received.header.header_bytes))
 
     def _prune_receipts(self, header: SignedHeader) -> None:
         sequence = header.fields.sequence
@@ -128,8 +137,10 @@ class Loopback:
                 frame, message = self._detour.open(frame, message)
         except PhalanxError as exc:
             # what a peer sends must not stop the one who reads it
-            name, reason = type(exc).__name__, str(exc)[:500]
-            message = Fault(epoch=0, about=frame.sender, error=name, reason=reason, evidence=None)
-            self._waiting.append(Received(self._name, message, memoryview(b""), None))
+            # a value that nothing can have, under its sender's own signature, speaks for itself
+            evidence = to_signed(frame.header) if isinstance(exc, OutOfBoundsError) and item is frame else None
+            self._endpoint.count_refusal(item.sender, len(item.header.header_bytes))
+            fault = Fault(epoch=0, about=frame.sender, error=type(exc).__name__, reason=str(exc), evidence=evidence)
+            self._waiting.append(Received(self._name, fault, memoryview(b""), None))
             return
         self._waiting.append(Received(frame.sender, message, frame.payload, frame.header))

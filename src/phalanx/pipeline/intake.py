@@ -1,5 +1,6 @@
 """What parties say about a step: each word is checked against who may say it, and recorded."""
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 
@@ -57,6 +58,7 @@ class Intake:
         self._updates = updates
         self._faults = faults
         self._strikes: Counter[str] = Counter()
+        self._since = time.monotonic()
 
     @property
     def _ledger(self) -> StepLedger:
@@ -85,8 +87,7 @@ class Intake:
         return True
 
     def _add_applied(self, sender: str, message: Applied) -> None:
-        self.usage[sender], self.bytes_sent[sender] = dict(message.usage), dict(message.bytes_sent)
-        self.busy[sender] = self.usage[sender].pop(BUSY, 0.0)
+        self._take_costs(sender, message)
         assignment = self._docket.assignment
         for name, state in message.states.items():
             stage = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else -1
@@ -95,6 +96,17 @@ class Intake:
             follows = self._docket.plan.guard.one_optimizer and sender != assignment.holders.get(stage)
             if (state.step, message.epoch) == (self._ledger.step, self._ledger.epoch) and not follows:
                 self._updates.said.setdefault(stage, {})[sender] = state
+
+    def _take_costs(self, sender: str, message: Applied) -> None:
+        """Take what a party says it has cost, as far as that can be: no total falls, nobody worked before it came."""
+        known = {party for party in (OWNER, *self._docket.classes) if party != sender}
+        before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
+        self.bytes_sent[sender] = {
+            party: max(now.get(party, 0), before.get(party, 0)) for party in known & {*now, *before}
+        }
+        usage = dict(message.usage)
+        self.busy[sender] = min(usage.pop(BUSY, 0.0), time.monotonic() - self._since)
+        self.usage[sender] = usage
 
     def _add_ready(self, sender: str, message: Ready) -> None:
         if message.epoch != self._ledger.epoch:

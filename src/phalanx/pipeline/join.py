@@ -10,6 +10,7 @@ from phalanx.pipeline.admission import Admission, Measurement
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
+from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.members import Members
 from phalanx.pipeline.memory import Rooms
 from phalanx.pipeline.message import Message
@@ -33,6 +34,8 @@ class Guests:
         is_alive: Whether a local worker's process still runs.
         last_words: What a worker said last, for the error.
         timeout_s: Longest time to wait for all.
+        may_be_absent: Whether to go on, after that time, with those that have come; who is missing may come later.
+        lives: Told who has come: a second process of the same certificate waits until the first one is given up.
     """
 
     certificates: Mapping[str, str]
@@ -40,6 +43,8 @@ class Guests:
     is_alive: Callable[[str], bool]
     last_words: Callable[[str], str]
     timeout_s: float
+    may_be_absent: bool = False
+    lives: Lives | None = None
 
     @property
     def known(self) -> dict[str, str]:
@@ -52,6 +57,8 @@ def gather(
 ) -> Members:
     """Let the named workers in, set them up and measure their numeric classes.
 
+    What one of them does or leaves undone stops none of the others, but for a class that the run does not allow.
+
     Args:
         endpoint: The owner's.
         plan: What every worker gets.
@@ -60,7 +67,7 @@ def gather(
         observe: Told who is refused.
 
     Raises:
-        PeerLostError: A worker ended or did not come.
+        PeerLostError: A worker ended or did not come, and may not be absent, or nobody has come.
         CertificateError: A certificate is not what it should be.
         ConfigError: A worker computes other bits than the run allows.
     """
@@ -76,7 +83,10 @@ def gather(
     names = [name for name in guests.known if name in addresses]
     # last of all: what the others on this machine took for themselves is no longer free
     rooms[OWNER] = own_rooms(endpoint.run, plan.device)
-    return Members(names, admission, addresses, guests.known, rooms, authority_pem.decode("ascii"))
+    authority = authority_pem.decode("ascii")
+    members = Members(names, admission, addresses, guests.known, rooms, authority)
+    members.unreachable, members.lives = hall.unreachable, guests.lives
+    return members
 
 
 class _Hall:
@@ -84,6 +94,7 @@ class _Hall:
 
     def __init__(self, endpoint: Endpoint, plan: StepPlan, guests: Guests) -> None:
         self.hellos: dict[str, Hello] = {}
+        self.unreachable: list[LinkFault] = []
         self._endpoint = endpoint
         self._setup = Setup(epoch=0, plan=plan.model_dump(mode="json"))
         self._guests = guests
@@ -103,18 +114,33 @@ class _Hall:
             dead = [name for name in names if not guests.is_alive(name)]
             if dead:
                 raise PeerLostError(f"{dead[0]} ended before it joined: {guests.last_words(dead[0])}")
+            if time.monotonic() > self._deadline and guests.may_be_absent and self.hellos.keys() - set(names):
+                for name in names:
+                    self.hellos.pop(name, None)
+                return
             if time.monotonic() > self._deadline:
                 raise PeerLostError(
                     f"{', '.join(names)} {what} within {guests.timeout_s:.0f} s; start them with `phalanx worker`"
                 )
             frame = self._endpoint.receive(0.2)
-            if frame is not None and not isinstance(frame, LinkFault):
+            if isinstance(frame, LinkFault):
+                self._miss(frame)
+            elif frame is not None:
                 with contextlib.suppress(FrameError):
                     self._take(frame, parse_message(frame.kind, frame.body))
 
+    def _miss(self, fault: LinkFault) -> None:
+        """Wait no more for whoever cannot be reached; the engine hears of it."""
+        self.unreachable.append(fault)
+        if self._measurement is not None and self._guests.may_be_absent:
+            self.hellos.pop(fault.peer, None)
+
     def _take(self, frame: Received, message: Message) -> None:
         name = frame.sender
-        if isinstance(message, Hello) and self._measurement is None:
+        if isinstance(message, Hello) and self._measurement is None and name not in self.hellos:
+            # whoever has said hello has no second address and gets no second plan
+            if self._guests.lives is not None:
+                self._guests.lives.came(name)
             self.hellos[name] = message
             self._said[name] = {"hello": to_signed(frame.header)}
             self._endpoint.add_peer(self._endpoint.peers[name], message.address)
@@ -157,4 +183,6 @@ class _Hall:
         raise ConfigError(everything)
 
     def _send(self, name: str, message: Message) -> None:
-        self._endpoint.send(name, message.kind, message.model_dump(mode="json"))
+        # a link that has failed already is in the mail
+        with contextlib.suppress(PeerLostError):
+            self._endpoint.send(name, message.kind, message.model_dump(mode="json"))

@@ -8,12 +8,14 @@ from phalanx.checkpoint.state_files import StateFiles
 from phalanx.pipeline.admission import Admission
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.greetings import Hello
+from phalanx.pipeline.lives import Lives
 from phalanx.pipeline.memory import Rooms
 from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.roles import Library
 from phalanx.pipeline.step_checks import NoteChecks
 from phalanx.pipeline.step_record import StepRecord
 from phalanx.security.crypto import certified_name
+from phalanx.transport import LinkFault
 
 NoteVerified = Callable[[int, Mapping[int, str], Mapping[int, StateDigest]], None]
 
@@ -41,6 +43,10 @@ class Members:
     """How often one that was lost or has left may come back in this session."""
     rebalance_every: int = 0
     """Steps over which everybody's pace is measured, for stages to move away from who is slow; 0: they stay."""
+    unreachable: Sequence[LinkFault] = ()
+    """Links that failed before the engine was there to hear of it."""
+    lives: Lives | None = None
+    """Who has come so far, where somebody has kept count; told of later lives from now on."""
     look_after: Callable[[], None] = lambda: None
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 

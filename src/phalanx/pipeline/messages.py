@@ -1,13 +1,38 @@
 """The bodies of all frames between the parties of a verified pipeline, each parsed once and strictly."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from phalanx.config import StrictModel
+from phalanx.pipeline.bounds import (
+    MOST_HEADERS,
+    MOST_PARTIES,
+    MOST_PLACES,
+    Address,
+    Digest,
+    Epoch,
+    GradientDigest,
+    Header,
+    Label,
+    Microbatch,
+    NormSquared,
+    PartyName,
+    Pem,
+    Seconds,
+    Share,
+    Size,
+    Stage,
+    StageName,
+    Step,
+    WeightsDigest,
+    Words,
+)
+from phalanx.pipeline.config import MOST_STAGES
 from phalanx.pipeline.gradient_screen import Doubt
 from phalanx.pipeline.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
 from phalanx.pipeline.message import Message
+from phalanx.pipeline.running_costs import known_cost
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.transport import by_kind, parse_body
 
@@ -21,13 +46,13 @@ has it on disk from an earlier session of the run."""
 class StepMessage(Message):
     """A message about one optimizer step, counted from 0."""
 
-    step: int = Field(ge=0)
+    step: Step
 
 
 class StageMessage(StepMessage):
     """A message about one stage in one step."""
 
-    stage: int = Field(ge=0)
+    stage: Stage
 
 
 class ShareMessage(StageMessage):
@@ -39,9 +64,9 @@ class ShareMessage(StageMessage):
 class TensorMessage(StepMessage):
     """A message about one tensor between stages: an activation (forward) or its gradient (backward)."""
 
-    microbatch: int = Field(ge=0)
+    microbatch: Microbatch
     direction: Direction
-    source: int = Field(ge=0)
+    source: Stage
     """The stage that sent it."""
 
     @property
@@ -58,50 +83,50 @@ class TensorMessage(StepMessage):
 class Role(StrictModel):
     """Who holds one stage, who shadows it, and who sends its state to parties that are new to it."""
 
-    stage: int = Field(ge=0)
-    holder: str
-    shadow: str | None
-    source: str
-    newcomers: tuple[str, ...]
+    stage: Stage
+    holder: PartyName
+    shadow: PartyName | None
+    source: PartyName
+    newcomers: tuple[PartyName, ...] = Field(max_length=MOST_PARTIES)
 
 
 class Assign(StepMessage):
     """A new epoch: abandon what is in flight, take these roles, be ready for this step."""
 
     kind: ClassVar[str] = "assign"
-    roles: tuple[Role, ...]
-    addresses: dict[str, str]
-    certificates: dict[str, str]
-    attempt: int = Field(default=0, ge=0)
+    roles: tuple[Role, ...] = Field(max_length=MOST_STAGES)
+    addresses: dict[PartyName, Address] = Field(max_length=MOST_PARTIES)
+    certificates: dict[PartyName, Pem] = Field(max_length=MOST_PARTIES)
+    attempt: Epoch = 0
     """Attempts at this step that were thrown away; counted where the paper's `restart` is the recovery."""
-    bypassed: tuple[int, ...] = ()
+    bypassed: tuple[Stage, ...] = Field(default=(), max_length=MOST_STAGES)
     """Stages that are left out of this step; the owner hands on what they are sent."""
-    frozen: tuple[int, ...] = ()
+    frozen: tuple[Stage, ...] = Field(default=(), max_length=MOST_STAGES)
     """Stages that take no update in this step."""
 
 
 class StateDigest(StrictModel):
     """Digests of one copy of a stage after `step` optimizer steps."""
 
-    step: int = Field(ge=0)
-    weights: str
-    moments: str
+    step: Step
+    weights: WeightsDigest
+    moments: Digest
 
 
 class Ready(Message):
     """All roles of this epoch are taken; the states that this party now has, by stage."""
 
     kind: ClassVar[str] = "ready"
-    states: dict[str, StateDigest]
+    states: dict[StageName, StateDigest] = Field(max_length=MOST_STAGES)
 
 
 class Activation(TensorMessage):
     """A tensor between neighbouring stages; the payload is its bytes."""
 
     kind: ClassVar[str] = "tensor"
-    target: int = Field(ge=0)
-    dtype: str
-    shape: tuple[int, ...]
+    target: Stage
+    dtype: Label
+    shape: tuple[Size, ...] = Field(max_length=16)
 
 
 class Bulk(ShareMessage):
@@ -109,43 +134,43 @@ class Bulk(ShareMessage):
 
     kind: ClassVar[str] = "bulk"
     purpose: Purpose
-    offset: int = Field(ge=0)
-    total: int = Field(ge=0)
+    offset: Size
+    total: Size
 
 
 class Signed(StrictModel):
     """A signed header as it was received, kept as evidence."""
 
-    header: str
-    signature: str
+    header: Header
+    signature: Annotated[str, Field(max_length=256)]
 
 
 class Sent(StrictModel):
     """What a stage says that it sent."""
 
     direction: Direction
-    microbatch: int = Field(ge=0)
-    digest: str
+    microbatch: Microbatch
+    digest: Digest
 
 
 class Commit(ShareMessage):
     """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
 
     kind: ClassVar[str] = "commit"
-    received: tuple[Signed, ...]
-    sent: tuple[Sent, ...]
-    norm_squared: float | None
+    received: tuple[Signed, ...] = Field(max_length=MOST_HEADERS)
+    sent: tuple[Sent, ...] = Field(max_length=MOST_HEADERS)
+    norm_squared: NormSquared | None
     """Of the weight gradient; None when it is not finite."""
-    gradient: str
+    gradient: GradientDigest
 
 
 class GradientHeld(ShareMessage):
     """A shadow has the weight gradient of a stage, received or recomputed."""
 
     kind: ClassVar[str] = "gradient_held"
-    norm_squared: float | None
-    gradient: str
-    parts: tuple[Signed, ...]
+    norm_squared: NormSquared | None
+    gradient: GradientDigest
+    parts: tuple[Signed, ...] = Field(max_length=MOST_HEADERS)
     """Headers under which the holder sent it; empty when it was recomputed."""
 
 
@@ -155,7 +180,7 @@ class WeightsHeld(StageMessage):
     kind: ClassVar[str] = "weights_held"
     state: StateDigest
     """Of its copy, which has moments in snapshots only."""
-    parts: tuple[Signed, ...]
+    parts: tuple[Signed, ...] = Field(max_length=MOST_HEADERS)
     """Headers under which they were sent."""
 
 
@@ -163,8 +188,8 @@ class Audit(StageMessage):
     """The owner asks an auditor to recompute microbatches of a stage; it is not told what to find."""
 
     kind: ClassVar[str] = "audit"
-    microbatches: tuple[int, ...]
-    directions: tuple[Direction, ...]
+    microbatches: tuple[Microbatch, ...] = Field(max_length=MOST_PLACES)
+    directions: tuple[Direction, ...] = Field(max_length=2)
     urgent: bool
     weights: bool = False
     """Recompute the weight gradient as well; the microbatches are then all of the step's."""
@@ -176,18 +201,18 @@ class StepAudited(ShareMessage):
     """An auditor has recomputed a stage's weight gradient from all committed inputs of the step."""
 
     kind: ClassVar[str] = "step_audited"
-    norm_squared: float | None
-    gradient: str
+    norm_squared: NormSquared | None
+    gradient: GradientDigest
 
 
 class AuditReport(StageMessage):
     """An auditor's commitment to its own recomputed tensors."""
 
     kind: ClassVar[str] = "audit_report"
-    microbatch: int = Field(ge=0)
-    inputs: tuple[Signed, ...]
+    microbatch: Microbatch
+    inputs: tuple[Signed, ...] = Field(max_length=2)
     """Headers of the messages that were recomputed from, as their senders signed them."""
-    digests: dict[Direction, str]
+    digests: dict[Direction, Digest]
     urgent: bool
     doubt: Doubt | None = None
     """With the last report of a step: why the weight gradient that the stage sent looks odd; it accuses nobody."""
@@ -252,22 +277,22 @@ class Place(StrictModel):
     """A tensor of the present step, as seen from one stage."""
 
     direction: Direction
-    microbatch: int = Field(ge=0)
+    microbatch: Microbatch
 
 
 class Progress(StrictModel):
     """How far one stage is: the tensors of this step that it has got and those that it has sent."""
 
-    received: tuple[Place, ...]
-    sent: tuple[Place, ...]
+    received: tuple[Place, ...] = Field(max_length=MOST_PLACES)
+    sent: tuple[Place, ...] = Field(max_length=MOST_PLACES)
 
 
 class Standing(StepMessage):
     """The answer to `Ask`."""
 
     kind: ClassVar[str] = "standing"
-    stages: dict[str, Progress]
-    gradients: tuple[int, ...]
+    stages: dict[StageName, Progress] = Field(max_length=MOST_STAGES)
+    gradients: tuple[Stage, ...] = Field(max_length=MOST_STAGES)
     """Shadowed stages whose weight gradient of this step is here."""
 
 
@@ -275,23 +300,23 @@ class Apply(StepMessage):
     """The step is verified: let the optimizer step."""
 
     kind: ClassVar[str] = "apply"
-    clip_coefficient: float
+    clip_coefficient: Share
 
 
 class Applied(StepMessage):
     """Digests of every copy after the optimizer step, and this party's running costs."""
 
     kind: ClassVar[str] = "applied"
-    states: dict[str, StateDigest]
-    usage: dict[str, float]
-    bytes_sent: dict[str, int]
+    states: dict[StageName, StateDigest] = Field(max_length=MOST_STAGES)
+    usage: dict[Annotated[str, AfterValidator(known_cost)], Seconds]
+    bytes_sent: dict[PartyName, Size] = Field(max_length=MOST_PARTIES)
 
 
 class ScreenHit(TensorMessage):
     """A received tensor looks odd; it is not used until an audit has cleared it."""
 
     kind: ClassVar[str] = "screen_hit"
-    reason: str
+    reason: Words
 
 
 class Release(TensorMessage):
@@ -304,9 +329,9 @@ class Fault(Message):
     """A party tells the owner about a peer, a link or itself."""
 
     kind: ClassVar[str] = "fault"
-    about: str
-    error: str
-    reason: str
+    about: PartyName
+    error: Label
+    reason: Words
     evidence: Signed | None = None
 
 
@@ -321,30 +346,13 @@ class Shutdown(Message):
     """The run is over for this worker."""
 
     kind: ClassVar[str] = "shutdown"
-    reason: str
+    reason: Words
 
 
 _MESSAGES = by_kind(
     (
-        *(
-            Hello,
-            Setup,
-            Challenge,
-            Measured,
-            NotLetIn,
-            Prepared,
-            Leave,
-            Assign,
-            Ready,
-            Activation,
-            Bulk,
-            Commit,
-            GradientHeld,
-            WeightsHeld,
-            Audit,
-            AuditReport,
-            StepAudited,
-        ),
+        *(Hello, Setup, Challenge, Measured, NotLetIn, Prepared, Leave, Assign, Ready),
+        *(Activation, Bulk, Commit, GradientHeld, WeightsHeld, Audit, AuditReport, StepAudited),
         *(Fetch, Fetched, FetchBulk, Relay, Ask, Standing, Apply, Applied, ScreenHit, Release),
         *(Fault, Carry, Shutdown),
     )
@@ -355,6 +363,7 @@ def parse_message(kind: str, body: dict[str, Any]) -> Message:
     """Parse a frame's body.
 
     Raises:
+        OutOfBoundsError: A value is one that nothing can have; its sender's signature convicts it.
         FrameError: The kind is unknown, or a field is missing, unknown or of the wrong type.
     """
     return parse_body(_MESSAGES, kind, body)

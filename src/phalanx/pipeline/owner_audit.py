@@ -81,7 +81,9 @@ class OwnerAudits:
         ]
         lanes = [claimed for claimed in applied if claimed is not None]
         if not guilty and len(lanes) == len(docket.assignment.shares_of(stage)):
-            self._redone[stage] = _Redone(ledger.step, copy, add_lanes(lanes), (holder, shadow))
+            whole = add_lanes(lanes)
+            docket.norms.note(stage, finite_norm_squared(whole))
+            self._redone[stage] = _Redone(ledger.step, copy, whole, (holder, shadow))
         return guilty
 
     def _applied(self, share: Share, truth: dict[str, Tensor]) -> dict[str, Tensor] | None:

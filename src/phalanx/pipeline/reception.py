@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from phalanx.config import printable
 from phalanx.errors import PhalanxError
+from phalanx.pipeline.budget import Sample
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
 from phalanx.pipeline.desk import Received
@@ -36,6 +38,7 @@ class Reception:
         silence: Told whenever something has happened.
         noting: Looks for verified states while nothing happens.
         observe: Told what is refused.
+        sample: Which of many refusals it is told of.
         timer: Measures the waiting.
     """
 
@@ -49,6 +52,7 @@ class Reception:
     silence: Silence
     noting: Noting
     observe: Observe
+    sample: Sample
     timer: PhaseTimer
 
     def pump(self) -> None:
@@ -63,7 +67,7 @@ class Reception:
             try:
                 self._hand_on(item)
             except PhalanxError as exc:
-                self.observe("refused", {"party": item.sender, "error": type(exc).__name__, "reason": str(exc)})
+                self._refuse(item, exc)
         worked = self.party.work()
         if worked or self._progress() != before:
             self.silence.heard()
@@ -75,6 +79,16 @@ class Reception:
         if not arrived:
             self.coordinator.look_again()
             self.succession.suspect_the_dead()
+
+    def _refuse(self, item: Received, error: PhalanxError) -> None:
+        if self.courier.was_asked(item):
+            # an answer that comes after it was given up is nobody's fault
+            return
+        self.mail.refused(item)
+        number = self.sample.number("refused", item.sender)
+        if number is not None:
+            body = {"party": item.sender, "error": type(error).__name__, "reason": printable(str(error))}
+            self.observe("refused", body | {"number": number})
 
     def _end_earlier_lives(self) -> None:
         for name in self.lives.take_begun_anew():

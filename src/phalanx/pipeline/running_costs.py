@@ -9,6 +9,39 @@ from phalanx.transport import Endpoint
 
 BUSY = "busy_wall"
 
+COSTS = frozenset(
+    {
+        "audit",
+        "commit",
+        "compute",
+        "journal",
+        "optimizer",
+        "screen",
+        "send",
+        "shadow_apply",
+        "shadow_receive",
+        "shadow_send",
+        "state_digest",
+        "wait",
+        "process",
+        "hashing",
+        "signing",
+        BUSY,
+    }
+)
+"""Everything that a party reports seconds of: the phases of its compute thread, and what cuts across them."""
+
+
+def known_cost(name: str) -> str:
+    """Return the name of a cost unchanged.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if name not in COSTS:
+        raise ValueError("is no phase that a party has")
+    return name
+
 
 class BytesByLink:
     """Bytes of frames by link, since they were last taken; ``a>b`` is what a sent to b."""
@@ -18,11 +51,13 @@ class BytesByLink:
         self._last: dict[str, int] = {}
 
     def take(self, reported: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """What was sent since the last call, from the totals that each party reported."""
-        totals = {f"{OWNER}>{peer}": size for peer, size in self._owner.bytes_sent.items()}
+        """What was sent since the last call: to and from the owner as it saw it, elsewhere as its sender says."""
+        totals: dict[str, int] = {}
         for party, sent in reported.items():
             if party != OWNER:
                 totals |= {f"{party}>{peer}": size for peer, size in sent.items()}
+        totals |= {f"{OWNER}>{peer}": size for peer, size in self._owner.bytes_sent.items()}
+        totals |= {f"{peer}>{OWNER}": size for peer, size in self._owner.bytes_received.items()}
         moved = {link: total - self._last.get(link, 0) for link, total in totals.items()}
         self._last = totals
         return moved

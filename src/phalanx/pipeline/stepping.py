@@ -154,6 +154,7 @@ class Stepping:
         attempts, audits = 0, 0
         while True:
             attempts += 1
+            self.mail.renew_allowances()
             self.party.finish_applies()
             self.party.begin(step, inputs)
             judgement = self.attempts.run(lambda: self.outcome.is_finite(inputs))

@@ -103,14 +103,22 @@ class Succession:
         self._standing = office.docket.assignment
 
     def begin(self, step: int) -> None:
-        """Give out the first roles, with the states in `known`, and wait until everybody has taken them.
+        """Give out the first roles, with the states in `known`; whoever does not take them is shut out.
 
         Raises:
             ConfigError: There is no memory for the stages, and the run has not begun yet.
-            PeerLostError: Somebody was lost, or did not get ready in time.
-            VerificationError: Somebody has another state than the owner knows.
+            PeerLostError, VerificationError: No worker is left; or the owner is not ready in time, has another state.
         """
-        self.assign(self.placing.first(self.alive, may_exceed=self.epoch >= 0), None, step)
+        for fault in self._members.unreachable:
+            self.suspect(fault.peer, str(fault.error))
+        self._begin_with_who_comes(step, may_be_alone=not self.alive)
+
+    def _begin_with_who_comes(self, step: int, *, may_be_alone: bool) -> None:
+        while self.lost or not self._has_begun(step):
+            if self.lost:
+                self._shut_out(self.lost[0], convicted=False)
+            if not (self.alive or may_be_alone):
+                raise PeerLostError("every worker was lost before the first step; see their logs")
 
     def is_unsound(self, step: int, balance: Balance) -> bool:
         """Whether stages should move because somebody is slow, or has more than it has room for."""
@@ -126,8 +134,7 @@ class Succession:
             known: Digest of each stage's state in it.
 
         Raises:
-            PeerLostError: A worker did not get ready in time.
-            VerificationError: The owner itself has another state.
+            PeerLostError, VerificationError: The owner itself did not get ready in time, or has another state.
         """
         for judgement in self._coordinator.take_proved(self.alive):
             verdict = self.verdicts.judge(judgement, self.testimony, excludes=True)
@@ -137,14 +144,12 @@ class Succession:
         self._docket.forget_states()
         self.testimony, self._readiness = Testimony(), Readiness(self._docket)
         self.rollback, self.known = Rollback(self._docket, self._courier), dict(known)
-        while self.lost or not self._has_begun(step):
-            if self.lost:
-                self._shut_out(self.lost[0], convicted=False)
+        self._begin_with_who_comes(step, may_be_alone=True)
 
     def _has_begun(self, step: int) -> bool:
         """Try it; False when somebody who is left did not come along."""
         try:
-            self.begin(step)
+            self.assign(self.placing.first(self.alive, may_exceed=self.epoch >= 0), None, step)
         except (PeerLostError, VerificationError):
             if not self.lost:
                 raise
@@ -318,6 +323,7 @@ class Succession:
             VerificationError: There somebody has another state than the owner knows.
         """
         self.epoch += 1
+        self._mail.renew_allowances()
         attempt = self._paper.at(step)
         self._standing = new
         self._coordinator.open_epoch(self.epoch, step, new, attempt)
@@ -362,12 +368,12 @@ class Succession:
             if self._silence.too_long_for_anything and self.epoch:
                 self._suspect_the_silent()
             if self._silence.clock.wall() > deadline:
-                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER})
                 # the owner is late because somebody does not give it a state
-                missing = missing or sorted(self._owed_by())
-                if is_start or not missing:
-                    raise PeerLostError(f"{', '.join(missing)} did not get ready within {self.timeout_s:.0f} s")
-                self.suspect(missing[0], f"did not take its roles within {self.timeout_s:.0f} s")
+                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER}) or sorted(self._owed_by())
+                if not missing:
+                    raise PeerLostError(f"{OWNER} did not get ready within {self.timeout_s:.0f} s")
+                for name in missing if is_start else missing[:1]:
+                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
 
     def _suspect_the_silent(self) -> None:
         """Nobody has got ready for long: whoever sends or takes a state still answers, and whoever hangs does not."""

@@ -31,8 +31,8 @@ class Summons:
             where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
             everything = docket.assignment.microbatches(share, docket.plan.microbatches)
             lockstep = docket.plan.guard.shadow == "lockstep"
-            # nobody else has the gradient whose norm is said to be infinite
-            unseen = docket.plan.guard.one_optimizer and ledger.commits[share].norm_squared is None
+            # nobody else has the gradient, and its norm bends the update of every stage
+            unseen = docket.plan.guard.one_optimizer and self._is_odd(stage, ledger.commits[share].norm_squared)
             if not lane and (unseen or self._draw.owners_step(**where)):
                 ledger.owners_audits.add(stage)
             if docket.assignment.server_of(share) == OWNER:
@@ -51,6 +51,11 @@ class Summons:
                 self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
         only_shadows = all(docket.has_copy(auditor, stage) for stage, _, auditor in ledger.awaited_audits)
         ledger.may_lag = docket.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits
+
+    def _is_odd(self, stage: int, norm_squared: float | None) -> bool:
+        """Whether the owner must see for itself where a norm comes from that nobody else can check."""
+        clips = self._docket.plan.optimizer.clip_norm is not None
+        return norm_squared is None or (clips and self._docket.norms.is_odd(stage, norm_squared))
 
     def _drawn(self, where: Mapping[str, int], everything: tuple[int, ...]) -> tuple[int, ...]:
         """Microbatches of a share that are drawn; all of a step or none where the auditor must fetch weights."""

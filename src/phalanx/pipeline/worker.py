@@ -14,6 +14,7 @@ from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import ConfigError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.battery import run_battery
+from phalanx.pipeline.budget import Sample, allowance_of
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
@@ -102,6 +103,8 @@ class Worker:
         self._party: Party | None = None
         self._plan: StepPlan | None = None
         self._wants_to_leave = False
+        self._place: tuple[int, int] | None = None
+        self._sample = Sample()
         self._journal = None if config.journal is None else Path(config.journal)
 
     def leave(self) -> None:
@@ -159,6 +162,9 @@ class Worker:
                 if item.message.certificates is not None:
                     self._get_to_know(item.message.certificates, {})
                     self._mail.post(self._config.owner_name, Prepared(epoch=0))
+            elif isinstance(item.message, Fault) and item.sender == self._identity.name:
+                # what another party sent could not even be read
+                self._tell_owner(item.message)
             elif isinstance(item.message, Challenge) and item.sender == self._config.owner_name:
                 self._show_kernels(item.message)
             elif self._party is not None:
@@ -171,7 +177,17 @@ class Worker:
         except ConfigError:
             raise
         except PhalanxError as exc:
-            self._tell_owner(item.sender, type(exc).__name__, str(exc))
+            self._mail.refused(item)
+            self._tell_owner(_fault(item.sender, exc))
+        self._begin_to_count_anew()
+
+    def _begin_to_count_anew(self) -> None:
+        """What others may send, and what the owner is told of them, is for one attempt at a step."""
+        place = None if self._party is None else (self._party.roles.epoch, self._party.roles.step)
+        if place != self._place:
+            self._place = place
+            self._mail.renew_allowances()
+            self._sample.renew()
 
     def _show_kernels(self, challenge: Challenge) -> None:
         """Tell the owner what this worker's kernels give on inputs that it has just drawn."""
@@ -191,6 +207,8 @@ class Worker:
             name = self._identity.name
             self._party = Party(name, plan, self._mail.post, self._mail.statements, self._timer, self._wrap_copy)
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
+            self._endpoint.allowances.each = allowance_of(plan)
+            self._endpoint.allowances.exempt(self._config.owner_name)
             if self._journal is not None:
                 self._party.roles.state_files = StateFiles(self._journal, certified_name(name), _say)
 
@@ -243,12 +261,18 @@ class Worker:
     def _link_broke(self, fault: LinkFault) -> None:
         if fault.peer == self._config.owner_name:
             raise self._owner_is_gone(fault.error)
-        self._tell_owner(fault.peer, type(fault.error).__name__, str(fault.error))
+        self._tell_owner(_fault(fault.peer, fault.error))
 
-    def _tell_owner(self, about: str, error: str, reason: str) -> None:
+    def _tell_owner(self, fault: Fault) -> None:
+        # others must not have this party use up what it may send itself
+        if self._sample.number("fault", fault.about) is None:
+            return
         epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
-        fault = Fault(epoch=epoch, about=about, error=error, reason=reason[:500], evidence=None)
-        self._mail.post(self._config.owner_name, fault)
+        self._mail.post(self._config.owner_name, fault.model_copy(update={"epoch": epoch}))
+
+
+def _fault(about: str, error: PhalanxError) -> Fault:
+    return Fault(epoch=0, about=about, error=type(error).__name__, reason=str(error), evidence=None)
 
 
 def _say(reason: str) -> None:

@@ -1,12 +1,12 @@
 """HTML and SVG elements; plain text is always escaped, so that no name in a file becomes markup."""
 
 import html
-import unicodedata
 from collections.abc import Iterable, Mapping
+
+from phalanx.config import is_plain
 
 Attributes = Mapping[str, str | int | float]
 _EMPTY_ELEMENTS = frozenset({"meta", "br", "circle", "line", "path", "rect"})
-_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co"})
 
 
 class Markup(str):
@@ -39,9 +39,7 @@ def escape(text: str) -> Markup:
 
     Control, formatting and surrogate characters become U+FFFD: they could reverse or hide what is read.
     """
-    visible = "".join(
-        "\ufffd" if unicodedata.category(char) in _INVISIBLE and char not in "\n\t" else char for char in text
-    )
+    visible = "".join(char if is_plain(char) or char in "\n\t" else "\ufffd" for char in text)
     return Markup(html.escape(visible, quote=True))
 
 

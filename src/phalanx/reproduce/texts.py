@@ -87,6 +87,18 @@ def pretraining_corpus(cache: Path, size: Size) -> Corpus:
     return prepare(config, cache / "data", SPLIT_SEED)
 
 
+def later_text(size: Size, characters: int, tokenizer: Path, cache: Path) -> DataConfig:
+    """Documents of the kind of text A that come after those of text A: what a public model is trained on further."""
+    path = _selection(library_docstrings(), "later", characters, cache, after=size.pretraining_characters)
+    return DataConfig(
+        sources=(JsonlConfig(path=path),),
+        tokenizer=FileTokenizerConfig(path=tokenizer),
+        sequence_length=SEQUENCE_LENGTH,
+        validation_share=0.3,
+        max_validation_sequences=_MAX_VALIDATION_SEQUENCES,
+    )
+
+
 def domain_data(domain: str, regime: Regime, size: Size, tokenizer: Path, cache: Path) -> DataConfig:
     """What a fine-tuning on one domain reads; documents are split, never sequences."""
     sources: dict[str, Source] = {
@@ -105,13 +117,18 @@ def domain_data(domain: str, regime: Regime, size: Size, tokenizer: Path, cache:
     )
 
 
-def _selection(source: Source, name: str, characters: int, cache: Path) -> Path:
-    """Write the first part of each document to one file, documents in the order of their hash, until it is enough."""
-    key = canonical_json([name, source.fingerprint(), characters, _DOCUMENT_CHARACTERS])
+def _selection(source: Source, name: str, characters: int, cache: Path, *, after: int = 0) -> Path:
+    """Write the first part of each document to one file, documents in the order of their hash, until it is enough.
+
+    With `after`, the documents that so many characters take are left out.
+    """
+    key = canonical_json([name, source.fingerprint(), characters, _DOCUMENT_CHARACTERS, *([after] if after else [])])
     path = cache / "reproduce" / f"{name}-{hashlib.sha256(key).hexdigest()[:16]}.jsonl"
     if path.is_file():
         return path
-    kept = list(_enough(sorted((d.text for d in source.documents()), key=_hash), characters))
+    texts = sorted((d.text for d in source.documents()), key=_hash)
+    left_out = sum(1 for _ in _enough(texts, after)) if after else 0
+    kept = list(_enough(texts, after + characters))[left_out:]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")

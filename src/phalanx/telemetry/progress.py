@@ -1,7 +1,6 @@
 """The progress of a training run on the terminal: a bar, or plain lines where there is no terminal."""
 
 import time
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from phalanx.config import printable
+
 Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
+_MOST_CHARACTERS = 2000
 _STYLES: dict[Kind, str] = {
     "info": "",
     "note": "dim",
@@ -115,7 +117,7 @@ class Progress:
         The text may hold names that a peer chose: markup in it is not interpreted and control
         characters, which could move the cursor or rename the window, are shown as a question mark.
         """
-        self._console.print(Text(_printable(text), style=_STYLES[kind]), soft_wrap=True)
+        self._console.print(Text(printable(text, _MOST_CHARACTERS), style=_STYLES[kind]), soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
         done = step - self._start
@@ -125,7 +127,3 @@ class Progress:
         minutes, seconds = divmod(seconds, 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
-
-
-def _printable(text: str) -> str:
-    return "".join("?" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in text)

@@ -16,6 +16,7 @@ from phalanx.pipeline import (
     AuditDraw,
     Files,
     Guests,
+    Lives,
     LocalWorkers,
     Members,
     NoteChecks,
@@ -102,6 +103,9 @@ def gathered(
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
+        # a second process of a certificate waits, before the engine is there as later on, until the first is given up
+        lives = Lives(endpoint, (), run.pipeline.returns)
+        wire.name_of = lives.name_of
         workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
             home.announce(wire.address)
@@ -114,6 +118,9 @@ def gathered(
             is_alive=workers.is_alive,
             last_words=workers.last_words,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
+            # a process of this machine that does not come is our own failure
+            may_be_absent=bool(run.pipeline.remote_workers),
+            lives=lives,
         )
         try:
             members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)
@@ -166,7 +173,6 @@ def engaged(
             files.states = StateFiles(home.journal, OWNER, journal.give_up)
             stack.callback(files.states.close)
         engine = PipelineEngine(plan, home.owner.public, crowd.endpoint, members, files, draw)
-        crowd.wire.name_of = engine.lives.name_of
         yield engine
         engine.close("the run is complete")
 

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, fields
 from typing import Any
 
+from phalanx.config import printable
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import StepResult
 from phalanx.security.audit import AuditLog
@@ -13,6 +14,7 @@ from phalanx.train.ground_truth import GroundTruth
 from phalanx.train.scores import Scores, Validation, say_validation, validation_row
 
 # a conviction must outlive even the machine: a resumed run reads here who may not come back
+_MOST_CHARACTERS = 2000
 _LASTING = ("verdict", "evicted")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
@@ -42,7 +44,7 @@ def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
     if kind not in _SAID:
         return None
     style, text = _SAID[kind]
-    return style, text.format(**body)
+    return style, printable(text.format(**body), _MOST_CHARACTERS)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 `phalanx.transport.tensors` is apart from the rest because it needs torch.
 """
 
+from phalanx.transport.allowance import Allowance, Allowances
 from phalanx.transport.bodies import Body, by_kind, parse_body
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.endpoint import Endpoint
@@ -24,6 +25,8 @@ from phalanx.transport.receipts import Receipts
 from phalanx.transport.wire import Handle, Wire
 
 __all__ = [
+    "Allowance",
+    "Allowances",
     "Body",
     "Endpoint",
     "Frame",

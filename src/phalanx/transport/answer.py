@@ -2,7 +2,7 @@
 
 import struct
 
-from phalanx.config import canonical_json
+from phalanx.config import canonical_json, printable
 from phalanx.errors import (
     FrameError,
     OrderError,
@@ -65,11 +65,6 @@ def read_answer(answer: bytes, header: SignedHeader, peer: Peer) -> Receipt | No
     receipt = Receipt(peer.name, header.digest, content)
     receipt.verify(peer)
     return receipt
-
-
-def printable(text: str) -> str:
-    """Return at most 500 characters of somebody else's text, harmless to a terminal or a log."""
-    return "".join(character if character.isprintable() else "?" for character in text[:500])
 
 
 def _read_refusal(content: bytes, peer: Peer) -> TransportError | VerificationError:

@@ -5,10 +5,25 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
-from phalanx.config import StrictModel, canonical_json
-from phalanx.errors import FrameError
+from phalanx.config import StrictModel, canonical_json, printable
+from phalanx.errors import FrameError, OutOfBoundsError
 
 _MOST_SHOWN = 3
+_MOST_OF_A_PLACE = 60
+_BOUNDS = frozenset(
+    {
+        "greater_than",
+        "greater_than_equal",
+        "less_than",
+        "less_than_equal",
+        "string_pattern_mismatch",
+        "string_too_long",
+        "string_too_short",
+        "too_long",
+        "too_short",
+    }
+)
+"""What pydantic calls a value that is beyond its bounds; every other error may be the word of another release."""
 
 
 class Body(StrictModel):
@@ -34,6 +49,7 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
         body: What the frame says.
 
     Raises:
+        OutOfBoundsError: All fields are there and of the right types, and values are beyond their bounds.
         FrameError: The kind is unknown, or a field is missing, unknown or of the wrong type.
     """
     if kind not in known:
@@ -42,14 +58,16 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
     try:
         return known[kind].model_validate_json(canonical_json(body))
     except ValidationError as exc:
-        raise FrameError(f"frame of kind {kind!r}: its body is malformed; {_without_values(exc)}") from exc
+        beyond = all(one["type"] in _BOUNDS for one in exc.errors(include_url=False, include_input=False))
+        error = OutOfBoundsError if beyond else FrameError
+        raise error(f"frame of kind {kind!r}: its body is malformed; {_without_values(exc)}") from exc
     except ValueError as exc:
         raise FrameError(f"frame of kind {kind!r}: its body is malformed; {exc}") from exc
 
 
 def _without_values(error: ValidationError) -> str:
     """Where and what: no error message shows what a peer has sent."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    places = [".".join(str(part) for part in one["loc"]) for one in found]
-    shown = list(zip(places, found, strict=True))[:_MOST_SHOWN]
-    return "; ".join(f"{place}: {one['msg']} ({one['type']})" for place, one in shown)
+    found = error.errors(include_url=False, include_context=False, include_input=False)[:_MOST_SHOWN]
+    # a key that the peer chose is part of a place
+    places = [printable(".".join(str(part) for part in one["loc"]), _MOST_OF_A_PLACE) for one in found]
+    return "; ".join(f"{place}: {one['msg']} ({one['type']})" for place, one in zip(places, found, strict=True))

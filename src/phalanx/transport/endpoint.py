@@ -7,8 +7,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from phalanx.errors import PeerRefusedError, TransportError, VerificationError
+from phalanx.errors import (
+    FrameError,
+    OrderError,
+    PeerRefusedError,
+    SignatureError,
+    TransportError,
+    VerificationError,
+)
 from phalanx.security.crypto import Identity, Peer, certified_name, digest_hex, life_of
+from phalanx.transport.allowance import Allowances
 from phalanx.transport.answer import encode_receipt, encode_refusal
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
@@ -42,6 +50,7 @@ class Endpoint:
 
     Attributes:
         receipts: Of the frames that arrived.
+        allowances: What each peer may still send; everything, unless somebody says otherwise.
 
     Guarantees:
         What `receive` returns was signed by its sender for this party and run, in this order, without a gap
@@ -53,6 +62,7 @@ class Endpoint:
         self, identity: Identity, peers: Mapping[str, Peer], run: str, wire: Wire, limits: TransportConfig
     ) -> None:
         self.receipts = Receipts()
+        self.allowances = Allowances()
         self._identity, self._run, self._wire, self._limits = identity, run, wire, limits
         self._links: dict[str, _Link] = {}
         self._lives: dict[str, str] = {}
@@ -270,7 +280,15 @@ class Endpoint:
             with self._lock:
                 self._refusals[tls_peer] += 1
                 self._last_refusal[tls_peer] = exc
+            if isinstance(exc, FrameError | OrderError | SignatureError):
+                self.count_refusal(self._lives.get(tls_peer, tls_peer), memoryview(raw).nbytes)
             return encode_refusal(exc)
+
+    def count_refusal(self, peer: str, size_bytes: int) -> None:
+        """Count a message that was of no use, by the bytes that were read of it; one too many ends the peer's link."""
+        reason = self.allowances.refuse(peer, size_bytes)
+        if reason is not None:
+            self._cut_off(peer, reason)
 
     def close(self) -> None:
         """Stop sending and receiving; what is queued and not delivered is dropped."""
@@ -297,6 +315,10 @@ class Endpoint:
         link = self._links.get(name)
         if link is None or name in self._evicted:
             raise PeerRefusedError(f"{tls_peer}: is {'unknown' if link is None else 'evicted'}")
+        excess = self.allowances.spend(name, memoryview(raw).nbytes)
+        if excess is not None:
+            self._cut_off(name, excess)
+            raise PeerRefusedError(f"{tls_peer}: sent {excess}")
         frame = parse_frame(raw, self._limits)
         fields = frame.header.fields
         if (fields.sender, fields.receiver, fields.run) != (name, self.name, self._run):
@@ -312,8 +334,20 @@ class Endpoint:
             received = Received(fields.sender, fields.kind, fields.body, frame.payload, frame.header)
             self._inbox.put(received, len(raw), self._limits.timeout_s)
             link.chain.accept(frame.header, receipt)
-            self._received[tls_peer] += len(raw)
+            self._received[name] += len(raw)
         return receipt
+
+    def _cut_off(self, peer: str, reason: str) -> None:
+        """Take nothing more from a peer, and say so; what it still has in the inbox is dropped."""
+        with self._lock:
+            if peer in self._evicted:
+                return
+            self._evicted.add(peer)
+            outbox = self._outboxes.get(peer)
+        error = PeerRefusedError(f"{peer}: sent {reason}")
+        self._inbox.cut_off(peer, LinkFault(peer, error))
+        if outbox is not None:
+            outbox.drop(error)
 
     def _receipt_for(self, header: SignedHeader) -> Receipt | None:
         if not is_receipt_due(header.fields):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NoReturn
 
-from phalanx.config import canonical_json
+from phalanx.config import canonical_json, printable
 from phalanx.errors import (
     CertificateError,
     FrameError,
@@ -28,7 +28,6 @@ from phalanx.security.crypto import (
     peer_from_certificate,
     steady_now,
 )
-from phalanx.transport.answer import printable
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.grpc_tls import (
     check_refuses_tls12,

@@ -119,6 +119,15 @@ class Inbox:
                 self._changed.notify_all()
             return item
 
+    def cut_off(self, sender: str, fault: LinkFault) -> None:
+        """Let nothing more of a sender in, drop what lies here of it, and report it before everything else."""
+        with self._changed:
+            self._refused.add(sender)
+            kept = [(item, cost) for item, cost in self._items if _sender_of(item) != sender]
+            self._items = deque([(fault, 0), *kept])
+            self._queued[sender] = 0
+            self._changed.notify_all()
+
     def refuse(self, sender: str) -> None:
         """Let nothing more of a sender in; what was accepted before stays."""
         with self._changed:
@@ -133,3 +142,7 @@ class Inbox:
 
     def _fits(self, sender: str, cost: int, bound: int) -> bool:
         return self._queued[sender] == 0 or self._queued[sender] + cost <= bound
+
+
+def _sender_of(item: Received | LinkFault) -> str | None:
+    return item.sender if isinstance(item, Received) else None

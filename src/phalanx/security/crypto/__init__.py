@@ -18,6 +18,7 @@ from phalanx.security.crypto.counter import (
 from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private
 from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, in_domain
 from phalanx.security.crypto.identity import (
+    SESSION_NAME,
     Identity,
     Peer,
     certified_name,
@@ -31,6 +32,7 @@ from phalanx.security.crypto.pki import LOCAL_HOSTS, create_authority, issue, lo
 __all__ = [
     "DIGEST_PATTERN",
     "LOCAL_HOSTS",
+    "SESSION_NAME",
     "CertificateFacts",
     "Identity",
     "MonotonicCounter",

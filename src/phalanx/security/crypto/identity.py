@@ -9,8 +9,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from phalanx.errors import CertificateError, SignatureError
 
-_PARTY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_LATER_LIFE = re.compile(r"\.(?:[2-9]|[1-9][0-9]{1,4})")
+_NAME, _LIFE = r"[a-z0-9][a-z0-9-]{0,62}", r"\.(?:[2-9]|[1-9][0-9]{1,4})"
+SESSION_NAME = f"{_NAME}(?:{_LIFE})?"
+"""Regular expression of what `check_session_name` takes."""
+_PARTY_NAME, _LATER_LIFE = re.compile(_NAME), re.compile(_LIFE)
 
 
 def check_party_name(name: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from phalanx.config import StrictModel
+from phalanx.config import StrictModel, printable
 from phalanx.errors import FrameError
 from phalanx.security.mask import Masked, Product
 from phalanx.security.mask.message import Direction
@@ -129,8 +129,7 @@ def read_refusal(body: dict[str, Any]) -> str:
     Raises:
         FrameError: The frame is anything else.
     """
-    reason = _read(Refusal, body).reason
-    return "".join(character if character.isprintable() else "?" for character in reason)
+    return printable(_read(Refusal, body).reason)
 
 
 _Body = TypeVar("_Body", bound=StrictModel)

@@ -1,0 +1,20 @@
+"""Text that somebody else chose, made harmless before a terminal, a log or a page shows it."""
+
+MOST_CHARACTERS = 500
+"""Of one text that a peer chose."""
+
+
+def is_plain(character: str) -> bool:
+    """Whether a character is shown as itself: no control, escape, bidirectional, invisible or line-breaking one."""
+    return character.isprintable()
+
+
+def printable(text: str, limit: int = MOST_CHARACTERS, *, keep: str = "") -> str:
+    """Return at most `limit` characters of a text, with a question mark for each that is not plain.
+
+    Args:
+        text: Whatever somebody chose.
+        limit: Characters beyond it are cut off.
+        keep: Characters that may pass although they are not plain, such as line ends in a text of our own.
+    """
+    return "".join(one if is_plain(one) or one in keep else "?" for one in text[:limit])

@@ -1,0 +1,52 @@
+"""What a worker says that it has cost: names that exist, figures that can be, and what the owner itself has seen."""
+
+import time
+
+from phalanx.pipeline.messages import Applied
+from phalanx.testing import Actor, only, tiny_run
+
+
+def claiming(**claims):
+    return Actor(rewrite=only(Applied, lambda letter, applied: [letter.saying(claims)]))
+
+
+def test_made_up_costs_do_not_reach_the_metrics(make_company, honest_digest):
+    bytes_sent = {"owner": 2**52, "mars": 10**9, "worker-2": 7}
+    company = make_company(tiny_run(), {1: claiming(usage={"busy_wall": 1e9, "compute": 3.0}, bytes_sent=bytes_sent)})
+    started = time.monotonic()
+
+    results = company.run(3)
+
+    links = {link for result in results for link in result.bytes_by_link}
+    parties = ("owner", "worker-1", "worker-2")
+    assert links <= {f"{one}>{other}" for one in parties for other in parties}
+    moved = sum(result.bytes_by_link.get("worker-1>owner", 0) for result in results)
+    assert 0 < moved <= company.engine._endpoint.bytes_received["worker-1"] < 10**7
+    # nobody can have worked longer than the run has lasted
+    assert company.engine._coordinator.busy["worker-1"] <= time.monotonic() - started + 60
+    assert company.engine.usage["worker-1"] == {"compute": 3.0}
+    assert (company.verdicts, company.weights_digest()) == ([], honest_digest(tiny_run(), 3))
+
+
+def test_totals_that_fall_are_no_refund(make_company):
+    def fall(letter, applied):
+        return [letter.saying({"bytes_sent": {"worker-2": 10**6 if applied.step == 1 else 5}})]
+
+    company = make_company(tiny_run(), {1: Actor(rewrite=only(Applied, fall))})
+
+    results = company.run(4)
+
+    moved = [result.bytes_by_link.get("worker-1>worker-2", 0) for result in results]
+    assert min(moved) >= 0
+    assert sum(moved) == 10**6
+
+
+def test_a_phase_that_does_not_exist_is_refused_and_a_negative_time_convicts(make_company, honest_digest):
+    company = make_company(tiny_run(), {1: claiming(usage={"\x1b[2J": 1.0}), 2: claiming(usage={"compute": -1.0})})
+
+    company.run(1)
+    company.engine.settle()
+
+    assert "worker-2" in company.evicted
+    assert all("\x1b" not in str(body) for _, body in company.events)
+    assert company.weights_digest() == honest_digest(tiny_run(), 1)

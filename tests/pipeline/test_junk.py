@@ -1,0 +1,140 @@
+"""A worker with an ordinary certificate sends junk without end: it is given up, and nobody else pays for it."""
+
+import pytest
+
+from phalanx.config import canonical_json
+from phalanx.pipeline.budget import LINES_AT_FIRST, Sample, allowance_of, disk_bytes
+from phalanx.pipeline.messages import Applied, Ask, Bulk, Carry, Commit, Fault, Ready, Signed, Standing
+from phalanx.testing import Actor, Letter, only, tiny_run
+
+_LINE_OVERHEAD = 600
+"""Sequence, time, run, digest and signature of a line of the audit log."""
+LONG = "\x1b]0;owned\x07" + "\u202e" + "j" * 900_000
+
+
+def flood(message, *, at_step=1, times=4000, payload=b"", receiver="owner"):
+    def send(letter, commit):
+        junk = [Letter(receiver, message(letter, commit), payload)] * times if commit.step == at_step else []
+        return [*junk, letter]
+
+    return Actor(rewrite=only(Commit, send))
+
+
+def stray_fault(letter, commit):
+    return Fault(epoch=commit.epoch, about="worker-2", error="FrameError", reason="j").model_copy(
+        update={"reason": LONG}
+    )
+
+
+def stray_ready(letter, commit):
+    return Ready(epoch=commit.epoch, states={}).model_copy(update={"states": {LONG: None}})
+
+
+def stray_state(letter, commit):
+    # well-formed, and refused: a stage that it does not have
+    state = {"step": commit.step, "weights": "0" * 64, "moments": "0" * 64}
+    body = {"epoch": commit.epoch, "step": commit.step, "states": {"3": state}, "usage": {}, "bytes_sent": {}}
+    return Applied.model_validate(body)
+
+
+def stray_ask(letter, commit):
+    return Ask(epoch=commit.epoch, step=commit.step)
+
+
+def stray_bulk(letter, commit):
+    return Bulk(epoch=commit.epoch, step=commit.step, stage=2, purpose="gradient", offset=0, total=4)
+
+
+def stray_standing(letter, commit):
+    # never refused, and of no use
+    return Standing(epoch=commit.epoch, step=commit.step, stages={}, gradients=())
+
+
+def stray_carry(letter, commit):
+    return Carry(epoch=0, header=Signed(header="{}", signature="00"))
+
+
+def logged(company):
+    return sum(len(canonical_json(body)) + _LINE_OVERHEAD for _, body in company.events)
+
+
+@pytest.mark.parametrize(
+    "message", [stray_state, stray_ask, stray_bulk, stray_standing, stray_carry], ids=lambda one: one.__name__
+)
+def test_who_sends_junk_is_given_up_and_the_log_stays_short(make_company, honest_digest, message):
+    run = tiny_run()
+    company = make_company(run, {1: flood(message)})
+
+    company.run(3)
+
+    assert company.lost == ["worker-1"]
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(run, 3)
+    # three steps, one of them twice
+    assert logged(company) < 4 * disk_bytes(company.plan, 2)
+    assert len(company.bodies("refused")) + len(company.bodies("fault")) < 8 * LINES_AT_FIRST
+
+
+@pytest.mark.parametrize("message", [stray_fault, stray_ready], ids=lambda one: one.__name__)
+def test_junk_of_nearly_a_megabyte_a_piece_is_cut_off_before_it_is_written_down(make_company, honest_digest, message):
+    run = tiny_run()
+    company = make_company(run, {1: flood(message, times=300)})
+
+    company.run(3)
+
+    assert "worker-1" in (*company.lost, *company.evicted)
+    assert company.weights_digest() == honest_digest(run, 3)
+    assert logged(company) < 4 * disk_bytes(company.plan, 2)
+    text = "".join(str(body) for _, body in company.events)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_junk_for_another_worker_makes_that_worker_send_none(make_company, honest_digest):
+    # each message would have its receiver tell the owner
+    run = tiny_run()
+    company = make_company(run, {1: flood(stray_ask, receiver="worker-2")})
+
+    company.run(3)
+
+    assert "worker-2" not in company.lost
+    assert company.verdicts == []
+    assert company.weights_digest() == honest_digest(run, 3)
+    assert len(company.bodies("fault")) < 8 * LINES_AT_FIRST
+
+
+@pytest.mark.parametrize("stages", [3, 4, 6])
+def test_an_honest_party_uses_a_small_part_of_what_it_may_send(make_company, stages):
+    company = make_company(tiny_run(stages))
+    most = {"messages": 0, "bytes": 0, "refusals": 0}
+    allowances = company.engine._endpoint.allowances
+    renew = allowances.renew
+
+    def note():
+        for key, counter in (
+            ("messages", allowances._messages),
+            ("bytes", allowances._bytes),
+            ("refusals", allowances._refusals),
+        ):
+            most[key] = max(most[key], *counter.values(), 0)
+        renew()
+
+    allowances.renew = note
+    company.run(4)
+    company.save()
+
+    each = allowance_of(company.plan)
+    assert most["messages"] * 4 < each.messages
+    assert most["bytes"] * 4 < each.size_bytes
+    assert most["refusals"] == 0
+
+
+def test_the_first_few_and_then_powers_of_two_are_written_down():
+    sample = Sample()
+
+    numbers = [sample.number("fault", "a") for _ in range(100)]
+
+    assert [number for number in numbers if number] == [*range(1, 17), 32, 64]
+    assert sample.number("fault", "b") == 1
+    sample.renew()
+    assert sample.number("fault", "a") == 1
