@@ -19,7 +19,7 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart.toml
 def started(monkeypatch):
     """Note how the worker would be run, without a network."""
     calls = []
-    monkeypatch.setattr(drill, "run_worker", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(drill, "run_worker", lambda *arguments, **named: calls.append((*arguments, named)))
     return calls
 
 
@@ -32,20 +32,21 @@ def test_a_worker_with_an_attack_lies_under_its_own_name_with_its_copies_and_its
 
     run_worker_with_attack(config)
 
-    ((found, _, open_endpoint),) = started
+    ((found, _, open_endpoint, _),) = started
     attack = open_endpoint.keywords["rewrite"].__self__
     assert found is config
     assert (attack.party, attack.config.kind) == ("worker-1", "equivocation")
 
 
-def test_an_attacker_stands_before_whatever_computes_for_it(tmp_path, monkeypatch, started):
+def test_an_attacker_stands_before_whatever_computes_for_it_and_shows_honest_kernels(tmp_path, monkeypatch, started):
     liar = SimpleNamespace(wrap_copy=lambda copy, held: ("liar", copy, held), rewrite=None, hear=None)
     monkeypatch.setattr(drill, "actor", lambda *_: liar)
 
     run_worker_with_attack(worker(tmp_path, attack=AttackConfig()), lambda copy, held: ("group", copy, held))
 
-    ((_, wrap_copy, _),) = started
-    assert wrap_copy("copy", True) == ("liar", ("group", "copy", True), True)
+    ((_, kernels, _, named),) = started
+    assert kernels("copy", True) == ("group", "copy", True)
+    assert named["wrap_copy"](kernels("copy", True), True) == ("liar", ("group", "copy", True), True)
 
 
 def test_an_unknown_attack_ends_the_worker_before_it_joins(tmp_path, started):
@@ -58,7 +59,7 @@ def test_an_unknown_attack_ends_the_worker_before_it_joins(tmp_path, started):
 def test_a_worker_that_crashes_on_purpose_dies_as_if_it_had_been_killed(tmp_path, monkeypatch):
     signals = []
 
-    def crash(*_):
+    def crash(*_, **named):
         raise WorkerCrash("worker-1")
 
     monkeypatch.setattr(drill, "run_worker", crash)

@@ -11,6 +11,7 @@ from phalanx.bench.cells import cells
 from phalanx.bench.duel import Outcome, play
 from phalanx.bench.honest import BF16, BF16_MATH, COMPILED, FP32, MATH, TWO_THREADS, honest_cells, on_paths
 from phalanx.calibrate import NumericPath
+from phalanx.pipeline.draw import AuditDraw
 
 
 def played(cell: Cell, tmp_path: Path) -> Outcome:
@@ -24,13 +25,29 @@ def accused(outcome: Outcome) -> list[object]:
 
 
 @pytest.mark.parametrize("paths", [(FP32, MATH), (BF16, BF16_MATH), (FP32, TWO_THREADS)], ids=str)
-def test_honest_workers_on_two_paths_accuse_nobody(paths: tuple[NumericPath, ...], tmp_path: Path) -> None:
+def test_honest_workers_on_two_paths_accuse_nobody(
+    paths: tuple[NumericPath, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coin = AuditDraw.owners_step
+    by_owner: list[tuple[int, int]] = []
+
+    def owners_step(self: AuditDraw, *, step: int, epoch: int, stage: int) -> bool:
+        falls = coin(self, step=step, epoch=epoch, stage=stage)
+        if falls:
+            by_owner.append((step, stage))
+        return falls
+
+    monkeypatch.setattr(AuditDraw, "owners_step", owners_step)
+
     outcome = played(on_paths(4, paths, 2), tmp_path)
 
     assert (accused(outcome), outcome.bodies("alarm")) == ([], [])
     assert outcome.differences is not None
     # two middle stages, eight microbatches, both ways, two steps
-    assert outcome.differences.messages == 2 * outcome.num_audits == 64
+    assert outcome.differences.messages == 64
+    # where the owner's coin falls, which differs from session to session, it redoes the eight of a stage once more
+    assert outcome.bodies("gradient_doubted") == []
+    assert outcome.num_audits == 32 + 8 * len(by_owner)
 
 
 def test_their_bits_differ_and_their_distance_is_what_acquits_them(tmp_path: Path) -> None:

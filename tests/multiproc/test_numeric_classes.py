@@ -20,9 +20,9 @@ def bodies(place, kind):
 
 @pytest.fixture
 def company(place):
-    """Starts an owner, two or more remote workers, and one that lies; returns owner and workers by name."""
+    """Starts an owner and two remote workers, of which the first lies; returns the owner, and both by name."""
 
-    def start(*settings, spoils=None, extra="", names=("north", "south"), environment=None):
+    def start(*settings, spoils=None, extra="", names=("north", "south")):
         port, keys = free_port(), make_keys(place, "owner", *names)
         workers = {}
         for name in names:
@@ -48,7 +48,11 @@ def python(place, *arguments):
     output = place.path / f"output-{len(place.processes)}.txt"
     with output.open("wb") as stream:
         popen = subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            process_group=0,
         )
     place.processes.append(Process(popen, output))
     return place.processes[-1]
@@ -90,4 +94,9 @@ def test_in_a_mixed_fleet_it_is_named_and_nobody_else_is(place, company, lie):
     assert summary["guarantees"] == {"0": "own", "1": "bounded", "2": "bounded", "3": "own"}
     assert "from step 0 on: stage 0 own, stage 1 bounded, stage 2 bounded, stage 3 own" in owner.text
     honest = place.finish("guard.classes='mixed'", "guard.mode='off'", run_dir="honest")
-    assert summary["final_weights_digest"] == honest["final_weights_digest"]
+    if "spoils" in lie:
+        assert summary["final_weights_digest"] == honest["final_weights_digest"]
+    else:
+        # before its lie the stage was honest on two threads: other roundings, and the same training
+        assert summary["loss_last"] == pytest.approx(honest["loss_last"], rel=1e-4)
+    workers["north"].kill()

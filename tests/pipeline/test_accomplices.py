@@ -25,7 +25,7 @@ def docket(model_cache):
     found.assignment = Assignment(
         {0: "owner", 1: "worker-1", 2: "worker-2", 3: "owner"}, {1: "worker-2", 2: "worker-1"}
     )
-    found.ledger.commits[SHARE] = Commit(**PLACE, received=(), sent=(), norm_squared=4.0, gradient="aa")
+    found.ledger.commits[SHARE] = Commit(**PLACE, received=(), sent=(), norm_squared=4.0, gradient="aa" * 32)
     return found
 
 
@@ -35,12 +35,12 @@ def audited(docket, gradient, norm_squared):
 
 
 def test_who_vouches_for_a_made_up_gradient_is_named(docket):
-    judgement = audited(docket, "aa", 4.0)
+    judgement = audited(docket, "aa" * 32, 4.0)
 
     assert (judgement.verdict.party, judgement.verdict.offence) == ("worker-2", "collusion")
 
 
-@pytest.mark.parametrize(("gradient", "norm_squared"), [("bb", 4.0), ("aa", 1.0), ("aa", None)])
+@pytest.mark.parametrize(("gradient", "norm_squared"), [("bb" * 32, 4.0), ("aa" * 32, 1.0), ("aa" * 32, None)])
 def test_who_found_another_gradient_or_norm_is_not(docket, gradient, norm_squared):
     # the stage lied about the norm alone: an auditor that reports the true one has found it out
     assert audited(docket, gradient, norm_squared) is None

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from phalanx.attacks import ATTACKS, actor
-from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageRunner
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageRunner, weighing
 from phalanx.testing import tiny_run
 
 FROM = 2
@@ -128,23 +128,32 @@ def test_who_expects_audits_where_they_were_is_caught_where_they_are(make_compan
 
 
 def test_the_referees_work_is_what_the_owner_really_computes_again(make_company, tmp_path, monkeypatch):
-    again = []
-    recompute = StageRunner.recompute
+    again, judged = [], []
+    recompute, redo = StageRunner.recompute, weighing.redo
 
     def noting(self, *args):
         if threading.current_thread() is threading.main_thread():
             again.append(self.spec.index)
         return recompute(self, *args)
 
-    monkeypatch.setattr(StageRunner, "recompute", noting)
+    def judging(*args):
+        before = len(again)
+        found = redo(*args)
+        judged.extend(again[before:])
+        del again[before:]
+        return found
+
     run = tiny_run(5, guard=GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0))
     company = make_company(run, attackers(tmp_path, "drift", (1,)))
+    # from here on: at the door the owner measures its own numeric class, with a layer that is of no stage
+    monkeypatch.setattr(StageRunner, "recompute", noting)
+    monkeypatch.setattr(weighing, "redo", judging)
 
     company.run(FROM + 1)
 
-    # an owner that shadows nobody recomputes as a referee only
+    # an owner that shadows nobody recomputes as a referee only, and once more from the evidence before it evicts
     assert "owner" not in company.engine.shadows.values()
-    assert again == [1]
+    assert (again, judged) == ([1], [1])
     assert [body["referee"] for body in company.bodies("verdict")] == [{"microbatches": 1, "steps": 0}]
 
 

@@ -37,7 +37,12 @@ def test_honest_parties_with_another_kernel_are_audited_whole_and_not_accused(ma
     assert (company.verdicts, company.bodies("alarm"), company.bodies("dismissed")) == ([], [], [])
     # every microbatch of three stages by its shadow, and once more by the owner or a third party
     more = 1 if rate == "step_audit_rate" else 2
-    assert [result.num_audits for result in results] == [more * 3 * 4] * 3
+    # a sum of four small microbatches may look odd to its shadow, which then redoes that step, once, as a whole
+    doubted = [(body["step"], body["stage"]) for body in company.bodies("gradient_doubted")]
+    assert len(doubted) == len(set(doubted))
+    assert len({step for step, _ in doubted}) <= (0 if rate == "step_audit_rate" else 1)
+    closer = [4 * sum(step == each for each, _ in doubted) for step in range(3)]
+    assert [result.num_audits for result in results] == [more * 3 * 4 + again for again in closer]
     company.weights_digest()
 
 

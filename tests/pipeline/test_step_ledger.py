@@ -28,7 +28,7 @@ def said(digest=AA, **changes):
 
 
 def commit(stage=1, sent=(), norm_squared=1.0):
-    return Commit(epoch=1, step=5, stage=stage, received=(), sent=sent, norm_squared=norm_squared, gradient="g")
+    return Commit(epoch=1, step=5, stage=stage, received=(), sent=sent, norm_squared=norm_squared, gradient="ab" * 32)
 
 
 def test_what_a_stage_received_is_known_by_sender_direction_and_microbatch():
@@ -45,9 +45,9 @@ def test_what_a_stage_received_is_known_by_sender_direction_and_microbatch():
 
 def test_what_a_stage_says_that_it_sent_is_found_again():
     ledger = StepLedger(5, 1)
-    ledger.add_commit(commit(sent=(Sent(direction="forward", microbatch=2, digest="cc"),)), None)
+    ledger.add_commit(commit(sent=(Sent(direction="forward", microbatch=2, digest="cc" * 32),)), None)
 
-    assert ledger.said_digest((1, "forward", 2)) == "cc"
+    assert ledger.said_digest((1, "forward", 2)) == "cc" * 32
     assert ledger.said_digest((1, "backward", 2)) is None
     assert ledger.said_digest((1, "forward", 3)) is None
     assert ledger.said_digest((2, "forward", 2)) is None

@@ -114,18 +114,21 @@ def test_in_lockstep_every_step_is_recomputed_and_none_is_in_doubt(make_company)
 
 def test_where_the_shadow_has_no_optimizer_the_owners_audits_alone_count(make_company):
     run = tiny_run(5, guard=GuardConfig(shadow="update", **NO_COIN))
+    # where norms set a clip coefficient, the owner redoes the steps of odd ones too
+    run = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"clip_norm": None})})
     company = audit_as_owner(audit_whole(make_company(run), (1, 2)), (1, 4))
 
     company.run(STEPS)
 
     assert company.checks.believed()[1] == STEPS - 1
+    assert company.checks.checks()[1]["owner"] == {"steps": 1, "last": 4}
     assert company.checks.checks()[1]["whole_step"] == {"steps": 1, "last": 2}
 
 
 def test_each_kind_of_check_is_counted_with_its_last_step(make_company):
-    run = tiny_run(
-        pipeline=PipelineConfig(stages=5, step_timeout_s=30.0), guard=GuardConfig(third_party_audit_rate=0.5, **NO_COIN)
-    )
+    # a shadow that doubts a gradient would redo a whole step that no coin chose
+    guard = GuardConfig(third_party_audit_rate=0.5, gradient_screen=False, **NO_COIN)
+    run = tiny_run(pipeline=PipelineConfig(stages=5, step_timeout_s=30.0), guard=guard)
     company = audit_as_owner(audit_whole(make_company(run), (1, 2), (1, 5)), (1, 3))
     company.draw.third_party = lambda *, step, epoch, stage, among: among[0] if (stage, step) == (1, 6) else None
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phalanx.errors import VerificationError
+from phalanx.errors import PeerLostError, VerificationError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.messages import Applied, Bulk, Commit, GradientHeld, Ready
 from phalanx.testing import Actor, only, tampering, tiny_run
@@ -157,13 +157,35 @@ def test_a_stage_that_trains_in_secret_on_top_of_the_verified_step_is_named(make
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 
 
-def test_a_worker_that_starts_from_other_weights_is_named_and_the_run_does_not_start(make_company):
+def starting_from_other_weights(stage):
     def falsify(letter, ready):
-        state = ready.states["1"].model_copy(update={"weights": FALSE})
-        return [letter.saying({"states": {**ready.states, "1": state}})]
+        if str(stage) not in ready.states:
+            return [letter]
+        state = ready.states[str(stage)].model_copy(update={"weights": FALSE})
+        return [letter.saying({"states": {**ready.states, str(stage): state}})]
 
-    with pytest.raises(VerificationError, match="stage 1: worker-1 got ready with another state"):
-        make_company(tiny_run(), {1: Actor(rewrite=only(Ready, falsify))})
+    return Actor(rewrite=only(Ready, falsify))
+
+
+def test_a_worker_that_starts_from_other_weights_is_named_and_the_run_starts_without_it(make_company, honest_digest):
+    company = make_company(tiny_run(), {1: starting_from_other_weights(1)})
+
+    # before the first step: what it said convicts nobody, and it has no role any more
+    reason = "stage 1: worker-1 got ready with another state than the agreed one"
+    assert company.bodies("link_broken") == [{"party": "worker-1", "reason": reason}]
+    assert company.bodies("lost") == [{"party": "worker-1", "stages": [1], "step": 0}]
+    assert "worker-1" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
+
+    company.run(3)
+
+    assert (company.verdicts, company.lost) == ([], ["worker-1"])
+    assert "worker-1" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert company.weights_digest() == honest_digest(tiny_run(), 3)
+
+
+def test_where_every_worker_starts_from_other_weights_the_run_does_not_start(make_company):
+    with pytest.raises(PeerLostError, match="every worker was lost before the first step"):
+        make_company(tiny_run(), {stage: starting_from_other_weights(stage) for stage in (1, 2)})
 
 
 def test_a_holder_that_hands_out_other_weights_than_it_signed_is_passed_over_and_named(make_company, honest_digest):

@@ -7,6 +7,7 @@ from phalanx.bench.workloads import scratch_run
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline import PipelineConfig
 from phalanx.train import RunConfig
+from phalanx.train.exclusions import excluded_by
 
 NO_TENSOR_PEER = "no peer: transformers has no tensor parallel plan for GPT-2, and torchtitan needs CUDA"
 NO_CONTEXT_PEER = "no peer: torch's context parallelism has no CPU kernel, and torchtitan needs CUDA"
@@ -100,7 +101,9 @@ def small_run() -> RunConfig:
 
 def with_layout(run: RunConfig, config: ParallelConfig) -> RunConfig:
     """The same run on another layout."""
-    return run.model_copy(update={"parallel": config})
+    others = excluded_by({"parallel"})
+    sections = {name: getattr(run, name) for name in run.model_fields_set if name not in others}
+    return RunConfig(**sections | {"parallel": config})
 
 
 def name_of(config: ParallelConfig) -> str:

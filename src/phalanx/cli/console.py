@@ -7,8 +7,6 @@ from typing import Any
 
 import typer
 
-from phalanx.config import printable
-
 _MOST_CHARACTERS = 100_000
 
 
@@ -56,4 +54,6 @@ def _as_text(value: Any) -> str:
 
 def _plain(text: str) -> str:
     """Figures and errors may quote what a peer said."""
+    from phalanx.config import printable
+
     return printable(text, _MOST_CHARACTERS, keep="\n")

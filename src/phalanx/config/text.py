@@ -1,12 +1,15 @@
 """Text that somebody else chose, made harmless before a terminal, a log or a page shows it."""
 
+import unicodedata
+
 MOST_CHARACTERS = 500
 """Of one text that a peer chose."""
 
 
 def is_plain(character: str) -> bool:
     """Whether a character is shown as itself: no control, escape, bidirectional, invisible or line-breaking one."""
-    return character.isprintable()
+    # spaces of other widths are harmless, and a page of ours has them
+    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def printable(text: str, limit: int = MOST_CHARACTERS, *, keep: str = "") -> str:
