@@ -16,8 +16,8 @@ _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 
 
 def no_large_files() -> None:
-    """Let a write beyond the limit fail like one on a full disk; events and metrics are smaller than this."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+    """Let a write beyond the limit fail like one on a full disk; events, metrics and leaves are smaller than this."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
 
 
 def no_network() -> None:

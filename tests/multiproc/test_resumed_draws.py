@@ -27,7 +27,8 @@ def test_each_session_logs_a_nonce_of_its_own_under_one_commitment_and_says_so(p
 
     assert started["audit_key_commitment"] == again["audit_key_commitment"]
     nonces = [bytes.fromhex(body["audit_nonce"]) for body in (started, again)]
-    key = (place.path / "run" / "secrets" / "audit.key").read_bytes()
+    ((_, told),) = events(place, "audit_key_revealed")
+    key = bytes.fromhex(told["key"])
     one, two = (AuditDraw.of(key, nonce, GuardConfig(audit_rate=0.25)) for nonce in nonces)
     assert one.commitment == started["audit_key_commitment"]
     places = [

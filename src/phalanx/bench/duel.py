@@ -11,7 +11,7 @@ from phalanx.bench.cell import Cell
 from phalanx.bench.cells import FIRST_ATTACKED_STEP
 from phalanx.bench.other_paths import Differences, on_path, taking_turns
 from phalanx.calibrate import NumericPath
-from phalanx.pipeline import AttackConfig, GuardConfig
+from phalanx.pipeline import AttackConfig, AuditDraw, GuardConfig
 from phalanx.testing import Actor, MemoryCompany
 from phalanx.train import RunConfig
 
@@ -122,8 +122,8 @@ def play(cell: Cell, directory: Path, cache: Path) -> Outcome:
     run = cell.run.model_copy(update={"attack": _lying_early(cell.run.attack)})
     outcome = Outcome()
     differences = Differences()
-    company = MemoryCompany(run, directory, _actors(cell, run, log, differences), cache=cache)
-    _fix_draws(company)
+    draw = AuditDraw.of(run.train.seed.to_bytes(32, "big"), bytes(32), run.guard)
+    company = MemoryCompany(run, directory, _actors(cell, run, log, differences), cache=cache, draw=draw)
     with taking_turns() if cell.paths else contextlib.nullcontext(), company:
         try:
             _drive(company, cell.steps, log, outcome)
@@ -215,12 +215,6 @@ def _lying_early(attack: AttackConfig) -> AttackConfig:
     while not all(any(attacks_in(attack.model_copy(update={"seed": seed}), v, step) for step in steps) for v in voices):
         seed += 1
     return attack.model_copy(update={"seed": seed})
-
-
-def _fix_draws(company: MemoryCompany) -> None:
-    path = company.run_dir / "secrets" / "audit.key"
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.write_bytes(company.run_config.train.seed.to_bytes(32, "big"))
 
 
 def _int(value: object) -> int:
