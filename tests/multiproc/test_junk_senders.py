@@ -55,7 +55,8 @@ def test_a_process_that_sends_junk_is_given_up_and_the_run_ends_as_without_it(pl
     summary = place.summary()
     assert (summary["lost"], summary["evicted"]) == (["north"], [])
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
-    lines = (place.path / "run" / "events.jsonl").read_bytes().splitlines()
+    # what the owner writes about the run itself has the certificates in it, and no word of a worker
+    lines = [line for line in (place.path / "run" / "events.jsonl").read_bytes().splitlines() if b"BEGIN" not in line]
     assert max(len(line) for line in lines) < LINE_BYTES
     assert len(events(place, "refused", "fault")) < 4 * (LINES_AT_FIRST + 16)
     assert "\x1b]0;owned" not in owner.text

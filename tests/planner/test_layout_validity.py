@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from phalanx.errors import ConfigError, ModelError
 from phalanx.planner import SCHEDULES, Layout, nearest, shape_of, why_not
 from phalanx.planner.layout import layouts, parse_layout
+from phalanx.planner.recipe import Recipe
 from phalanx.planner.validity import remoteness
 
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}
@@ -22,7 +23,7 @@ GROUPED = {
     "vocab_size": 128,
 }
 STEADY = {**TINY, "attn_pdrop": 0.0}
-WORKING = {"sequences": 16, "microbatches": 4, "sequence_length": 64}
+WORKING = Recipe(sequences=16, sequence_length=64, microbatches=4)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,8 @@ WORKING = {"sequences": 16, "microbatches": 4, "sequence_length": 64}
     ],
 )
 def test_a_layout_that_works_has_no_reason_against_it(layout: Layout) -> None:
-    assert why_not(layout, shape_of(TINY), **WORKING) is None
-    assert nearest(layout, shape_of(TINY), **WORKING) == layout
+    assert why_not(layout, shape_of(TINY), WORKING) is None
+    assert nearest(layout, shape_of(TINY), WORKING) == layout
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_layout_that_works_has_no_reason_against_it(layout: Layout) -> None:
 def test_a_layout_that_cannot_work_is_refused_with_its_figures(
     layout: Layout, changes: dict[str, int], reason: str
 ) -> None:
-    found = why_not(layout, shape_of(TINY), **(WORKING | changes))
+    found = why_not(layout, shape_of(TINY), replace(WORKING, **changes))
 
     assert found is not None
     assert reason in found
@@ -78,8 +79,8 @@ def test_a_layout_that_cannot_work_is_refused_with_its_figures(
 
 @pytest.mark.parametrize("layout", [Layout(cp=16, context="ring"), Layout(tp=4, cp=4, context="ring", zero=3)])
 def test_a_ring_asks_for_no_heads_that_its_ranks_divide(layout: Layout) -> None:
-    assert why_not(layout, shape_of(STEADY), **WORKING) is None
-    assert "attention heads" in str(why_not(replace(layout, context="ulysses"), shape_of(STEADY), **WORKING))
+    assert why_not(layout, shape_of(STEADY), WORKING) is None
+    assert "attention heads" in str(why_not(replace(layout, context="ulysses"), shape_of(STEADY), WORKING))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_ring_asks_for_no_heads_that_its_ranks_divide(layout: Layout) -> None:
     ],
 )
 def test_a_ring_that_cannot_close_is_refused(layout: Layout, changes: dict[str, int], reason: str) -> None:
-    assert reason in str(why_not(layout, shape_of(STEADY), **(WORKING | changes)))
+    assert reason in str(why_not(layout, shape_of(STEADY), replace(WORKING, **changes)))
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,8 @@ def test_what_a_ring_cannot_attend_with_is_refused_and_the_other_way_named(
 ) -> None:
     asked, shape = Layout(cp=2, context="ring"), shape_of({**STEADY, **changes})
 
-    assert reason in str(why_not(asked, shape, **WORKING))
-    assert nearest(asked, shape, **WORKING) == Layout(cp=2)
+    assert reason in str(why_not(asked, shape, WORKING))
+    assert nearest(asked, shape, WORKING) == Layout(cp=2)
 
 
 def test_a_share_of_dropout_that_is_none_is_refused() -> None:
@@ -118,9 +119,7 @@ def test_a_share_of_dropout_that_is_none_is_refused() -> None:
 
 
 def test_heads_that_share_keys_limit_tensor_parallel() -> None:
-    assert why_not(Layout(tp=4), shape_of(GROUPED), **WORKING) == (
-        "tp=4 does not divide 2 key and value heads; lower tp"
-    )
+    assert why_not(Layout(tp=4), shape_of(GROUPED), WORKING) == ("tp=4 does not divide 2 key and value heads; lower tp")
 
 
 @settings(max_examples=25, deadline=None)
@@ -134,19 +133,19 @@ def test_the_nearest_layout_works_and_none_is_nearer(
     axes: tuple[int, int, int, int], zero: int, schedule: str, microbatches: int
 ) -> None:
     asked, shape = Layout(*axes, zero=zero, schedule=schedule), shape_of(TINY)
-    sizes = {"sequences": 24, "microbatches": microbatches, "sequence_length": 64}
+    recipe = Recipe(sequences=24, sequence_length=64, microbatches=microbatches)
 
-    found = nearest(asked, shape, **sizes)
+    found = nearest(asked, shape, recipe)
 
     if 24 % microbatches:
         assert found is None
         return
     assert found is not None
-    assert why_not(found, shape, **sizes) is None
+    assert why_not(found, shape, recipe) is None
     assert found.world <= asked.world
     for world in range(1, asked.world + 1):
         for other in layouts(world, (zero,)):
-            if why_not(other, shape, **sizes) is None:
+            if why_not(other, shape, recipe) is None:
                 assert remoteness(found, asked) <= remoteness(other, asked)
 
 
@@ -162,11 +161,11 @@ def test_the_nearest_layout_works_and_none_is_nearer(
     ],
 )
 def test_the_nearest_layout_is_the_one_that_a_person_would_take(asked: Layout, found: Layout) -> None:
-    assert nearest(asked, shape_of(TINY), **WORKING) == found
+    assert nearest(asked, shape_of(TINY), WORKING) == found
 
 
 def test_heads_that_ulysses_cannot_deal_out_go_by_ring() -> None:
-    assert nearest(Layout(tp=4, cp=4), shape_of(STEADY), **WORKING) == Layout(tp=4, cp=4, context="ring")
+    assert nearest(Layout(tp=4, cp=4), shape_of(STEADY), WORKING) == Layout(tp=4, cp=4, context="ring")
 
 
 def test_every_way_to_share_the_ranks_is_listed_once() -> None:

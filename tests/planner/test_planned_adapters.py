@@ -26,7 +26,7 @@ from phalanx.planner.traffic import traffic
 
 RANK = 4
 LORA = Adapter(RANK)
-WORKING = {"sequences": 32, "microbatches": 4, "sequence_length": 64}
+WORKING = Recipe(sequences=32, sequence_length=64, microbatches=4)
 
 
 @pytest.fixture
@@ -164,14 +164,14 @@ def test_selective_checkpointing_keeps_what_adapters_give_as_well(tiny: ModelSha
 def test_adapters_on_rows_are_refused_with_tensor_parallel_ranks_and_the_nearest_has_none(tiny: ModelShape) -> None:
     adapter = Adapter(RANK, ("c_proj",))
 
-    reason = why_not(Layout(dp=2, tp=2), tiny, **WORKING, adapter=adapter)
+    reason = why_not(Layout(dp=2, tp=2), tiny, replace(WORKING, adapter=adapter))
 
     assert reason == (
         "tp=2: adapters on attn.c_proj, mlp.c_proj, of whose inputs each rank has a part, are not cut; take "
         "attn.c_attn, mlp.c_fc, or set tp to 1"
     )
-    assert why_not(Layout(dp=2, tp=2), tiny, **WORKING, adapter=LORA) is None
-    assert nearest(Layout(dp=2, tp=2), tiny, **WORKING, adapter=adapter) == Layout(dp=4)
+    assert why_not(Layout(dp=2, tp=2), tiny, replace(WORKING, adapter=LORA)) is None
+    assert nearest(Layout(dp=2, tp=2), tiny, replace(WORKING, adapter=adapter)) == Layout(dp=4)
 
 
 def test_a_target_that_is_no_matrix_is_refused_with_the_choices(tiny: ModelShape) -> None:

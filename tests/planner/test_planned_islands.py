@@ -29,7 +29,7 @@ from phalanx.planner.run_file import run_text
 from phalanx.planner.step import step_time, work_seconds
 from phalanx.planner.traffic import traffic
 
-WORKING = {"sequences": 32, "microbatches": 4, "sequence_length": 64}
+WORKING = Recipe(sequences=32, sequence_length=64, microbatches=4)
 EVERY = 10
 PLAIN, ROUNDED = Outer(EVERY), Outer(EVERY, rounds=True)
 WIDE = Link(latency_s=0.05, bytes_per_s=1e7)
@@ -96,7 +96,7 @@ def test_gradients_between_groups_are_hidden_behind_the_last_backward_pass_alone
     ],
 )
 def test_groups_that_cannot_work_are_refused(tiny: ModelShape, layout: Layout, reason: str) -> None:
-    found = why_not(layout, tiny, **WORKING)
+    found = why_not(layout, tiny, WORKING)
 
     assert found is not None
     assert reason in found
@@ -116,7 +116,7 @@ def test_the_planner_refuses_the_groups_that_the_run_file_refuses(
     layout = Layout(dp=dp, cp=cp, zero=zero, replicas=replicas, islands=islands)
     outer = {"every": 1, "islands": islands} if islands > 1 else None
 
-    reason = why_not(layout, shape_of(TINY), sequences=8 * dp, microbatches=1, sequence_length=64)
+    reason = why_not(layout, shape_of(TINY), Recipe(sequences=8 * dp, sequence_length=64))
 
     try:
         config = ParallelConfig.model_validate(
@@ -148,7 +148,7 @@ TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_si
 def test_the_nearest_layout_keeps_islands_and_groups_where_it_can(
     tiny: ModelShape, asked: Layout, found: Layout | None
 ) -> None:
-    assert nearest(asked, tiny, **WORKING) == found
+    assert nearest(asked, tiny, WORKING) == found
 
 
 def test_groups_as_large_as_a_node_are_tried_and_the_run_s_own_layout(tiny: ModelShape) -> None:

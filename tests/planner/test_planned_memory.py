@@ -49,7 +49,7 @@ def state(memory: Memory) -> int:
 @given(layout=LAYOUTS, recipe=RECIPES)
 def test_the_parts_add_up_and_none_is_negative(layout: Layout, recipe: Recipe) -> None:
     shape = shape_of(TINY)
-    assert why_not(layout, shape, recipe.sequences, recipe.microbatches, recipe.sequence_length) is None
+    assert why_not(layout, shape, recipe) is None
 
     for rank in range(layout.pp):
         memory = rank_memory(shape, layout, recipe, rank)

@@ -148,8 +148,21 @@ def test_an_enclave_gets_nothing_for_ever():
 
 
 def test_every_frame_may_be_asked_for_as_often():
-    sending = Sending("client-0", lambda message, frame: None)
-    sending.send(upload(), tuple(bytearray(1) for _ in range(3)))
+    posted = []
+    sending = Sending("client-0", lambda message, frame: posted.append(bytes(frame)))
+    sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
 
-    for attempt in range(1, 3 * (TRIES - 1) + 1):
+    for attempt in range(1, 2 * (TRIES - 1) + 1):
         sending.send_again(say.Again(taken=(attempt - 1) // (TRIES - 1), attempt=attempt))
+
+    assert posted == [b"1", b"2"] * TRIES + [b"2"] * (TRIES - 1)
+
+
+def test_an_enclave_that_asks_for_two_frames_in_turn_gets_nothing_for_ever():
+    sending = Sending("client-0", lambda message, frame: None)
+    sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
+    sending.send_again(say.Again(taken=0, attempt=1))
+    sending.send_again(say.Again(taken=1, attempt=2))
+
+    with pytest.raises(FrameError, match="none of this step"):
+        sending.send_again(say.Again(taken=0, attempt=3))

@@ -8,7 +8,7 @@ from phalanx.errors import ConfigError
 from phalanx.parallel.compiled import why_no_compiler
 from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
 from phalanx.parallel.tensor_plans import PLANS
-from phalanx.planner import nearest, shape_of, why_not
+from phalanx.planner import Recipe, nearest, shape_of, why_not
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: Wo
         ModelError: The model's config lacks a size.
     """
     shape = shape_of(hub_config, "model config")
-    numbers = (shape, load.batch_size, load.microbatches, load.sequence_length)
-    reason = why_not(config.layout, *numbers)
+    recipe = Recipe(load.batch_size, load.sequence_length, load.microbatches)
+    reason = why_not(config.layout, shape, recipe)
     if reason is not None:
-        found = nearest(config.layout, *numbers)
+        found = nearest(config.layout, shape, recipe)
         advice = "no layout works" if found is None else f"the nearest that works is {found}"
         raise ConfigError(f"parallel: {reason}; {advice}")
     for reason in _our_reasons(config, hub_config, load):

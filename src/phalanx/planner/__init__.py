@@ -2,8 +2,19 @@
 
 from phalanx.planner.adapter import Adapter
 from phalanx.planner.layout import SCHEDULES, Layout
-from phalanx.planner.recipe import Outer
+from phalanx.planner.recipe import Outer, Recipe
 from phalanx.planner.shape import ModelShape, read_shape, shape_of
 from phalanx.planner.validity import nearest, why_not
 
-__all__ = ["SCHEDULES", "Adapter", "Layout", "ModelShape", "Outer", "nearest", "read_shape", "shape_of", "why_not"]
+__all__ = [
+    "SCHEDULES",
+    "Adapter",
+    "Layout",
+    "ModelShape",
+    "Outer",
+    "Recipe",
+    "nearest",
+    "read_shape",
+    "shape_of",
+    "why_not",
+]

@@ -42,15 +42,7 @@ class Answer:
         reasons = [found.reason for found in self.ranking.refused]
         asked = question.fixed
         if asked is not None:
-            recipe = question.recipe
-            other = nearest(
-                asked,
-                question.shape,
-                recipe.sequences,
-                recipe.microbatches,
-                recipe.sequence_length,
-                adapter=recipe.adapter,
-            )
+            other = nearest(asked, question.shape, question.recipe)
             hint = f"; the nearest that can work is {other}" if other is not None and other != asked else ""
             raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}")
         raise ConfigError(

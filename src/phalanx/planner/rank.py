@@ -128,8 +128,7 @@ def _best_recipe(
     reason: str | None = None
     smallest: Memory | None = None
     for variants in _variants(layout, recipe):
-        numbers = (recipe.sequences, variants[0].microbatches, recipe.sequence_length)
-        why = why_not(layout, shape, *numbers, adapter=recipe.adapter)
+        why = why_not(layout, shape, variants[0])
         if why is not None:
             reason = reason or why
             continue
@@ -174,7 +173,7 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
         reason = "no microbatches fit"
         options: list[Estimate] = []
         for variants in _variants(layout, recipe):
-            why = why_not(layout, shape, recipe.sequences, variants[0].microbatches, recipe.sequence_length)
+            why = why_not(layout, shape, variants[0])
             if why is not None:
                 reason = why if reason != TOO_LARGE else reason
                 continue

@@ -4,68 +4,43 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from phalanx.planner.adapter import Adapter, why_not_adapted
+from phalanx.planner.adapter import why_not_adapted
 from phalanx.planner.layout import AXES, CONTEXTS, SCHEDULES, Layout, distance, layouts
+from phalanx.planner.recipe import Recipe
 from phalanx.planner.shape import ModelShape
 
 HIGHEST_ZERO = 3
 _GRADIENTS_SHARED = 2
 
 
-def why_not(
-    layout: Layout,
-    shape: ModelShape,
-    sequences: int,
-    microbatches: int,
-    sequence_length: int,
-    *,
-    adapter: Adapter | None = None,
-) -> str | None:
+def why_not(layout: Layout, shape: ModelShape, recipe: Recipe) -> str | None:
     """Say why a layout cannot train a model.
 
     Args:
         layout: Of any numbers.
         shape: The model.
-        sequences: Of one optimizer step, all ranks together.
-        microbatches: Equal parts into which each data parallel rank cuts its sequences.
-        sequence_length: Tokens of a sequence.
-        adapter: What is trained beside frozen weights; None trains all of them.
+        recipe: How it is trained: its batch and adapter count, and nothing else.
 
     Returns:
         The first reason with the figures it rests on and what to change, or None for a layout that works. Memory
         is not judged here.
     """
-    reason = next(_reasons(layout, shape, sequences, microbatches, sequence_length), None)
-    if reason is None and adapter is not None:
-        return why_not_adapted(shape, adapter, layout.tp)
-    return reason
+    return next(_reasons(layout, shape, recipe), None)
 
 
-def nearest(
-    layout: Layout,
-    shape: ModelShape,
-    sequences: int,
-    microbatches: int,
-    sequence_length: int,
-    *,
-    adapter: Adapter | None = None,
-) -> Layout | None:
+def nearest(layout: Layout, shape: ModelShape, recipe: Recipe) -> Layout | None:
     """Return the valid layout that is nearest to one that is not.
 
     Args:
         layout: What was asked for; returned itself when it works.
         shape: The model.
-        sequences: As in `why_not`.
-        microbatches: As in `why_not`.
-        sequence_length: As in `why_not`.
-        adapter: As in `why_not`.
+        recipe: As in `why_not`.
 
     Returns:
         The one that is fewest doublings away along its axes and in its ranks, which are never more; of equally near
         ones that with the most ranks. Copies that train apart stay apart. None when not even one rank can.
     """
-    numbers = (shape, sequences, microbatches, sequence_length)
-    if layout.world >= 1 and why_not(layout, *numbers, adapter=adapter) is None:
+    if layout.world >= 1 and why_not(layout, shape, recipe) is None:
         return layout
     wanted = replace(layout, **{axis: max(1, getattr(layout, axis)) for axis in AXES})
     zero = min(max(layout.zero, 0), HIGHEST_ZERO)
@@ -77,7 +52,7 @@ def nearest(
         for found in (one for bare in layouts(world, (zero,)) for one in _grouped(bare, wanted)):
             if best is not None and remoteness(found, wanted) >= remoteness(best, wanted):
                 continue
-            if why_not(found, *numbers, adapter=adapter) is None:
+            if why_not(found, shape, recipe) is None:
                 best = found
     return best
 
@@ -98,19 +73,20 @@ def remoteness(found: Layout, wanted: Layout) -> float:
     return distance(found, wanted) + math.log2(wanted.world / found.world)
 
 
-def _reasons(
-    layout: Layout, shape: ModelShape, sequences: int, microbatches: int, sequence_length: int
-) -> Iterator[str]:
-    yield from _wrong_numbers(layout, sequences, microbatches, sequence_length)
-    yield from _wrong_batch(layout, sequences, microbatches)
+def _reasons(layout: Layout, shape: ModelShape, recipe: Recipe) -> Iterator[str]:
+    yield from _wrong_numbers(layout, recipe)
+    yield from _wrong_batch(layout, recipe)
     yield from _wrong_groups(layout)
     yield from _wrong_tensors(layout, shape)
-    yield from _wrong_sequence(layout, shape, sequence_length)
-    yield from _wrong_ring(layout, shape, sequence_length)
-    yield from _wrong_pipeline(layout, shape, microbatches)
+    yield from _wrong_sequence(layout, shape, recipe.sequence_length)
+    yield from _wrong_ring(layout, shape, recipe.sequence_length)
+    yield from _wrong_pipeline(layout, shape, recipe.microbatches)
+    adapted = None if recipe.adapter is None else why_not_adapted(shape, recipe.adapter, layout.tp)
+    if adapted is not None:
+        yield adapted
 
 
-def _wrong_numbers(layout: Layout, sequences: int, microbatches: int, sequence_length: int) -> Iterator[str]:
+def _wrong_numbers(layout: Layout, recipe: Recipe) -> Iterator[str]:
     for axis in AXES:
         if getattr(layout, axis) < 1:
             yield f"{axis}={getattr(layout, axis)}: expected a whole number of at least 1"
@@ -122,16 +98,15 @@ def _wrong_numbers(layout: Layout, sequences: int, microbatches: int, sequence_l
         yield f"context={layout.context}: expected one of {', '.join(CONTEXTS)}"
     if layout.stages_per_rank < 1:
         yield f"chunks={layout.chunks}: expected a whole number of at least 1"
-    given = {"sequences": sequences, "microbatches": microbatches, "sequence_length": sequence_length}
-    for name, value in given.items():
-        if value < 1:
-            yield f"{name}={value}: expected a whole number of at least 1"
+    for name in ("sequences", "microbatches", "sequence_length"):
+        if getattr(recipe, name) < 1:
+            yield f"{name}={getattr(recipe, name)}: expected a whole number of at least 1"
 
 
-def _wrong_batch(layout: Layout, sequences: int, microbatches: int) -> Iterator[str]:
-    if sequences % (layout.dp * microbatches):
+def _wrong_batch(layout: Layout, recipe: Recipe) -> Iterator[str]:
+    if recipe.sequences % (layout.dp * recipe.microbatches):
         yield (
-            f"dp={layout.dp} * {microbatches} microbatches does not divide {sequences} sequences a step; "
+            f"dp={layout.dp} * {recipe.microbatches} microbatches does not divide {recipe.sequences} sequences a step; "
             "change dp, the microbatches or the batch size"
         )
 

@@ -109,7 +109,9 @@ class Sending:
             FrameError: The enclave asks for what was never sent, or again and again.
         """
         first = asked.taken - self._settled
-        if asked.attempt != self._attempt + 1 or not 0 <= first < len(self._kept):
+        # frames are taken in order: whoever asks for an earlier one than before plays for time
+        is_back = asked.taken < self._asked_for
+        if is_back or asked.attempt != self._attempt + 1 or not 0 <= first < len(self._kept):
             raise FrameError(
                 f"{self._name}: the enclave asks for frame {asked.taken} again, which is none of this step"
             )

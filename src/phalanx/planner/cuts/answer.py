@@ -131,7 +131,7 @@ def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, le
     Raises:
         ConfigError: The link is not known, or the batch or its sequences do not fit the model.
     """
-    wrong = why_not(Layout(), shape, recipe.sequences, 1, recipe.sequence_length)
+    wrong = why_not(Layout(), shape, replace(recipe, microbatches=1))
     if wrong is not None:
         raise ConfigError(f"plan: {wrong}")
     cuts = tuple(_judge(shape, recipe, parties, leaks, depth) for depth in range(shape.layers))
