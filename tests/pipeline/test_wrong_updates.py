@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phalanx.errors import PeerLostError, VerificationError
+from phalanx.errors import PeerLostError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.messages import Applied, Bulk, Commit, GradientHeld, Ready
 from phalanx.testing import Actor, only, tampering, tiny_run
