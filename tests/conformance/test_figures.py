@@ -76,8 +76,8 @@ FIGURES = (
     Figures(
         "docs/sealed_split.md",
         SPLIT,
-        "a step took {:.2f} s in plaintext and {:.2f} s sealed, with the same weights at the end; AES-GCM took {:.2f} % "
-        "of a plaintext step's CPU time and everything that security costs {:.2f} %, of which plaintext has {:.2f}",
+        "a step took {:.2f} s in plaintext and {:.2f} s sealed, with the same weights at the end; AES-GCM took {:.2f} "
+        "% of a plaintext step's CPU time and everything that security costs {:.2f} %, of which plaintext has {:.2f}",
         wide_split,
     ),
     Figures(
