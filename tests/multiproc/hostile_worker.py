@@ -2,8 +2,9 @@
 
     python hostile_worker.py WORKER_FILE BOOK PLAN
 
-Plans: `remember` is honest and writes down what it signs; `inputs` and `gradient` show headers of the book in the
-place of genuine ones; `avoid` lies about every message of its stage that the book does not know as audited.
+Plans: `remember` is honest and writes down what it signs. `inputs` (in a commitment), `report`, `gradient`, `fault`,
+`fetched`, `withhold`, `relay` and `permit` show headers of the book in the place of genuine ones. `avoid` lies about
+every message of its stage that the book does not know as audited.
 """
 
 import functools
@@ -13,28 +14,48 @@ from pathlib import Path
 
 from phalanx.config import load_config
 from phalanx.pipeline import WorkerConfig, run_worker, unwrapped
-from phalanx.pipeline.messages import AuditReport, Commit, GradientHeld, Signed
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.messages import (
+    Activation,
+    AuditReport,
+    Commit,
+    Fault,
+    FetchBulk,
+    Fetched,
+    GradientHeld,
+    Relay,
+    Signed,
+)
 from phalanx.testing import RewritingEndpoint, tampering
+from phalanx.testing.actor import Letter
 
 SINCE = 2
 """The step from which on it is hostile."""
+
+
+REMEMBERED = Commit | GradientHeld | AuditReport | Fetched | FetchBulk
 
 
 def remember(book):
     """Write down what is sent, a line each."""
 
     def rewrite(letter):
-        if isinstance(letter.message, Commit | GradientHeld | AuditReport):
+        if isinstance(letter.message, REMEMBERED):
+            line = [letter.message.kind, letter.message.model_dump(mode="json"), letter.receiver, letter.payload.hex()]
             with book.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([letter.message.kind, letter.message.model_dump(mode="json")]) + "\n")
+                file.write(json.dumps(line) + "\n")
         return [letter]
 
     return rewrite
 
 
-def said_in(book, kind):
+def lines_of(book, kind):
     lines = [json.loads(line) for line in book.read_text(encoding="utf-8").splitlines()]
-    return [body for found, body in lines if found == kind]
+    return [(body, receiver, bytes.fromhex(payload)) for found, body, receiver, payload in lines if found == kind]
+
+
+def said_in(book, kind):
+    return [body for body, _, _ in lines_of(book, kind)]
 
 
 def place_of(header):
@@ -80,6 +101,105 @@ def show_gradient(book):
     return rewrite
 
 
+def show_report(book):
+    """Report what a neighbour sent in the session before as the input of an audit."""
+    past = {place_of(shown["header"]): shown for body in said_in(book, "audit_report") for shown in body["inputs"]}
+
+    def rewrite(letter):
+        message = letter.message
+        if not isinstance(message, AuditReport) or message.step < SINCE:
+            return [letter]
+        shown = [past.get(place_of(signed.header)) for signed in message.inputs]
+        inputs = tuple(
+            signed if old is None or place_of(signed.header)[1] == "backward" else Signed(**old)
+            for signed, old in zip(message.inputs, shown, strict=True)
+        )
+        return [letter.saying({"inputs": inputs})]
+
+    return rewrite
+
+
+def complain(book):
+    """Complain of a tensor that the neighbour did send, in the session before and in a shape that was right there."""
+    headers = [shown for body in said_in(book, "commit") for shown in body["received"]]
+    old = next(shown for shown in headers if place_of(shown["header"])[:3] == (SINCE, "forward", 0))
+    about = json.loads(old["header"])["sender"]
+
+    def rewrite(letter):
+        message = letter.message
+        if not isinstance(message, Commit) or message.step != SINCE:
+            return [letter]
+        fault = Fault(epoch=message.epoch, about=about, error="FrameError", reason="odd", evidence=Signed(**old))
+        return [letter, Letter(OWNER, fault)]
+
+    return rewrite
+
+
+def own_tensors(book):
+    """Tensors that this worker sent forward in the session before and was asked for, by step and microbatch."""
+    return {
+        (body["step"], body["microbatch"]): (Signed(**body["evidence"]), payload)
+        for body, _, payload in lines_of(book, "fetched")
+        if body["direction"] == "forward" and not body["claim"] and body["evidence"] is not None
+    }
+
+
+def answer(book):
+    """Answer who asks for a tensor with the one of the session before."""
+    past = own_tensors(book)
+
+    def rewrite(letter):
+        message = letter.message
+        place = (message.step, message.microbatch) if isinstance(message, Fetched) else None
+        if place not in past or message.claim or message.direction != "forward":
+            return [letter]
+        return [Letter(letter.receiver, message.model_copy(update={"evidence": past[place][0]}), past[place][1])]
+
+    return rewrite
+
+
+def withhold(book):
+    """Send one tensor to nobody, and show the owner, who would hand it on, that of the session before."""
+    past, shown = own_tensors(book), answer(book)
+    place = min(place for place in past if place[0] >= SINCE)
+
+    def rewrite(letter):
+        message = letter.message
+        if isinstance(message, Activation) and message.direction == "forward":
+            return [] if (message.step, message.microbatch) == place else [letter]
+        return shown(letter)
+
+    return rewrite
+
+
+def hand_on(book):
+    """Hand the neighbour a tensor of the session before, as the owner does with what a link has lost."""
+    past = own_tensors(book)
+
+    def rewrite(letter):
+        message = letter.message
+        found = past.get((message.step, message.microbatch)) if isinstance(message, Activation) else None
+        if found is None or message.direction != "forward" or message.step < SINCE:
+            return [letter]
+        place = {name: getattr(message, name) for name in ("epoch", "step", "microbatch", "direction", "source")}
+        return [Letter(letter.receiver, Relay(**place, evidence=found[0]), found[1]), letter]
+
+    return rewrite
+
+
+def ask_with_permit(book):
+    """Ask for the weights of a stage with the owner's order of the session before to audit it."""
+    body, receiver, _ = next(line for line in lines_of(book, "fetch_bulk") if line[0]["permit"] is not None)
+
+    def rewrite(letter):
+        message = letter.message
+        if not isinstance(message, Commit) or message.step != body["step"]:
+            return [letter]
+        return [letter, Letter(receiver, FetchBulk.model_validate_json(json.dumps(body)))]
+
+    return rewrite
+
+
 def avoid(book):
     """Lie where no audit fell in the session before, in the steps of which it is known where they fell."""
     audited = {(body["step"], body["microbatch"]) for body in said_in(book, "audit_report")}
@@ -94,7 +214,17 @@ def avoid(book):
 
 def main(worker_file, book, plan):
     """Run one worker."""
-    rewrites = {"remember": remember, "inputs": show_inputs, "gradient": show_gradient}
+    rewrites = {
+        "remember": remember,
+        "inputs": show_inputs,
+        "report": show_report,
+        "gradient": show_gradient,
+        "fault": complain,
+        "fetched": answer,
+        "withhold": withhold,
+        "relay": hand_on,
+        "permit": ask_with_permit,
+    }
     rewrite = rewrites[plan](book) if plan in rewrites else lambda letter: [letter]
     wrap = avoid(book) if plan == "avoid" else unwrapped
     opener = functools.partial(RewritingEndpoint, rewrite=rewrite)

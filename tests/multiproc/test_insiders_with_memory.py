@@ -17,12 +17,18 @@ ALWAYS = (*SHORT, "guard.audit_rate=1.0", "train.steps=4")
 ONCE = (*SHORT, "guard.audit_rate=0.25", "guard.screen=false", "train.steps=12")
 
 
-class Insiders:
-    """Two remote workers with certificates for good, and an owner that is started again and again."""
+FULL = ("guard.audit_rate=1.0", *SHORT)
+THREE = ("pipeline.stages=5", "model.architecture.n_layer=5", "pipeline.patience_s=3.0", *FULL)
+THIRD_PARTY = ("guard.third_party_audit_rate=1.0",)
+OTHER_SHAPE = ("train.batch_size=4",)
 
-    def __init__(self, place):
-        self.place, self.port = place, free_port()
-        self.keys = make_keys(place, "owner", "north", "south")
+
+class Insiders:
+    """Remote workers with certificates for good, and an owner that is started again and again."""
+
+    def __init__(self, place, names=("north", "south")):
+        self.place, self.port, self.names = place, free_port(), names
+        self.keys = make_keys(place, "owner", *names)
         self.book = place.path / "book.jsonl"
 
     def worker(self, name, plan=None):
@@ -35,7 +41,7 @@ class Insiders:
 
     def settings(self, *more):
         return (
-            "pipeline.remote_workers=['north','south']",
+            f"pipeline.remote_workers={list(self.names)}",
             f"pipeline.pki='{self.keys}'",
             f"pipeline.transport.port={self.port}",
             "pipeline.transport.keepalive_s=1.0",
@@ -55,6 +61,59 @@ def summary_of(insiders, north, south, *settings, run_dir="run", resume=False):
     for worker in workers:
         worker.wait()
     return found
+
+
+@pytest.fixture
+def three_insiders(place):
+    return Insiders(place, ("north", "south", "east"))
+
+
+def with_one(insiders, liar, plan, *settings, run_dir="run"):
+    """Run to the end with one worker that has a plan."""
+    workers = [insiders.worker(name, plan if name == liar else None) for name in insiders.names]
+    found = insiders.place.finish(*insiders.settings(*settings), run_dir=run_dir)
+    for worker in workers:
+        worker.kill()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plan", "before"), [("report", ()), ("fault", OTHER_SHAPE)])
+def test_a_header_of_an_earlier_run_in_a_report_or_a_complaint_convicts_who_shows_it(insiders, clean, plan, before):
+    with_one(insiders, "south", "remember", *FULL, *before, "train.seed=5", "train.steps=4", run_dir="before")
+
+    summary = with_one(insiders, "south", plan, *FULL)
+
+    assert (summary["status"], summary["evicted"], summary["lost"]) == ("completed", ["south"], [])
+    assert {(verdict["party"], verdict["offence"]) for verdict in summary["verdicts"]} == {("south", "forgery")}
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plan", "liar", "before", "lost"),
+    [
+        ("fetched", "north", (), []),
+        ("withhold", "north", (), ["north"]),
+        ("relay", "north", (), []),
+        ("permit", "east", THIRD_PARTY, []),
+    ],
+)
+def test_a_header_of_an_earlier_run_that_is_shown_to_another_party_convicts_nobody(
+    three_insiders, plan, liar, before, lost
+):
+    with_one(three_insiders, liar, "remember", *THREE, *before, "train.seed=5", "train.steps=4", run_dir="before")
+
+    summary = with_one(three_insiders, liar, plan, *THREE)
+
+    assert (summary["status"], summary["evicted"], summary["lost"]) == ("completed", [], lost)
+    assert summary["verdicts"] == []
+    if plan in ("relay", "permit"):
+        # who was shown it says so, and goes on
+        assert liar in {body["about"] for _, body in events(three_insiders.place, "fault")}
+    assert events(three_insiders.place, "relayed") == []
+    honest = three_insiders.place.finish(*THREE, "guard.mode='off'", run_dir="honest")
+    assert summary["final_weights_digest"] == honest["final_weights_digest"]
 
 
 def test_headers_of_an_earlier_run_convict_the_worker_that_shows_them(insiders):
