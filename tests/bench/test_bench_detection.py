@@ -8,10 +8,10 @@ import pytest
 
 from phalanx.attacks import ATTACKS
 from phalanx.bench import BENCHES
-from phalanx.bench.cell import GUARDS
 from phalanx.bench.cells import cells, needs_two
 from phalanx.bench.detection import false_accusations_per_million, measure, row_of, rows_in
 from phalanx.bench.duel import CleanRun, Lie, Outcome, accepted, is_found, is_undone, play, sequences
+from phalanx.pipeline import PRESETS
 
 KEYS = {
     *("attack", "direction", "rate", "stages", "attacked_steps", "detected_steps", "steps_to_detection"),
@@ -20,7 +20,7 @@ KEYS = {
 }
 
 
-def cell_of(kind, guard="watchful"):
+def cell_of(kind, guard="standard"):
     """The first cell with this attack and guard."""
     return next(cell for cell in cells(quick=True) if (cell.run.attack.kind, cell.guard) == (kind, guard))
 
@@ -52,8 +52,9 @@ def test_every_attack_of_the_table_is_played_in_every_direction(quick):
         assert {direction for name, direction in played if name == kind} == directions
 
 
-def test_the_long_bench_has_every_rate_and_every_place():
-    watched = [cell for cell in cells(quick=False) if cell.guard == "watchful" and cell.run.attack.kind != "none"]
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_long_bench_has_every_rate_and_every_place_for_every_preset(preset):
+    watched = [cell for cell in cells(quick=False) if cell.guard == preset and cell.run.attack.kind != "none"]
     places = {
         together: {
             (c.run.pipeline.stages, c.run.attack.stages) for c in watched if needs_two(c.run.attack.kind) is together
@@ -61,21 +62,26 @@ def test_the_long_bench_has_every_rate_and_every_place():
         for together in (False, True)
     }
 
+    assert {cell.run.attack.kind for cell in watched} == {*ATTACKS}
     assert {cell.run.attack.rate for cell in watched} == {0.3, 0.5, 0.7, 1.0}
     assert places[False] == {(4, (1,)), (4, (2,)), (6, (1,)), (6, (2,)), (6, (3,)), (6, (4,))}
     assert places[True] >= {(6, (2, 3)), (6, (1, 4))}
 
 
 def test_what_answers_most_is_played_first():
-    kinds = [cell.run.attack.kind for cell in cells(quick=False)]
+    played = cells(quick=False)
+    kinds = [cell.run.attack.kind for cell in played if cell.guard == "standard"]
     first = {kind: kinds.index(kind) for kind in kinds}
     last = {kind: len(kinds) - 1 - kinds[::-1].index(kind) for kind in kinds}
     papers = ("forward_sign_flip", "backward_gaussian")
+    guards = [cell.guard for cell in played if cell.run.attack.kind != "none"]
 
+    assert {cell.run.attack.kind for cell in played[: len(played) - len(guards)]} == {"none"}
     assert last["none"] < first["forward_sign_flip"]
     assert max(last[kind] for kind in papers) < first["drift"]
     assert last["lazy_int8"] < min(first[kind] for kind in ("equivocation", "framing", "league", "colluders"))
     assert max(last[kind] for kind in ("equivocation", "framing", "league", "colluders")) < first["zero"]
+    assert list(dict.fromkeys(guards))[:4] == ["standard", "watchful", "strict", "light"]
 
 
 def test_the_smallest_lies_are_told_among_other_roundings_too():
@@ -90,7 +96,7 @@ def test_the_smallest_lies_are_told_among_other_roundings_too():
 def test_lies_in_messages_are_shown_to_the_baselines_too():
     guards = {cell.guard for cell in cells(quick=True) if cell.run.attack.kind == "backward_gaussian"}
 
-    assert guards == set(GUARDS) - {"light", "strict"}
+    assert guards == {"standard", "statistics", "off"}
 
 
 def test_a_lie_before_its_author_was_found_is_in_the_weights_for_good():
@@ -100,6 +106,13 @@ def test_a_lie_before_its_author_was_found_is_in_the_weights_for_good():
     assert [is_found(one, outcome) for one in outcome.lies] == [False, True]
     assert row(outcome)["corrupted_sequences_accepted"] == 2
     assert (row(outcome)["detected_steps"], row(outcome)["steps_to_detection"]) == (1, 2)
+
+
+def test_the_step_of_a_second_conviction_that_was_gone_back_to_is_not_when_the_guard_met_them():
+    events = [*evicted("worker-1", 9, undone_from=3), *evicted("worker-2", 3)]
+    outcome = Outcome(losses=[1.0] * 12, lies=[lie(2), lie(3), lie(3, "worker-2"), lie(9)], events=events)
+
+    assert row(outcome)["steps_to_detection"] == 7
 
 
 def test_a_lie_that_was_undone_is_not_in_the_weights():
@@ -188,7 +201,7 @@ def test_false_accusations_are_counted_by_audited_messages():
 
 
 def test_the_bench_shows_the_guard_winning_and_the_attack_winning_without_it(tmp_path: Path):
-    what = [replace(cell_of("forward_sign_flip", guard), steps=4) for guard in ("watchful", "off")]
+    what = [replace(cell_of("forward_sign_flip", guard), steps=4) for guard in ("standard", "off")]
 
     result = json.loads(json.dumps(measure(what, rows_in(tmp_path / "rows.jsonl", "this"), quick=True)))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phalanx.errors import PeerLostError, VerificationError
+from phalanx.errors import PeerLostError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.messages import Applied, Bulk, Commit, GradientHeld, Ready
 from phalanx.testing import Actor, only, tampering, tiny_run
@@ -188,12 +188,15 @@ def test_where_every_worker_starts_from_other_weights_the_run_does_not_start(mak
         make_company(tiny_run(), {stage: starting_from_other_weights(stage) for stage in (1, 2)})
 
 
-def test_a_holder_that_hands_out_other_weights_than_it_signed_is_found_out(make_company):
+def test_a_holder_that_hands_out_other_weights_than_it_signed_is_passed_over_and_named(make_company, honest_digest):
     company = make_company(tiny_run(), {1: sending_bulk("weights", doubled)})
     company.run(1)
 
-    with pytest.raises(VerificationError, match="worker-1 sent a weights that is not the one it signed"):
-        company.engine.collect(1, "weights")
+    assert company.weights_digest() == honest_digest(tiny_run(), 1)
+
+    (refused,) = company.bodies("refused")
+    assert refused["party"] == "worker-1"
+    assert "worker-1 sent a weights that is not the one it signed" in refused["reason"]
 
 
 def test_a_party_that_gets_ready_with_an_altered_state_is_named(make_company, honest_digest):

@@ -7,6 +7,7 @@ from phalanx.bench.chaos import bench_chaos
 from phalanx.bench.checkpoint import bench_checkpoint
 from phalanx.bench.collectives import bench_collectives
 from phalanx.bench.detection import bench_detection
+from phalanx.bench.detection_processes import bench_detection_processes
 from phalanx.bench.memory import bench_memory
 from phalanx.bench.overhead import bench_overhead
 from phalanx.bench.parallel import bench_parallel
@@ -18,6 +19,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "checkpoint": bench_checkpoint,
     "collectives": bench_collectives,
     "detection": bench_detection,
+    "detection-processes": bench_detection_processes,
     "memory": bench_memory,
     "overhead": bench_overhead,
     "parallel": bench_parallel,
@@ -28,6 +30,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
 KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
     "detection": bench_detection,
+    "detection-processes": bench_detection_processes,
     "parallel": bench_parallel,
 }
 """Benches that go on where they were interrupted, and can show what is finished: the second argument."""
@@ -39,6 +42,7 @@ __all__ = [
     "bench_checkpoint",
     "bench_collectives",
     "bench_detection",
+    "bench_detection_processes",
     "bench_memory",
     "bench_overhead",
     "bench_parallel",

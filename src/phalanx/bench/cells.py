@@ -1,6 +1,6 @@
-"""What `bench detection` plays: honest companies, every attack of the table in every place, and its baselines."""
+"""What `bench detection` plays: honest companies, every attack against every preset in every place, and baselines."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Literal
 
@@ -8,7 +8,7 @@ from phalanx.attacks import ATTACKS, AttackLine, check_attack
 from phalanx.bench.cell import Cell, small_run
 from phalanx.bench.honest import FP32, MATH, honest_cells
 from phalanx.errors import ConfigError
-from phalanx.pipeline import PRESETS, AttackConfig
+from phalanx.pipeline import AttackConfig, Preset
 
 FIRST_ATTACKED_STEP = 2
 """The screen has learnt by then, and there is an earlier step to replay."""
@@ -17,9 +17,9 @@ _STEPS = 64
 _SILENT_STEPS = 8
 """Every silence costs patience."""
 _BASELINE_STEPS = 8
-_PRESET_STEPS = {"quick": 16, "full": 64}
-_LEAGUE_STEPS = 256
-"""The owner's audits find a league in so many steps with 99.9 %, at the rate of the preset `standard`."""
+_QUICK_STEPS = 16
+_PRESET_STEPS: Mapping[Preset, int] = {"standard": 256, "strict": 256, "light": 64}
+"""In the order in which they are played; the owner's audits find a league in 218 steps of `standard` with 99.9 %."""
 _Place = tuple[int, tuple[int, ...]]
 _ALONE: dict[str, tuple[_Place, ...]] = {"quick": ((4, (1,)),), "full": ((4, (1,)), (4, (2,)))}
 _PAPERS_PLACES: dict[str, tuple[_Place, ...]] = {"quick": (), "full": tuple((6, (stage,)) for stage in range(1, 5))}
@@ -43,7 +43,12 @@ def cells(*, quick: bool) -> list[Cell]:
     """Everything that is played; what answers most comes first, for the whole takes long."""
     size = "quick" if quick else "full"
     attacks = [attack for kind, line in ATTACKS.items() for attack in _attacks(kind, line, _RATES[size])]
-    return [*honest_cells(quick=quick), *sorted(_attacked(attacks, size), key=lambda cell: _turn_of(cell.run.attack))]
+    return [*honest_cells(quick=quick), *sorted(_attacked(attacks, size), key=_place_in_line)]
+
+
+def _place_in_line(cell: Cell) -> tuple[int, int]:
+    guards = ("standard", "watchful", "strict", "light")
+    return guards.index(cell.guard) if cell.guard in guards else len(guards), _turn_of(cell.run.attack)
 
 
 def _turn_of(attack: AttackConfig) -> int:
@@ -74,16 +79,18 @@ def _attacks(kind: str, line: AttackLine, rates: Iterable[float]) -> Iterator[At
 
 
 def _attacked(attacks: Iterable[AttackConfig], size: str) -> Iterator[Cell]:
+    presets: Mapping[Preset, int] = {"standard": _QUICK_STEPS} if size == "quick" else _PRESET_STEPS
     for attack in attacks:
         places = _places(attack.kind, size)
-        for stages, where in places:
+        for (stages, where), (preset, steps) in product(places, presets.items()):
             placed = attack.model_copy(update={"stages": where})
-            yield Cell(small_run(stages, "watchful", attack=placed), "watchful", _at_most(_STEPS, attack))
+            yield Cell(small_run(stages, preset, attack=placed), preset, _at_most(steps, attack))
         # the rate that every table of ours has
         if attack.rate == 0.5:
-            yield from _compared(attack.model_copy(update={"stages": places[0][1]}), places[0][0], size)
-        if attack.rate == 0.5 and _turn_of(attack) == _SMALL:
-            yield _across_paths(attack.model_copy(update={"stages": places[0][1]}), places[0][0])
+            first = attack.model_copy(update={"stages": places[0][1]})
+            yield from _compared(first, places[0][0])
+            if _turn_of(attack) == _SMALL:
+                yield _across_paths(first, places[0][0])
 
 
 def _places(kind: str, size: str) -> tuple[_Place, ...]:
@@ -100,16 +107,8 @@ def _across_paths(attack: AttackConfig, stages: int) -> Cell:
     return Cell(run, "watchful", _STEPS, (FP32, MATH))
 
 
-def _compared(attack: AttackConfig, stages: int, size: str) -> Iterator[Cell]:
-    """The presets, and for lies in messages the baselines, against the same attacker."""
-    if size == "quick" and attack.direction == "backward":
-        return
-    presets = ("standard",) if size == "quick" else tuple(PRESETS)
-    steps = _PRESET_STEPS[size]
-    if size == "full" and ATTACKS[attack.kind].caught_by == "owner audit":
-        steps = _LEAGUE_STEPS
-    for preset in presets:
-        yield Cell(small_run(stages, preset, attack=attack), preset, _at_most(steps, attack))
+def _compared(attack: AttackConfig, stages: int) -> Iterator[Cell]:
+    """The baselines, against the same attacker, for lies in messages."""
     if ATTACKS[attack.kind].direction is not None and ATTACKS[attack.kind].caught_by in _SHOWN_BY_BASELINES:
         for guard in ("statistics", "off"):
             yield Cell(small_run(stages, guard, attack=attack), guard, _BASELINE_STEPS)

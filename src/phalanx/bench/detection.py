@@ -16,6 +16,7 @@ from phalanx.bench.duel import (
     CleanRun,
     Outcome,
     accepted,
+    first_found,
     is_found,
     is_undone,
     play,
@@ -29,7 +30,7 @@ from phalanx.config import digest
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.process import deterministic
 
-PROTOCOL = 2
+PROTOCOL = 3
 """To be raised when a figure comes to mean something else; the commit is in every key as well."""
 
 
@@ -149,6 +150,7 @@ def row_of(cell: Cell, outcome: Outcome, clean: CleanRun) -> Row:
     steps = {lie.step for lie in outcome.lies}
     found = {lie.step for lie in outcome.lies if is_found(lie, outcome)}
     undone = {lie.step for lie in outcome.lies if is_undone(lie, outcome)}
+    met_in = first_found(outcome)
     return {
         "attack": attack.kind,
         "direction": None if line is None else attack.direction or line.direction,
@@ -173,7 +175,7 @@ def row_of(cell: Cell, outcome: Outcome, clean: CleanRun) -> Row:
         "attacked_steps": len(steps),
         "detected_steps": len(found),
         "undone_steps": len(undone - found),
-        "steps_to_detection": min(found) - min(steps) if found else None,
+        "steps_to_detection": None if met_in is None else met_in - min(steps),
         "corrupted_sequences_accepted": sequences(accepted(outcome), run),
         "guilty": sorted(guilty),
         "blamed": sorted(blamed),

@@ -57,7 +57,7 @@ def run_drill(
     scenes = drill_scenes(run, drill)
     with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as temporary:
         home = directory or Path(temporary)
-        summaries = {name: _train(name, one, home / name, trainer or _train_quietly) for name, one in scenes.items()}
+        summaries = {name: _train(name, one, home / name, trainer or train_quietly) for name, one in scenes.items()}
     clean = summaries["none"]
     rows = [{"attack": name, **row_of(scenes[name], summary, clean)} for name, summary in summaries.items()]
     return {
@@ -125,5 +125,6 @@ def _left_behind(directory: Path) -> dict[str, Any]:
     return found
 
 
-def _train_quietly(run: RunConfig, directory: Path) -> dict[str, Any]:
+def train_quietly(run: RunConfig, directory: Path) -> dict[str, Any]:
+    """Train one run; what is shown goes to standard error."""
     return train(run, directory, console=Console(stderr=True))

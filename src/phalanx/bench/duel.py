@@ -119,7 +119,7 @@ def play(cell: Cell, directory: Path, cache: Path) -> Outcome:
     Which microbatches are audited follows from the run's seed here, so that a row can be had again.
     """
     log = directory / "attack.jsonl"
-    run = cell.run.model_copy(update={"attack": _lying_early(cell.run.attack)})
+    run = cell.run.model_copy(update={"attack": lying_early(cell.run.attack)})
     outcome = Outcome()
     differences = Differences()
     draw = AuditDraw.of(run.train.seed.to_bytes(32, "big"), bytes(32), run.guard)
@@ -157,6 +157,17 @@ def is_undone(lie: Lie, outcome: Outcome) -> bool:
     """Whether the step was applied with the lie, and taken back when the liar was convicted."""
     fate = outcome.fates.get(lie.party)
     return fate is not None and fate.undone_from <= lie.step < fate.step
+
+
+def first_found(outcome: Outcome) -> int | None:
+    """The step in which the guard first met a liar, before anything was gone back to; None where it met none."""
+    liars = {lie.party for lie in outcome.lies}
+    places = {(lie.stage, lie.step) for lie in outcome.lies}
+    for kind, body in outcome.events:
+        is_out = kind in ("evicted", "lost") and body["party"] in liars
+        if is_out or (kind == "relayed" and (body.get("source"), body.get("step")) in places):
+            return _int(body["step"])
+    return None
 
 
 def accepted(outcome: Outcome) -> list[Lie]:
@@ -205,7 +216,7 @@ def _drive(company: MemoryCompany, steps: int, log: Path, outcome: Outcome) -> N
         after += bool(liars) and liars <= {*company.evicted, *company.lost}
 
 
-def _lying_early(attack: AttackConfig) -> AttackConfig:
+def lying_early(attack: AttackConfig) -> AttackConfig:
     """The same attack with the first seed that lies within the first steps, so that no company is watched in vain."""
     if attack.kind == "none" or not attack.rate:
         return attack

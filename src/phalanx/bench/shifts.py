@@ -69,7 +69,8 @@ def shifts(quick: bool) -> list[Shift]:
         ]
     upkeeps = (EIGHTH, WITH_OWNER, UPDATE, SNAPSHOT, LOCKSTEP, PAPER, STATISTICS)
     return [
-        _shift(4, 32, 8, (*BY_PRESET, WITH_OWNER, SCREENED), rounds=12, budget_s=600.0),
+        *preset_shifts(),
+        _shift(4, 32, 8, (WITH_OWNER, SCREENED), rounds=12, budget_s=300.0),
         _shift(4, 32, 8, upkeeps, rounds=12, budget_s=700.0),
         # a lane of a replica then has 8 microbatches, of which q = 1/8 draws one
         _shift(4, 32, 16, (SIXTEENTH, REPLICA), rounds=16, budget_s=330.0),
@@ -81,6 +82,14 @@ def shifts(quick: bool) -> list[Shift]:
         _shift(6, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
         *wide_shifts(),
         *long_shifts(),
+    ]
+
+
+def preset_shifts() -> list[Shift]:
+    """The presets at M = 8, where one microbatch at least makes 1/8 of q = 1/16, and at M = 32, where it does not."""
+    return [
+        _shift(4, 32, 8, BY_PRESET, rounds=12, budget_s=400.0),
+        _shift(4, 64, 32, BY_PRESET, rounds=8, budget_s=400.0),
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from phalanx.errors import FailedBatchError, PeerLostError, TransportError
+from phalanx.errors import FailedBatchError, PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.attempt import Attempts
 from phalanx.pipeline.balance import Balance
 from phalanx.pipeline.budget import allowance_of, answer_bytes
@@ -242,17 +242,29 @@ class PipelineEngine:
                 raise PeerLostError(f"the last step was not verified in time; waiting for {coordinator.waiting_for()}")
         self._records.look()
 
+    @torch.enable_grad()
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
         """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.
 
+        A holder that does not bring them is replaced, where the other copy does not either.
+
         Raises:
-            VerificationError: The bytes are not those of the agreed state.
-            PeerLostError: No answer came in time.
+            VerificationError: Without a guard, the bytes are not those of the stage.
+            PeerLostError: Without a guard, no answer came in time.
+            NoHolderError: Every holder of the stage is gone.
         """
-        self.settle()
-        if self._docket.holder(stage) == OWNER:
-            return self._party.roles.copy_of(stage)
-        return collect_agreed(self._docket, self._courier, stage, purpose)
+        while True:
+            self.settle()
+            holder = self._docket.holder(stage)
+            if holder == OWNER:
+                return self._party.roles.copy_of(stage)
+            try:
+                return collect_agreed(self._docket, self._courier, stage, purpose)
+            except (PeerLostError, VerificationError) as exc:
+                if not self.plan.guard.enabled:
+                    raise
+                self._succession.suspect(holder, str(exc))
+                self._stepping.recover(None, self._docket.ledger.step)
 
     def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""

@@ -7,6 +7,7 @@ from play import COMPANIES, NUM_STEPS
 from schedule import Act, Again, Alter, Drop, Hold, Liar, On, Payload, Redirect, Repeat, Say, Schedule
 
 from phalanx.attacks import ATTACKS
+from phalanx.pipeline.messages import Signed
 
 OFTEN = ["tensor", "bulk", "commit", "gradient_held", "applied", "audit_report", "step_audited", "ready", "fetched"]
 """What a worker sends in every run; the rest it sends now and then."""
@@ -19,8 +20,10 @@ def alterations(kind):
     fields = {}
     for place in places(kind):
         fields.setdefault(place.path[0], []).append(place)
-    # every field as often as any other, however much is in it
-    return st.one_of([st.sampled_from(found).flatmap(_altered) for found in fields.values()])
+    # every field as often as any other, however much is in it; what others have signed more often
+    drawn = [st.sampled_from(found).flatmap(_altered) for found in fields.values()]
+    shown = [place for place in places(kind) if place.type is Signed]
+    return st.one_of(drawn + 3 * [st.sampled_from(shown).flatmap(_altered)] if shown else drawn)
 
 
 def _altered(place):

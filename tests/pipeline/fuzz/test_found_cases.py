@@ -2,7 +2,7 @@
 
 import pytest
 from changes import Put
-from schedule import Act, Alter, Drop, Liar, On, Schedule
+from schedule import Act, Alter, Drop, Liar, On, Payload, Schedule
 
 
 def one(company, *acts, liar=1, **kwargs):
@@ -22,6 +22,12 @@ FOUND = {
     ),
     "an_auditor_to_whom_a_snapshot_was_handed_on_is_given_weights_as_well": one(
         "snapshot", Act(On("bulk", nth=2, lasting=True), Alter(("epoch",), Put(2**40)))
+    ),
+    "a_stage_whose_weights_nobody_else_has_is_replaced_when_it_does_not_give_them": one(
+        "snapshot", Act(On("bulk", step=3, lasting=True), Drop())
+    ),
+    "false_weights_at_the_end_are_passed_over_for_those_of_the_other_copy": one(
+        "gradient", Act(On("bulk", step=3, lasting=True), Payload("negated"))
     ),
     "a_stage_that_gives_the_owner_no_state_is_replaced_and_the_run_goes_on": one(
         "gradient", Act(On("bulk", step=1, lasting=True), Drop()), events=((1, "kill", 2),)

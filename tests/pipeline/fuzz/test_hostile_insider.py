@@ -52,23 +52,28 @@ def test_a_hostile_insider_harms_nobody_honest_for_as_long_as_is_asked(stage):
     until = time.monotonic() + 60 * float(os.environ.get("PHALANX_FUZZ_MINUTES", "5"))
     number = int(os.environ.get("PHALANX_FUZZ_SEED", "1"))
     while time.monotonic() < until:
-        began, played = time.process_time(), []
-
-        @seed(number)
-        @settings(SETTINGS, max_examples=PER_SEED)
-        @given(schedules())
-        def play(schedule, played=played):
-            played.append(check(stage, schedule))
-
-        report = f"seed {number}: stopped"
+        began, report = time.process_time(), f"seed {number}: stopped"
         try:
-            play()
-            report = f"seed {number}: {summary(played, time.process_time() - began)}"
+            report = f"seed {number}: {summary(play_seed(stage, number), time.process_time() - began)}"
         finally:
             if "PHALANX_FUZZ_LOG" in os.environ:
                 with Path(os.environ["PHALANX_FUZZ_LOG"]).open("a", encoding="utf-8") as log:
                     log.write(f"{time.strftime('%H:%M:%S')} {report}\n")
         number += 1
+
+
+def play_seed(stage, number):
+    """Play the schedules that one seed draws."""
+    played = []
+
+    @seed(number)
+    @settings(SETTINGS, max_examples=PER_SEED)
+    @given(schedules())
+    def play(schedule):
+        played.append(check(stage, schedule))
+
+    play()
+    return played
 
 
 def summary(played, cpu_s):

@@ -1,0 +1,87 @@
+"""The drawn sample in real processes: what is drawn, what a row says, and one company for real."""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.bench.detection_processes import Companies, draw_cells, in_processes
+from phalanx.bench.drills import train_quietly
+from phalanx.errors import TrainingError
+from phalanx.pipeline import PRESETS
+
+CLEAN = {"final_weights_digest": "clean", "false_accusations": 0}
+
+
+def liar_of(run):
+    return f"worker-{run.attack.stages[0]}"
+
+
+class Trainer:
+    """Stands in for training: attacked runs end as `outcome` says."""
+
+    def __init__(self, **outcome):
+        self.undisturbed = 0
+        self._outcome = outcome
+
+    def __call__(self, run, directory):
+        if run.attack.kind == "none":
+            self.undisturbed += 1
+            assert run.guard.mode == "off"
+            return CLEAN
+        if "error" in self._outcome:
+            raise TrainingError(self._outcome["error"])
+        verdicts = [{"party": liar_of(run), "step": 3, "offence": "message"}]
+        return CLEAN | {"attacked_steps": [3], "evicted": [liar_of(run)], "verdicts": verdicts} | self._outcome
+
+
+def test_the_sample_has_as_many_of_each_preset_and_is_the_same_each_time():
+    drawn = draw_cells(24)
+
+    assert [cell.guard for cell in drawn] == [name for name in PRESETS for _ in range(8)]
+    assert drawn == draw_cells(24)
+    assert len({(cell.guard, cell.run.model_dump_json()) for cell in drawn}) == 24
+    assert len({cell.run.attack.kind for cell in drawn}) > 8
+
+
+def test_a_company_in_processes_has_the_guard_and_the_attack_of_its_cell():
+    cell = draw_cells(24)[0]
+
+    run = in_processes(cell)
+
+    assert run.guard == cell.run.guard
+    assert (run.attack.kind, run.attack.stages, run.attack.rate) == (
+        cell.run.attack.kind,
+        cell.run.attack.stages,
+        cell.run.attack.rate,
+    )
+    assert run.train.steps <= cell.steps
+
+
+@pytest.mark.parametrize(
+    ("outcome", "held"),
+    [
+        ({}, True),
+        ({"final_weights_digest": "other"}, False),
+        ({"false_accusations": 1}, False),
+        ({"error": "it fell over"}, False),
+    ],
+)
+def test_a_company_has_held_with_the_bits_of_the_undisturbed_run_and_nobody_innocent_blamed(tmp_path, outcome, held):
+    trainer, cell = Trainer(**outcome), draw_cells(24)[0]
+    companies = Companies(tmp_path, trainer)
+
+    rows = [companies.row(cell), companies.row(cell)]
+
+    assert [row["held"] for row in rows] == [held, held]
+    assert trainer.undisturbed == 1
+
+
+@pytest.mark.slow
+def test_a_drawn_company_is_trained_in_processes_of_its_own(tmp_path):
+    cell = next(cell for cell in draw_cells(24) if cell.guard == "standard" and len(cell.run.attack.stages) == 1)
+
+    row = Companies(tmp_path, train_quietly).row(replace(cell, steps=24))
+
+    assert (row["error"], row["false_accusations"], row["steps"]) == (None, 0, 24)
+    assert row["attacked_steps"] >= 1
+    assert row["held"] is (row["bit_identical"] is True)
