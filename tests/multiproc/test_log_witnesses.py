@@ -5,7 +5,9 @@ import shutil
 import signal
 
 import pytest
-from real_runs import events, free_port, make_keys
+from real_runs import events, free_port
+
+from phalanx.security.crypto import create_authority, issue
 
 WORKERS = ("north", "south")
 HASTY = "[transport]\nkeepalive_s = 1.0\ntimeout_s = 8.0\n"
@@ -14,8 +16,10 @@ HASTY = "[transport]\nkeepalive_s = 1.0\ntimeout_s = 8.0\n"
 @pytest.fixture
 def company(place):
     """An owner's settings, and what starts both workers; each has a machine, which is a directory here."""
-    keys, port = make_keys(place, "owner", *WORKERS), free_port()
-    files = []
+    keys, port, files = place.path / "keys", free_port(), []
+    create_authority(keys)
+    for name in ("owner", *WORKERS):
+        issue(keys, name)
     for name in WORKERS:
         shutil.move(keys / name, place.path / name)
         (keys / name).mkdir()

@@ -130,8 +130,9 @@ class Stepping:
         apply = Apply(epoch=self.succession.epoch, step=step, clip_coefficient=clip, log_head=head)
         for name in (*self.succession.alive, OWNER):
             self.mail.post(name, apply, ())
-        # the workers update meanwhile
+        # the workers update meanwhile; what the next decision tells of the log is signed in this time as well
         self.records.applied()
+        self.witnesses.head()
         coordinator.open_step(step + 1, self.succession.epoch)
         for item in self.mail.drain_local():
             if not coordinator.handle(item):

@@ -76,8 +76,7 @@ class PublicLines:
         self._digests: list[str] = []
         self._num_forced = 0
         self._told: PublicHead | None = None
-        name = boot_name()
-        self._boot = None if name is None else digest_hex(in_domain(_BOOT_DOMAIN, canonical_json([run, name])))
+        self._boot = hashed_boot(run, boot_name())
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -124,6 +123,11 @@ class PublicLines:
     def _line(self, number: int) -> PublicLine | None:
         is_there = 0 < number <= len(self._digests)
         return PublicLine(number=number, digest=self._digests[number - 1]) if is_there else None
+
+
+def hashed_boot(run: str, name: str | None) -> str | None:
+    """What a boot is called in heads of a run: equal names are seen there, and no machine is."""
+    return None if name is None else digest_hex(in_domain(_BOOT_DOMAIN, canonical_json([run, name])))
 
 
 def _signed_part(head: PublicHead) -> bytes:
