@@ -7,6 +7,7 @@ from play import COMPANIES, NUM_STEPS
 from schedule import Act, Again, Alter, Drop, Hold, Liar, On, Payload, Redirect, Repeat, Say, Schedule
 
 from phalanx.attacks import ATTACKS
+from phalanx.bench.cells import needs_two
 from phalanx.pipeline.messages import Signed
 
 OFTEN = ["tensor", "bulk", "commit", "gradient_held", "applied", "audit_report", "step_audited", "ready", "fetched"]
@@ -61,12 +62,15 @@ def acts(draw):
     return Act(draw(triggers(kind)), deed)
 
 
-LIES = st.integers(0, 3).flatmap(lambda n: st.sampled_from(["none"] if n else sorted(ATTACKS.keys() - {"stall"})))
-"""What it computes is the truth three times out of four; a stall would block in real time."""
+ALONE = sorted(kind for kind in ATTACKS if kind != "stall" and not needs_two(kind))
+TOGETHER = sorted(ATTACKS.keys() - {"stall"})
+"""A stall would block in real time."""
 
 
-def liars(most_acts=4):
-    return st.builds(Liar, st.lists(acts(), max_size=most_acts).map(tuple), LIES, st.integers(0, NUM_STEPS - 1))
+def liars(most_acts=4, *, together=False):
+    """What it computes is the truth three times out of four; some lies need two stages in other hands."""
+    lies = st.integers(0, 3).flatmap(lambda n: st.sampled_from(["none"] if n else TOGETHER if together else ALONE))
+    return st.builds(Liar, st.lists(acts(), max_size=most_acts).map(tuple), lies, st.integers(0, NUM_STEPS - 1))
 
 
 @st.composite
@@ -78,7 +82,7 @@ def schedules(draw, companies=tuple(COMPANIES)):
     chosen = draw(st.sets(numbers, min_size=1, max_size=company.most_liars))
     return Schedule(
         name,
-        {number: draw(liars()) for number in sorted(chosen)},
+        {number: draw(liars(together=company.stages > 3)) for number in sorted(chosen)},
         draw(events(company)),
         draw(st.integers(0, 2**16)),
     )
