@@ -101,7 +101,8 @@ class LogMemory:
         told = None if told is None else self._statements.log_head(told)
         found = 0 if told is None else told.last.number
         due = None if self.known is None else self.known.due(None if told is None else told.boot)
-        if due is not None and (told is None or found < due.number or (found == due.number and told.last != due)):
+        differs = told is not None and due is not None and told.last.number == due.number and told.last != due
+        if due is not None and (found < due.number or differs):
             raise CutLogError(
                 f"{self._owner.name}: its audit log has {found} lines about sessions, steps and evictions, and this "
                 f"worker knows number {due.number} of this run by the same owner's signature; {_WAY_OUT}; this worker "
