@@ -3,11 +3,12 @@
     PhalanxError                      exit code 1
     ├── ReasonedError                               mixed into those with one word for programs
     ├── ConfigError                             2   a run or worker file is wrong
-    ├── InputError                              3   something read from disk is wrong
+    ├── InputError                              3   something on disk is wrong
     │   ├── DataError                               text, tokenizer, packed data
     │   ├── ModelError                              model directory, slicing, adapters
     │   ├── CheckpointError                         shard, manifest, resume
-    │   └── NoEvidenceError                         this machine gives no attestation evidence
+    │   ├── NoEvidenceError                         this machine gives no attestation evidence
+    │   └── DiskError                               full, read-only or broken: a log cannot be kept
     ├── TransportError                          4   a peer or a link is wrong
     │   ├── FrameError                              malformed: truncated, over-long, mistyped
     │   │   └── OutOfBoundsError                        a field has a value that nothing can have
@@ -68,7 +69,7 @@ class ConfigError(PhalanxError):
 
 
 class InputError(PhalanxError):
-    """Something that was read from disk is not what it should be."""
+    """Something on disk is not what it should be, or the disk itself is not."""
 
     exit_code = 3
 
@@ -87,6 +88,10 @@ class CheckpointError(InputError):
 
 class NoEvidenceError(InputError):
     """This machine gives no attestation evidence of the kind that is asked for, or what it gave cannot be used."""
+
+
+class DiskError(InputError):
+    """The disk does not take or give what a log needs; the log itself is not at fault."""
 
 
 class TransportError(PhalanxError):

@@ -1,15 +1,34 @@
 """A party of another numeric class, or one that says so, is refused at the door or checked like everybody else."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from real_runs import Process, free_port, make_keys
+from real_runs import free_port, make_keys
 
 LIAR = str(Path(__file__).with_name("claiming_worker.py"))
 MIXED = ("guard.classes='mixed'", "guard.step_audit_rate=0.25", "guard.owner_audit_rate=0.25")
+INSTRUCTION_SETS = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    },
+    "no vectors": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+    },
+}
+PROBE = """
+import hashlib, torch
+x = (1 / torch.arange(1, 8193)).reshape(64, 128) - 0.01
+y = torch.nn.functional.gelu(x @ x.T).softmax(1) @ x
+print(hashlib.sha256(y.numpy().tobytes()).hexdigest())
+"""
 WRONG_UPDATE = "threads = 2\n[attack]\nkind = 'wrong_learning_rate'\nrate = 1.0\nfrom_step = 2\n"
 
 
@@ -22,16 +41,17 @@ def bodies(place, kind):
 def company(place):
     """Starts an owner and two remote workers, of which the first lies; returns the owner, and both by name."""
 
-    def start(*settings, spoils=None, extra="", names=("north", "south")):
+    def start(*settings, spoils=None, extra="", kernels=None, names=("north", "south")):
         port, keys = free_port(), make_keys(place, "owner", *names)
         workers = {}
         for name in names:
             file, mine = place.path / f"{name}.toml", extra if name == "north" else ""
             file.write_text(f"identity = '{keys / name}'\nowner = '127.0.0.1:{port}'\n{mine}")
-            if name == "north" and spoils is not None:
-                workers[name] = python(place, LIAR, str(file), *map(str, spoils))
-            else:
-                workers[name] = place.start("worker", str(file))
+            lies = name == "north" and spoils is not None
+            program = (LIAR, str(file), *map(str, spoils)) if lies else ("-m", "phalanx", "worker", str(file))
+            variables = kernels or {} if name == "north" else {}
+            given = (f"{variable}={value}" for variable, value in variables.items())
+            workers[name] = place.start_program("env", *given, sys.executable, *program)
         owner = place.train(
             f"pipeline.remote_workers={list(names)}",
             f"pipeline.pki='{keys}'",
@@ -44,18 +64,20 @@ def company(place):
     return start
 
 
-def python(place, *arguments):
-    output = place.path / f"output-{len(place.processes)}.txt"
-    with output.open("wb") as stream:
-        popen = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-        )
-    place.processes.append(Process(popen, output))
-    return place.processes[-1]
+def bits_of(variables):
+    probe = subprocess.run(
+        [sys.executable, "-c", PROBE], env=os.environ | variables, stdout=subprocess.PIPE, check=True
+    )
+    return probe.stdout
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def kernels(request):
+    """Variables that have torch, MKL and oneDNN use the instructions of an older processor."""
+    found = INSTRUCTION_SETS[request.param]
+    if bits_of(found) == bits_of({}):
+        pytest.skip(f"this machine computes the same bits with {found}")
+    return found
 
 
 @pytest.mark.parametrize(
@@ -99,4 +121,52 @@ def test_in_a_mixed_fleet_it_is_named_and_nobody_else_is(place, company, lie):
     else:
         # before its lie the stage was honest on two threads: other roundings, and the same training
         assert summary["loss_last"] == pytest.approx(honest["loss_last"], rel=1e-4)
+    workers["north"].kill()
+
+
+@pytest.mark.slow
+def test_another_instruction_set_is_refused_at_the_door_by_name(place, company, kernels):
+    owner, workers = company(kernels=kernels)
+
+    assert owner.wait() == 2, owner.text
+    assert "north computes other bits than the owner (forward" in owner.text
+    assert f"instructions {kernels['ATEN_CPU_CAPABILITY'].upper()} instead of" in owner.text
+    assert workers["south"].wait() == 4
+    assert [body["party"] for body in bodies(place, "not_let_in")] == ["north"]
+    assert bodies(place, "verdict") == []
+
+
+@pytest.mark.slow
+def test_honest_parties_of_two_instruction_sets_train_together(place, company, kernels):
+    owner, workers = company(*MIXED, "guard.audit_rate=1.0", "train.steps=40", kernels=kernels)
+
+    assert owner.wait() == 0, owner.text
+    assert [worker.wait() for worker in workers.values()] == [0, 0]
+    summary = place.summary()
+    assert (summary["status"], summary["evicted"], summary["verdicts"]) == ("completed", [], [])
+    assert summary["guarantees"] == {"0": "own", "1": "bounded", "2": "bounded", "3": "own"}
+    assert "from step 0 on: stage 0 own, stage 1 bounded, stage 2 bounded, stage 3 own" in owner.text
+    # 40 steps, two stages, four microbatches, all of them
+    assert summary["audits"] >= 320
+    alone = place.finish("guard.classes='mixed'", "guard.mode='off'", "train.steps=40", run_dir="alone")
+    assert summary["loss_last"] == pytest.approx(alone["loss_last"], rel=1e-3)
+    # what was compared were distances: had bits been equal, this company would be of one class
+    assert summary["final_weights_digest"] != alone["final_weights_digest"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spoils", [(-1.0, 7), (1.0001, 3)], ids=["negated at the end", "a little larger in the middle"]
+)
+def test_wrong_weights_on_another_instruction_set_are_named_and_nobody_else_is(place, company, kernels, spoils):
+    owner, workers = company(*MIXED, spoils=spoils, kernels=kernels)
+
+    assert owner.wait() == 0, owner.text
+    assert workers["south"].wait() == 0
+    summary = place.summary()
+    assert (summary["evicted"], summary["status"]) == (["north"], "completed")
+    assert {verdict["party"] for verdict in summary["verdicts"]} == {"north"}
+    assert summary["guarantees"] == {"0": "own", "1": "bounded", "2": "bounded", "3": "own"}
+    honest = place.finish("guard.classes='mixed'", "guard.mode='off'", run_dir="honest")
+    assert summary["loss_last"] == pytest.approx(honest["loss_last"], rel=1e-4)
     workers["north"].kill()

@@ -19,6 +19,8 @@ def test_made_up_costs_do_not_reach_the_metrics(make_company, honest_digest):
 
     links = {link for result in results for link in result.bytes_by_link}
     parties = ("owner", "worker-1", "worker-2")
+    # what the owner sees neither end of is marked
+    assert {link for result in results for link in result.claimed_links} == {"worker-1>worker-2", "worker-2>worker-1"}
     assert links <= {f"{one}>{other}" for one in parties for other in parties}
     moved = sum(result.bytes_by_link.get("worker-1>owner", 0) for result in results)
     assert 0 < moved <= company.engine._endpoint.bytes_received["worker-1"] < 10**7

@@ -2,14 +2,16 @@
 
 import json
 import math
+from dataclasses import asdict
 from statistics import fmean
 
 import pytest
 import torch
 
+from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import DriftWatch, token_distance, token_residual
-from phalanx.pipeline.cusum import _Chart, run_length
+from phalanx.pipeline.cusum import NOT_FINITE_SIGMAS, _Chart, run_length
 
 KEY = b"the owner's secret"
 TAU = 1e-5
@@ -145,7 +147,9 @@ def test_what_is_not_finite_is_a_drift_at_once(value):
 
     drift = watch.observe(2, "backward", residual)
 
-    assert (drift.stage, drift.direction, drift.bias_sigmas) == (2, "backward", math.inf)
+    assert (drift.stage, drift.direction, drift.bias_sigmas) == (2, "backward", NOT_FINITE_SIGMAS)
+    # what the audit log is to hold must be JSON, or the owner ends
+    assert canonical_json(asdict(drift))
     assert json.dumps(watch.state(), allow_nan=False)
 
 

@@ -1,11 +1,15 @@
 """A shadow that recomputes a microbatch looks at the claimed weight gradient with its own one in hand."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from phalanx.attacks import ATTACKS, actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.gradient_screen import doubt_about
+from phalanx.pipeline.gradient_screen import DOUBTS_AT_ONCE, STEPS_PER_DOUBT, DoubtBudget, doubt_about
 from phalanx.pipeline.messages import AuditReport
 from phalanx.testing import Actor, only, tiny_run
 
@@ -172,6 +176,101 @@ def test_who_doubts_and_does_not_recompute_is_replaced_and_not_accused(make_comp
     assert company.verdicts == []
     assert company.lost == ["worker-2"]
     assert company.weights_digest() == honest_digest(run, 4)
+
+
+MANY = 28
+DRAWN = 4
+"""Audits of a step in which nobody doubts: two stages, every other one of four microbatches."""
+
+
+@given(st.lists(st.booleans(), max_size=400))
+def test_so_many_doubts_at_once_and_one_in_so_many_steps_are_followed(doubts):
+    budget, followed = DoubtBudget(), 0
+
+    for n, doubt in enumerate(doubts, start=1):
+        budget.pass_step()
+        followed += doubt and budget.may_follow(1, "north")
+        assert followed <= DOUBTS_AT_ONCE + n / STEPS_PER_DOUBT
+        assert followed >= min(sum(doubts[:n]), DOUBTS_AT_ONCE)
+    # of somebody else, or about another stage, nothing was said
+    assert budget.may_follow(2, "north")
+    assert budget.may_follow(1, "south")
+
+
+def test_whoever_doubts_all_the_time_is_followed_now_and_then():
+    budget = DoubtBudget()
+    followed = []
+    for step in range(200):
+        budget.pass_step()
+        if budget.may_follow(1, "north"):
+            followed.append(step)
+
+    later = followed[DOUBTS_AT_ONCE:]
+    assert max(after - before for before, after in pairwise(later)) == STEPS_PER_DOUBT
+
+
+def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(**NO_COIN))
+    company = draws_in_turn(make_company(run, {2: Actor(rewrite=only(AuditReport, claiming_doubt))}))
+
+    results = company.run(MANY)
+
+    followed = [body["step"] for body in company.bodies("gradient_doubted") if body["auditor"] == "worker-2"]
+    assert DOUBTS_AT_ONCE <= len(followed) <= DOUBTS_AT_ONCE + MANY / STEPS_PER_DOUBT
+    told = [body for body in company.bodies("doubts_not_followed") if body["auditor"] == "worker-2"]
+    # said when it begins, and again only after one was followed in between
+    assert 1 <= len(told) <= 1 + len([step for step in followed if step > told[0]["step"]])
+    assert (company.verdicts, company.lost) == ([], [])
+    recomputed = {body["step"] for body in company.bodies("gradient_doubted")}
+    assert {result.num_audits for result in results if result.step not in recomputed} == {DRAWN}
+    assert company.weights_digest() == honest_digest(run, MANY)
+
+
+@pytest.fixture
+def everybody_doubts(monkeypatch):
+    """Shadows of a model whose honest sums all look odd."""
+    monkeypatch.setattr("phalanx.pipeline.shadow.doubt_about", lambda *found: "direction")
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_honest_shadow_whose_doubt_is_not_followed_goes_on(make_company, honest_digest, everybody_doubts, lag):
+    run = tiny_run(guard=GuardConfig(commit_lag=lag, **NO_COIN))
+    company = draws_in_turn(make_company(run))
+
+    company.run(MANY)
+
+    assert {(body["stage"], body["auditor"]) for body in company.bodies("doubts_not_followed")} == {
+        (1, "worker-2"),
+        (2, "worker-1"),
+    }
+    assert (company.verdicts, company.lost, company.bodies("refused")) == ([], [], [])
+    assert company.weights_digest() == honest_digest(run, MANY)
+
+
+def test_after_many_doubts_without_a_cause_a_lie_is_found_within_so_many_steps(make_company, everybody_doubts):
+    run = tiny_run(guard=GuardConfig(**NO_COIN))
+    first = MANY - STEPS_PER_DOUBT
+    liar = actor(AttackConfig(kind="gradient_sign", from_step=first), "worker-1")
+    company = draws_in_turn(make_company(run, {1: liar}))
+
+    company.run(MANY)
+
+    assert company.bodies("doubts_not_followed")[0]["step"] < first
+    (verdict,) = company.verdicts
+    assert (verdict.party, verdict.offence) == ("worker-1", "gradient")
+    assert first <= verdict.step < first + STEPS_PER_DOUBT
+
+
+def test_a_shadow_in_league_that_has_used_up_its_doubts_hides_nothing_from_the_owner(make_company):
+    # as one that keeps silent: the owner's own audits at their written rate need no shadow
+    run = tiny_run(guard=GuardConfig(**NO_COIN))
+    liar = actor(AttackConfig(kind="gradient_sign", from_step=20), "worker-1")
+    company = make_company(run, {1: liar, 2: Actor(rewrite=only(AuditReport, claiming_doubt))})
+    company.draw.owners_step = lambda **place: (place["stage"], place["step"]) == (1, 20)
+
+    company.run(MANY)
+
+    assert [(verdict.party, verdict.step) for verdict in company.verdicts] == [("worker-1", 20)]
 
 
 def test_a_doubt_is_for_the_auditor_of_the_step_alone(make_company, honest_digest):

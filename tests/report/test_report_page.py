@@ -107,6 +107,33 @@ def test_the_work_of_each_party_that_reported_any_is_shown(run_dir):
     assert "the whole process 47.9 s" in page.text
 
 
+def test_bytes_between_workers_are_shown_as_claims(run_dir):
+    assert "(claimed)" not in page_of(run_dir).text
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    write_lines(run_dir / "metrics.jsonl", [{**line, "bytes_claimed": ["worker-1>worker-2"]} for line in lines])
+
+    page = page_of(run_dir).text
+
+    assert "worker-1 → worker-2 (claimed)" in page
+    assert "worker-2 → worker-1 (claimed)" not in page
+    assert "its sender alone says" in page
+
+
+@pytest.mark.parametrize("claimed", [None, 3, "worker-1>worker-2", [{}], {"worker-1>worker-2": 1}])
+def test_an_odd_list_of_claims_is_none(run_dir, claimed):
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    write_lines(run_dir / "metrics.jsonl", [{**line, "bytes_claimed": claimed} for line in lines])
+
+    assert "(claimed)" not in page_of(run_dir).text
+
+
+def test_the_preset_of_the_guard_is_named(run_dir):
+    assert "preset strict" not in page_of(run_dir).text
+    write_json(run_dir / "summary.json", {**SUMMARY, "preset": "strict"})
+
+    assert "preset strict" in page_of(run_dir).text
+
+
 def test_a_value_with_braces_is_never_filled_in(run_dir):
     lines = [event(0, 0, "lost", {"party": "{reason}", "reason": "secret"})]
     write_lines(run_dir / "events.jsonl", lines)

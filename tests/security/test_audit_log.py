@@ -1,12 +1,14 @@
+import contextlib
 import json
 import math
 import os
+import resource
 
 import pytest
 
 from phalanx.config import canonical_json
-from phalanx.errors import AuditLogError
-from phalanx.security.audit import AuditLog, LogHead, verify_log
+from phalanx.errors import AuditLogError, DiskError
+from phalanx.security.audit import AuditLog, LeafFile, LogHead, verify_log
 from phalanx.security.crypto import Identity
 
 NUM_EVENTS = 6
@@ -266,5 +268,43 @@ def test_a_closed_log_takes_no_more_events(path):
 def test_a_full_disk_is_our_error(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
 
-    with pytest.raises(AuditLogError):
+    with pytest.raises(DiskError):
         AuditLog(tmp_path / "events.jsonl", OWNER, "run-1").append("start", {})
+
+
+@pytest.fixture
+def almost_full():
+    """Files may grow to 1,000 bytes and no further, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @contextlib.contextmanager
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_our_error_and_leaves_the_log_as_it_was(path, almost_full):
+    with AuditLog(path, OWNER, "run-1") as log:
+        log.append("start", {})
+        with almost_full(), pytest.raises(DiskError, match=r"events\.jsonl: cannot be written") as caught:
+            log.append("long", {"x": "1" * 2000})
+        log.append("next", {})
+
+    # something on disk is wrong, and no claim: not 5
+    assert caught.value.exit_code == 3
+    assert verify_log(path, OWNER.public).num_events == 2
+
+
+def test_leaves_that_do_not_fit_on_the_disk_are_our_error_and_leave_the_file_as_it_was(tmp_path, almost_full):
+    with LeafFile(tmp_path / "steps.jsonl", 0) as leaves:
+        first = leaves.append([b"{}"])
+        with almost_full(), pytest.raises(DiskError, match=r"steps\.jsonl: cannot be written") as caught:
+            leaves.append([b"1" * 2000])
+        assert caught.value.exit_code == 3
+        assert (tmp_path / "steps.jsonl").stat().st_size == first.size_bytes
+        assert leaves.append([b"[]"]).offset == first.size_bytes

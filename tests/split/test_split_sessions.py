@@ -132,6 +132,27 @@ def test_only_the_owner_may_ask_for_states_and_only_clients_train(source, tmp_pa
             client.line.ask(say.Proof(), say.Proof)
 
 
+FACTS = {"number": 1, "num_clients": 3, "clip_norm": 1.0, "noise_std": 0.0}
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        {},
+        {**FACTS, "surprise": "x" * 10_000},
+        {name: value for name, value in FACTS.items() if name != "noise_std"},
+        {**FACTS, "clip_norm": -1.0},
+        {**FACTS, "noise_std": float("inf")},
+        {**FACTS, "number": 2**60},
+        {**FACTS, "num_clients": {"many": 1}},
+    ],
+)
+def test_what_an_enclave_says_of_a_release_is_four_numbers_in_their_bounds(release):
+    assert say.parse_message("released", {"parts": 2, "release": FACTS}).release.model_dump() == FACTS
+    with pytest.raises(FrameError):
+        say.parse_message("released", {"parts": 2, "release": release})
+
+
 def test_a_frame_that_does_not_open_is_asked_for_again_and_at_last_refused_with_its_reason(source, tmp_path):
     with House(source, tmp_path).open() as session:
         line, nonsense = session.lead.parties[1].line, (b"nothing sealed",)

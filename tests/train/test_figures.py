@@ -9,7 +9,7 @@ import torch
 from phalanx.data import IGNORE, Batch
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelConfig, build_stage, open_model, partition, tie
-from phalanx.pipeline import StageChecks, StepResult
+from phalanx.pipeline import GuardConfig, StageChecks, StepResult
 from phalanx.train import load_run
 from phalanx.train.check_record import CheckRecord
 from phalanx.train.ground_truth import GroundTruth
@@ -63,6 +63,24 @@ def test_figures_of_another_version_are_refused():
         Figures().load_json({"validation_first": 1.0})
     with pytest.raises(CheckpointError, match="figures"):
         Figures().load_json({"validation_first": 1.0, "validation_last": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("guard", "preset"),
+    [
+        ({}, "standard"),
+        ({"preset": "light"}, "light"),
+        ({"audit_rate": 0.125}, None),
+        ({"mode": "off"}, None),
+        ({"mode": "paper"}, None),
+    ],
+)
+def test_the_summary_says_which_preset_is_in_force(make_run, tmp_path, guard, preset):
+    run = make_run().model_copy(update={"guard": GuardConfig(**guard)})
+
+    summary = summarise(run, Figures(), Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+
+    assert (summary["guard"], summary["preset"]) == (guard.get("mode", "phalanx"), preset)
 
 
 def test_an_infinite_perplexity_is_saved_as_null():
@@ -132,6 +150,7 @@ def test_a_run_without_stages_in_other_hands_has_no_such_figures(make_run, tmp_p
     summary = summarise(load_run(path), Figures(), Totals(), GroundTruth(tmp_path / "attack.jsonl"))
 
     assert {"in_doubt", "steps_in_doubt", "steps_believed", "checks"}.isdisjoint(summary)
+    assert (summary["guard"], summary["preset"]) == ("off", None)
 
 
 def test_steps_of_the_papers_recoveries_are_counted_once_each(make_run, tmp_path):

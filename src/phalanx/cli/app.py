@@ -21,7 +21,7 @@ from phalanx.cli.worker import masked_worker, worker
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
-    "3 something read from disk is wrong, 4 a peer or a link is wrong, "
+    "3 something on disk is wrong, 4 a peer or a link is wrong, "
     "5 a claim, log or proof does not hold, 6 training cannot go on, 130 interrupted."
 )
 

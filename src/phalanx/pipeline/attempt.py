@@ -64,6 +64,9 @@ class Attempts:
         """Handle what has come and draw the conclusions; look for the reason where nothing comes."""
         self._pump()
         judgement = self._coordinator.advance()
+        while judgement is None and self._coordinator.has_news:
+            # to look for mail first would be to wait for some
+            judgement = self._coordinator.advance()
         if judgement is None and not self._succession.lost:
             self._break_silence()
         return judgement

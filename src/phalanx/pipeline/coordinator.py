@@ -66,6 +66,11 @@ class Coordinator:
         self._has_news = self._has_news or is_mine
         return is_mine
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `advance` may find something: something has come, or was concluded, since it looked."""
+        return self._has_news
+
     def look_again(self) -> None:
         """Let the next `advance` look at everything, whether anything has come or not."""
         self._has_news = True
@@ -84,7 +89,7 @@ class Coordinator:
         self.docket.assignment, self.docket.resting = attempt.serving(assignment), attempt.resting(assignment)
         self._referee.epoch = epoch
         self.ready.clear()
-        self._reset(StepLedger(step, epoch, agreed=self.docket.agreed, own=self.docket.ledger.own))
+        self._reset(StepLedger(step, epoch, agreed=self.docket.agreed))
         self.ledger.frozen = attempt.frozen
 
     def open_step(self, step: int, epoch: int) -> None:

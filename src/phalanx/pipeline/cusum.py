@@ -21,6 +21,9 @@ _MEMORY = 256
 _CLIP = 4.0
 """One audit counts at most so many sigma: a single far message is the tolerance's business, not the drift's."""
 
+NOT_FINITE_SIGMAS = 1e6
+"""The bias of a residual that is no number: more than any other one can have, and a number that JSON knows."""
+
 _OVERSHOOT = 1.166
 """Siegmund's correction for the excess of a normal random walk over its two boundaries, 2 x 0.583."""
 
@@ -35,8 +38,8 @@ class Drift:
         stage: Whose messages.
         direction: Which of its messages.
         projection: Along which secret direction.
-        bias_sigmas: Estimated mean of the residual there, in units of honest sigma, with its sign; infinite
-            where a residual was not finite.
+        bias_sigmas: Estimated mean of the residual there, in units of honest sigma, with its sign;
+            `NOT_FINITE_SIGMAS` where a residual was not finite.
         num_audits: Audits since it began to lean.
     """
 
@@ -108,7 +111,7 @@ class DriftWatch:
         found = []
         for n, score in enumerate(self.project(stage, direction, residual)):
             if not math.isfinite(score):
-                return Drift(stage, direction, n, math.inf, 1)
+                return Drift(stage, direction, n, NOT_FINITE_SIGMAS, 1)
             chart = self._charts.setdefault((stage, direction, n), _Chart())
             hit = chart.add(score, self.allowance, self.threshold, self._sigmas.get(direction))
             if hit is not None:

@@ -153,7 +153,6 @@ class Docket:
     def forget_states(self) -> None:
         """Nothing is agreed on any more: everybody begins anew."""
         self.ledger.agreed.clear()
-        self.ledger.own.clear()
         self.previous = None
 
     def judgement(

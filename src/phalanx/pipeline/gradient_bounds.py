@@ -49,8 +49,7 @@ class GradientBounds:
     def judge(self, ledger: StepLedger, share: Share, auditor: str) -> str | None:
         """Redo a share of a stage's step; the one whose gradient is off is guilty, None when neither is."""
         docket, stage, server = self._docket, share[0], self._docket.assignment.server_of(share)
-        state = ledger.state_of(stage, auditor)
-        copy = self._referee.weights(ledger.epoch, ledger.step, stage, auditor, state)
+        copy = self._referee.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return auditor
         truth = self.redo(copy.runner, ledger, share)

@@ -27,6 +27,10 @@ _FEWEST_LARGE = 8
 _MOST_LOG_RATIO = 0.9
 _LEAST_LOG_RATIO = -1.5
 """Below what independent microbatches would add up to."""
+DOUBTS_AT_ONCE = 16
+"""Of one shadow about one stage, which are followed without a look at the rate."""
+STEPS_PER_DOUBT = 8
+"""After so many steps one more doubt is followed; honest shadows doubt one step in 20 to 40."""
 _MOST_MISSING = 0.5
 _LOOKED_AT = 8
 """One of so many numbers of a large tensor is looked at, all of a small one."""
@@ -58,6 +62,41 @@ class _Products:
         """0 where one of the two has no direction."""
         square = self.claimed * self.own
         return self.inner / math.sqrt(square) if square > 0.0 else 0.0
+
+
+class DoubtBudget:
+    """How many doubts of a shadow are followed, each with an audit of a whole step.
+
+    A doubt with a cause convicts the stage, and this pair of stage and shadow ends. So what adds up here had none.
+
+    Guarantees:
+        In n attempts at steps at most `DOUBTS_AT_ONCE` + n / `STEPS_PER_DOUBT` doubts of one shadow about one stage are
+            followed. Of a shadow that doubts in every step, one in `STEPS_PER_DOUBT` steps always is.
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[tuple[int, str], int] = {}
+        """In steps, by stage and shadow."""
+        self._exhausted: set[tuple[int, str]] = set()
+
+    def pass_step(self) -> None:
+        """A step's audits are drawn."""
+        self._spent = {pair: spent - 1 for pair, spent in self._spent.items() if spent > 1}
+
+    def may_follow(self, stage: int, shadow: str) -> bool:
+        """Count a doubt, if there is room for it; False where there is none."""
+        pair, spent = (stage, shadow), self._spent.get((stage, shadow), 0)
+        if spent > (DOUBTS_AT_ONCE - 1) * STEPS_PER_DOUBT:
+            return False
+        self._spent[pair] = spent + STEPS_PER_DOUBT
+        self._exhausted.discard(pair)
+        return True
+
+    def is_news(self, stage: int, shadow: str) -> bool:
+        """Whether this is the first doubt in a row that is not followed."""
+        is_first = (stage, shadow) not in self._exhausted
+        self._exhausted.add((stage, shadow))
+        return is_first
 
 
 def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_microbatches: int) -> Doubt | None:

@@ -41,9 +41,9 @@ class Intake:
 
     Attributes:
         ready: Parties that have taken their roles of this epoch.
-        usage: Running costs by party, as each reported them last.
-        busy: Seconds in which each party has worked since it was started, as each reported them last.
-        bytes_sent: Bytes by party and receiver, as each reported them last.
+        usage: Running costs by party, as each claims them.
+        busy: Seconds in which each party claims to have worked since it was started, at most those of the run.
+        bytes_sent: Bytes by party and receiver, as each claims them.
         convictions: What a message alone proves against its sender.
     """
 
@@ -98,7 +98,11 @@ class Intake:
                 self._updates.said.setdefault(stage, {})[sender] = state
 
     def _take_costs(self, sender: str, message: Applied) -> None:
-        """Take what a party says it has cost, as far as that can be: no total falls, nobody worked before it came."""
+        """Take what a party claims to have cost.
+
+        Bytes count for links to parties of this run and never fall; nobody has worked longer than the run lasts. Within
+        that seconds and bytes are claims: no check of the guard rests on them.
+        """
         known = {party for party in (OWNER, *self._docket.classes) if party != sender}
         before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
         self.bytes_sent[sender] = {

@@ -64,8 +64,6 @@ class StepLedger:
     """Stages that it has redone."""
     agreed: dict[int, StateDigest] = field(default_factory=dict)
     """Digest of each stage at the beginning of the step, once holder and shadow have both signed it."""
-    own: dict[tuple[int, str], StateDigest] = field(default_factory=dict)
-    """What a party signed for its own copy of a stage, where that is not the digest that was agreed on."""
     audits_drawn: bool = False
     may_lag: bool = False
     """Whether it may be applied before its audits are in: nobody but shadows was asked for any."""
@@ -92,10 +90,6 @@ class StepLedger:
             self.messages[(message.source, message.direction, message.microbatch)] = Committed.of(said, shown_by)
         self.commits[(commit.stage, commit.lane)] = commit
         self.commit_headers[(commit.stage, commit.lane)] = header
-
-    def state_of(self, stage: int, party: str) -> StateDigest:
-        """The state of a stage at the beginning of the step that a party answers for with its own signature."""
-        return self.own.get((stage, party), self.agreed[stage])
 
     @property
     def unreported(self) -> list[AuditKey]:

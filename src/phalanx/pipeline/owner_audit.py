@@ -184,7 +184,6 @@ class OwnerAudits:
             output=ledger.messages[(stage, direction, microbatch)],
             report=own,
             state=docket.agreed[stage],
-            accuser_state=docket.agreed[stage],
         )
         verdict, exhibit = self._referee.judge_message(dispute, copy)
         work = self._referee.spent()

@@ -61,8 +61,7 @@ class Readiness:
                     self.to_weigh[stage] = states
                     continue
                 expected = states[holder]
-            own = {name: docket.ledger.own.get((stage, name), expected) for name in states}
-            wrong = [name for name, state in states.items() if not _is(state, own[name], follows and name == shadow)]
+            wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]
             if not wrong and expected is not None:
                 docket.agreed[stage] = expected
                 continue

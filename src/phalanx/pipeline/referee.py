@@ -45,8 +45,7 @@ class _Limit:
 class Dispute:
     """A recomputed message that is not the committed one.
 
-    `state` is what the holder signed for its copy of the stage, `accuser_state` what the accuser signed for its own:
-    inside one numeric class they are the same.
+    `state` is what both copies of the stage were agreed to be, each under its own party's signature.
     """
 
     step: int
@@ -61,7 +60,6 @@ class Dispute:
     output: Committed
     report: AuditReport
     state: StateDigest
-    accuser_state: StateDigest
 
     def headers(self) -> dict[str, Signed]:
         """What was signed about it: the disputed message and what it was computed from."""
@@ -105,16 +103,9 @@ class Referee:
             The verdict, None when both are within tolerance, and what it was reached from; nothing, where an input is
             missing that the holder never signed for.
         """
-        accusers = copy or self.weights(
-            dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.accuser_state
-        )
-        if accusers is None:
+        copy = copy or self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
+        if copy is None:
             return self._guilty(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), Exhibit()
-        holders: StageCopy | None = accusers
-        if dispute.state.weights != dispute.accuser_state.weights:
-            holders = self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.holder, dispute.state)
-        if holders is None:
-            return self._guilty(dispute, dispute.holder, "transfer", _OTHER_WEIGHTS), Exhibit()
         wanted: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
         found = [self._input(dispute, direction) for direction in wanted]
         inputs = [tensor for tensor in found if tensor is not None]
@@ -128,13 +119,9 @@ class Referee:
             return self._guilty(dispute, dispute.holder, "transfer", reason), Exhibit()
         claim, said = self._claim(dispute), self._output(dispute)
         shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", said)) if tensor is not None}
-        exhibit = self._redo(dispute, holders, inputs, shown)
-        limit = _Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, holders, inputs))
-        verdict = self._weigh_holder(dispute, exhibit, limit)
-        if verdict is None and accusers is not holders:
-            exhibit = self._redo(dispute, accusers, inputs, shown)
-            limit = _Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, accusers, inputs))
-        return verdict or self._weigh_accuser(dispute, exhibit, limit), exhibit
+        exhibit = self._redo(dispute, copy, inputs, shown)
+        limit = _Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, copy, inputs))
+        return self._weigh_holder(dispute, exhibit, limit) or self._weigh_accuser(dispute, exhibit, limit), exhibit
 
     def _redo(
         self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor], shown: Mapping[str, Tensor]
@@ -254,7 +241,7 @@ class Referee:
     def judge_step(self, ledger: StepLedger, share: Share, assignment: Assignment, auditor: str) -> str:
         """Redo a share of a stage's step from committed inputs; the one whose gradient is off is guilty."""
         stage, server = share[0], assignment.server_of(share)
-        copy = self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.state_of(stage, auditor))
+        copy = self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return auditor
         self._count(steps=1)

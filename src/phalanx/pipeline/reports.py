@@ -179,7 +179,6 @@ class Reports:
             output=output,
             report=report,
             state=docket.ledger_of(report.step).agreed[stage],
-            accuser_state=docket.ledger_of(report.step).state_of(stage, auditor),
         )
         verdict, exhibit = self._referee.judge_message(dispute)
         work = self._referee.spent()

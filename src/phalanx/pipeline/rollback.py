@@ -90,7 +90,6 @@ class Rollback:
         self.undone |= {past.ledger.step: past.inputs for past in chronicle.since(first_bad)}
         back, before = chronicle.get(first_bad), chronicle.get(first_bad - 1)
         docket.ledger.agreed = {} if back is None else dict(back.agreed)
-        docket.ledger.own = {} if back is None else dict(back.ledger.own)
         docket.previous = None if before is None else before.ledger
         chronicle.forget_from(first_bad)
         docket.observe("rolled_back", {"step": step, "to": first_bad})

@@ -1,7 +1,7 @@
 """What a process of a run has cost so far, as it tells the owner with each applied step."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from phalanx.pipeline.config import OWNER
 from phalanx.telemetry import PhaseTimer
@@ -61,6 +61,11 @@ class BytesByLink:
         moved = {link: total - self._last.get(link, 0) for link, total in totals.items()}
         self._last = totals
         return moved
+
+
+def claimed_links(links: Iterable[str]) -> tuple[str, ...]:
+    """Those of the links of which the owner sees neither end: what crosses them is what its sender says."""
+    return tuple(sorted(link for link in links if OWNER not in link.split(">")))
 
 
 class RunningCosts:

@@ -26,6 +26,8 @@ class StepResult:
     """Stages that the paper's `skip_layer` left out of this step."""
     steps_redone: int = 0
     """Earlier steps that were undone and done again before this one."""
+    claimed_links: tuple[str, ...] = ()
+    """Of `bytes_by_link`: those between two workers, whose figures their senders alone know."""
     batch: str = ""
     """Digest of the tokens and labels that the step was applied with."""
 

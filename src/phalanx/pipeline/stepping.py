@@ -17,7 +17,7 @@ from phalanx.pipeline.messages import Apply
 from phalanx.pipeline.noting import Noting
 from phalanx.pipeline.outcome import Outcome
 from phalanx.pipeline.party import Party
-from phalanx.pipeline.running_costs import BytesByLink
+from phalanx.pipeline.running_costs import BytesByLink, claimed_links
 from phalanx.pipeline.step_checks import NoteChecks, step_checks
 from phalanx.pipeline.step_record import StepRecords
 from phalanx.pipeline.step_result import StepResult
@@ -138,7 +138,7 @@ class Stepping:
             if not coordinator.handle(item):
                 self.party.handle(item)
         self.party.finish_applies()
-        attempt = self.succession.finish(step)
+        attempt, moved = self.succession.finish(step), self.costs.take(coordinator.bytes_sent)
         return StepResult(
             step=step,
             loss=self.outcome.mean_loss(inputs),
@@ -149,7 +149,8 @@ class Stepping:
             num_alarms=len(verdicts),
             verdicts=tuple(verdicts),
             phases=self.timer.take(),
-            bytes_by_link=self.costs.take(coordinator.bytes_sent),
+            bytes_by_link=moved,
+            claimed_links=claimed_links(moved),
             restarts=attempt.number,
             skipped=tuple(sorted(attempt.bypassed)),
             batch=inputs.digest(),

@@ -61,6 +61,7 @@ class Succession:
     Attributes:
         alive: Workers that take part.
         lost: Those among them that are known to be gone and are still to be replaced.
+        reasons: Why, of everybody who was ever lost.
         leaving: Those among them that hand over at the end of the step.
         epoch: Of the present roles; -1 before the first.
         verdicts: All so far, each judged from its evidence.
@@ -75,15 +76,13 @@ class Succession:
 
     def __init__(self, office: Office, members: Members, files: Files) -> None:
         self.alive = list(members.names)
-        self.lost: deque[str] = deque()
+        self.lost, self.reasons = deque[str](), dict[str, str]()
         self.leaving: set[str] = set()
         self.epoch = -1
         self.verdicts = Verdicts(office.docket, members, files)
-        self.takeovers = 0
-        self.testimony = Testimony()
+        self.takeovers, self.testimony = 0, Testimony()
         self.rollback = Rollback(office.docket, office.courier)
-        self.guarantees = Guarantees(office.docket)
-        self.placing = Placing(office.docket.plan, members)
+        self.guarantees, self.placing = Guarantees(office.docket), Placing(office.docket.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
         self._docket = office.docket
@@ -98,8 +97,7 @@ class Succession:
         self._members = members
         self._files = files
         self._readiness = Readiness(office.docket)
-        plan = office.docket.plan
-        self._paper = PaperRecovery(plan.guard.recovery, len(plan.stages))
+        self._paper = PaperRecovery(office.docket.plan.guard.recovery, len(office.docket.plan.stages))
         self._standing = office.docket.assignment
 
     def begin(self, step: int) -> None:
@@ -107,7 +105,8 @@ class Succession:
 
         Raises:
             ConfigError: There is no memory for the stages, and the run has not begun yet.
-            PeerLostError, VerificationError: No worker is left; or the owner is not ready in time, has another state.
+            PeerLostError: No worker is left, and why each one is gone; or the owner itself is not ready in time.
+            VerificationError: The owner itself has another state than the one in `known`.
         """
         for fault in self._members.unreachable:
             self.suspect(fault.peer, str(fault.error))
@@ -118,7 +117,8 @@ class Succession:
             if self.lost:
                 self._shut_out(self.lost[0], convicted=False)
             if not (self.alive or may_be_alone):
-                raise PeerLostError("every worker was lost before the first step; see their logs")
+                why = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+                raise PeerLostError(f"every worker was lost before the first step: {why}; see their logs")
 
     def is_unsound(self, step: int, balance: Balance) -> bool:
         """Whether stages should move because somebody is slow, or has more than it has room for."""
@@ -160,6 +160,7 @@ class Succession:
         if name in self.alive and name not in self.lost:
             self._files.observe("link_broken", {"party": name, "reason": reason})
             self.lost.append(name)
+            self.reasons[name] = reason
 
     def knock(self) -> None:
         """Say a word to everybody: a link whose other end is gone is found when something is to go over it."""
@@ -305,13 +306,12 @@ class Succession:
         self._lives.ended(gone, for_good=convicted)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
-        stages = [stage for stage, _ in self._standing.served_by(gone)]
-        body = {"party": gone, "stages": stages, "step": self._docket.ledger.step}
-        self._files.observe("evicted" if convicted else "lost", body)
+        place = {"stages": [stage for stage, _ in self._standing.served_by(gone)], "step": self._docket.ledger.step}
+        self._files.observe("evicted" if convicted else "lost", {"party": gone, **place})
         self._members.replace(gone)
 
     def assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
-        """Begin an epoch and wait until everybody has taken its roles; who has not, or not honestly, is replaced.
+        """Begin an epoch; who does not take its roles, or not honestly, is replaced, or noted in `lost` at a start.
 
         Args:
             new: Who holds and shadows what from now on.
@@ -319,8 +319,8 @@ class Succession:
             step: The next optimizer step.
 
         Raises:
-            PeerLostError: Somebody was lost where everybody begins anew, or did not get ready in time.
-            VerificationError: There somebody has another state than the owner knows.
+            PeerLostError: `old` is None and somebody was lost; or the owner is not ready in time.
+            VerificationError: `old` is None and somebody, the owner included, has another state than the known one.
         """
         self.epoch += 1
         self._mail.renew_allowances()
@@ -347,7 +347,7 @@ class Succession:
             self._mail.post(name, assign, ())
         self._await_ready(is_start=old is None)
         if self.lost and old is None:
-            raise PeerLostError(f"{self.lost[0]} was lost before the first step; see its log under workers/")
+            raise PeerLostError(f"{self.lost[0]} was lost: {self.reasons[self.lost[0]]}; see its log")
         if self.lost and old is not None:
             self._standing = self._settled(new, old)
             self.recover(None, step)
@@ -384,11 +384,11 @@ class Succession:
             self.suspect(name, "silent while roles were given out")
 
     def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
-        """Compare the states that parties got ready with; whoever has another one does not take part."""
+        """Compare the states that parties got ready with; who has altered a kept copy is convicted, others given up."""
         found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
         if old is None and found is not None:
             self.suspect(found.party, found.reason)
-            raise VerificationError(f"{found.reason}; start the run again without {found.party}")
+            raise VerificationError(found.reason)
         for stage, states in self._readiness.to_weigh.items():
             self._coordinator.said_ready(stage, states)
         if found is None:

@@ -6,7 +6,7 @@ from phalanx.pipeline.bulk import Post
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Docket
 from phalanx.pipeline.draw import AuditDraw
-from phalanx.pipeline.gradient_screen import Doubt
+from phalanx.pipeline.gradient_screen import STEPS_PER_DOUBT, Doubt, DoubtBudget
 from phalanx.pipeline.ledger import StepLedger
 from phalanx.pipeline.messages import Audit, Release, ScreenHit
 from phalanx.pipeline.schedules.action import Direction
@@ -21,11 +21,13 @@ class Summons:
         self._docket = docket
         self._post = post
         self._draw = draw
+        self._doubts = DoubtBudget()
 
     def draw(self, leaning: Collection[int]) -> None:
         """Only now that every stage has committed to the whole step may anybody know what is audited."""
         ledger, docket = self._docket.ledger, self._docket
         ledger.audits_drawn = True
+        self._doubts.pass_step()
         for share in docket.watched_shares if docket.plan.guard.audits else ():
             (stage, lane), auditor = share, docket.assignment.auditor_of(share)
             where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
@@ -84,7 +86,8 @@ class Summons:
     def look_closer(self, ledger: StepLedger, stage: int, auditor: str, doubt: Doubt) -> None:
         """A stage's weight gradient looks odd to its auditor, who is to recompute all of the step, once.
 
-        That costs the one who says so as much as anybody; what it then finds is compared, and disputed, as ever.
+        That costs the one who says so as much as anybody; what it then finds is compared, and disputed, as ever. Of one
+        who doubts more often than the screen errs, only so many are followed.
         """
         docket, share = self._docket, self._docket.audited_share(stage, auditor)
         is_screened = docket.plan.guard.screens_gradients and auditor == docket.shadow(stage)
@@ -93,6 +96,13 @@ class Summons:
         ledger.doubted[share] = doubt
         party = docket.assignment.server_of(share)
         place = {"step": ledger.step, "stage": stage, "party": party, "auditor": auditor}
+        if not self._doubts.may_follow(stage, auditor):
+            if self._doubts.is_news(stage, auditor):
+                docket.observe("doubts_not_followed", {**place, "steps_per_doubt": STEPS_PER_DOUBT})
+            if docket.plan.guard.commit_lag:
+                # it stays before its update until it is told
+                self._post(auditor, self._closer(ledger, stage, ()), ())
+            return
         docket.observe("gradient_doubted", {**place, "reason": doubt})
         everything = docket.assignment.microbatches(share, docket.plan.microbatches)
         for microbatch in everything:
@@ -100,16 +110,19 @@ class Summons:
         ledger.awaited_audits |= {(stage, microbatch, auditor) for microbatch in everything}
         ledger.num_audits += len(everything)
         ledger.awaited_step_audits.add((stage, auditor))
-        audit = Audit(
+        self._post(auditor, self._closer(ledger, stage, everything), ())
+
+    def _closer(self, ledger: StepLedger, stage: int, microbatches: tuple[int, ...]) -> Audit:
+        """The answer to a doubt: what to recompute, or nothing."""
+        return Audit(
             epoch=ledger.epoch,
             step=ledger.step,
             stage=stage,
-            microbatches=everything,
+            microbatches=microbatches,
             directions=BOTH,
             urgent=False,
             weights=True,
         )
-        self._post(auditor, audit, ())
 
     def release(self, hit: ScreenHit) -> None:
         """Let the receiver use a screened message after all."""

@@ -79,7 +79,6 @@ class Updates:
                 continue
             if said[holder] == said[shadow]:
                 docket.agreed[stage] = said[holder]
-                docket.ledger.own |= {(stage, party): state for party, state in said.items()}
                 continue
             judgement = self._judge_state(stage, said)
             if judgement is not None:

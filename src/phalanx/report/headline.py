@@ -79,7 +79,7 @@ def _guard(record: RunRecord) -> tuple[str, str, str]:
     split = split_facts(record)
     if split:
         return ("Split", words(split.get("mode"), 20), words(split.get("worth"), 120))
-    remarks = [_takeovers(record.summary), _guarantees(record.summary)]
+    remarks = [_preset(record.summary), _takeovers(record.summary), _guarantees(record.summary)]
     return ("Audits", count(record.summary.get("audits")), ", ".join(remark for remark in remarks if remark))
 
 
@@ -98,6 +98,10 @@ def _speed(summary: dict[str, Any]) -> str:
 def _takeovers(summary: dict[str, Any]) -> str:
     known = number(summary.get("takeovers"))
     return "" if known is None else plural(known, "takeover")
+
+
+def _preset(summary: dict[str, Any]) -> str:
+    return f"preset {words(summary['preset'], 20)}" if isinstance(summary.get("preset"), str) else ""
 
 
 def _guarantees(summary: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 from phalanx.report.bars import Bar, bins, name_bars, step_bars
 from phalanx.report.checks import checks_section, num_in_doubt
@@ -19,6 +20,7 @@ from phalanx.report.verdicts import verdict_list
 
 _NUM_COLOURS = 6
 _MAX_LINKS = 20
+_CLAIMED = " (claimed)"
 
 
 def write_report(run_dir: Path) -> Path:
@@ -148,7 +150,7 @@ def _phases(record: RunRecord) -> Markup | None:
 
 def _costs(record: RunRecord) -> Markup | None:
     costs = cost_table(record)
-    remark = "CPU seconds as each party reported them, up to its last applied step; the links hash and sign."
+    remark = "CPU seconds as each party claims them, up to its last applied step; the links hash and sign."
     return None if costs is None else section("Work of each party", remark, costs)
 
 
@@ -157,12 +159,22 @@ def _links(record: RunRecord) -> Markup | None:
     if not totals:
         return _absent("Bytes per link", "No traffic was recorded.")
     ranked = sorted(totals.items(), key=lambda item: -item[1])
-    shown = [(words(name, 80).replace(">", " → "), value) for name, value in ranked[:_MAX_LINKS]]
+    claimed = {link for row in record.metrics for link in _texts(row.get("bytes_claimed"))}
+    shown = [
+        (words(name, 80).replace(">", " → ") + (_CLAIMED if name in claimed else ""), value)
+        for name, value in ranked[:_MAX_LINKS]
+    ]
     rest = ranked[_MAX_LINKS:]
     shown += [(f"{len(rest)} other links", sum(value for _, value in rest))] if rest else []
     num_steps = len(record.metrics)
     drawn = name_bars(shown, lambda value: f"{size(value)}, {size(value / num_steps)} a step", "Bytes per link")
-    return section("Bytes per link", f"Sender → receiver, all {count(num_steps)} steps together.", drawn)
+    remark = f"Sender → receiver, all {count(num_steps)} steps together."
+    remark += " What is claimed its sender alone says; the owner sees its own links." if claimed else ""
+    return section("Bytes per link", remark, drawn)
+
+
+def _texts(found: Any) -> list[str]:
+    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
 
 def _stages(record: RunRecord) -> Markup | None:

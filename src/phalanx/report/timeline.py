@@ -21,6 +21,7 @@ _LOUD = {
     "screen_hit": "warn",
     "fault": "warn",
     "drift": "warn",
+    "doubts_not_followed": "warn",
     "in_doubt": "bad",
     "link_broken": "warn",
     "not_let_in": "warn",
@@ -59,6 +60,9 @@ _SENTENCES = {
     "alarm": "step {step}: {accuser} got another result than stage {stage} sent",
     "dismissed": "step {step}: the referee finds both within tolerance at stage {stage}, microbatch {microbatch}",
     "drift": "step {step}: {party} leans to one side at stage {stage}, {direction}; audited in full from now on",
+    "gradient_doubted": "step {step}: {auditor} finds the weight gradient of stage {stage} odd ({reason})",
+    "doubts_not_followed": "step {step}: {auditor} doubts stage {stage} too often without a cause; one step in "
+    "{steps_per_doubt} is recomputed for it",
     "replayed": "stage {stage}: {party}'s steps from {from} to before {to} were done again by the owner, and are right",
     "in_doubt": "stage {stage}: steps {steps} are the work of {party}, and nobody recomputed them in full",
     "verdict": "step {step}: {party} is guilty: {reason}",

@@ -184,7 +184,7 @@ class SplitLead:
                 kind = Kinds.adapter(message.name, message.shape)
                 tensors[message.name] = self._owner.link.unpack(frame, kind, step, len(tensors))
             elif isinstance(message, say.Released):
-                return message.release, tensors
+                return message.release.model_dump(), tensors
 
     def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
         """Return both ends' signed statements by party, all of which agree.

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from phalanx.config import StrictModel
 from phalanx.errors import (
     CheckpointError,
     DataError,
@@ -28,6 +29,7 @@ from phalanx.transport import Body, by_kind, parse_body
 
 _Text = Annotated[str, Field(max_length=500)]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
+_Size = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -172,12 +174,21 @@ class Part(Message):
     shape: tuple[_Count, ...] = Field(max_length=8)
 
 
+class ReleaseFacts(StrictModel):
+    """Under which conditions adapters were let out."""
+
+    number: _Count
+    num_clients: _Count
+    clip_norm: _Size
+    noise_std: _Size
+
+
 class Released(Message):
     """All parts were sent."""
 
     kind: ClassVar[str] = "released"
     parts: _Count
-    release: dict[str, Any]
+    release: ReleaseFacts
 
 
 class AskStatement(Message):

@@ -283,7 +283,12 @@ class EnclaveServer:
         for number, (name, tensor) in enumerate(sorted(tensors.items())):
             frame = link.pack(Kinds.adapter(name, tuple(tensor.shape)), step, number, tensor.contiguous())
             self._post(sender, say.Part(name=name, shape=tuple(tensor.shape)), frame)
-        facts = {name: getattr(release, name) for name in ("number", "num_clients", "clip_norm", "noise_std")}
+        facts = say.ReleaseFacts(
+            number=release.number,
+            num_clients=release.num_clients,
+            clip_norm=float(release.clip_norm),
+            noise_std=float(release.noise_std),
+        )
         self._post(sender, say.Released(parts=len(tensors), release=facts))
 
     def _state_transcript(self, sender: str, message: say.AskStatement, item: Received) -> None:

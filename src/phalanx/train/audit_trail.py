@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from phalanx.errors import AuditLogError
+from phalanx.errors import AuditLogError, DiskError
 from phalanx.pipeline import OWNER, StepRecord
 from phalanx.security.audit import AuditLog
 from phalanx.train.config import RunConfig
@@ -68,7 +68,7 @@ def reveal_key(log: AuditLog, home: RunDirectory, history: History) -> None:
     key = home.audit_key()
     if _commitment(key) not in history.committed - history.revealed:
         return
-    with contextlib.suppress(AuditLogError):
+    with contextlib.suppress(AuditLogError, DiskError):
         log.append(KEY_REVEALED, {"commitment": _commitment(key), "key": key.hex()})
         log.sync()
         home.forget_audit_key()

@@ -1,6 +1,5 @@
 """Stages whose messages lean to one side below the tolerance, as the cumulative sums found them."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +27,4 @@ class Drifts:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a stage, party and direction, with its first and last step and the strongest lean."""
-        rows = [self._rows[where] for where in sorted(self._rows)]
-        return [
-            {**row, "bias_sigmas": row["bias_sigmas"] if math.isfinite(row["bias_sigmas"]) else None} for row in rows
-        ]
+        return [dict(self._rows[where]) for where in sorted(self._rows)]

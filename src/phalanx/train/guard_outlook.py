@@ -63,11 +63,15 @@ def outlook_rows(found: list[Finding]) -> list[dict[str, str]]:
     ]
 
 
+def preset_in_words(guard: GuardConfig) -> str:
+    """The preset that is in force, or that there is none."""
+    return guard.preset_in_force or "none, rates are written out"
+
+
 def price_note(guard: GuardConfig, cost: Price) -> str:
     """What it costs, in one sentence."""
-    name = guard.preset_in_force or "none, rates are written out"
     return (
-        f"guard preset: {name}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an unguarded run, "
-        f"{cost.bytes_per_number:.1f} bytes a step and {cost.memory_per_number:.0f} bytes of kept states per copy for "
-        "each number that is trained in other hands"
+        f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an unguarded "
+        f"run, {cost.bytes_per_number:.1f} bytes a step and {cost.memory_per_number:.0f} bytes of kept states per copy "
+        "for each number that is trained in other hands"
     )

@@ -28,6 +28,11 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "guarantee_weaker": ("alarm", "stage {stage} is no longer {before} but {now}: {meaning}"),
     "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
     "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
+    "doubts_not_followed": (
+        "alarm",
+        "step {step}: {auditor} doubts the weight gradient of stage {stage} again and again, without a cause; from now "
+        "on one step in {steps_per_doubt} is recomputed for it",
+    ),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "verdict_refused": (
         "alarm",
@@ -179,6 +184,7 @@ class RunRecorder:
                 **validation_row(validation),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
+                "bytes_claimed": list(result.claimed_links),
             }
         )
         self._board.scalars({"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate}, result.step)

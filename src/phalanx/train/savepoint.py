@@ -23,7 +23,7 @@ from phalanx.checkpoint import (
     step_of,
 )
 from phalanx.config import digest
-from phalanx.errors import AuditLogError, CheckpointError
+from phalanx.errors import AuditLogError, CheckpointError, DiskError
 from phalanx.models import ModelSource
 from phalanx.security.audit import AuditLog, LogHead
 from phalanx.telemetry import MetricsFile
@@ -215,7 +215,7 @@ class Savepoint:
         """Where the audit log ends on the disk: a crash of the machine must not take lines that a checkpoint knows."""
         try:
             return None if self._log is None else self._log.sync()
-        except AuditLogError as exc:
+        except (AuditLogError, DiskError) as exc:
             raise CheckpointError(str(exc)) from exc
 
     def _copy_out(self, path: Path, kept: Iterable[int]) -> str | None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from phalanx.checkpoint import Certified, Checkpoint, Shard
 from phalanx.config import digest
 from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
-from phalanx.errors import AuditLogError, CheckpointError, ConfigError, CutLogError, NoHolderError
+from phalanx.errors import AuditLogError, CheckpointError, ConfigError, CutLogError, DiskError, NoHolderError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.optimizers import learning_rate
 from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEngine, StepPlan
@@ -24,6 +24,7 @@ from phalanx.train.company import Crowd, OpenWorkers, engaged, gathered, session
 from phalanx.train.config import RunConfig
 from phalanx.train.fallback import Fallback
 from phalanx.train.ground_truth import GroundTruth
+from phalanx.train.guard_outlook import preset_in_words
 from phalanx.train.history import UNDOINGS, History, read_history
 from phalanx.train.hooks import RunHooks, StagesInTurn
 from phalanx.train.journal import Journal, collect, discard, newer_entry
@@ -118,10 +119,10 @@ class Session:
         self.truth.refresh()
         if figures.status != "completed":
             # on a full disk the log cannot grow, and the error that stopped the run is already on its way
-            with contextlib.suppress(AuditLogError):
+            with contextlib.suppress(AuditLogError, DiskError):
                 log.append("run_stopped", {"status": figures.status})
         reveal_key(log, self.home, history)
-        with contextlib.suppress(AuditLogError):
+        with contextlib.suppress(AuditLogError, DiskError):
             log.sync()
         figures.signed_log_head = log.signed_head
         summary = summarise(self.config, figures, self.totals, self.truth)
@@ -153,18 +154,11 @@ class Session:
             @functools.cache
             def crowd() -> Crowd:
                 """Workers are started, or awaited, when somebody first needs them."""
+                name, opener = self.name, self.open_workers
                 with announcing(log, self.console) as say:
                     return stack.enter_context(
                         gathered(
-                            run,
-                            home,
-                            plan,
-                            say,
-                            session=self.name,
-                            names=workers,
-                            late=late,
-                            open_workers=self.open_workers,
-                            log=log,
+                            run, home, plan, say, session=name, names=workers, late=late, open_workers=opener, log=log
                         )
                     )
 
@@ -376,6 +370,10 @@ class Session:
         }
 
     def _note_opening(self, recorder: RunRecorder, history: History, opening: dict[str, Any]) -> None:
+        guard = self.config.guard
+        self.console.print(
+            f"guard: {guard.mode}" + (f", preset: {preset_in_words(guard)}" if guard.mode == "phalanx" else "")
+        )
         recorder.observe("run_started" if history.head is None else "run_resumed", opening)
         if self.config.guard.enabled:
             history.committed.add(opening["audit_key_commitment"])

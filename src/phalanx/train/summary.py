@@ -144,6 +144,7 @@ def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTru
         "config_digest": digest(run),
         "final_weights_digest": figures.final_weights_digest,
         "guard": _guard(run),
+        "preset": run.guard.preset_in_force if _guarded(run) else None,
         "guarantees": figures.guarantees,
         "audits": totals.audits,
         "attacks_injected": len(truth.attacked) if known else None,

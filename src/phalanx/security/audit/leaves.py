@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from phalanx.errors import AuditLogError
+from phalanx.errors import AuditLogError, DiskError
 from phalanx.security.audit.line import Line
 from phalanx.security.audit.merkle import merkle_root
 from phalanx.security.closing import Closing
@@ -59,7 +59,8 @@ class LeafFile(Closing):
             process died, and is cut off when more is written.
 
     Raises:
-        AuditLogError: The file is shorter than that, or cannot be opened.
+        AuditLogError: The file is shorter than that.
+        DiskError: It cannot be opened.
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
@@ -68,7 +69,7 @@ class LeafFile(Closing):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             found = os.fstat(self._fd).st_size
         except OSError as exc:
-            raise AuditLogError(f"{path}: cannot be opened ({exc.strerror})") from exc
+            raise DiskError(f"{path}: cannot be opened ({exc.strerror})") from exc
         if found < size_bytes:
             os.close(self._fd)
             raise AuditLogError(f"{path}: has {found} bytes, the audit log names {size_bytes}; put the whole file back")
@@ -81,7 +82,8 @@ class LeafFile(Closing):
             leaves: Canonical JSON, without newlines.
 
         Raises:
-            AuditLogError: They are too large, or the disk refuses; the file is then as it was before.
+            AuditLogError: They are too large.
+            DiskError: The disk refuses; the file is then as it was before.
         """
         data = b"".join(leaf + b"\n" for leaf in leaves)
         if len(data) > MAX_BATCH_BYTES:
@@ -97,7 +99,7 @@ class LeafFile(Closing):
                 written += os.write(self._fd, data[written:])
         except OSError as exc:
             os.ftruncate(self._fd, offset)
-            raise AuditLogError(f"{self._path}: cannot be written ({exc.strerror})") from exc
+            raise DiskError(f"{self._path}: cannot be written ({exc.strerror})") from exc
         self._size_bytes += len(data)
         return LeafBatch(merkle_root(leaves), len(leaves), offset, len(data))
 
@@ -105,12 +107,12 @@ class LeafFile(Closing):
         """Force all leaves to disk.
 
         Raises:
-            AuditLogError: The disk refuses.
+            DiskError: The disk refuses.
         """
         try:
             os.fsync(self._fd)
         except OSError as exc:
-            raise AuditLogError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
+            raise DiskError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
 
     def close(self) -> None:
         """Let go of the file; closing twice is harmless."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.config import canonical_json
-from phalanx.errors import AuditLogError
+from phalanx.errors import AuditLogError, DiskError
 from phalanx.security.audit.head import KnownHead, KnownHeads, keep_head, sign_head
 from phalanx.security.audit.leaves import LEAVES_FILE, STEP, LeafBatch, LeafFile
 from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
@@ -35,7 +35,8 @@ class AuditLog(Closing):
 
     Raises:
         AuditLogError: A line is broken, one that is known is missing or another one, the log belongs to another run
-            or signer, another process has it open, or it cannot be read or written. The file is then as it was.
+            or signer, or another process has it open. The file is then as it was.
+        DiskError: It cannot be read or written; the file is then as it was.
 
     Attributes:
         public_lines: Those lines that everybody who takes part knows of, and what such parties may be told of them.
@@ -65,11 +66,11 @@ class AuditLog(Closing):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as exc:
-            raise AuditLogError(f"{path}: cannot be opened ({exc.strerror})") from exc
+            raise DiskError(f"{path}: cannot be opened ({exc.strerror})") from exc
         try:
             self._lock_file()
             self._resume(KnownHeads(path, known))
-        except AuditLogError:
+        except (AuditLogError, DiskError):
             self._let_go()
             raise
 
@@ -98,8 +99,8 @@ class AuditLog(Closing):
             body: JSON data about it; never a key, prompt or tensor value.
 
         Raises:
-            AuditLogError: The body is no JSON data or too large, or the line cannot be written; the log is
-                then as it was before.
+            AuditLogError: The body is no JSON data or too large.
+            DiskError: The line cannot be written. After either the log is as it was before.
         """
         with self._lock:
             line = self._seal(kind, body)
@@ -114,7 +115,7 @@ class AuditLog(Closing):
             leaves: Canonical JSON, without newlines.
 
         Raises:
-            AuditLogError: As `append`, or the leaves cannot be written.
+            AuditLogError, DiskError: As `append`; or the leaves are too large, or cannot be written.
         """
         if self._leaves is None:
             self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)
@@ -128,7 +129,7 @@ class AuditLog(Closing):
             Where the log ends on the disk, at least: others may keep it, for it outlives the machine.
 
         Raises:
-            AuditLogError: The disk refuses.
+            DiskError: The disk refuses.
         """
         with self._sync_lock:
             head, public = self._head, len(self.public_lines)
@@ -140,7 +141,7 @@ class AuditLog(Closing):
                 if self._kept_at is not None:
                     keep_head(self._kept_at, sign_head(self._identity, self._run, head))
             except OSError as exc:
-                raise AuditLogError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
+                raise DiskError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
             self.public_lines.forced(public)
             return head
 
@@ -187,7 +188,7 @@ class AuditLog(Closing):
             os.fsync(self._fd)
             self.public_lines.forced(len(self.public_lines))
         except OSError as exc:
-            raise AuditLogError(f"{self._path}: cannot be read again ({exc.strerror})") from exc
+            raise DiskError(f"{self._path}: cannot be read again ({exc.strerror})") from exc
         if partial:
             self.append("log_healed", {"removed_bytes": len(partial), "removed_digest": digest_hex(partial)})
             self.sync()
@@ -243,4 +244,4 @@ class AuditLog(Closing):
         except OSError as exc:
             # half a line would be followed by the next one and look like an attack
             os.ftruncate(self._fd, start)
-            raise AuditLogError(f"{self._path}: cannot be written ({exc.strerror})") from exc
+            raise DiskError(f"{self._path}: cannot be written ({exc.strerror})") from exc
