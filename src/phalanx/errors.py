@@ -23,6 +23,7 @@
     │   ├── WrongProductError                       a worker's product of masked numbers is not the product
     │   ├── SignatureError                          a signature does not match
     │   ├── AuditLogError                           the audit log is broken
+    │   │   └── CutLogError                             others know lines of it that it lacks
     │   ├── EvidenceError                           an evidence file does not hold up
     │   ├── IsolationError                          a process cannot be kept apart as it must be
     │   ├── RefusedEvidenceError                    attestation evidence was appraised and refused
@@ -151,6 +152,10 @@ class SignatureError(VerificationError):
 
 class AuditLogError(VerificationError):
     """The audit log was altered, truncated or reordered."""
+
+
+class CutLogError(AuditLogError):
+    """The audit log lacks lines that a party of the run knows, by the owner's own signature."""
 
 
 class EvidenceError(VerificationError):

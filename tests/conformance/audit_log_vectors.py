@@ -10,9 +10,10 @@ from phalanx.config import canonical_json
 from phalanx.pipeline.draw import AuditDraw
 from phalanx.pipeline.leaves import DrawLeaf, StateLeaf, write_leaf
 from phalanx.pipeline.signed import to_signed
-from phalanx.security.audit import merkle_root
+from phalanx.security.audit import PublicLines, merkle_root
 from phalanx.security.audit.head import sign_head
 from phalanx.security.audit.line import first_head, next_head, signed_part
+from phalanx.security.audit.public_head import hashed_boot
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.transport.frame import HeaderFields, sign_header
 
@@ -28,6 +29,7 @@ def vectors() -> dict:
     return {
         "canonical": [{"value": value, "bytes": canonical_json(value).decode()} for value in VALUES],
         "log": _log(),
+        "public_head": _public_head(),
         "merkle": [{"leaves": leaves, "root": merkle_root([leaf.encode() for leaf in leaves])} for leaves in _trees()],
         "header": _header(),
         "draw": _draw(),
@@ -54,6 +56,17 @@ def _log() -> dict:
         "digests": [digest_hex(line) for line in lines],
         "head": sign_head(OWNER, RUN, head),
     }
+
+
+def _public_head() -> dict:
+    lines, boot = PublicLines(OWNER, RUN), "11111111-2222-3333-4444-555555555555"
+    lines._boot = hashed_boot(RUN, boot)
+    for kind, line in (("run_started", "a"), ("drift", "b"), ("step", "c")):
+        lines.take(kind, digest_hex(line.encode()))
+        if kind == "drift":
+            lines.forced(len(lines))
+    head = lines.head()
+    return {"boot": boot, "head": None if head is None else head.model_dump(mode="json")}
 
 
 def _trees() -> list[list[str]]:

@@ -150,6 +150,9 @@ class Step:
     def same(self, one, other="owner"):
         return self.attempt["classes"].get(one, 0) == self.attempt["classes"].get(other, 0)
 
+    def bits_decide(self, one, other):
+        return self.classes != "mixed" and self.same(one, other)
+
     def check(self) -> int:
         self.check_cover()
         self.reports = {(a["stage"], a["microbatch"], a["auditor"]): a for a in self.by_kind.get("audit", ())}
@@ -230,7 +233,7 @@ class Step:
                     raise RefusedError(f"stage {s}, microbatch {m}: what was sent is not shown")
                 continue
             sent = self.opened(output, server, "tensor", source=s, microbatch=m, direction=direction)
-            if sent["payload_digest"] != got[direction] and self.same(auditor, server):
+            if sent["payload_digest"] != got[direction] and self.bits_decide(auditor, server):
                 raise RefusedError(f"stage {s}, microbatch {m}: the digests differ")
         return leaf["report"] is not None
 
@@ -243,7 +246,7 @@ class Step:
         if leaf["report"] is not None:
             got = self.opened(leaf["report"], auditor, "step_audited", stage=s, lane=lane)["body"]
         differ = (got["gradient"], got["norm_squared"]) != (said["gradient"], said["norm_squared"])
-        if differ and self.same(auditor, self.server(s, lane)):
+        if differ and self.bits_decide(auditor, self.server(s, lane)):
             raise RefusedError(f"stage {s}: the weight gradients differ")
 
     def opened(self, signed, party, kind, **place):

@@ -58,6 +58,15 @@ def test_lines_are_chained_and_signed_as_the_page_says():
     assert (log["head"]["num_events"], log["head"]["digest"]) == (len(log["lines"]), previous)
 
 
+def test_a_public_head_is_signed_and_hides_the_boot_as_the_page_says():
+    found, key = PAGE["public_head"], bytes.fromhex(PAGE["log"]["public_key"])
+    head = dict(found["head"])
+
+    check_signature(key, head.pop("signature"), "log-public-head/1", canonical(head))
+    assert head["boot"] == digest(in_domain("log-boot/1", canonical([head["run"], found["boot"]])))
+    assert (head["last"]["number"], head["forced"]["number"]) == (2, 1)
+
+
 @pytest.mark.parametrize("case", PAGE["merkle"], ids=lambda case: f"{len(case['leaves'])} leaves")
 def test_merkle_roots_are_as_the_page_says(case):
     assert merkle_root([leaf.encode() for leaf in case["leaves"]]) == case["root"]

@@ -165,13 +165,6 @@ MUTANTS = (
         PIPELINE + "test_verdicts.py::test_the_owner_is_never_a_verdicts_party",
     ),
     Mutant(
-        "each answers for the digest that it signed",
-        "pipeline/reports.py",
-        "accuser_state=docket.ledger_of(report.step).state_of(stage, auditor),",
-        "accuser_state=docket.ledger_of(report.step).agreed[stage],",
-        PIPELINE + "test_verdicts.py::test_a_shadow_is_not_convicted_of_transfer_by_the_digest_that_a_liar_signed",
-    ),
-    Mutant(
         "draws of a session",
         "pipeline/draw.py",
         'self.derived(b"draws/1 " + nonce)',
@@ -435,7 +428,7 @@ MUTANTS = (
     Mutant(
         "L3 states after a takeover",
         "pipeline/readiness.py",
-        "wrong = [name for name, state in states.items() if not _is(state, own[name], follows and name == shadow)]",
+        "wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]",
         "wrong = [name for name, state in states.items() if state is None]",
         PIPELINE + "test_wrong_updates.py::test_a_party_that_gets_ready_with_an_altered_state_is_named",
     ),

@@ -95,7 +95,14 @@ APPLIED = {
 }
 FAULT = {"epoch": 0, "about": "worker-1", "error": "FrameError", "reason": "odd", "evidence": None}
 CLASS = {"torch": "2.13", "device": "x86_64", "instructions": "AVX2", "threads": 1, "ranks": 1}
-HELLO = {"epoch": 0, "address": "127.0.0.1:1", "numeric_class": CLASS, "memory": {"": 1}}
+LOG_HEAD = {
+    "run": "ab" * 16,
+    "last": {"number": 2, "digest": "ab" * 32},
+    "forced": {"number": 1, "digest": "cd" * 32},
+    "boot": "ef" * 32,
+    "signature": "ab" * 64,
+}
+HELLO = {"epoch": 0, "address": "127.0.0.1:1", "numeric_class": CLASS, "memory": {"": 1}, "log_head": LOG_HEAD}
 WORDS = {"commit": COMMIT, "applied": APPLIED, "fault": FAULT, "hello": HELLO}
 
 json_values = st.recursive(
@@ -166,6 +173,13 @@ def test_the_words_themselves_are_fine(kind):
         ("fault", ("error",), "\x1b[2J"),
         ("hello", ("address",), "unix:///run/docker.sock"),
         ("hello", ("numeric_class", "torch"), "x" * 201),
+        ("hello", ("log_head", "run"), "../" + "ab" * 14),
+        ("hello", ("log_head", "run"), "ab" * 16 + "\n"),
+        ("hello", ("log_head", "last", "number"), 0),
+        ("hello", ("log_head", "forced", "number"), 2**53 + 1),
+        ("hello", ("log_head", "last", "digest"), "AB" * 32),
+        ("hello", ("log_head", "boot"), "ab" * 31),
+        ("hello", ("log_head", "signature"), "ab" * 600_000),
     ],
 )
 def test_a_value_that_nothing_can_have_is_told_from_the_word_of_another_release(kind, path, value):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from other_kernels import eager
 
 from phalanx.attacks import actor
@@ -54,6 +55,45 @@ def test_a_stage_and_a_shadow_with_unlike_kernels_do_not_accuse_each_other(make_
 
     assert (company.verdicts, company.bodies("alarm"), company.bodies("dismissed")) == ([], [], [])
     company.weights_digest()
+
+
+def rounds_once_in_a_while(wrap_all):
+    """A machine that agrees with the others in all but one message: in step 1 one number of it is the next one up."""
+
+    def tamper(direction, step, microbatch, tensor):
+        if (direction, step, microbatch) != ("forward", 1, 2):
+            return tensor
+        other = tensor.clone()
+        other.view(-1)[0] = torch.nextafter(other.view(-1)[0], torch.tensor(float("inf")))
+        return other
+
+    def wrap(copy, held):
+        return tampering(tamper)(copy, True) if held or wrap_all else copy
+
+    return Actor(kernels=wrap)
+
+
+@pytest.mark.parametrize("wrap_all", [True, False], ids=["as auditor too", "as holder"])
+def test_machines_that_agree_when_they_are_measured_and_later_differ_by_a_rounding_are_not_accused(
+    make_company, wrap_all
+):
+    company = make_company(mixed(4), {1: rounds_once_in_a_while(wrap_all)})
+    assert set(company.engine._docket.classes.values()) == {company.engine._docket.classes["owner"]}
+
+    company.run(3)
+
+    assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
+
+
+def test_where_there_is_one_class_a_machine_that_later_rounds_otherwise_is_named(make_company, honest_digest):
+    run = mixed(4)
+    run = run.model_copy(update={"guard": run.guard.model_copy(update={"classes": "one"})})
+    company = make_company(run, {1: rounds_once_in_a_while(False)})
+
+    company.run(3)
+
+    assert [(verdict.party, verdict.step) for verdict in company.verdicts] == [("worker-1", 1)]
+    assert company.weights_digest() == honest_digest(run, 3)
 
 
 def test_their_bits_differ_and_the_states_after_an_update_do_not(make_company):

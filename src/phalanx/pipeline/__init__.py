@@ -17,6 +17,7 @@ from phalanx.pipeline.kept_states import fetch_kept
 from phalanx.pipeline.launch import LocalWorkers
 from phalanx.pipeline.leaves import read_leaves
 from phalanx.pipeline.lives import Lives
+from phalanx.pipeline.log_memory import LogWitnesses
 from phalanx.pipeline.members import Files, Members
 from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
@@ -52,6 +53,7 @@ __all__ = [
     "Guests",
     "Lives",
     "LocalWorkers",
+    "LogWitnesses",
     "Members",
     "NoteChecks",
     "NumericClass",

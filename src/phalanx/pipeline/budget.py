@@ -61,7 +61,7 @@ def disk_bytes(plan: StepPlan, num_workers: int) -> int:
     | refused messages, and faults reported, of each worker | `LINES_AT_FIRST` and one for each power of two |
     | odd and audited messages | 8 M K |
     | leaves of the step's proof, `_LEAF_BYTES` each | 2 M K + 8 K |
-    | verdicts, losses, takeovers, changed roles | 16 for each worker |
+    | verdicts, losses, takeovers, changed roles, words at the door | 16 for each worker |
     | metrics | one line, with one figure for each pair of parties |
     """
     each = allowance_of(plan)

@@ -350,6 +350,9 @@ class WorkerConfig(StrictModel):
     """Memory that this worker gives to stages; left out, most of what is available on its machine when it joins."""
     journal: str | None = None
     """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`)."""
+    log_heads: str | None = None
+    """Directory in which this worker remembers how far the audit log of each run has come; left out, `log_heads` in
+    that of its identity."""
     transport: TransportConfig = TransportConfig()
     attack: AttackConfig | None = None
     attack_log: str | None = None

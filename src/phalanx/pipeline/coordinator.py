@@ -37,7 +37,7 @@ class Coordinator:
 
     def __init__(self, docket: Docket, post: Post, courier: Courier, draw: AuditDraw) -> None:
         self.docket = docket
-        self._referee = Referee(docket.plan, courier, docket.same_class)
+        self._referee = Referee(docket.plan, courier, docket.bits_decide)
         self._audits = Audits(docket, post, courier, self._referee, draw)
         bounds = GradientBounds(docket, courier, self._referee)
         self._updates = Updates(docket, self._referee, bounds)

@@ -145,6 +145,7 @@ class PipelineEngine:
             mail=self._mail,
             costs=BytesByLink(endpoint),
             timer=self.timer,
+            witnesses=members.witnesses,
             note_checks=files.note_checks,
         )
 
@@ -336,7 +337,8 @@ class PipelineEngine:
 
     def close(self, reason: str) -> None:
         """Tell every worker that the run is over."""
-        shutdown = Shutdown(epoch=max(self._succession.epoch, 0), reason=reason)
+        head = self._stepping.witnesses.head()
+        shutdown = Shutdown(epoch=max(self._succession.epoch, 0), reason=reason, log_head=head)
         for name in self._succession.alive:
             # a worker that is gone, or ends before it has signed for this, needs no good-bye
             with contextlib.suppress(TransportError):

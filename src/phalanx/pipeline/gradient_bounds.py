@@ -55,13 +55,13 @@ class GradientBounds:
         truth = self.redo(copy.runner, ledger, share)
         if truth is None:
             return server
-        if docket.same_class(server):
+        if docket.bits_decide(server):
             server_off = transfer_digest(truth) != ledger.commits[share].gradient
         else:
             server_off = not self.allows(copy, ledger, share, self.claimed(ledger, share), truth)
         if server_off:
             return server
-        if docket.same_class(auditor):
+        if docket.bits_decide(auditor):
             auditor_off = transfer_digest(truth) != ledger.step_audits[(stage, auditor)].gradient
         else:
             auditor_off = not self.allows(copy, ledger, share, self._audited(ledger, share, auditor), truth)

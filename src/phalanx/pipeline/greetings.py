@@ -9,6 +9,7 @@ from phalanx.config import StrictModel, printable
 from phalanx.pipeline.bounds import MOST_PARTIES, Address, Digest, PartyName, Pem
 from phalanx.pipeline.message import Message
 from phalanx.pipeline.numeric_class import NumericClass
+from phalanx.security.audit import PublicHead
 
 LONGEST_REASON = 2000
 """Characters of what a worker is told when it is not let in."""
@@ -26,6 +27,8 @@ class Hello(Message):
         default_factory=dict, max_length=16
     )
     """Bytes that it can give to stages, by the name of what it shares them with; see `own_rooms`."""
+    log_head: PublicHead | None = None
+    """What it was told last of this run's audit log, in whichever session."""
 
 
 class Setup(Message):
@@ -35,6 +38,8 @@ class Setup(Message):
     plan: dict[str, Any]
     certificates: dict[PartyName, Pem] | None = Field(default=None, max_length=MOST_PARTIES)
     """Of the other workers, for one that comes while the run is under way."""
+    log_head: PublicHead | None = None
+    """Where the owner's audit log ends, for workers to remember; None where nobody is told."""
 
 
 class Challenge(Message):

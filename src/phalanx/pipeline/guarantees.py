@@ -36,7 +36,7 @@ def guarantee_of(docket: Docket, assignment: Assignment, stage: int) -> str:
     """
     guard, holder, shadow = docket.plan.guard, assignment.holders[stage], assignment.shadows.get(stage)
     rates = (guard.step_audit_rate, guard.owner_audit_rate, guard.third_party_audit_rate)
-    alike = shadow is not None and docket.same_class(holder) and docket.same_class(shadow)
+    alike = shadow is not None and docket.bits_decide(holder) and docket.bits_decide(shadow)
     # the first that applies
     found = {
         "own": holder == OWNER,

@@ -3,14 +3,15 @@
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from phalanx.errors import ConfigError, FrameError, PeerLostError, TransportError
+from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, TransportError
 from phalanx.pipeline.admission import Admission, Measurement
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
 from phalanx.pipeline.lives import Lives
+from phalanx.pipeline.log_memory import LogWitnesses
 from phalanx.pipeline.members import Members
 from phalanx.pipeline.memory import Rooms
 from phalanx.pipeline.message import Message
@@ -36,6 +37,7 @@ class Guests:
         timeout_s: Longest time to wait for all.
         may_be_absent: Whether to go on, after that time, with those that have come; who is missing may come later.
         lives: Told who has come: a second process of the same certificate waits until the first one is given up.
+        witnesses: What they are told of the audit log, and what they may remember of it.
     """
 
     certificates: Mapping[str, str]
@@ -45,6 +47,7 @@ class Guests:
     timeout_s: float
     may_be_absent: bool = False
     lives: Lives | None = None
+    witnesses: LogWitnesses = field(default_factory=LogWitnesses)
 
     @property
     def known(self) -> dict[str, str]:
@@ -70,14 +73,15 @@ def gather(
         PeerLostError: A worker ended or did not come, and may not be absent, or nobody has come.
         CertificateError: A certificate is not what it should be.
         ConfigError: A worker computes other bits than the run allows.
+        CutLogError: A worker knows lines that the audit log lacks.
     """
     for certificate in guests.known.values():
         endpoint.add_peer(peer_from_certificate(certificate.encode(), authority_pem))
-    hall = _Hall(endpoint, plan, guests)
+    hall = _Hall(endpoint, plan, guests, observe)
     hall.await_all(lambda: set(guests.certificates) - hall.hellos.keys(), "did not join")
     admission = Admission(plan)
     if admission.is_needed and hall.hellos:
-        hall.measure(admission, observe)
+        hall.measure(admission)
     addresses = {name: hello.address for name, hello in hall.hellos.items()}
     rooms: dict[str, Rooms] = {name: hello.memory for name, hello in hall.hellos.items()}
     names = [name for name in guests.known if name in addresses]
@@ -85,19 +89,21 @@ def gather(
     rooms[OWNER] = own_rooms(endpoint.run, plan.device)
     authority = authority_pem.decode("ascii")
     members = Members(names, admission, addresses, guests.known, rooms, authority)
-    members.unreachable, members.lives = hall.unreachable, guests.lives
+    members.unreachable, members.lives, members.witnesses = hall.unreachable, guests.lives, guests.witnesses
     return members
 
 
 class _Hall:
     """Everybody who has said hello and has no role yet."""
 
-    def __init__(self, endpoint: Endpoint, plan: StepPlan, guests: Guests) -> None:
+    def __init__(self, endpoint: Endpoint, plan: StepPlan, guests: Guests, observe: Observe) -> None:
         self.hellos: dict[str, Hello] = {}
         self.unreachable: list[LinkFault] = []
         self._endpoint = endpoint
-        self._setup = Setup(epoch=0, plan=plan.model_dump(mode="json"))
+        head = guests.witnesses.head()
+        self._setup = Setup(epoch=0, plan=plan.model_dump(mode="json"), log_head=head)
         self._guests = guests
+        self._observe = observe
         self._measurement: Measurement | None = None
         self._said: dict[str, dict[str, Signed]] = {}
         self._deadline = time.monotonic() + guests.timeout_s
@@ -142,6 +148,7 @@ class _Hall:
             if self._guests.lives is not None:
                 self._guests.lives.came(name)
             self.hellos[name] = message
+            self._heed(name, message)
             self._said[name] = {"hello": to_signed(frame.header)}
             self._endpoint.add_peer(self._endpoint.peers[name], message.address)
             self._send(name, self._setup)
@@ -149,7 +156,14 @@ class _Hall:
             is_new = self._measurement.take(name, message)
             self._said[name] |= {"measured": to_signed(frame.header)} if is_new else {}
 
-    def measure(self, admission: Admission, observe: Observe) -> None:
+    def _heed(self, name: str, hello: Hello) -> None:
+        try:
+            self._guests.witnesses.heed(name, hello.log_head, self._endpoint.run, self._observe)
+        except CutLogError as exc:
+            self._tell_why({}, str(exc))
+            raise
+
+    def measure(self, admission: Admission) -> None:
         """Put the same fresh nonce to everybody at once, and find their classes.
 
         Raises:
@@ -169,18 +183,18 @@ class _Hall:
             else:
                 refused[name] = reason
                 evidence = {what: signed.model_dump() for what, signed in self._said[name].items()}
-                observe("not_let_in", {"party": name, "reason": reason, "evidence": evidence})
+                self._observe("not_let_in", {"party": name, "reason": reason, "evidence": evidence})
         if refused:
-            self._turn_away(refused)
+            everything = ". ".join(refused.values())
+            self._tell_why(refused, everything)
+            raise ConfigError(everything)
 
-    def _turn_away(self, refused: Mapping[str, str]) -> None:
-        everything = ". ".join(refused.values())
+    def _tell_why(self, refused: Mapping[str, str], everything: str) -> None:
         for name in self.hellos:
             reason = refused.get(name, f"the run does not begin: {everything}")
             self._send(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]))
         with contextlib.suppress(TransportError):
             self._endpoint.flush(_SECONDS_TO_TELL)
-        raise ConfigError(everything)
 
     def _send(self, name: str, message: Message) -> None:
         # a link that has failed already is in the mail

@@ -9,6 +9,7 @@ from phalanx.pipeline.admission import Admission
 from phalanx.pipeline.docket import Observe
 from phalanx.pipeline.greetings import Hello
 from phalanx.pipeline.lives import Lives
+from phalanx.pipeline.log_memory import LogWitnesses
 from phalanx.pipeline.memory import Rooms
 from phalanx.pipeline.messages import StateDigest
 from phalanx.pipeline.roles import Library
@@ -47,6 +48,8 @@ class Members:
     """Links that failed before the engine was there to hear of it."""
     lives: Lives | None = None
     """Who has come so far, where somebody has kept count; told of later lives from now on."""
+    witnesses: LogWitnesses = field(default_factory=LogWitnesses)
+    """Tells what is remembered of the owner's audit log, and heeds it."""
     look_after: Callable[[], None] = lambda: None
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 

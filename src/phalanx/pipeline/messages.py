@@ -34,6 +34,7 @@ from phalanx.pipeline.greetings import Challenge, Hello, Leave, Measured, NotLet
 from phalanx.pipeline.message import Message
 from phalanx.pipeline.running_costs import known_cost
 from phalanx.pipeline.schedules.action import Direction
+from phalanx.security.audit import PublicHead
 from phalanx.transport import by_kind, parse_body
 
 Purpose = Literal["state", "weights", "undo", "gradient", "audited", "past", "update", "snapshot", "duplicate", "kept"]
@@ -103,6 +104,8 @@ class Assign(StepMessage):
     """Stages that are left out of this step; the owner hands on what they are sent."""
     frozen: tuple[Stage, ...] = Field(default=(), max_length=MOST_STAGES)
     """Stages that take no update in this step."""
+    log_head: PublicHead | None = None
+    """As in `Setup`."""
 
 
 class StateDigest(StrictModel):
@@ -301,6 +304,8 @@ class Apply(StepMessage):
 
     kind: ClassVar[str] = "apply"
     clip_coefficient: Share
+    log_head: PublicHead | None = None
+    """As in `Setup`; it has the record of the step before."""
 
 
 class Applied(StepMessage):
@@ -347,6 +352,8 @@ class Shutdown(Message):
 
     kind: ClassVar[str] = "shutdown"
     reason: Words
+    log_head: PublicHead | None = None
+    """As in `Setup`."""
 
 
 _MESSAGES = by_kind(

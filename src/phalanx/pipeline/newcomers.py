@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from phalanx.errors import FrameError
+from phalanx.errors import CutLogError, FrameError
 from phalanx.pipeline.admission import Measurement
 from phalanx.pipeline.desk import Received
 from phalanx.pipeline.docket import Observe
@@ -56,6 +56,7 @@ class Newcomers:
 
         Raises:
             FrameError: It is from somebody who takes part already, or comes twice or out of turn.
+            CutLogError: It knows lines that the audit log lacks.
         """
         name, message = received.sender, received.message
         guest = self._guests.get(name)
@@ -76,6 +77,7 @@ class Newcomers:
 
     def _receive(self, received: Received, hello: Hello, present: Collection[str]) -> None:
         name = received.sender
+        self._heed(name, hello)
         for earlier in self._turned_away:
             # by now it has been told why
             self._endpoint.refuse(earlier)
@@ -85,7 +87,8 @@ class Newcomers:
         said = {} if received.header is None else {"hello": to_signed(received.header)}
         guest = self._guests[name] = _Guest(hello, Measurement(), said)
         certificates = {other: self._members.certificates[other] for other in present}
-        setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates)
+        head = self._members.witnesses.head()
+        setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates, log_head=head)
         self._mail.post(name, setup, ())
         admission = self._members.admission
         if not admission.is_needed:
@@ -94,6 +97,14 @@ class Newcomers:
         for party in (name, *admission.strangers(present)):
             self._mail.post(party, Challenge(epoch=0, nonce=guest.measurement.nonce), ())
         admission.answer_as_owner(guest.measurement)
+
+    def _heed(self, name: str, hello: Hello) -> None:
+        try:
+            self._members.witnesses.heed(name, hello.log_head, self._endpoint.run, self._observe)
+        except CutLogError as exc:
+            self._endpoint.add_peer(self._endpoint.peers[name], hello.address)
+            self._mail.post(name, NotLetIn(epoch=0, reason=str(exc)[:LONGEST_REASON]), ())
+            raise
 
     def _look_at(self, name: str) -> None:
         """Turn a newcomer away, or count it among the prepared, as soon as it has said enough."""

@@ -87,7 +87,7 @@ class OwnerAudits:
         return guilty
 
     def _applied(self, share: Share, truth: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        is_exact = self._docket.same_class(self._docket.assignment.server_of(share))
+        is_exact = self._docket.bits_decide(self._docket.assignment.server_of(share))
         return truth if is_exact else self._bounds.claimed(self._docket.ledger, share)
 
     def _audited(self, stage: int) -> list[Share]:
@@ -117,7 +117,7 @@ class OwnerAudits:
     def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
         """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
         docket, (stage, direction, microbatch) = self._docket, key
-        if docket.same_class(docket.server(stage, microbatch)):
+        if docket.bits_decide(docket.server(stage, microbatch)):
             return False
         target = stage + (1 if direction == "forward" else -1)
         said = self._referee.committed(docket.ledger, key, docket.assignment, target)

@@ -132,7 +132,7 @@ class _StepJudge:
         for leaf in self._audits.values():
             digests = self._reported(leaf)
             equal = digests == self._sent(leaf, digests)
-            if not equal and self._alike(leaf.auditor, self._assignment.server(leaf.stage, leaf.microbatch)):
+            if not equal and self._bits_decide(leaf.auditor, self._assignment.server(leaf.stage, leaf.microbatch)):
                 raise AuditLogError(
                     f"{_place(leaf)}: {leaf.auditor} got another digest than was sent, and no verdict follows"
                 )
@@ -227,6 +227,10 @@ class _StepJudge:
     def _alike(self, one: str, other: str) -> bool:
         return self._attempt.classes.get(one, 0) == self._attempt.classes.get(other, 0)
 
+    def _bits_decide(self, one: str, other: str) -> bool:
+        """As `Docket.bits_decide`: where several classes are let in, parties are compared within tau."""
+        return self._rules.classes != "mixed" and self._alike(one, other)
+
     def _reported(self, leaf: AuditLeaf) -> Mapping[str, str]:
         """The digests that an auditor got."""
         if leaf.report is None:
@@ -260,7 +264,7 @@ class _StepJudge:
         if leaf.report is not None:
             audited = self._open(leaf.report, leaf.auditor, StepAudited, place, where).message
             got = (audited.gradient, audited.norm_squared)
-        if got != (committed.gradient, committed.norm_squared) and self._alike(leaf.auditor, server):
+        if got != (committed.gradient, committed.norm_squared) and self._bits_decide(leaf.auditor, server):
             raise AuditLogError(f"{where}: {leaf.auditor} got another weight gradient, and no verdict follows")
 
     def _open(

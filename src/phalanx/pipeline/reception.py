@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from phalanx.config import printable
-from phalanx.errors import PhalanxError
+from phalanx.errors import CutLogError, PhalanxError
 from phalanx.pipeline.budget import Sample
 from phalanx.pipeline.coordinator import Coordinator
 from phalanx.pipeline.courier import Courier
@@ -66,6 +66,9 @@ class Reception:
                 continue
             try:
                 self._hand_on(item)
+            except CutLogError:
+                # the owner's own signature says so, not the party that shows it
+                raise
             except PhalanxError as exc:
                 self._refuse(item, exc)
         worked = self.party.work()

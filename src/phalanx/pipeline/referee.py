@@ -80,11 +80,11 @@ class Referee:
     delegation of computation of Canetti, Riva and Rothblum 2011.
     """
 
-    def __init__(self, plan: StepPlan, courier: Courier, same_class: Callable[[str], bool]) -> None:
-        """`same_class` tells whether a party's bits must equal the owner's own."""
+    def __init__(self, plan: StepPlan, courier: Courier, bits_decide: Callable[[str], bool]) -> None:
+        """`bits_decide` tells whether a party's bits must equal the owner's own."""
         self._plan = plan
         self._courier = courier
-        self._same_class = same_class
+        self._bits_decide = bits_decide
         self._work = RefereeWork()
 
     def spent(self) -> RefereeWork:
@@ -206,7 +206,7 @@ class Referee:
         if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
             return auditor
         truth, claimed = finite_norm_squared(found[0]), ledger.commits[share].norm_squared
-        return auditor if same_norm(truth, claimed, alike=self._same_class(server)) else server
+        return auditor if same_norm(truth, claimed, alike=self._bits_decide(server)) else server
 
     def judge_whole_norm(
         self, ledger: StepLedger, shares: Sequence[Share], party: str, said: Mapping[str, float | None]
@@ -328,7 +328,7 @@ class Referee:
 
     def _weigh_holder(self, dispute: Dispute, exhibit: Exhibit, limit: "_Limit") -> Verdict | None:
         truth, said = exhibit.tensors["recomputed"], exhibit.tensors.get("claimed")
-        if self._same_class(dispute.holder):
+        if self._bits_decide(dispute.holder):
             distance = None if said is None else token_distance(said, truth)
             is_off = dispute.output.digest != digest_hex(tensor_buffers(truth.contiguous()))
         else:
@@ -341,7 +341,7 @@ class Referee:
     def _weigh_accuser(self, dispute: Dispute, exhibit: Exhibit, limit: "_Limit") -> Verdict | None:
         truth, claim = exhibit.tensors["recomputed"], exhibit.tensors.get("accuser")
         distance = None if claim is None else token_distance(claim, truth)
-        if self._same_class(dispute.accuser):
+        if self._bits_decide(dispute.accuser):
             is_off = dispute.report.digests[dispute.direction] != digest_hex(tensor_buffers(truth.contiguous()))
         else:
             distance = float("inf") if claim is None else distance_to_truth(claim, truth)
@@ -360,7 +360,7 @@ class Referee:
         distance: float | None = None,
         tolerated: float | None = None,
     ) -> Verdict:
-        allowed = 0.0 if self._same_class(party) else tolerated or self._plan.guard.tolerance
+        allowed = 0.0 if self._bits_decide(party) else tolerated or self._plan.guard.tolerance
         shown = "not finite" if distance is not None and not distance < float("inf") else None
         if distance is not None and shown is None:
             shown = f"distance {distance:.1e}"

@@ -129,7 +129,7 @@ class Reports:
         holder = self._docket.server(report.stage, report.microbatch)
         if report.digests[direction] == output.digest:
             return True
-        if self._docket.same_class(holder, auditor):
+        if self._docket.bits_decide(holder, auditor):
             return False
         tensors = []
         for party, claim in ((holder, False), (auditor, True)):

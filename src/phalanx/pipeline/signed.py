@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from phalanx.errors import FrameError, PeerRefusedError, SignatureError
+from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.message import Message
 from phalanx.pipeline.messages import Signed, parse_message
+from phalanx.security.audit import PublicHead
 from phalanx.security.crypto import Peer
 from phalanx.transport import SignedHeader
 
@@ -120,6 +122,18 @@ class Statements:
         self._bind(header, link)
         return header
 
+    def log_head(self, found: PublicHead) -> PublicHead:
+        """Read a head of the run's audit log, which outlives sessions: any of the same run may have told it.
+
+        Raises:
+            FrameError: It is of another run.
+            SignatureError: The owner of this session did not sign it.
+        """
+        if found.run != run_of(self.session):
+            raise FrameError(f"a head of an audit log is of run {found.run!r}, expected {run_of(self.session)!r}")
+        found.check(self._peer(OWNER))
+        return found
+
     def _bind(self, header: SignedHeader, link: Link) -> None:
         fields, (sender, receiver) = header.fields, link
         if fields.run != self.session:
@@ -134,6 +148,11 @@ class Statements:
         except PeerRefusedError as exc:
             raise SignatureError(f"a passed-on header names {fields.sender} as its sender, who takes no part") from exc
         header.verify(peer)
+
+
+def run_of(session: str) -> str:
+    """The run that a session belongs to: its name begins with the run's, see `session_name`."""
+    return session.partition("-")[0]
 
 
 def to_signed(header: SignedHeader) -> Signed:

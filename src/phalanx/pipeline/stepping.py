@@ -12,6 +12,7 @@ from phalanx.pipeline.docket import Docket, Judgement
 from phalanx.pipeline.duplicate import Duplicates
 from phalanx.pipeline.hosted import StepInputs
 from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.log_memory import LogWitnesses
 from phalanx.pipeline.messages import Apply
 from phalanx.pipeline.noting import Noting
 from phalanx.pipeline.outcome import Outcome
@@ -42,6 +43,7 @@ class Stepping:
         mail: Posts the decision.
         costs: Bytes of each step, by link.
         timer: Phases of each step.
+        witnesses: Tells with each decision how far the audit log has come.
         note_checks: Told what was checked of each step that is applied.
         steps_redone: Steps that were undone and done again.
     """
@@ -58,6 +60,7 @@ class Stepping:
     mail: Loopback
     costs: BytesByLink
     timer: PhaseTimer
+    witnesses: LogWitnesses
     note_checks: NoteChecks | None = None
     steps_redone: int = 0
 
@@ -123,10 +126,13 @@ class Stepping:
         self.succession.rollback.remember(PastStep(docket.ledger, docket.assignment, inputs))
         if self.note_checks is not None:
             self.note_checks(step, step_checks(docket))
+        head = self.witnesses.head()
+        apply = Apply(epoch=self.succession.epoch, step=step, clip_coefficient=clip, log_head=head)
         for name in (*self.succession.alive, OWNER):
-            self.mail.post(name, Apply(epoch=self.succession.epoch, step=step, clip_coefficient=clip), ())
-        # the workers update meanwhile
+            self.mail.post(name, apply, ())
+        # the workers update meanwhile; what the next decision tells of the log is signed in this time as well
         self.records.applied()
+        self.witnesses.head()
         coordinator.open_step(step + 1, self.succession.epoch)
         for item in self.mail.drain_local():
             if not coordinator.handle(item):

@@ -336,12 +336,12 @@ class Succession:
             attempt=attempt.number,
             bypassed=tuple(sorted(attempt.bypassed)),
             frozen=tuple(sorted(attempt.frozen)),
+            log_head=self._members.witnesses.head(),
         )
         self._docket.sources = {role.stage: role.source for role in assign.roles}
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
-        short = self.placing.shortages(new)
-        if short:
+        if short := self.placing.shortages(new):
             self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
         for name in (*self.alive, OWNER):
             self._mail.post(name, assign, ())

@@ -96,7 +96,7 @@ class Updates:
             if commit is None or held is None or share in ledger.gradients_agreed or stage not in docket.agreed:
                 continue
             server, auditor = docket.assignment.server_of(share), docket.assignment.auditor_of(share)
-            alike = docket.same_class(server, auditor)
+            alike = docket.bits_decide(server, auditor)
             same = commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike)
             if docket.assignment.lanes > 1:
                 # the norm of the sum of both lanes is compared below, when both copies have said it
@@ -142,7 +142,7 @@ class Updates:
             if audited is None or (is_second and shadow in ledger.awaited_step_audits - ledger.step_audits.keys()):
                 continue
             holder, is_same = docket.assignment.server_of(share), audited.gradient == commit.gradient
-            if not docket.same_class(holder, auditor):
+            if not docket.bits_decide(holder, auditor):
                 is_same = is_same or self._bounds.are_close(ledger, share, auditor)
             else:
                 is_same = is_same and audited.norm_squared == commit.norm_squared
@@ -151,7 +151,7 @@ class Updates:
                 continue
             alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
             docket.observe("alarm", alarm)
-            if docket.same_class(holder) and docket.same_class(auditor):
+            if docket.bits_decide(holder) and docket.bits_decide(auditor):
                 guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor)
             else:
                 found = self._bounds.judge(ledger, share, auditor)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
-from phalanx.errors import ConfigError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
 from phalanx.pipeline.allocator import keep_freed_memory
 from phalanx.pipeline.battery import run_battery
 from phalanx.pipeline.budget import Sample, allowance_of
@@ -20,7 +20,8 @@ from phalanx.pipeline.desk import Received
 from phalanx.pipeline.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
 from phalanx.pipeline.inbox import Loopback
 from phalanx.pipeline.kept_states import send_kept
-from phalanx.pipeline.messages import Assign, Fault, FetchBulk, Shutdown, Standing
+from phalanx.pipeline.log_memory import LogMemory
+from phalanx.pipeline.messages import Apply, Assign, Fault, FetchBulk, Shutdown, Standing
 from phalanx.pipeline.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.nursery import NURSERY, await_birth
 from phalanx.pipeline.own_memory import own_rooms
@@ -106,6 +107,8 @@ class Worker:
         self._place: tuple[int, int] | None = None
         self._sample = Sample()
         self._journal = None if config.journal is None else Path(config.journal)
+        heads = Path(config.identity) / "log_heads" if config.log_heads is None else Path(config.log_heads)
+        self._memory = LogMemory(heads, self._mail.statements, self._mail.peer(config.owner_name))
 
     def leave(self) -> None:
         """Ask the owner to be let go, once this party's step is done; before it is set up, end at once."""
@@ -117,11 +120,21 @@ class Worker:
         Raises:
             PeerLostError: The owner is gone.
             ConfigError: The run is not the pinned one.
+            CutLogError: The owner's audit log lacks lines that this worker knows.
         """
         config = self._config
         described = local_numeric_class(config.device, config.tensor_parallel)
         rooms = own_rooms(self._endpoint.run, config.device, config.memory_mib)
-        self._mail.post(config.owner_name, Hello(epoch=0, address=address, numeric_class=described, memory=rooms))
+        known = self._memory.known
+        hello = Hello(epoch=0, address=address, numeric_class=described, memory=rooms, log_head=known)
+        self._mail.post(config.owner_name, hello)
+        try:
+            self._serve(address)
+        finally:
+            self._memory.keep()
+
+    def _serve(self, address: str) -> None:
+        config = self._config
         last_mail = time.monotonic()
         deadline = last_mail + _SETUP_TIMEOUT_S
         while True:
@@ -129,6 +142,7 @@ class Worker:
                 if isinstance(item, LinkFault):
                     self._link_broke(item)
                 elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
+                    self._remember(item)
                     self._tidy_up()
                     return
                 elif isinstance(item.message, NotLetIn) and item.sender == self._config.owner_name:
@@ -145,6 +159,7 @@ class Worker:
                     f"{self._config.owner}: the owner did not set this worker up in {_SETUP_TIMEOUT_S:.0f} s"
                 )
             if self._party is None or not self._party.work():
+                self._memory.keep()
                 with self._timer.phase("wait"):
                     arrived = self._mail.wait(1.0)
                 last_mail = time.monotonic() if arrived else last_mail
@@ -158,6 +173,8 @@ class Worker:
                 # what a peer sent could not be read
                 self._mail.post(self._config.owner_name, item.message)
             elif isinstance(item.message, Setup) and item.sender == self._config.owner_name:
+                if self._party is None:
+                    self._memory.meet(item.message.log_head)
                 self._set_up(parse_plan(item.message.plan))
                 if item.message.certificates is not None:
                     self._get_to_know(item.message.certificates, {})
@@ -174,12 +191,18 @@ class Worker:
                     self._send_kept(item.sender, item.message)
                 else:
                     self._party.handle(item)
-        except ConfigError:
+                self._remember(item)
+        except (ConfigError, CutLogError):
             raise
         except PhalanxError as exc:
             self._mail.refused(item)
             self._tell_owner(_fault(item.sender, exc))
         self._begin_to_count_anew()
+
+    def _remember(self, item: Received) -> None:
+        """What the owner tells of its audit log goes with what it says anyway."""
+        if isinstance(item.message, Apply | Assign | Shutdown) and item.sender == self._config.owner_name:
+            self._memory.take(item.message.log_head)
 
     def _begin_to_count_anew(self) -> None:
         """What others may send, and what the owner is told of them, is for one attempt at a step."""

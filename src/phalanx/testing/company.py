@@ -15,6 +15,7 @@ from phalanx.pipeline import (
     AuditDraw,
     Files,
     Guests,
+    LogWitnesses,
     PipelineEngine,
     StepRecord,
     StepResult,
@@ -24,6 +25,7 @@ from phalanx.pipeline import (
     fresh_nonce,
     gather,
 )
+from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity, certified_name, load_identity
 from phalanx.testing.actor import Actor, WorkerCrash, in_words_of
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
@@ -62,6 +64,7 @@ class MemoryCompany:
         cache: Where drawn models are kept; under `directory` when left out.
         draw: Decides the audits; under a fresh key and a fresh nonce when left out.
         session: What every frame is signed for; two companies with one `pipeline.pki` have two.
+        log: An audit log, whose head workers are told and remember beside their keys; left out, nobody keeps one.
 
     Raises:
         ConfigError: An actor is for nobody.
@@ -89,6 +92,7 @@ class MemoryCompany:
         cache: Path | None = None,
         draw: AuditDraw | None = None,
         session: str = "simulation-1",
+        log: AuditLog | None = None,
     ) -> None:
         choices = (*run.pipeline.workers, *run.pipeline.late_workers)
         strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)
@@ -96,6 +100,7 @@ class MemoryCompany:
             raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
         self.run_config = run
         self.session = session
+        self._log = log
         self.events: list[tuple[str, dict[str, object]]] = []
         self.checks = CheckRecord(run.guard)
         self.records: list[StepRecord] = []
@@ -261,6 +266,7 @@ class MemoryCompany:
             is_alive=self.is_alive,
             last_words=lambda name: str(self.errors.get(name, "it crashed")),
             timeout_s=_JOIN_TIMEOUT_S,
+            witnesses=LogWitnesses(None if self._log is None else self._log.public_lines, home.owner.public),
         )
         try:
             members = gather(endpoint, self.plan, guests, home.owner.authority_pem, self._observe)
@@ -273,7 +279,7 @@ class MemoryCompany:
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None)
         files = Files(home.path, library, self._observe, note_checks=self.checks.applied)
-        files.note_step = self.records.append
+        files.note_step = self._note_step
         self.engine = PipelineEngine(
             self.plan, home.owner.public, endpoint, members, files, self.draw, clock=self.clock
         )
@@ -287,7 +293,14 @@ class MemoryCompany:
 
     def _observe(self, kind: str, body: dict[str, object]) -> None:
         self.events.append((kind, body))
+        if self._log is not None:
+            self._log.append(kind, body)
         self.checks.observe(kind, body)
+
+    def _note_step(self, record: StepRecord) -> None:
+        self.records.append(record)
+        if self._log is not None:
+            self._log.append_step({"step": record.step, "epoch": record.epoch}, record.leaves)
 
     def endpoint(self, name: str) -> RewritingEndpoint:
         """A worker's endpoint, for what it says of its own accord."""

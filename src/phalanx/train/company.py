@@ -18,6 +18,7 @@ from phalanx.pipeline import (
     Guests,
     Lives,
     LocalWorkers,
+    LogWitnesses,
     Members,
     NoteChecks,
     Observe,
@@ -30,6 +31,7 @@ from phalanx.pipeline import (
     gather,
     keep_freed_memory,
 )
+from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import certified_name
 from phalanx.train.config import RunConfig
 from phalanx.train.journal import Journal
@@ -86,17 +88,20 @@ def gathered(
     names: Sequence[str],
     late: Sequence[str],
     open_workers: OpenWorkers = LocalWorkers,
+    log: AuditLog | None = None,
 ) -> Iterator[Crowd]:
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
     Frames and evidence count in `session` alone, which `session_name` makes anew for each start.
     Whoever is not named, such as a party convicted in an earlier session, is not started and not let in.
     `open_workers` starts the local ones; another than the default is for drills only.
+    Workers of other machines remember how far `log` has come; those of this one live and die with the owner.
 
     Raises:
         PeerLostError: A worker did not come.
         CertificateError: An identity or certificate is unusable.
         ConfigError: A worker computes other bits than the run allows.
+        CutLogError: A worker knows lines that the log lacks.
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
@@ -112,6 +117,9 @@ def gathered(
             observe("awaiting", {"address": wire.address, "parties": list(names)})
         else:
             workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
+        witnesses = LogWitnesses()
+        if run.pipeline.remote_workers and log is not None:
+            witnesses = LogWitnesses(log.public_lines, home.owner.public)
         guests = Guests(
             {name: home.certificate(name) for name in names},
             {name: home.certificate(name) for name in late},
@@ -121,6 +129,7 @@ def gathered(
             # a process of this machine that does not come is our own failure
             may_be_absent=bool(run.pipeline.remote_workers),
             lives=lives,
+            witnesses=witnesses,
         )
         try:
             members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)

@@ -1,23 +1,28 @@
 """Everything that a run leaves behind while it goes: metrics, events, TensorBoard, the progress bar."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from rich.console import Console
+
 from phalanx.config import printable
-from phalanx.errors import CheckpointError
-from phalanx.pipeline import StepResult
+from phalanx.errors import CheckpointError, CutLogError
+from phalanx.pipeline import Observe, StepResult
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, Progress, Reading, TensorBoardWriter
 from phalanx.telemetry.progress import Kind
 from phalanx.train.ground_truth import GroundTruth
 from phalanx.train.scores import Scores, Validation, say_validation, validation_row
 
-# a conviction must outlive even the machine: a resumed run reads here who may not come back
 _MOST_CHARACTERS = 2000
-_LASTING = ("verdict", "evicted")
+# a conviction must outlive even the machine: a resumed run reads here who may not come back
+_LASTING = ("run_started", "run_resumed", "verdict", "evicted")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
+    "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
     "not_let_in": ("eviction", "{party} is not let in: {reason}"),
     "guarantees": ("note", "from step {step} on: {said}"),
     "guarantee_weaker": ("alarm", "stage {stage} is no longer {before} but {now}: {meaning}"),
@@ -50,6 +55,30 @@ def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
         return None
     style, text = _SAID[kind]
     return style, printable(text.format(**body), _MOST_CHARACTERS)
+
+
+@contextlib.contextmanager
+def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
+    """Tell whom the run waits for, before there is a recorder; the log has it once they have said what they know of it.
+
+    A log that was cut is left as it is.
+    """
+    held: list[tuple[str, dict[str, Any]]] = []
+
+    def announce(kind: str, body: dict[str, Any]) -> None:
+        held.append((kind, body))
+        said = in_words(kind, body)
+        if said is not None:
+            console.print(said[1], markup=False, highlight=False)
+
+    try:
+        yield announce
+    except CutLogError:
+        held.clear()
+        raise
+    finally:
+        for kind, body in held:
+            log.append(kind, body)
 
 
 @dataclass

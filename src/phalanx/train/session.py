@@ -11,7 +11,7 @@ from rich.console import Console
 from phalanx.checkpoint import Certified, Checkpoint, Shard
 from phalanx.config import digest
 from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
-from phalanx.errors import AuditLogError, CheckpointError, ConfigError, DiskError, NoHolderError
+from phalanx.errors import AuditLogError, CheckpointError, ConfigError, CutLogError, DiskError, NoHolderError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.optimizers import learning_rate
 from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEngine, StepPlan
@@ -31,7 +31,7 @@ from phalanx.train.journal import Journal, collect, discard, newer_entry
 from phalanx.train.layout import estimate_stages, make_plan
 from phalanx.train.library import StageLibrary
 from phalanx.train.loop import Engine, Loader, run_loop
-from phalanx.train.record import RunRecorder, Totals, in_words
+from phalanx.train.record import RunRecorder, Totals, announcing
 from phalanx.train.run_directory import RunDirectory
 from phalanx.train.savepoint import Savepoint
 from phalanx.train.saver import Saver
@@ -63,6 +63,7 @@ class Session:
         self.console = console
         self.figures = Figures(checks=CheckRecord(run.guard))
         self.name = session_name(home)
+        self.asks_workers = False
         self.truth = GroundTruth(home.attack_log)
         self.totals = Totals()
 
@@ -79,17 +80,22 @@ class Session:
             if finished is not None and history.is_told_by(finished):
                 self.console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
                 return finished
+            # they may know lines that somebody has cut off: before they have said so, nothing is written here
+            self.asks_workers = resume and bool(self.config.pipeline.remote_workers)
             return self._guarded(log, history)
 
     def _guarded(self, log: AuditLog, history: History) -> dict[str, Any]:
         started = time.perf_counter()
-        # an older summary would speak of an older log
-        self.home.remove_summary()
-        figures = self.figures
+        figures, is_whole = self.figures, True
         try:
-            retire_key(self.home, history)
+            if not self.asks_workers:
+                self._begin(history)
             self._run(log, history)
             figures.status = "completed"
+        except CutLogError:
+            # whatever is signed now would be another story of the same run
+            is_whole = False
+            raise
         except KeyboardInterrupt:
             figures.status = "interrupted"
             self.console.print("interrupted; go on with --resume")
@@ -99,8 +105,13 @@ class Session:
             ) from exc
         finally:
             figures.wall_s += time.perf_counter() - started
-            summary = self._leave_summary(log, history)
+            summary = self._leave_summary(log, history) if is_whole else {}
         return summary
+
+    def _begin(self, history: History) -> None:
+        # an older summary would speak of an older log
+        self.home.remove_summary()
+        retire_key(self.home, history)
 
     def _leave_summary(self, log: AuditLog, history: History) -> dict[str, Any]:
         figures = self.figures
@@ -136,8 +147,6 @@ class Session:
         savepoint = Savepoint(
             run, home, loader, self.figures, self.totals, source=source, certified=history.certified, log=log
         )
-        self._adopt(log, history, savepoint, lambda origin: cut_anew(origin, StageLibrary(source, plan, None)))
-        self._accept_older(log, history, savepoint)
         workers = [name for name in run.pipeline.workers if name not in history.convicted]
         late = [name for name in run.pipeline.late_workers if name not in history.convicted]
         with contextlib.ExitStack() as stack:
@@ -145,12 +154,15 @@ class Session:
             @functools.cache
             def crowd() -> Crowd:
                 """Workers are started, or awaited, when somebody first needs them."""
-                say, opener = self._announcer(log), self.open_workers
-                return stack.enter_context(
-                    gathered(run, home, plan, say, session=self.name, names=workers, late=late, open_workers=opener)
-                )
+                name, opener = self.name, self.open_workers
+                with announcing(log, self.console) as say:
+                    return stack.enter_context(
+                        gathered(
+                            run, home, plan, say, session=name, names=workers, late=late, open_workers=opener, log=log
+                        )
+                    )
 
-            self._recover(log, history, savepoint, StageLibrary(source, plan, None), crowd)
+            self._find_place(log, history, savepoint, StageLibrary(source, plan, None), crowd)
             goes_on = history.head is not None or self.origin is not None
             checkpoint = savepoint.open() if goes_on else None
             metrics = MetricsFile(home.path / "metrics.jsonl")
@@ -219,6 +231,22 @@ class Session:
         self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
 
+    def _find_place(
+        self,
+        log: AuditLog,
+        history: History,
+        savepoint: Savepoint,
+        library: StageLibrary,
+        crowd: Callable[[], Crowd],
+    ) -> None:
+        """Have the state that the run goes on from as its newest checkpoint."""
+        if self.asks_workers:
+            crowd()
+            self._begin(history)
+        self._adopt(log, history, savepoint, lambda origin: cut_anew(origin, library))
+        self._accept_older(log, history, savepoint)
+        self._recover(log, history, savepoint, library, crowd)
+
     def _adopt(
         self, log: AuditLog, history: History, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]
     ) -> None:
@@ -268,17 +296,6 @@ class Session:
     def _tell(self, log: AuditLog, history: History, kind: str, body: dict[str, Any]) -> None:
         log.append(kind, body)
         history.certified.take(kind, body)
-
-    def _announcer(self, log: AuditLog) -> Observe:
-        """Tells whom the run waits for, which may be before there is a recorder."""
-
-        def announce(kind: str, body: dict[str, Any]) -> None:
-            log.append(kind, body)
-            said = in_words(kind, body)
-            if said is not None:
-                self.console.print(said[1], markup=False, highlight=False)
-
-        return announce
 
     def _journal(self, log: AuditLog, recorder: RunRecorder) -> Journal | None:
         if not self.config.journals:

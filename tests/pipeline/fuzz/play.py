@@ -106,6 +106,7 @@ class Outcome:
     queued_bytes: int = 0
     turns: int = 0
     passed_s: float = 0.0
+    is_ready: bool = False
     has_begun: bool = False
     fired: int = 0
     num_acts: int = 0
@@ -175,6 +176,9 @@ class Stage:
             with company:
                 # the one copy beside a liar's may be gone for an honest reason
                 may_fall_back = kind.guard.verify_only or any(what == "kill" for _, what, _ in schedule.events)
+                if may_fall_back:
+                    company.save()
+                outcome.is_ready = True
                 _train(company, schedule.events, may_fall_back=may_fall_back)
                 outcome.weights = company.weights_digest()
         except EndlessError:
@@ -185,7 +189,8 @@ class Stage:
         outcome.crashes, outcome.errors, outcome.events = company.crashes, company.errors, company.events
         outcome.queued_bytes, outcome.turns = company.most_queued_bytes, company.turns.num_given
         outcome.passed_s = company.clock.now()
-        outcome.has_begun = company.has_begun
+        # where one party alone has what an update needs, a run begins when the owner has the first checkpoint
+        outcome.has_begun = company.has_begun and outcome.is_ready
         outcome.fired = sum(len(insider.fired) for insider in insiders.values())
         outcome.num_acts = sum(len(liar.acts) for liar in schedule.liars.values())
         return outcome
@@ -238,8 +243,6 @@ def _both(first, second):
 def _train(company, events, *, may_fall_back):
     """Every step; where the upkeep has no heirs, as often as need be from the beginning."""
     falls, step, happened = 0, 0, set()
-    if may_fall_back:
-        company.save()
     while step < NUM_STEPS:
         for event in events:
             if event[0] == step and event not in happened:

@@ -32,6 +32,9 @@ FOUND = {
     "a_stage_that_gives_the_owner_no_state_is_replaced_and_the_run_goes_on": one(
         "gradient", Act(On("bulk", step=1, lasting=True), Drop()), events=((1, "kill", 2),)
     ),
+    "a_stage_that_alone_has_its_moments_and_withholds_them_at_the_start_is_named_as_in_the_way": one(
+        "update, default rates", Act(On("bulk"), Alter(("epoch",), Put(-1)))
+    ),
 }
 
 

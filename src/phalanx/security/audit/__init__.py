@@ -5,6 +5,7 @@ from phalanx.security.audit.leaves import LEAVES_FILE, LeafBatch, LeafFile, read
 from phalanx.security.audit.line import Line, LogHead
 from phalanx.security.audit.log import AuditLog
 from phalanx.security.audit.merkle import merkle_root
+from phalanx.security.audit.public_head import PublicHead, PublicLine, PublicLines
 from phalanx.security.audit.verify import LogSummary, verify_log
 
 __all__ = [
@@ -17,6 +18,9 @@ __all__ = [
     "Line",
     "LogHead",
     "LogSummary",
+    "PublicHead",
+    "PublicLine",
+    "PublicLines",
     "merkle_root",
     "read_batch",
     "read_head",

@@ -56,7 +56,7 @@ class LeafFile(Closing):
     Args:
         path: The file; created where missing.
         size_bytes: Where the last batch ends that the audit log knows. What is behind it was on its way when the
-            process died, and is cut off.
+            process died, and is cut off when more is written.
 
     Raises:
         AuditLogError: The file is shorter than that.
@@ -68,8 +68,6 @@ class LeafFile(Closing):
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             found = os.fstat(self._fd).st_size
-            if found >= size_bytes:
-                os.ftruncate(self._fd, size_bytes)
         except OSError as exc:
             raise DiskError(f"{path}: cannot be opened ({exc.strerror})") from exc
         if found < size_bytes:
@@ -94,6 +92,8 @@ class LeafFile(Closing):
             raise AuditLogError(f"{self._path}: is closed")
         offset = self._size_bytes
         try:
+            if os.fstat(self._fd).st_size > offset:
+                os.ftruncate(self._fd, offset)
             written = 0
             while written < len(data):
                 written += os.write(self._fd, data[written:])

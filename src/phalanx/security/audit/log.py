@@ -14,6 +14,7 @@ from phalanx.errors import AuditLogError, DiskError
 from phalanx.security.audit.head import KnownHead, KnownHeads, keep_head, sign_head
 from phalanx.security.audit.leaves import LEAVES_FILE, STEP, LeafBatch, LeafFile
 from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
+from phalanx.security.audit.public_head import PublicLines
 from phalanx.security.closing import Closing
 from phalanx.security.crypto import Identity, digest_hex, parse_canonical
 
@@ -37,6 +38,9 @@ class AuditLog(Closing):
             or signer, or another process has it open. The file is then as it was.
         DiskError: It cannot be read or written; the file is then as it was.
 
+    Attributes:
+        public_lines: Those lines that everybody who takes part knows of, and what such parties may be told of them.
+
     Guarantees:
         Events survive the end of the process once `append` returns, and that of the machine once `sync` does.
         Safe to use from several threads.
@@ -55,6 +59,7 @@ class AuditLog(Closing):
         self._lock, self._sync_lock = threading.Lock(), threading.Lock()
         self._head = first_head(run)
         self._digests: list[bytes] = []
+        self.public_lines = PublicLines(identity, run)
         self._leaves: LeafFile | None = None
         self._leaves_end = 0
         try:
@@ -100,7 +105,7 @@ class AuditLog(Closing):
         with self._lock:
             line = self._seal(kind, body)
             self._write(line + b"\n")
-            self._advance(next_head(self._head, line))
+            self._advance(kind, next_head(self._head, line))
 
     def append_step(self, body: dict[str, Any], leaves: Sequence[bytes]) -> None:
         """Write the leaves of one step beside the log, and the event `step` with their Merkle root.
@@ -127,7 +132,7 @@ class AuditLog(Closing):
             DiskError: The disk refuses.
         """
         with self._sync_lock:
-            head = self._head
+            head, public = self._head, len(self.public_lines)
             # what a line names must not be lost before the line is
             if self._leaves is not None:
                 self._leaves.sync()
@@ -137,6 +142,7 @@ class AuditLog(Closing):
                     keep_head(self._kept_at, sign_head(self._identity, self._run, head))
             except OSError as exc:
                 raise DiskError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
+            self.public_lines.forced(public)
             return head
 
     def close(self) -> None:
@@ -162,8 +168,9 @@ class AuditLog(Closing):
         except OSError as exc:
             raise AuditLogError(f"{self._path}: is open elsewhere; a log has one writer") from exc
 
-    def _advance(self, head: LogHead) -> None:
+    def _advance(self, kind: str, head: LogHead) -> None:
         self._head = head
+        self.public_lines.take(kind, head.digest)
         self._digests.append(bytes.fromhex(head.digest))
 
     def _resume(self, known: KnownHeads) -> None:
@@ -175,6 +182,11 @@ class AuditLog(Closing):
                 self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)
             if partial:
                 os.ftruncate(self._fd, size_bytes - len(partial))
+            if self._leaves is not None:
+                self._leaves.sync()
+            # others may be told what is here already
+            os.fsync(self._fd)
+            self.public_lines.forced(len(self.public_lines))
         except OSError as exc:
             raise DiskError(f"{self._path}: cannot be read again ({exc.strerror})") from exc
         if partial:
@@ -190,7 +202,7 @@ class AuditLog(Closing):
                 if line is None:
                     raise AuditLogError(f"{self._path}: became shorter while it was read")
                 known.see(line.head)
-                self._advance(line.head)
+                self._advance(line.kind, line.head)
                 if line.kind == STEP:
                     batch = LeafBatch.of(line)
                     self._leaves_end = batch.offset + batch.size_bytes

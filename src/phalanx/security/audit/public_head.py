@@ -1,0 +1,134 @@
+"""How far a log has come, as its owner tells those who take part: they keep it where the owner's disk ends."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from phalanx.config import StrictModel, canonical_json
+from phalanx.errors import CutLogError
+from phalanx.security.audit.head import Digest
+from phalanx.security.audit.leaves import STEP
+from phalanx.security.crypto import Identity, Peer, boot_name, digest_hex, in_domain
+
+PUBLIC_KINDS = frozenset({"run_started", "run_resumed", STEP, "evicted", "run_completed"})
+"""Kinds of lines that every worker knows of anyway. All others are not counted before workers: their number would
+tell a liar when the guard has begun to suspect it."""
+
+_HEAD_DOMAIN, _BOOT_DOMAIN = "log-public-head/1", "log-boot/1"
+
+
+class PublicLine(StrictModel):
+    """A line of a public kind.
+
+    Attributes:
+        number: Its number among these, from 1.
+        digest: Of the line.
+    """
+
+    number: Annotated[int, Field(ge=1, le=2**53)]
+    digest: Digest
+
+
+class PublicHead(StrictModel):
+    """The last public line of a log, signed by the log's owner.
+
+    Attributes:
+        run: The run of the log.
+        last: The last public line.
+        forced: The last one that was on the disk for certain; None where none was.
+        boot: Name of the boot of the owner's machine, hashed with the run: as long as it lasts, `last` is there too.
+        signature: The owner's, over all of it.
+    """
+
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
+    last: PublicLine
+    forced: PublicLine | None
+    boot: Digest | None
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
+
+    def check(self, owner: Peer) -> None:
+        """Return when `owner` signed it.
+
+        Raises:
+            SignatureError: It did not.
+        """
+        owner.verify(bytes.fromhex(self.signature), _signed_part(self))
+
+    def due(self, boot: str | None) -> PublicLine | None:
+        """The last line that the log must still have, after whatever honest crash; None where it need have none.
+
+        Args:
+            boot: Of the owner's machine by now, hashed in the same way.
+        """
+        return self.last if boot is not None and self.boot == boot else self.forced
+
+
+class PublicLines:
+    """The public lines of one log, and the heads that are told of it.
+
+    Args:
+        identity: Who signs.
+        run: The run of the log.
+    """
+
+    def __init__(self, identity: Identity, run: str) -> None:
+        self._identity, self._run = identity, run
+        self._digests: list[str] = []
+        self._num_forced = 0
+        self._told: PublicHead | None = None
+        self._boot = hashed_boot(run, boot_name())
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def take(self, kind: str, digest: str) -> None:
+        """Count a line that was written or read."""
+        if kind in PUBLIC_KINDS:
+            self._digests.append(digest)
+
+    def forced(self, number: int) -> None:
+        """So many of them are on the disk."""
+        self._num_forced = number
+
+    def head(self) -> PublicHead | None:
+        """Where the log ends now, for whoever takes part; None while it has no public line."""
+        last, forced = self._line(len(self._digests)), self._line(self._num_forced)
+        if last is None:
+            return None
+        if self._told is None or (self._told.last, self._told.forced) != (last, forced):
+            head = PublicHead(run=self._run, last=last, forced=forced, boot=self._boot, signature="0" * 128)
+            signature = self._identity.sign(_signed_part(head)).hex()
+            self._told = head.model_copy(update={"signature": signature})
+        return self._told
+
+    def check(self, known: PublicHead, where: str) -> None:
+        """Compare the log with a head that its owner has signed.
+
+        Args:
+            known: The head; its signature has been checked.
+            where: Who knows it, for the message.
+
+        Raises:
+            CutLogError: The log lacks a line that it must have, or has another one in its place.
+        """
+        due, found = known.due(self._boot), len(self._digests)
+        if due is None or self._line(due.number) == due:
+            return
+        if due.number > found:
+            what = f"has {found} of the {due.number} lines about sessions, steps and evictions that {where} knows of"
+        else:
+            what = f"has another line than {where} knows as number {due.number} about sessions, steps and evictions"
+        raise CutLogError(f"the audit log {what}, by this owner's signature")
+
+    def _line(self, number: int) -> PublicLine | None:
+        is_there = 0 < number <= len(self._digests)
+        return PublicLine(number=number, digest=self._digests[number - 1]) if is_there else None
+
+
+def hashed_boot(run: str, name: str | None) -> str | None:
+    """What a boot is called in heads of a run: equal names are seen there, and no machine is."""
+    return None if name is None else digest_hex(in_domain(_BOOT_DOMAIN, canonical_json([run, name])))
+
+
+def _signed_part(head: PublicHead) -> bytes:
+    return in_domain(_HEAD_DOMAIN, canonical_json(head.model_dump(mode="json", exclude={"signature"})))
