@@ -16,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phalanx.bench.machine import current_commit, describe_machine, load_average
-from phalanx.security.tee import appraise, parse_evidence, signature, x509
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.security.tee import appraise, parse_evidence
+from phalanx.security.tee.formats import signature, x509
 
 ROOT = Path(__file__).resolve().parent.parent
 

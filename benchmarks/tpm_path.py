@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from phalanx.bench.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.security.tee import Binding, TpmAttester, TpmCounter, TpmDevice, TpmSealer
 
 # the tests know how a software TPM is started

@@ -21,8 +21,8 @@ MAX_CLI_LINES = 100
 RUN_CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 RUN_CODE_CALLS = {("torch", "load"), ("torch", "save"), ("multiprocessing", "Queue"), ("mp", "Queue")}
 RUN_CODE_OPTIONS = {"allow_pickle", "trust_remote_code"}
-RED_TEAM = {"attacks", "testing"}
-ABOVE_RED_TEAM = {"cli", "reproduce", "bench"}
+RED_TEAM = {"lab", "testing"}
+ABOVE_RED_TEAM = {"cli"}
 
 
 def name_of(path: Path) -> str:

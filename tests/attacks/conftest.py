@@ -3,12 +3,12 @@
 import pytest
 from driven_stage import drive_stage
 
-from phalanx.attacks import make_attack
+from phalanx.lab.attacks import make_attack
 from phalanx.models import open_model
 from phalanx.pipeline import AttackConfig, PipelineConfig
 from phalanx.testing import tiny_run
-from phalanx.train.layout import make_plan
-from phalanx.train.library import StageLibrary
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from phalanx.pipeline.bulk import tensors_digest
+from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 
 MICROBATCHES = 4
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from phalanx.attacks.privacy import (
+from phalanx.errors import ModelError, ReleaseRefusedError
+from phalanx.lab.attacks.privacy import (
     MaskedWire,
     SealedWire,
     SpanCheck,
@@ -14,7 +15,6 @@ from phalanx.attacks.privacy import (
     outside_of_rows,
     precision_and_recall,
 )
-from phalanx.errors import ModelError, ReleaseRefusedError
 from phalanx.models import LoraConfig, StageSpec, build_stage
 from phalanx.security.seal import Purpose, ReleaseGate, ReleasePolicy, Update
 from privacy_lab import VOCAB, text, tiny_model

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.attacks import attacks_in
+from phalanx.lab.attacks import attacks_in
 from phalanx.pipeline import AttackConfig
 
 

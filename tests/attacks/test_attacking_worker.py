@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.attacks import drill, run_worker_with_attack
 from phalanx.cli import run
 from phalanx.config import dump_toml
 from phalanx.errors import ConfigError
+from phalanx.lab.attacks import drill, run_worker_with_attack
 from phalanx.pipeline import AttackConfig, WorkerConfig, unwrapped
 from phalanx.testing import WorkerCrash
 
@@ -75,7 +75,7 @@ def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch, attack
     calls = []
     monkeypatch.setattr("phalanx.pipeline.die_with_parent", lambda: None)
     monkeypatch.setattr("phalanx.pipeline.run_worker", lambda *arguments: calls.append(arguments))
-    monkeypatch.setitem(sys.modules, "phalanx.attacks", None)
+    monkeypatch.setitem(sys.modules, "phalanx.lab.attacks", None)
     path = tmp_path / "worker.toml"
     path.write_text(dump_toml(worker(tmp_path, attack=attack)))
 

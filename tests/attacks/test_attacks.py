@@ -6,9 +6,9 @@ import pytest
 import torch
 from driven_stage import MICROBATCHES, tensor
 
-from phalanx.attacks import ATTACKS, MessageAttack, Work, check_attack, make_attack
-from phalanx.attacks.attack import noise_seed
 from phalanx.errors import ConfigError
+from phalanx.lab.attacks import ATTACKS, MessageAttack, Work, check_attack, make_attack
+from phalanx.lab.attacks.attack import noise_seed
 from phalanx.pipeline import AttackConfig, token_distance
 
 BOTH = {"forward", "backward"}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from driven_stage import tensor
 
-from phalanx.attacks import make_attack
-from phalanx.pipeline.messages import Activation, Applied, AuditReport, Commit, Fetched, Sent, Signed
+from phalanx.lab.attacks import make_attack
+from phalanx.pipeline.protocol.messages import Activation, Applied, AuditReport, Commit, Fetched, Sent, Signed
 from phalanx.testing import Letter, WorkerCrash
 
 NOW = {"epoch": 0, "step": 2}

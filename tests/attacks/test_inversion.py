@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-import phalanx.attacks.privacy as privacy
-from phalanx.attacks.privacy import (
+import phalanx.lab.attacks.privacy as privacy
+from phalanx.errors import ModelError
+from phalanx.lab.attacks.privacy import (
     PRIVACY_ATTACKS,
     WIRES,
     CandidateSearch,
@@ -19,7 +20,6 @@ from phalanx.attacks.privacy import (
     recovered,
     share_of_tokens,
 )
-from phalanx.errors import ModelError
 from phalanx.models import StageSpec, build_stage
 from privacy_lab import GPT2, SEQ, VOCAB, at_most, text, tiny_model
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from phalanx.attacks import Rehearsal, Secret, actor, make_attack, target_success
 from phalanx.errors import ConfigError
+from phalanx.lab.attacks import Rehearsal, Secret, actor, make_attack, target_success
 from phalanx.pipeline import AttackConfig, AuditDraw, GuardConfig
 from phalanx.testing import MemoryCompany, tiny_run
 

@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 
-from phalanx.attacks import actor, trigger_success
-from phalanx.attacks.trigger_backdoor import TARGET_PLACE, TRIGGER_PLACE
+from phalanx.lab.attacks import actor, trigger_success
+from phalanx.lab.attacks.states.trigger_backdoor import TARGET_PLACE, TRIGGER_PLACE
 from phalanx.models import open_model
 from phalanx.optimizers import OptimizerConfig, clip_coefficient
 from phalanx.pipeline import AttackConfig, PipelineConfig
-from phalanx.pipeline.norm import finite_norm_squared
+from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
 from phalanx.testing import tiny_run
-from phalanx.train.layout import make_plan
-from phalanx.train.library import StageLibrary
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
 
 STEPS, VOCAB, FROM = 400, 64, 100
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.bench import BENCHES, KEEPING_ROWS
-from phalanx.bench.chaos import ChaosWorkload, measure, rows_in, workload
-from phalanx.bench.chaos_goodput import ARMS, Window
-from phalanx.bench.chaos_plan import POINTS
+from phalanx.lab.bench import BENCHES, KEEPING_ROWS
+from phalanx.lab.bench.chaos.chaos import ChaosWorkload, measure, rows_in, workload
+from phalanx.lab.bench.chaos.goodput import ARMS, Window
+from phalanx.lab.bench.chaos.kill_plan import POINTS
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from phalanx.bench import BENCHES, checkpoint
-from phalanx.bench.checkpoint import CheckpointWorkload, measure
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.errors import TrainingError
+from phalanx.lab.bench import BENCHES
+from phalanx.lab.bench.overhead import checkpoint
+from phalanx.lab.bench.overhead.checkpoint import CheckpointWorkload, measure
 from phalanx.testing import random_batch
 
 KEYS = {

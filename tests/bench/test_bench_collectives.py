@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from phalanx.bench import BENCHES
-from phalanx.bench.collectives import exchange_rows, summary
-from phalanx.bench.ranks import RankHost
 from phalanx.cli.planned import planned_cluster
 from phalanx.errors import TrainingError
+from phalanx.lab.bench import BENCHES
+from phalanx.lab.bench.parallel.collectives import exchange_rows, summary
+from phalanx.lab.bench.parallel.ranks import RankHost
 
 OPERATIONS = (
     "all_reduce",

@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.attacks import ATTACKS
-from phalanx.bench import BENCHES
-from phalanx.bench.cells import cells, needs_two
-from phalanx.bench.detection import false_accusations_per_million, measure, row_of, rows_in
-from phalanx.bench.duel import CleanRun, Lie, Outcome, accepted, is_found, is_undone, play, sequences
+from phalanx.lab.attacks import ATTACKS
+from phalanx.lab.bench import BENCHES
+from phalanx.lab.bench.detection.cells import cells, needs_two
+from phalanx.lab.bench.detection.detection import false_accusations_per_million, measure, row_of, rows_in
+from phalanx.lab.bench.detection.simulated_run import (
+    CleanRun,
+    Lie,
+    Outcome,
+    accepted,
+    is_found,
+    is_undone,
+    play,
+    sequences,
+)
 from phalanx.pipeline import PRESETS
 
 KEYS = {

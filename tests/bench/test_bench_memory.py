@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.bench import BENCHES
-from phalanx.bench.memory import large_run, measure, with_adapters
+from phalanx.lab.bench import BENCHES
+from phalanx.lab.bench.parallel.memory import large_run, measure, with_adapters
 from phalanx.parallel import ParallelConfig
 
 

@@ -6,18 +6,28 @@ from typing import get_args
 
 import pytest
 
-from phalanx.bench import BENCHES
-from phalanx.bench.arm import Report
-from phalanx.bench.crew import Block
-from phalanx.bench.overhead import measure
-from phalanx.bench.overhead_rows import Layout, extrapolated, overhead_rows
-from phalanx.bench.process_clock import peak_memory_bytes
-from phalanx.bench.rows import PARTS, Measured
-from phalanx.bench.shifts import EIGHTH, PAPER, SNAPSHOT, STATISTICS, UNGUARDED, UPDATE, WITH_OWNER, Shift, shifts
 from phalanx.errors import TrainingError
+from phalanx.lab.bench import BENCHES
+from phalanx.lab.bench.measure.process_clock import peak_memory_bytes
+from phalanx.lab.bench.overhead.arm import Report
+from phalanx.lab.bench.overhead.arm_process import Block
+from phalanx.lab.bench.overhead.overhead import measure
+from phalanx.lab.bench.overhead.overhead_arms import (
+    EIGHTH,
+    PAPER,
+    SNAPSHOT,
+    STATISTICS,
+    UNGUARDED,
+    UPDATE,
+    WITH_OWNER,
+    Shift,
+    shifts,
+)
+from phalanx.lab.bench.overhead.overhead_rows import Layout, extrapolated, overhead_rows
+from phalanx.lab.bench.overhead.rows import PARTS, Measured
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
-from phalanx.planner.shape import shape_of
+from phalanx.planner.model.shape import shape_of
 from phalanx.train import RunConfig
 
 LIGHT = GuardConfig(audit_rate=0.5, owner_audit_rate=0.0)

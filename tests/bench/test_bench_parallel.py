@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from phalanx.bench import BENCHES, KEEPING_ROWS
-from phalanx.bench import parallel as bench
-from phalanx.bench.arms import ALONE, ENGINE, PEERS
-from phalanx.bench.layouts import SHIFTS, Shift
-from phalanx.bench.ranks import RankHost
-from phalanx.bench.turns import ArmSpec, Turns, take_turns
+from phalanx.lab.bench import BENCHES, KEEPING_ROWS
+from phalanx.lab.bench.parallel import parallel as bench
+from phalanx.lab.bench.parallel.arms import ALONE, ENGINE, PEERS
+from phalanx.lab.bench.parallel.interleave import ArmSpec, Turns, take_turns
+from phalanx.lab.bench.parallel.layouts import SHIFTS, Shift
+from phalanx.lab.bench.parallel.ranks import RankHost
 from phalanx.parallel import ParallelConfig
 
 ROW = {

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.bench import BENCHES
-from phalanx.bench.arm import ArmSpec
-from phalanx.bench.crew import ArmProcess
-from phalanx.bench.pipeline import measure
-from phalanx.bench.workloads import Workload, workloads
 from phalanx.errors import TrainingError
+from phalanx.lab.bench import BENCHES
+from phalanx.lab.bench.measure.workloads import Workload, workloads
+from phalanx.lab.bench.overhead.arm import ArmSpec
+from phalanx.lab.bench.overhead.arm_process import ArmProcess
+from phalanx.lab.bench.overhead.pipeline import measure
 from phalanx.models import ModelConfig
 from phalanx.train import RunConfig
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from phalanx.bench.arm import Report
-from phalanx.bench.crew import Block
-from phalanx.bench.rows import PARTS, Measured, rows_of
+from phalanx.lab.bench.overhead.arm import Report
+from phalanx.lab.bench.overhead.arm_process import Block
+from phalanx.lab.bench.overhead.rows import PARTS, Measured, rows_of
 
 TOKENS = 2048
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from phalanx.bench.chaos_plan import POINTS, PlannedKill
-from phalanx.bench.chaos_worker import Executioner
+from phalanx.lab.bench.chaos.dying_worker import Executioner
+from phalanx.lab.bench.chaos.kill_plan import POINTS, PlannedKill
 
 
 class Death:

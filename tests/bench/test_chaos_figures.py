@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from phalanx.bench.chaos_goodput import Window, checkpoint_cost, checkpoint_interval, goodput_block, run_of
-from phalanx.bench.chaos_kills import kill_rows, kills_block, samples_off
+from phalanx.lab.bench.chaos.goodput import Window, checkpoint_cost, checkpoint_interval, goodput_block, run_of
+from phalanx.lab.bench.chaos.kills import kill_rows, kills_block, samples_off
 
 DEATH = {"worker": "worker-1", "point": "commit", "step": 4, "microbatch": None, "time": 100.0}
 

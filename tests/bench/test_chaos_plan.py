@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.bench.chaos_plan import POINTS, failure_times, plan_kills
+from phalanx.lab.bench.chaos.kill_plan import POINTS, failure_times, plan_kills
 
 
 def plan(seed: int = 1, count: int = 10):

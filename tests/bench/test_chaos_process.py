@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.bench.chaos_process import _LEASH
+from phalanx.lab.bench.chaos.run_process import _LEASH
 
 PARENT = """
 import os, subprocess, sys, time

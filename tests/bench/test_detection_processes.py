@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.bench.detection_processes import Companies, draw_cells, in_processes
-from phalanx.bench.drills import train_quietly
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.detection.detection_processes import Companies, draw_cells, in_processes
+from phalanx.lab.bench.detection.drills import train_quietly
 from phalanx.pipeline import PRESETS
 
 CLEAN = {"final_weights_digest": "clean", "false_accusations": 0}

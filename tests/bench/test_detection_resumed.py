@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.bench import detection
-from phalanx.bench.cell import Cell, small_run
-from phalanx.bench.detection import measure, rows_in
-from phalanx.bench.duel import play
-from phalanx.bench.machine import code_version
-from phalanx.bench.row_file import Row
 from phalanx.cli import run as command_line
+from phalanx.lab.bench.detection import detection
+from phalanx.lab.bench.detection.cell import Cell, small_run
+from phalanx.lab.bench.detection.detection import measure, rows_in
+from phalanx.lab.bench.detection.simulated_run import play
+from phalanx.lab.bench.measure.machine import code_version
+from phalanx.lab.bench.measure.row_file import Row
 
 CELLS = [Cell(small_run(3, guard), guard, 1) for guard in ("off", "statistics")]
 
@@ -74,9 +74,9 @@ def test_a_row_is_of_one_cell(tmp_path: Path, change: Row) -> None:
 
 
 def test_files_that_differ_from_the_commit_are_another_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.bench.machine.current_commit", lambda: "abc")
+    monkeypatch.setattr("phalanx.lab.bench.measure.machine.current_commit", lambda: "abc")
     assert code_version() == "abc"
-    monkeypatch.setattr("phalanx.bench.machine.current_commit", lambda: "abc-dirty")
+    monkeypatch.setattr("phalanx.lab.bench.measure.machine.current_commit", lambda: "abc-dirty")
     first = code_version()
 
     assert first.startswith("abc-dirty+")

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.attacks import ATTACKS
-from phalanx.bench.drill_plan import Drill, Scene, drill_scenes
-from phalanx.bench.drills import has_held, list_attacks, row_of, run_drill
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError, TrainingError
+from phalanx.lab.attacks import ATTACKS
+from phalanx.lab.bench.detection.drill_plan import Drill, Scene, drill_scenes
+from phalanx.lab.bench.detection.drills import has_held, list_attacks, row_of, run_drill
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import tiny_run
 from phalanx.train import load_run
-from phalanx.train.company import attack_of
+from phalanx.train.sessions.cluster import attack_of
 from tiny_run_file import tiny_run_file
 
 CLEAN = {"final_weights_digest": "clean", "validation_perplexity": 9.0, "false_accusations": 0}

@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.bench.cell import Cell
-from phalanx.bench.cells import cells
-from phalanx.bench.duel import Outcome, play
-from phalanx.bench.honest import BF16, BF16_MATH, COMPILED, FP32, MATH, TWO_THREADS, honest_cells, on_paths
-from phalanx.calibrate import NumericPath
-from phalanx.pipeline.draw import AuditDraw
+from phalanx.lab.bench.detection.cell import Cell
+from phalanx.lab.bench.detection.cells import cells
+from phalanx.lab.bench.detection.honest import (
+    BF16,
+    BF16_MATH,
+    COMPILED,
+    FP32,
+    MATH,
+    TWO_THREADS,
+    honest_cells,
+    on_paths,
+)
+from phalanx.lab.bench.detection.simulated_run import Outcome, play
+from phalanx.lab.calibrate import NumericPath
+from phalanx.pipeline.verify.draw import AuditDraw
 
 
 def played(cell: Cell, tmp_path: Path) -> Outcome:

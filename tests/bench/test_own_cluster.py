@@ -5,15 +5,15 @@ from typing import get_args
 
 import pytest
 
-from phalanx.bench.layouts import SHIFTS, small_run
-from phalanx.bench.own_cluster import Probe, cluster_of
-from phalanx.bench.parallel_plan import beside, plan_layout
+from phalanx.lab.bench.parallel.layouts import SHIFTS, small_run
+from phalanx.lab.bench.parallel.own_cluster import Probe, cluster_of
+from phalanx.lab.bench.parallel.parallel_plan import beside, plan_layout
 from phalanx.parallel import ParallelConfig
-from phalanx.planner.collectives import all_gather, all_reduce, all_to_all, send
-from phalanx.planner.compute import forward_flops
-from phalanx.planner.links import Link
-from phalanx.planner.machine import Exchange
-from phalanx.planner.shape import shape_of
+from phalanx.planner.cluster.collectives import all_gather, all_reduce, all_to_all, send
+from phalanx.planner.cluster.links import Link
+from phalanx.planner.cluster.machine import Exchange
+from phalanx.planner.model.compute import forward_flops
+from phalanx.planner.model.shape import shape_of
 
 PEAK, BLOCK, HEAD = 9e10, 6e10, 4e10
 BLOCK_S, FIRST_S, LAST_S, UPDATE_S, STAGE_S, NORM_S = 2e-3, 4e-3, 5e-3, 1e-2, 6e-3, 1e-9
@@ -122,7 +122,7 @@ def test_one_rank_takes_what_was_timed(probe, run):
 
 def test_the_planner_cuts_pipelines_where_the_engine_does(run):
     from phalanx.models.layout import partition
-    from phalanx.planner.memory import stage_layers
+    from phalanx.planner.cost.memory import stage_layers
 
     shape = shape_of(run.model.architecture)
     head = shape.head_matrix / shape.layer_matrix

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from phalanx.bench.process_clock import cpu_seconds, peak_memory_bytes, process_tree, wait_until_quiet
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.process_clock import cpu_seconds, peak_memory_bytes, process_tree, wait_until_quiet
 
 IDLE = "import sys; sys.stdin.read()"
 BUSY = "while True: pass"

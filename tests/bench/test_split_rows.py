@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.bench.split import rows_of
-from phalanx.bench.split_runs import Arm, Size, arms_of, run_of
+from phalanx.lab.bench.overhead.split import rows_of
+from phalanx.lab.bench.overhead.split_runs import Arm, Size, arms_of, run_of
 
 SMALL, WIDE = Size(256, 4, 8, 64), Size(384, 6, 6, 128)
 

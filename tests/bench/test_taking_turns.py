@@ -5,11 +5,11 @@ import threading
 import pytest
 import torch
 
-from phalanx.bench.honest import MATH, on_paths
-from phalanx.bench.other_paths import PathRunner, taking_turns
+from phalanx.lab.bench.detection.honest import MATH, on_paths
+from phalanx.lab.bench.detection.other_paths import PathRunner, taking_turns
 from phalanx.models import open_model
-from phalanx.train.layout import make_plan
-from phalanx.train.library import StageLibrary
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
 
 _SECONDS_TO_RUN_FREE = 0.5
 

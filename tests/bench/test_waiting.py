@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from phalanx.bench.waiting import Moment
+from phalanx.lab.bench.parallel.waiting import Moment
 
 
 def told() -> Moment:

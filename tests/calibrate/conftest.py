@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.calibrate.honest import HonestRun
+from phalanx.lab.calibrate.honest import HonestRun
 from phalanx.models import open_model
 from phalanx.testing import tiny_run
 from phalanx.train import RunConfig
-from phalanx.train.layout import make_plan
-from phalanx.train.library import StageLibrary
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,12 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from phalanx.calibrate.differences import Differences, Leaning
-from phalanx.calibrate.measure import Measurement
-from phalanx.calibrate.operators import LEVELS, operators_of, recording, replaying
-from phalanx.calibrate.paths import NumericPath, Pair, pairs_of
-from phalanx.calibrate.session import measure
 from phalanx.errors import NonFiniteLossError
+from phalanx.lab.calibrate.differences import Differences, Leaning
+from phalanx.lab.calibrate.measure import Measurement
+from phalanx.lab.calibrate.operators import LEVELS, operators_of, recording, replaying
+from phalanx.lab.calibrate.paths import NumericPath, Pair, pairs_of
+from phalanx.lab.calibrate.session import measure
 from phalanx.models import weights_digest
 from phalanx.testing import MemoryCompany, random_batch, tiny_run
 from phalanx.train import step_inputs

@@ -17,7 +17,7 @@ ROW = {"attack": "drift", "detected": True}
 def drills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Stands in for what trains; `calls` remembers how, `passed` is what comes of it."""
     monkeypatch.setenv("COLUMNS", "110")
-    module: Any = ModuleType("phalanx.bench.drills")
+    module: Any = ModuleType("phalanx.lab.bench.detection.drills")
     module.calls, module.passed = [], True
     module.list_attacks = lambda: [{"attack": "drift", "what it does": "moves a little"}]
 
@@ -28,10 +28,10 @@ def drills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.run_drill = run_drill
     training: Any = ModuleType("phalanx.train")
     training.load_run = lambda path, overrides: (path.name, *overrides)
-    plan: Any = ModuleType("phalanx.bench.drill_plan")
+    plan: Any = ModuleType("phalanx.lab.bench.detection.drill_plan")
     plan.Drill = dict
-    monkeypatch.setitem(sys.modules, "phalanx.bench.drill_plan", plan)
-    monkeypatch.setitem(sys.modules, "phalanx.bench.drills", module)
+    monkeypatch.setitem(sys.modules, "phalanx.lab.bench.detection.drill_plan", plan)
+    monkeypatch.setitem(sys.modules, "phalanx.lab.bench.detection.drills", module)
     monkeypatch.setitem(sys.modules, "phalanx.train", training)
     return module
 

@@ -65,7 +65,7 @@ def test_json_is_one_object_on_stdout_and_in_the_file(
     run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # enough for a tail, and a test may take seconds only
-    monkeypatch.setattr("phalanx.calibrate.session.QUICK_MESSAGES", 32)
+    monkeypatch.setattr("phalanx.lab.calibrate.session.QUICK_MESSAGES", 32)
     out = tmp_path / "results" / "calibration.json"
 
     code = run(["calibrate", str(run_file), "--quick", "--json", "--out", str(out)])
@@ -108,9 +108,9 @@ def made_result(tolerance: float | None) -> dict[str, Any]:
 def shown(
     result: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_file: Path
 ) -> str:
-    module = ModuleType("phalanx.calibrate")
+    module = ModuleType("phalanx.lab.calibrate")
     vars(module).update(calibrate=lambda run, quick: result)
-    monkeypatch.setitem(sys.modules, "phalanx.calibrate", module)
+    monkeypatch.setitem(sys.modules, "phalanx.lab.calibrate", module)
     assert run(["calibrate", str(run_file)]) == 0
     return capsys.readouterr().out
 

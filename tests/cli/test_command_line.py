@@ -46,7 +46,7 @@ class Recorder:
         verbs = {"load_run": self.load_run, "train": self.train, "describe": self.describe, "follow": self.follow}
         self._module(monkeypatch, "phalanx.train", plays_rank=lambda run: self.is_rank, **verbs)
         self._module(monkeypatch, "phalanx.report", write_report=self.write_report)
-        self._module(monkeypatch, "phalanx.bench", BENCHES={"pipeline": self.bench}, KEEPING_ROWS={})
+        self._module(monkeypatch, "phalanx.lab.bench", BENCHES={"pipeline": self.bench}, KEEPING_ROWS={})
 
     def _module(self, monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
         module = ModuleType(name)

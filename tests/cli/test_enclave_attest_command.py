@@ -41,7 +41,7 @@ def test_what_was_attested_is_appraised(tpm, tmp_path, capsys):
     assert run(asked(out, "--kind", "tpm", "--tpm", tpm.address, "--pcrs", "0,16")) == 0
     assert run(["enclave", "measure", str(out)]) == 0
     measured = [line for line in capsys.readouterr().out.splitlines() if line.startswith('"sha256')]
-    from phalanx.security.tee.tpm_structures import parse_public
+    from phalanx.security.tee.tpm.structures import parse_public
 
     name = parse_public(parse_evidence(out.read_bytes()).endorsements["ak"]).name.hex()
     policy.write_text(

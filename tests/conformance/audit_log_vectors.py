@@ -7,9 +7,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from phalanx.config import canonical_json
-from phalanx.pipeline.draw import AuditDraw
-from phalanx.pipeline.leaves import DrawLeaf, StateLeaf, write_leaf
-from phalanx.pipeline.signed import to_signed
+from phalanx.pipeline.proof.leaves import DrawLeaf, StateLeaf, write_leaf
+from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.audit import PublicLines, merkle_root
 from phalanx.security.audit.head import sign_head
 from phalanx.security.audit.line import first_head, next_head, signed_part

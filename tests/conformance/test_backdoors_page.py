@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.reproduce.backdoor import as_tables, summarise
+from phalanx.lab.reproduce.backdoor import as_tables, summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "backdoors.md"

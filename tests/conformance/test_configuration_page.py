@@ -18,10 +18,10 @@ from phalanx.data.config import (
     ModelTokenizerConfig,
     TextConfig,
 )
-from phalanx.deepspeed import AioConfig, DeepSpeedConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
+from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
@@ -100,9 +100,9 @@ def test_every_key_is_on_the_page_with_its_default(section):
 
 
 def test_the_attacks_on_the_page_are_those_in_the_table():
-    from phalanx.attacks import ATTACKS
+    from phalanx.lab.attacks import ATTACKS
 
-    (line,) = [line for line in PAGE.read_text().splitlines() if "phalanx.attacks.ATTACKS" in line]
+    (line,) = [line for line in PAGE.read_text().splitlines() if "phalanx.lab.attacks.ATTACKS" in line]
 
     assert set(re.findall(r"`([a-z0-9_]+)`", line.rpartition(":")[2])) == set(ATTACKS)
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.attacks import ATTACKS
+from phalanx.lab.attacks import ATTACKS
 from phalanx.models import open_model
 from phalanx.train import load_run
-from phalanx.train.layout import estimate_stages, make_plan
+from phalanx.train.setup.layout import estimate_stages, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))

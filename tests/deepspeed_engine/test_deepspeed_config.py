@@ -3,11 +3,11 @@
 import pytest
 from pydantic import ValidationError
 
-from phalanx.deepspeed import AioConfig, DeepSpeedConfig
-from phalanx.deepspeed.settings import locked_bytes, settings
 from phalanx.errors import ConfigError
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig, Recipe
+from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
+from phalanx.parallel.deepspeed.settings import locked_bytes, settings
 from phalanx.train import load_run
 
 RUN = """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.deepspeed import DeepSpeedConfig, check_machine, disk, extra
-from phalanx.deepspeed.disk import file_system, own_folder, why_no_disk, why_no_locked_memory
 from phalanx.errors import ConfigError
+from phalanx.parallel.deepspeed import DeepSpeedConfig, check_machine, disk, extra
+from phalanx.parallel.deepspeed.disk import file_system, own_folder, why_no_disk, why_no_locked_memory
 
 DIGEST = "ab" * 32
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from zero_cases import CASES, STEPS
 
-from phalanx.deepspeed.extra import why_no_extra
+from phalanx.parallel.deepspeed.extra import why_no_extra
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

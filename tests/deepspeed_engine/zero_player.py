@@ -15,11 +15,11 @@ from references import adapter_of, batch_of, one_process, source_of
 from safetensors.torch import load_file, save_file
 from zero_cases import CASES, DIRECTORY, STEPS, ZeroCase
 
-from phalanx.deepspeed import DeepSpeedConfig, check_machine, opened_member
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import Member, ParallelConfig, Place, Recipe, join
-from phalanx.parallel.mesh import open_domain
+from phalanx.parallel.deepspeed import DeepSpeedConfig, check_machine, opened_member
+from phalanx.parallel.groups.mesh import open_domain
 from phalanx.pipeline import die_with_parent
 
 VOCAB = 64

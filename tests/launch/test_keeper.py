@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from phalanx.launch.board import FileBoard, FixedBoard
-from phalanx.launch.keeper import Keeper, Substitutes
+from phalanx.launch.rendezvous import FileBoard, FixedBoard
+from phalanx.launch.supervisor import Keeper, Substitutes
 from phalanx.pipeline import WorkerConfig
 
 

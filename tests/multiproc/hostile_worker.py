@@ -15,7 +15,7 @@ from pathlib import Path
 from phalanx.config import load_config
 from phalanx.pipeline import WorkerConfig, run_worker, unwrapped
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.messages import (
+from phalanx.pipeline.protocol.messages import (
     Activation,
     AuditReport,
     Commit,

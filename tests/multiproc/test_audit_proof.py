@@ -16,7 +16,7 @@ from phalanx.errors import AuditLogError
 from phalanx.security.audit import LeafFile
 from phalanx.security.audit.line import first_head, next_head, signed_part
 from phalanx.security.crypto import Identity, load_identity
-from phalanx.train.proof import verify_run
+from phalanx.train.records.proof import verify_run
 
 STEPS = 6
 OFTEN = ("guard.audit_rate=0.25", "guard.step_audit_rate=0.5", "guard.owner_audit_rate=0.25", f"train.steps={STEPS}")

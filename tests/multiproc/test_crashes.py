@@ -11,7 +11,7 @@ from real_runs import FORWARD_LIAR, JOURNAL, children_of, exists, worker_pid
 from phalanx.security.audit import LogHead, verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
-from phalanx.train.proof import verify_run
+from phalanx.train.records.proof import verify_run
 
 STEPS = list(range(8))
 

@@ -17,7 +17,7 @@ from domain_lab import (
 )
 from real_runs import end_all, make_place
 
-from phalanx.deepspeed.extra import why_no_extra
+from phalanx.parallel.deepspeed.extra import why_no_extra
 from phalanx.telemetry import read_metrics
 
 LACKING = why_no_extra()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real_runs import Process, events, free_port, make_keys
 
-from phalanx.pipeline.budget import LINE_BYTES, LINES_AT_FIRST
+from phalanx.pipeline.assignment.budget import LINE_BYTES, LINES_AT_FIRST
 
 JUNK_WORKER = str(Path(__file__).with_name("junk_worker.py"))
 

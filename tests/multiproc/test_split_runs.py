@@ -95,7 +95,7 @@ def test_a_checkpoint_that_was_put_back_is_refused(split):
 
 
 def test_a_measurement_that_is_revoked_stops_a_run_within_a_step(split):
-    from phalanx.split.measure import measure_code
+    from phalanx.split.hardware.measure import measure_code
 
     code, policy = measure_code().hex(), split.path / "policy.toml"
     text = f'allow_insecure_sim = true\nrevoked_measurements = []\n[sim]\nmeasurements.code = ["{code}"]\n'

@@ -15,7 +15,7 @@ from references import adapter_of, batch_of, one_process, optimizer_of, source_o
 from safetensors.torch import load_file, save_file
 
 from phalanx.parallel import Member, ParallelConfig, Place, Recipe, Saving, join
-from phalanx.parallel.mesh import open_domain
+from phalanx.parallel.groups.mesh import open_domain
 
 TABLES = {"fast": FAST, "slow": SLOW, "ring": RING, "large": LARGE, "compiled": COMPILED}
 

@@ -12,8 +12,8 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from phalanx.parallel import ParallelConfig, Place, join
-from phalanx.parallel.positions import own_positions
-from phalanx.parallel.ring import ring_attention
+from phalanx.parallel.context.positions import own_positions
+from phalanx.parallel.context.ring import ring_attention
 
 SCALE = 0.3
 

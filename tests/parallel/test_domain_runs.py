@@ -17,7 +17,8 @@ from phalanx.checkpoint.export import export_model
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.models import open_model, weights_digest
 from phalanx.telemetry import read_metrics
-from phalanx.train import PastRun, hooks, load_run, train
+from phalanx.train import PastRun, load_run, train
+from phalanx.train.sessions import hooks
 from tiny_run_file import tiny_run_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +94,7 @@ def check_same(run_dir, summary, alone):
 
 def ranks_of(monkeypatch):
     """Every set of ranks that is started from here on."""
-    from phalanx.train import domain
+    from phalanx.train.sessions import domain
 
     started = []
 

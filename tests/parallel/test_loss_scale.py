@@ -6,9 +6,10 @@ from rank_layouts import BATCH, STEPS, TOKENS, Case
 from references import batch_of, optimizer_of, source_of
 
 from phalanx.errors import FailedBatchError
-from phalanx.parallel import Member, ParallelConfig, Place, Recipe, join, loss_scale
-from phalanx.parallel.loss_scale import LossScale
-from phalanx.parallel.mesh import open_domain
+from phalanx.parallel import Member, ParallelConfig, Place, Recipe, join
+from phalanx.parallel.data import loss_scale
+from phalanx.parallel.data.loss_scale import LossScale
+from phalanx.parallel.groups.mesh import open_domain
 
 CPU = torch.device("cpu")
 

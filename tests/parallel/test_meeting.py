@@ -6,7 +6,7 @@ from torch import distributed as dist
 
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.parallel import Place, find_place, join, stand_by
-from phalanx.parallel.lead import _lost_connection
+from phalanx.parallel.control.rank0 import _lost_connection
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 

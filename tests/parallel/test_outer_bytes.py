@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.parallel import OuterConfig, Place, join, stand_in
-from phalanx.parallel.outer import OuterStep, from_bytes, to_bytes
-from phalanx.parallel.parameters import Held
+from phalanx.parallel.data.diloco import OuterStep, from_bytes, to_bytes
+from phalanx.parallel.data.parameters import Held
 
 
 @settings(max_examples=25, deadline=None)

@@ -5,7 +5,7 @@ from rank_layouts import architecture
 
 from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig, Workload, check_layout
-from phalanx.parallel.compiled import why_no_compiler
+from phalanx.parallel.model.compiled import why_no_compiler
 
 
 def check(family="gpt2", load=None, **parallel):

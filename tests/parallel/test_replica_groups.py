@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import OffloadPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.parallel.copies import shard
-from phalanx.parallel.pipelining import accumulate
+from phalanx.parallel.control.pipelining import accumulate
+from phalanx.parallel.data.data_parallel import shard
 
 MICROBATCHES = 4
 

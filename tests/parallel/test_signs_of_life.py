@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from torch import distributed as dist
 
-from phalanx.parallel.pulse import FilePulse, Heart, Silence, StorePulse
+from phalanx.parallel.groups.heartbeat import FilePulse, Heart, Silence, StorePulse
 
 LIMIT = 30.0
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from phalanx.pipeline.messages import Applied, AuditReport, Ready, StepAudited
+from phalanx.pipeline.protocol.messages import Applied, AuditReport, Ready, StepAudited
 from phalanx.testing import Actor
 
 

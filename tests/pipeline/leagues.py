@@ -1,6 +1,6 @@
 """Worker 1 lies about stage 1, and worker 2, its auditor, says the same."""
 
-from phalanx.pipeline.messages import AuditReport, Commit, StepAudited
+from phalanx.pipeline.protocol.messages import AuditReport, Commit, StepAudited
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, only, tampering
 from phalanx.transport.tensors import tensor_buffers

@@ -4,13 +4,13 @@ import pytest
 
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig
-from phalanx.pipeline.collusion import vouched_for_gradient
-from phalanx.pipeline.docket import Docket
-from phalanx.pipeline.messages import Commit, StepAudited
-from phalanx.pipeline.recovery import Assignment
-from phalanx.pipeline.signed import Statements
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.protocol.messages import Commit, StepAudited
+from phalanx.pipeline.protocol.signed import Statements
+from phalanx.pipeline.verify.accomplices import vouched_for_gradient
+from phalanx.pipeline.verify.facts import Docket
 from phalanx.testing import tiny_run
-from phalanx.train.layout import make_plan
+from phalanx.train.setup.layout import make_plan
 
 PLACE = {"epoch": 0, "step": 3, "stage": 1}
 SHARE = (1, 0)

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from phalanx.errors import ConfigError, PeerRefusedError
 from phalanx.models import open_model
 from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, local_numeric_class, run_battery
-from phalanx.pipeline.admission import Admission, Measurement
-from phalanx.pipeline.greetings import Challenge, Hello, Measured
+from phalanx.pipeline.membership.admission import Admission, Measurement
+from phalanx.pipeline.protocol.greetings import Challenge, Hello, Measured
 from phalanx.testing import Actor, only, tiny_run
-from phalanx.train.layout import make_plan
+from phalanx.train.setup.layout import make_plan
 
 NONCE = "ab" * 32
 OTHER = "cd" * 32

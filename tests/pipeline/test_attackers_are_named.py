@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from phalanx.attacks import ATTACKS, actor
-from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageRunner, weighing
+from phalanx.lab.attacks import ATTACKS, actor
+from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageRunner
+from phalanx.pipeline.evidence import message_dispute as weighing
 from phalanx.testing import tiny_run
 
 FROM = 2

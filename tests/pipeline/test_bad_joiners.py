@@ -4,9 +4,9 @@ import pytest
 
 from phalanx.errors import PeerLostError
 from phalanx.pipeline import GuardConfig, Guests, gather
-from phalanx.pipeline.greetings import Hello
-from phalanx.pipeline.messages import Assign, Ready
-from phalanx.pipeline.numeric_class import local_numeric_class
+from phalanx.pipeline.protocol.greetings import Hello
+from phalanx.pipeline.protocol.messages import Assign, Ready
+from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
 from phalanx.security.crypto import load_identity
 from phalanx.testing import Actor, Letter, MemoryCompany, only, tiny_run
 from phalanx.transport import Endpoint, LinkFault, SignedHeader

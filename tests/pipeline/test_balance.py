@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.pipeline.balance import Balance
+from phalanx.pipeline.assignment.assignment import first_assignment
+from phalanx.pipeline.assignment.pace import Balance
+from phalanx.pipeline.assignment.rebalance import loads, regrouped
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.messages import Applied
-from phalanx.pipeline.recovery import first_assignment
-from phalanx.pipeline.regrouping import loads, regrouped
-from phalanx.pipeline.running_costs import BUSY
+from phalanx.pipeline.protocol.messages import Applied
+from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.testing import Actor, only, tiny_run
 
 WORKERS = ["worker-1", "worker-2", "worker-3"]

@@ -4,10 +4,10 @@ import pytest
 
 from phalanx.errors import FrameError, PeerGoneError, PeerRefusedError, SignatureError
 from phalanx.pipeline import PipelineConfig
-from phalanx.pipeline.detour import Detour
-from phalanx.pipeline.greetings import Leave
-from phalanx.pipeline.messages import Apply, Carry
-from phalanx.pipeline.signed import to_signed
+from phalanx.pipeline.protocol.greetings import Leave
+from phalanx.pipeline.protocol.messages import Apply, Carry
+from phalanx.pipeline.protocol.relay import Detour
+from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, tampering, tiny_run
 from phalanx.transport import Endpoint, MemoryNetwork, Received, TransportConfig, outbox

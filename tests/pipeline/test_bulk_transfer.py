@@ -4,9 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import FrameError
-from phalanx.pipeline import bulk
-from phalanx.pipeline.bulk import BulkReceiver, digest_of_parts, parts, send_bulk, tensors_digest, transfer_digest
-from phalanx.pipeline.messages import Bulk, FetchBulk
+from phalanx.pipeline.protocol import tensor_stream as bulk
+from phalanx.pipeline.protocol.messages import Bulk, FetchBulk
+from phalanx.pipeline.protocol.tensor_stream import (
+    BulkReceiver,
+    digest_of_parts,
+    parts,
+    send_bulk,
+    tensors_digest,
+    transfer_digest,
+)
 from phalanx.security.crypto import digest_hex
 
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64])

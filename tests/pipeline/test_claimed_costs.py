@@ -2,7 +2,7 @@
 
 import time
 
-from phalanx.pipeline.messages import Applied
+from phalanx.pipeline.protocol.messages import Applied
 from phalanx.testing import Actor, only, tiny_run
 
 

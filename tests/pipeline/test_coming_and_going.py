@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import Bulk, Ready
+from phalanx.pipeline.protocol.messages import Bulk, Ready
 from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
 
 MANY = 40

@@ -4,8 +4,8 @@ import pytest
 
 from phalanx.errors import PeerRefusedError
 from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
-from phalanx.pipeline.greetings import Prepared
-from phalanx.pipeline.lives import Lives
+from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.protocol.greetings import Prepared
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, MemoryCompany, WorkerCrash, only, tampering, tiny_run
 from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig

@@ -4,10 +4,10 @@ import pytest
 import torch
 from latecomers import all_late, late
 
-from phalanx.attacks import actor
+from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import Applied, AuditReport, Standing
+from phalanx.pipeline.protocol.messages import Applied, AuditReport, Standing
 from phalanx.testing import Actor, crash_at, only, tampering, tiny_run
 
 LIE = 2

@@ -11,7 +11,7 @@ import torch
 from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import DriftWatch, token_distance, token_residual
-from phalanx.pipeline.cusum import NOT_FINITE_SIGMAS, _Chart, run_length
+from phalanx.pipeline.tolerance.drift import NOT_FINITE_SIGMAS, _Chart, run_length
 
 KEY = b"the owner's secret"
 TAU = 1e-5

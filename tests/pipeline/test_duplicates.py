@@ -5,7 +5,7 @@ import pytest
 from phalanx.errors import VerificationError
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
-from phalanx.pipeline.messages import Bulk
+from phalanx.pipeline.protocol.messages import Bulk
 from phalanx.testing import Actor, only, tiny_run
 
 

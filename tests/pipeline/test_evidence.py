@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from phalanx.errors import EvidenceError
 from phalanx.pipeline import GuardConfig, explain_evidence, token_distance
-from phalanx.pipeline.evidence import MAX_RECORD_BYTES, MAX_TENSOR_BYTES
-from phalanx.pipeline.explain import judge_evidence
-from phalanx.pipeline.hearing import Pins
-from phalanx.pipeline.messages import Activation, Applied, AuditReport, Bulk, Commit, Sent, Signed
+from phalanx.pipeline.evidence.checked import Pins
+from phalanx.pipeline.evidence.explain import judge_evidence
+from phalanx.pipeline.evidence.files import MAX_RECORD_BYTES, MAX_TENSOR_BYTES
+from phalanx.pipeline.protocol.messages import Activation, Applied, AuditReport, Bulk, Commit, Sent, Signed
 from phalanx.security.crypto import create_authority, issue
 from phalanx.testing import Actor, MemoryCompany, only, tampering, tiny_run
 

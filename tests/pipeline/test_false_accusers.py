@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline import GuardConfig
-from phalanx.pipeline.messages import AuditReport, Bulk, Fetched, ScreenHit
+from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Fetched, ScreenHit
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, only, tiny_run
 

@@ -4,10 +4,10 @@ import pytest
 
 from phalanx.models import LoraConfig, open_model
 from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy
-from phalanx.pipeline.footprint import activation_bytes, footprints, stage_counts
+from phalanx.pipeline.assignment.stage_memory import activation_bytes, footprints, stage_counts
 from phalanx.testing import tiny_run
 from phalanx.testing.tiny import VOCAB_SIZE
-from phalanx.train.layout import make_plan
+from phalanx.train.setup.layout import make_plan
 
 MIDDLE = 1
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, explain_evidence
-from phalanx.pipeline.messages import (
+from phalanx.pipeline.protocol.messages import (
     Activation,
     AuditReport,
     Bulk,

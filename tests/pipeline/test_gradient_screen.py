@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.attacks import ATTACKS, actor
+from phalanx.lab.attacks import ATTACKS, actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.gradient_screen import DOUBTS_AT_ONCE, STEPS_PER_DOUBT, DoubtBudget, doubt_about
-from phalanx.pipeline.messages import AuditReport
+from phalanx.pipeline.protocol.messages import AuditReport
+from phalanx.pipeline.tolerance.gradient_screen import DOUBTS_AT_ONCE, STEPS_PER_DOUBT, DoubtBudget, doubt_about
 from phalanx.testing import Actor, only, tiny_run
 
 STEPS = 8
@@ -229,7 +229,7 @@ def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_compan
 @pytest.fixture
 def everybody_doubts(monkeypatch):
     """Shadows of a model whose honest sums all look odd."""
-    monkeypatch.setattr("phalanx.pipeline.shadow.doubt_about", lambda *found: "direction")
+    monkeypatch.setattr("phalanx.pipeline.worker.shadow.doubt_about", lambda *found: "direction")
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -20,19 +20,21 @@ from snapshot_runs import (
 
 from phalanx.errors import FrameError, StaleReplicaError
 from phalanx.models import open_model
-from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy, bulk, explain_evidence
-from phalanx.pipeline.bulk import tensors_digest
-from phalanx.pipeline.desk import Desk, Received
-from phalanx.pipeline.keeping import Keeping
-from phalanx.pipeline.kept import KeptStage
-from phalanx.pipeline.messages import Bulk, Commit, FetchBulk, Ready, WeightsHeld
-from phalanx.pipeline.recovery import Assignment
-from phalanx.pipeline.roles import Roles
-from phalanx.pipeline.signed import Statements
-from phalanx.pipeline.stage_copy import state_digest
+from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy, explain_evidence
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.protocol import tensor_stream as bulk
+from phalanx.pipeline.protocol.messages import Bulk, Commit, FetchBulk, Ready, WeightsHeld
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.signed import Statements
+from phalanx.pipeline.protocol.tensor_stream import tensors_digest
+from phalanx.pipeline.stage.snapshot import KeptStage
+from phalanx.pipeline.stage.stage_copy import state_digest
+from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.roles import Roles
+from phalanx.pipeline.worker.snapshot_receiver import Keeping
 from phalanx.telemetry import PhaseTimer
 from phalanx.testing import Actor, only, tiny_run
-from phalanx.train.layout import make_plan
+from phalanx.train.setup.layout import make_plan
 
 
 def sending_another_snapshot(step):

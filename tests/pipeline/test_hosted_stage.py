@@ -3,10 +3,10 @@ import torch
 
 from phalanx.models import open_model
 from phalanx.pipeline import StepInputs
-from phalanx.pipeline.hosted import HostedStage
+from phalanx.pipeline.worker.hosted import HostedStage
 from phalanx.testing import tiny_run
-from phalanx.train.layout import make_plan
-from phalanx.train.library import StageLibrary
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import Applied, AuditReport, Bulk, Commit, Fetched, GradientHeld, Signed
+from phalanx.pipeline.protocol.messages import Applied, AuditReport, Bulk, Commit, Fetched, GradientHeld, Signed
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, Letter, only, tampering, tiny_run
 

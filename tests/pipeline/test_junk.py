@@ -3,8 +3,8 @@
 import pytest
 
 from phalanx.config import canonical_json
-from phalanx.pipeline.budget import LINES_AT_FIRST, Sample, allowance_of, disk_bytes
-from phalanx.pipeline.messages import Applied, Ask, Bulk, Carry, Commit, Fault, Ready, Signed, Standing
+from phalanx.pipeline.assignment.budget import LINES_AT_FIRST, Sample, allowance_of, disk_bytes
+from phalanx.pipeline.protocol.messages import Applied, Ask, Bulk, Carry, Commit, Fault, Ready, Signed, Standing
 from phalanx.testing import Actor, Letter, only, tiny_run
 
 _LINE_OVERHEAD = 600

@@ -8,9 +8,9 @@ import torch
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import CheckpointError, PhalanxError
 from phalanx.pipeline import OWNER, fetch_kept
-from phalanx.pipeline.inbox import Loopback
-from phalanx.pipeline.kept_states import send_kept
-from phalanx.pipeline.messages import Bulk, Fault, parse_message
+from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.messages import Bulk, Fault, parse_message
+from phalanx.pipeline.worker.kept_states import send_kept
 from phalanx.security.crypto import Identity
 from phalanx.transport import Endpoint, LinkFault, MemoryNetwork, TransportConfig
 

@@ -4,8 +4,8 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.pipeline import GuardConfig, PipelineConfig, local_numeric_class
-from phalanx.pipeline.footprint import footprints
-from phalanx.pipeline.greetings import Hello
+from phalanx.pipeline.assignment.stage_memory import footprints
+from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.testing import Actor, MemoryCompany, only, tiny_run
 
 MANY = 40
@@ -166,7 +166,7 @@ def test_who_has_too_much_is_relieved_when_somebody_with_room_comes(make_company
 @pytest.mark.parametrize("memory", [{"": -1}, {"": 2**61}, {"x" * 65: 1}, {str(n): 1 for n in range(17)}])
 def test_nonsense_about_memory_is_no_hello(memory):
     from phalanx.errors import FrameError
-    from phalanx.pipeline.messages import parse_message
+    from phalanx.pipeline.protocol.messages import parse_message
 
     body = {"epoch": 0, "address": "here", "numeric_class": local_numeric_class("cpu").model_dump()}
     assert parse_message("hello", body).memory == {}

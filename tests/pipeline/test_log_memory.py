@@ -7,9 +7,9 @@ import pytest
 
 from phalanx.errors import CutLogError
 from phalanx.pipeline import OWNER, LogWitnesses
-from phalanx.pipeline.greetings import Hello
-from phalanx.pipeline.log_memory import LogMemory
-from phalanx.pipeline.signed import Statements
+from phalanx.pipeline.protocol.greetings import Hello
+from phalanx.pipeline.protocol.log_memory import LogMemory
+from phalanx.pipeline.protocol.signed import Statements
 from phalanx.security.audit import AuditLog, PublicLines
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
 from phalanx.testing import Actor, MemoryCompany, only, tiny_run

@@ -2,11 +2,11 @@
 
 import pytest
 
-from phalanx.attacks import actor
 from phalanx.errors import NoHolderError, PeerLostError
+from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.greetings import Hello
-from phalanx.pipeline.messages import Applied, AuditReport, Commit, GradientHeld
+from phalanx.pipeline.protocol.greetings import Hello
+from phalanx.pipeline.protocol.messages import Applied, AuditReport, Commit, GradientHeld
 from phalanx.testing import Actor, WorkerCrash, crash_at, only, tiny_run
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from phalanx.attacks import actor
+from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import Actor, tampering, tiny_run
 

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.inbox import Loopback
+from phalanx.pipeline.protocol.mailbox import Loopback
 from phalanx.security.crypto import Peer
 from phalanx.transport import Allowances, Endpoint, Received, SignedHeader
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
-from phalanx.pipeline.balance import Balance
+from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, without
+from phalanx.pipeline.assignment.fit import fitting
+from phalanx.pipeline.assignment.memory import UNBOUNDED, Footprint, Memory
+from phalanx.pipeline.assignment.pace import Balance
+from phalanx.pipeline.assignment.rebalance import regrouped
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.memory import UNBOUNDED, Footprint, Memory
-from phalanx.pipeline.own_memory import ALONE
-from phalanx.pipeline.packing import fitting
-from phalanx.pipeline.recovery import Assignment, first_assignment, without
-from phalanx.pipeline.regrouping import regrouped
+from phalanx.pipeline.processes.own_memory import ALONE
 
 MIB = 2**20
 WORKERS = ["worker-1", "worker-2", "worker-3"]

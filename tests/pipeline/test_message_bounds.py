@@ -14,11 +14,11 @@ from pydantic import BaseModel
 import phalanx.pipeline
 from phalanx.config.text import printable
 from phalanx.errors import FrameError, OutOfBoundsError
-from phalanx.pipeline import messages
-from phalanx.pipeline.greetings import Hello
-from phalanx.pipeline.message import Message
-from phalanx.pipeline.messages import Applied, Fault, ScreenHit, parse_message
-from phalanx.pipeline.running_costs import COSTS
+from phalanx.pipeline.protocol import messages
+from phalanx.pipeline.protocol.greetings import Hello
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import Applied, Fault, ScreenHit, parse_message
+from phalanx.pipeline.protocol.running_costs import COSTS
 
 KINDS = {
     cls.kind: cls

@@ -6,9 +6,9 @@ import pytest
 import torch
 from other_kernels import eager
 
-from phalanx.attacks import actor
+from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import Applied, Commit, GradientHeld, StepAudited
+from phalanx.pipeline.protocol.messages import Applied, Commit, GradientHeld, StepAudited
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 EAGER = Actor(kernels=eager, description="another kernel")

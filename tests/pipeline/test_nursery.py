@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from phalanx.pipeline import LocalWorkers
-from phalanx.pipeline.nursed import Nursery
+from phalanx.pipeline.processes.fork_server_client import Nursery
 
 NURSLING = """
 import os, sys, threading, time
 from pathlib import Path
-from phalanx.pipeline.worker import born_file, die_with_parent
+from phalanx.pipeline.worker.process import born_file, die_with_parent
 
 die_with_parent()
 if os.environ.get("WITH_A_THREAD") and sys.argv[1] == "-":
@@ -134,7 +134,7 @@ def test_a_nursery_that_has_threads_starts_workers_from_nothing(open_nursery, st
 
 
 def test_without_a_nursery_workers_start_as_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("phalanx.pipeline.launch.can_nurse", lambda: False)
+    monkeypatch.setattr("phalanx.pipeline.processes.local_workers.can_nurse", lambda: False)
     with LocalWorkers(tmp_path) as workers:
         workers.keep_nursery(1)
 

@@ -7,7 +7,7 @@ import pytest
 from phalanx.errors import NonFiniteLossError
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import GuardConfig
-from phalanx.pipeline.screen import Screen
+from phalanx.pipeline.tolerance.screen import Screen
 from phalanx.testing import Actor, tampering, tiny_run
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.pipeline.own_memory import ALONE, available_memory, name_of, own_rooms
+from phalanx.pipeline.processes.own_memory import ALONE, available_memory, name_of, own_rooms
 
 GIB = 2**30
 

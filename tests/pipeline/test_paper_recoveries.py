@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from phalanx.attacks import actor
 from phalanx.errors import TrainingError
+from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import Actor, WorkerCrash, tampering, tiny_run
 
@@ -44,7 +44,7 @@ def test_restart_repeats_the_step_until_the_coin_spares_it(make_company, honest_
 
 
 def test_restart_gives_up_when_somebody_always_lies(make_company, monkeypatch):
-    monkeypatch.setattr("phalanx.pipeline.paper.MAX_ATTEMPTS", 3)
+    monkeypatch.setattr("phalanx.pipeline.owner.paper_recovery.MAX_ATTEMPTS", 3)
     company = make_company(run_with("restart"), {LIAR: lying_in(1)})
     company.run(1)
 

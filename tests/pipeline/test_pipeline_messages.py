@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.greetings import Hello
-from phalanx.pipeline.messages import Activation, Applied, Assign, Commit, Fault, Fetched, parse_message
+from phalanx.pipeline.protocol.greetings import Hello
+from phalanx.pipeline.protocol.messages import Activation, Applied, Assign, Commit, Fault, Fetched, parse_message
 
 TENSOR = {
     "epoch": 0,

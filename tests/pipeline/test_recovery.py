@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import NoHolderError
 from phalanx.pipeline import OWNER
-from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, settled, without
+from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, roles_of, settled, without
 
 
 def names(count):

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, roles_of, settled
+from phalanx.pipeline.assignment.rebalance import regrouped
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.recovery import Assignment, first_assignment, roles_of, settled
-from phalanx.pipeline.regrouping import regrouped
 
 
 def names(count):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.attacks import actor
+from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, explain_evidence
 
 FROM = 1

@@ -3,7 +3,16 @@
 import pytest
 
 from phalanx.pipeline import OWNER, PipelineConfig
-from phalanx.pipeline.messages import Activation, Applied, AuditReport, Bulk, Commit, Fetched, GradientHeld, StepAudited
+from phalanx.pipeline.protocol.messages import (
+    Activation,
+    Applied,
+    AuditReport,
+    Bulk,
+    Commit,
+    Fetched,
+    GradientHeld,
+    StepAudited,
+)
 from phalanx.testing import Actor, crash_at, only, tampering
 
 both_copies = pytest.mark.parametrize("party", [1, 2])

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from phalanx.pipeline import OWNER
-from phalanx.pipeline.messages import Activation, Bulk, Commit, GradientHeld, StepAudited
-from phalanx.pipeline.signed import to_signed
+from phalanx.pipeline.protocol.messages import Activation, Bulk, Commit, GradientHeld, StepAudited
+from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.testing import Actor, only
 from phalanx.transport import SignedHeader, sign_header
 

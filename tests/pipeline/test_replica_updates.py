@@ -8,8 +8,8 @@ from leagues import league_of_gradients
 
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline import GuardConfig, explain_evidence
-from phalanx.pipeline.bulk import digest_of_parts
-from phalanx.pipeline.messages import Applied, Bulk, Commit, GradientHeld
+from phalanx.pipeline.protocol.messages import Applied, Bulk, Commit, GradientHeld
+from phalanx.pipeline.protocol.tensor_stream import digest_of_parts
 from phalanx.testing import Actor, only, tiny_run
 
 FALSE = "3" * 64

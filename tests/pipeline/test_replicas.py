@@ -6,9 +6,9 @@ from pydantic import ValidationError
 
 from phalanx.errors import ConfigError
 from phalanx.pipeline import OWNER, GuardConfig
-from phalanx.pipeline.draw import AuditDraw
-from phalanx.pipeline.lanes import LaneGradients, add_lanes
-from phalanx.pipeline.messages import Activation, Commit, ScreenHit
+from phalanx.pipeline.protocol.messages import Activation, Commit, ScreenHit
+from phalanx.pipeline.stage.replica_gradients import LaneGradients, add_lanes
+from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.testing import Actor, tiny_run
 from phalanx.train import RunConfig
 

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import Applied
+from phalanx.pipeline.protocol.messages import Applied
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 STEPS = 8

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from phalanx.pipeline.screen import Screen
+from phalanx.pipeline.tolerance.screen import Screen
 
 WARM_UP = 16
 

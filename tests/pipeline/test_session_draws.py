@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline import AuditDraw, GuardConfig
-from phalanx.pipeline.messages import AuditReport
+from phalanx.pipeline.protocol.messages import AuditReport
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 STEPS = 6

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.pipeline import silence
-from phalanx.pipeline.silence import Awake, Silence
+from phalanx.pipeline.protocol import patience as silence
+from phalanx.pipeline.protocol.patience import Awake, Silence
 
 
 class Clock:

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.pipeline.messages import (
+from phalanx.pipeline.protocol.messages import (
     Activation,
     Applied,
     AuditReport,

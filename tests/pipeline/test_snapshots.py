@@ -14,10 +14,10 @@ from snapshot_runs import (
     went_back,
 )
 
-from phalanx.attacks import actor
+from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, explain_evidence
-from phalanx.pipeline.messages import Bulk
+from phalanx.pipeline.protocol.messages import Bulk
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 # --- honest ---------------------------------------------------------------------------------------

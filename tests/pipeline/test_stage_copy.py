@@ -5,8 +5,8 @@ from phalanx.errors import CheckpointError, StaleReplicaError
 from phalanx.models import LoraConfig, open_model
 from phalanx.pipeline import StageCopy
 from phalanx.testing import tiny_run
-from phalanx.train.layout import make_plan
-from phalanx.train.library import StageLibrary
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
 
 
 @pytest.fixture(params=["all weights", "adapters"])

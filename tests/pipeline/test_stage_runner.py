@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.models import LoraConfig, ModelConfig, StageSpec, build_stage, open_model
-from phalanx.pipeline.runner import StageRunner, dropout_seed
+from phalanx.pipeline.stage.runner import StageRunner, dropout_seed
 
 ARCHITECTURES = {
     "gpt2": {"n_layer": 3, "n_embd": 16, "n_head": 2, "vocab_size": 40, "n_positions": 16},

@@ -8,9 +8,9 @@ import pytest
 
 from phalanx.config import canonical_json
 from phalanx.errors import FrameError, PeerRefusedError, SignatureError
-from phalanx.pipeline.messages import Activation, Commit, Signed
-from phalanx.pipeline.recovery import Assignment
-from phalanx.pipeline.signed import Statements, to_signed
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.protocol.messages import Activation, Commit, Signed
+from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.security.crypto import Identity
 from phalanx.transport import HeaderFields, sign_header
 
@@ -175,7 +175,7 @@ def test_nothing_else_in_the_pipeline_opens_what_was_passed_on():
 
     assert found.pop("signed.py") == [patterns[0], patterns[1], patterns[2]]
     # a frame out of the owner's hands, and a header of evidence, which the door has opened before
-    assert found.pop("detour.py") == found.pop("hearing.py") == [patterns[2]]
+    assert found.pop("relay.py") == found.pop("checked.py") == [patterns[2]]
     # the same header once more: whether its values are within their bounds
     assert found.pop("forgery.py") == [patterns[2]]
     assert {name for name, uses in found.items() if uses} == set()

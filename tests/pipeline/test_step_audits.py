@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
-from phalanx.pipeline.messages import StepAudited
+from phalanx.pipeline.protocol.messages import StepAudited
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 ALWAYS = GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0)

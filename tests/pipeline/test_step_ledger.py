@@ -2,9 +2,9 @@ import json
 import math
 
 from phalanx.config import canonical_json
-from phalanx.pipeline.ledger import StepLedger
-from phalanx.pipeline.messages import Activation, Commit, Sent
-from phalanx.pipeline.signed import Statement
+from phalanx.pipeline.protocol.messages import Activation, Commit, Sent
+from phalanx.pipeline.protocol.signed import Statement
+from phalanx.pipeline.verify.ledger import StepLedger
 from phalanx.transport import SignedHeader
 
 BODY = {"epoch": 1, "step": 5, "source": 0, "target": 1, "direction": "forward", "microbatch": 2}

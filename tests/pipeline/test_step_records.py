@@ -2,10 +2,10 @@
 
 import pytest
 
-from phalanx.attacks import actor
 from phalanx.errors import AuditLogError
+from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.leaves import (
+from phalanx.pipeline.proof.leaves import (
     AuditLeaf,
     CommitLeaf,
     DrawLeaf,
@@ -14,7 +14,7 @@ from phalanx.pipeline.leaves import (
     StepAuditLeaf,
     read_leaves,
 )
-from phalanx.pipeline.proof import Rules, check_step
+from phalanx.pipeline.proof.step_proof import Rules, check_step
 from phalanx.testing import Actor, MemoryCompany, tiny_run
 
 STEPS = 4

@@ -2,10 +2,10 @@
 
 import pytest
 
-from phalanx.attacks import actor
+from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest, local_numeric_class
-from phalanx.pipeline.greetings import Hello, Setup
-from phalanx.pipeline.messages import (
+from phalanx.pipeline.protocol.greetings import Hello, Setup
+from phalanx.pipeline.protocol.messages import (
     Activation,
     Applied,
     Apply,

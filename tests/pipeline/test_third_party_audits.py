@@ -5,7 +5,7 @@ from leagues import league_of_gradients, league_of_messages
 
 from phalanx.errors import NoHolderError
 from phalanx.pipeline import GuardConfig, explain_evidence
-from phalanx.pipeline.messages import AuditReport, Bulk, Commit, Fault, Fetch, FetchBulk, StepAudited
+from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, Fault, Fetch, FetchBulk, StepAudited
 from phalanx.testing import Actor, only, tiny_run
 
 RATES = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "screen": False, "gradient_screen": False}

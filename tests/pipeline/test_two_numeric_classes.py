@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.pipeline import GuardConfig, StageRunner, explain_evidence
-from phalanx.pipeline.messages import AuditReport, Fetched
+from phalanx.pipeline.protocol.messages import AuditReport, Fetched
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tampering, tiny_run
 

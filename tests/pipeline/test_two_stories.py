@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from phalanx.pipeline import PipelineConfig
-from phalanx.pipeline.messages import Activation, Commit, Fetched, Signed
-from phalanx.pipeline.signed import to_signed
+from phalanx.pipeline.protocol.messages import Activation, Commit, Fetched, Signed
+from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, only, tampering, tiny_run
 from phalanx.transport import SignedHeader, sign_header

@@ -8,18 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from phalanx.attacks import actor
 from phalanx.errors import EvidenceError, NoHolderError, TrainingError
+from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig, open_model
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCopy, explain_evidence
-from phalanx.pipeline.bulk import transfer_digest
-from phalanx.pipeline.coordinator import Coordinator
-from phalanx.pipeline.followed import FollowedWeights
-from phalanx.pipeline.messages import AuditReport, Bulk, Commit, WeightsHeld
-from phalanx.pipeline.shadowing import Shadowing
+from phalanx.pipeline.owner.coordinator import Coordinator
+from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, WeightsHeld
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
+from phalanx.pipeline.verify.sent_state import FollowedWeights
+from phalanx.pipeline.worker.shadowing import Shadowing
 from phalanx.testing import Actor, only, tampering, tiny_run
-from phalanx.train.layout import make_plan
+from phalanx.train.setup.layout import make_plan
 
 
 @pytest.mark.parametrize(("kind", "offence"), [("forward_sign_flip", "message"), ("wrong_learning_rate", "state")])

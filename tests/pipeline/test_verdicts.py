@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline import OWNER, GuardConfig, explain_evidence
-from phalanx.pipeline.messages import AuditReport, Fetched
+from phalanx.pipeline.protocol.messages import AuditReport, Fetched
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tiny_run
 from phalanx.testing.actor import Letter

@@ -5,7 +5,7 @@ import torch
 
 from phalanx.errors import PeerLostError
 from phalanx.pipeline import GuardConfig
-from phalanx.pipeline.messages import Applied, Bulk, Commit, GradientHeld, Ready
+from phalanx.pipeline.protocol.messages import Applied, Bulk, Commit, GradientHeld, Ready
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 FALSE = "3" * 64

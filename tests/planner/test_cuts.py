@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from phalanx.errors import ConfigError, InputError
-from phalanx.planner.catalog import known_models
+from phalanx.planner.cluster.catalog import known_models
 from phalanx.planner.cuts import LeakTable, Machine, Parties, ask_cuts, cost_of, read_leaks
 from phalanx.planner.cuts.cost import adapter_numbers
-from phalanx.planner.recipe import Recipe
+from phalanx.planner.model.recipe import Recipe
 
 RECIPE = Recipe(sequences=32, sequence_length=64)
 LARGE = Machine(memory_gib=64.0, tflops=1.0)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.planner.failures import (
+from phalanx.planner.cost.failures import (
     daly_interval,
     device_to_cluster_mtbf,
     goodput,
     lost_share,
     young_interval,
 )
-from phalanx.planner.guarding import FIXED_SHARE, Verification, sealed_bandwidth
+from phalanx.planner.guard.guarding import FIXED_SHARE, Verification, sealed_bandwidth
 
 HOUR = 3600.0
 

@@ -9,18 +9,18 @@ import pytest
 
 from phalanx.errors import ConfigError, InputError
 from phalanx.planner import Layout, ModelShape, why_not
-from phalanx.planner.answer import ask
-from phalanx.planner.candidates import candidates
-from phalanx.planner.catalog import known_clusters, known_models
-from phalanx.planner.estimate import estimate
-from phalanx.planner.guarding import Verification
-from phalanx.planner.hardware import GIB, Cluster, Failures, Pool, Price, Source
+from phalanx.planner.cluster.catalog import known_clusters, known_models
+from phalanx.planner.cluster.hardware import GIB, Cluster, Failures, Pool, Price, Source
+from phalanx.planner.cost.estimate import estimate
+from phalanx.planner.cost.mixed import Placed, estimate_mixed, place
+from phalanx.planner.guard.guarding import Verification
 from phalanx.planner.layout import layouts
-from phalanx.planner.mixed import Placed, estimate_mixed, place
-from phalanx.planner.question import Question, about_model
-from phalanx.planner.rank import rank
-from phalanx.planner.recipe import Recipe
-from phalanx.planner.run_file import new_run, run_text, write_run
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.search.answer import ask
+from phalanx.planner.search.candidates import candidates
+from phalanx.planner.search.question import Question, about_model
+from phalanx.planner.search.rank import rank
+from phalanx.planner.search.run_file import new_run, run_text, write_run
 
 
 def question(shape: ModelShape, cluster: Cluster, recipe: Recipe, **more: object) -> Question:

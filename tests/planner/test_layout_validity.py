@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phalanx.errors import ConfigError, ModelError
 from phalanx.planner import SCHEDULES, Layout, nearest, shape_of, why_not
 from phalanx.planner.layout import layouts, parse_layout
-from phalanx.planner.recipe import Recipe
+from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.validity import remoteness
 
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import InputError
-from phalanx.planner import collectives
-from phalanx.planner.collectives import all_gather, all_reduce, gather_to_one, reduce_scatter, ring_bound
-from phalanx.planner.links import Link, fit, fit_machine, read_probe
+from phalanx.planner.cluster import collectives
+from phalanx.planner.cluster.collectives import all_gather, all_reduce, gather_to_one, reduce_scatter, ring_bound
+from phalanx.planner.cluster.links import Link, fit, fit_machine, read_probe
 
 LINK = Link(latency_s=1e-4, bytes_per_s=2e9)
 

@@ -6,23 +6,23 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.models.families import FAMILIES
-from phalanx.parallel.tensor_plans import PLANS
+from phalanx.parallel.tensor.tensor_plans import PLANS
 from phalanx.planner import Layout, ModelShape, nearest, shape_of, why_not
-from phalanx.planner.activations import block_bytes
-from phalanx.planner.adapter import Adapter, adapted, adapter_numbers
-from phalanx.planner.catalog import known_clusters, known_models
-from phalanx.planner.collectives import all_reduce
-from phalanx.planner.compute import model_flops, training_flops
-from phalanx.planner.exchanging import data_exchange
-from phalanx.planner.hardware import Cluster
-from phalanx.planner.linears import block_tensors, linears
-from phalanx.planner.links import Link
-from phalanx.planner.machine import Machine
-from phalanx.planner.memory import held_parameters, worst_rank
-from phalanx.planner.rank import rank
-from phalanx.planner.recipe import Recipe
-from phalanx.planner.step import stage_times
-from phalanx.planner.traffic import traffic
+from phalanx.planner.cluster.catalog import known_clusters, known_models
+from phalanx.planner.cluster.collectives import all_reduce
+from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.cluster.links import Link
+from phalanx.planner.cluster.machine import Machine
+from phalanx.planner.cost.exchanging import data_exchange
+from phalanx.planner.cost.memory import held_parameters, worst_rank
+from phalanx.planner.cost.step import stage_times
+from phalanx.planner.cost.traffic import traffic
+from phalanx.planner.model.activations import block_bytes
+from phalanx.planner.model.adapter import Adapter, adapted, adapter_numbers
+from phalanx.planner.model.compute import model_flops, training_flops
+from phalanx.planner.model.linears import block_tensors, linears
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.search.rank import rank
 
 RANK = 4
 LORA = Adapter(RANK)

@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig
 from phalanx.planner import Layout, ModelShape, nearest, shape_of, why_not
-from phalanx.planner.adapter import Adapter
-from phalanx.planner.answer import ask
-from phalanx.planner.candidates import candidates
-from phalanx.planner.catalog import known_clusters, known_models
-from phalanx.planner.collectives import all_gather, all_reduce
-from phalanx.planner.estimate import estimate
-from phalanx.planner.exchanging import data_exchange, link_of_axis
-from phalanx.planner.hardware import Cluster
+from phalanx.planner.cluster.catalog import known_clusters, known_models
+from phalanx.planner.cluster.collectives import all_gather, all_reduce
+from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.cluster.links import Link
+from phalanx.planner.cluster.machine import Machine
+from phalanx.planner.cost.estimate import estimate
+from phalanx.planner.cost.exchanging import data_exchange, link_of_axis
+from phalanx.planner.cost.memory import worst_rank
+from phalanx.planner.cost.step import step_time, work_seconds
+from phalanx.planner.cost.traffic import traffic
 from phalanx.planner.layout import parse_layout
-from phalanx.planner.links import Link
-from phalanx.planner.machine import Machine
-from phalanx.planner.memory import worst_rank
-from phalanx.planner.question import Question
-from phalanx.planner.rank import rank
-from phalanx.planner.recipe import Outer, Recipe
-from phalanx.planner.run_file import run_text
-from phalanx.planner.step import step_time, work_seconds
-from phalanx.planner.traffic import traffic
+from phalanx.planner.model.adapter import Adapter
+from phalanx.planner.model.recipe import Outer, Recipe
+from phalanx.planner.search.answer import ask
+from phalanx.planner.search.candidates import candidates
+from phalanx.planner.search.question import Question
+from phalanx.planner.search.rank import rank
+from phalanx.planner.search.run_file import run_text
 
 WORKING = Recipe(sequences=32, sequence_length=64, microbatches=4)
 EVERY = 10

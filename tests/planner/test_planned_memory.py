@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.parallel.activations import fuse_activations
+from phalanx.parallel.model.activations import fuse_activations
 from phalanx.planner import Layout, ModelShape, shape_of, why_not
-from phalanx.planner.activations import block_bytes
-from phalanx.planner.adapter import Adapter, adapted
-from phalanx.planner.estimate import estimate
-from phalanx.planner.hardware import Cluster
-from phalanx.planner.memory import Memory, checkpoint_bytes, in_flight, rank_memory, rank_parameters, worst_rank
-from phalanx.planner.rank import rank as ranked
-from phalanx.planner.recipe import Recipe
+from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.cost.estimate import estimate
+from phalanx.planner.cost.memory import Memory, checkpoint_bytes, in_flight, rank_memory, rank_parameters, worst_rank
+from phalanx.planner.model.activations import block_bytes
+from phalanx.planner.model.adapter import Adapter, adapted
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.search.rank import rank as ranked
 
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}
 LAYOUTS = st.builds(
@@ -97,7 +97,7 @@ def test_no_parameter_is_lost_between_the_ranks(layout: Layout, recipe: Recipe) 
 
 
 def _layers(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...]:
-    from phalanx.planner.memory import stage_layers
+    from phalanx.planner.cost.memory import stage_layers
 
     return stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
 
@@ -325,7 +325,7 @@ def test_selective_checkpointing_keeps_products_and_nothing_between() -> None:
 
 
 def test_the_loss_and_a_backward_pass_are_never_counted_at_once(tiny: ModelShape, recipe: Recipe) -> None:
-    from phalanx.planner.activations import head_bytes, peak_bytes
+    from phalanx.planner.model.activations import head_bytes, peak_bytes
 
     layout = Layout()
     kept = tiny.layers * block_bytes(tiny, layout, recipe)

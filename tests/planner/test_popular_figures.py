@@ -3,8 +3,9 @@
 import pytest
 
 from phalanx.planner import Layout
-from phalanx.planner.catalog import known_devices, known_models
-from phalanx.planner.compute import (
+from phalanx.planner.cluster.catalog import known_devices, known_models
+from phalanx.planner.cost.memory import Memory, checkpoint_bytes, memory_of
+from phalanx.planner.model.compute import (
     DAY_S,
     HOUR_S,
     RECOMPUTED_FACTOR,
@@ -13,8 +14,7 @@ from phalanx.planner.compute import (
     training_days,
     utilization,
 )
-from phalanx.planner.memory import Memory, checkpoint_bytes, memory_of
-from phalanx.planner.recipe import Recipe
+from phalanx.planner.model.recipe import Recipe
 
 BILLION, TRILLION, TERA = 1e9, 1e12, 1e12
 A100_PEAK = (known_devices()["a100-80gb"].bf16_tflops or 0.0) * TERA

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.planner.catalog import (
+from phalanx.planner.cluster.catalog import (
     device_of,
     known_clusters,
     known_devices,
@@ -14,8 +14,8 @@ from phalanx.planner.catalog import (
     link_of,
     open_cluster,
 )
-from phalanx.planner.estimate import machine_of
-from phalanx.planner.hardware import Source
+from phalanx.planner.cluster.hardware import Source
+from phalanx.planner.cost.estimate import machine_of
 
 DATE = re.compile(r"20\d\d(-\d\d){0,2}")
 
@@ -107,7 +107,7 @@ def test_an_unknown_cluster_names_the_known_ones() -> None:
 
 
 def test_this_machine_is_measured_and_has_no_price() -> None:
-    from phalanx.planner.local import this_machine
+    from phalanx.planner.cluster.local import this_machine
 
     cluster = this_machine(2)
     device = device_of(cluster, "core")

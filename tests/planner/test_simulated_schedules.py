@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.planner.orders import Work, most_in_flight, orders
-from phalanx.planner.schedule import StageTimes, bubble_formula, play, simulate
+from phalanx.planner.cost.orders import Work, most_in_flight, orders
+from phalanx.planner.cost.schedule import StageTimes, bubble_formula, play, simulate
 
 EQUAL = StageTimes(forward=1.0, inputs=1.0, weights=1.0)
 SIZES = st.integers(1, 8)

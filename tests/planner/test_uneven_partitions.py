@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.planner.partition import balanced, placements, slowest, uneven
+from phalanx.planner.cost.partition import balanced, placements, slowest, uneven
 
 COSTS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=9)
 SPEEDS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import InputError
-from phalanx.planner.answer import Answer, ask
-from phalanx.planner.catalog import known_clusters, known_models
-from phalanx.planner.question import Question
-from phalanx.planner.recipe import Recipe
+from phalanx.planner.cluster.catalog import known_clusters, known_models
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.search.answer import Answer, ask
+from phalanx.planner.search.question import Question
 from phalanx.report.plan_page import render_plan, write_plan
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.lab.reproduce.arms import Setting
+from phalanx.lab.reproduce.attacker import Attacker, AttackPlan
 from phalanx.models import ModelSource, open_model
 from phalanx.pipeline import GuardConfig, StepInputs, StepPlan
-from phalanx.reproduce.arms import Setting
-from phalanx.reproduce.attacker import Attacker, AttackPlan
 from phalanx.testing import random_batch, tiny_run
 from phalanx.train import RunConfig, step_inputs
-from phalanx.train.layout import make_plan
+from phalanx.train.setup.layout import make_plan
 
 
 @dataclass(frozen=True)

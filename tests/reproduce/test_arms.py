@@ -3,14 +3,14 @@
 import pytest
 
 from phalanx.errors import TrainingError
+from phalanx.lab.reproduce.arms.oracle_drop import OracleDrop
+from phalanx.lab.reproduce.arms.restart import Restart
+from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
+from phalanx.lab.reproduce.arms.statistics import Statistics
+from phalanx.lab.reproduce.arms.undefended import Undefended
+from phalanx.lab.reproduce.arms.verified import Verified
+from phalanx.lab.reproduce.attacker import AttackPlan
 from phalanx.pipeline import skipping
-from phalanx.reproduce.arms.oracle_drop import OracleDrop
-from phalanx.reproduce.arms.restart import Restart
-from phalanx.reproduce.arms.skip_layer import SkipLayer
-from phalanx.reproduce.arms.statistics import Statistics
-from phalanx.reproduce.arms.undefended import Undefended
-from phalanx.reproduce.arms.verified import Verified
-from phalanx.reproduce.attacker import AttackPlan
 
 ALWAYS_2 = AttackPlan("forward", 1.0, (2,), seed=0)
 DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -102,7 +102,7 @@ def test_restart_repeats_until_nobody_lies_and_ends_with_the_clean_bits(tiny, di
 
 
 def test_restart_gives_up_when_somebody_always_lies(tiny, monkeypatch):
-    monkeypatch.setattr("phalanx.reproduce.arms.restart.MAX_ATTEMPTS", 3)
+    monkeypatch.setattr("phalanx.lab.reproduce.arms.restart.MAX_ATTEMPTS", 3)
 
     with pytest.raises(TrainingError, match="attacked in 3 attempts in a row"):
         Restart(tiny.setting(ALWAYS_2)).step(0, tiny.inputs(0))

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from phalanx.data import BpeConfig, DataConfig, PythonManualConfig, prepare
+from phalanx.lab.reproduce.arms import ARMS, HONEST
+from phalanx.lab.reproduce.cell import Cell, train_cell
+from phalanx.lab.reproduce.workload import steps_per_epoch
 from phalanx.pipeline import PipelineConfig
-from phalanx.reproduce.arms import ARMS, HONEST
-from phalanx.reproduce.cell import Cell, train_cell
-from phalanx.reproduce.workload import steps_per_epoch
 from phalanx.testing import tiny_run
 
 EPOCHS = 2

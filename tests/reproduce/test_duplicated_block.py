@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from phalanx.lab.reproduce.arms.duplicated_block import DuplicatedBlock, same_bits
 from phalanx.pipeline import StageCopy
-from phalanx.reproduce.arms.duplicated_block import DuplicatedBlock, same_bits
-from phalanx.train.library import StageLibrary
+from phalanx.train.setup.stage_source import StageLibrary
 
 STAGE = 2
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.bench.row_file import sweep
 from phalanx.errors import ConfigError, DataError
-from phalanx.reproduce.leaks import as_lines, measure_leaks, rows_in, summarise
-from phalanx.reproduce.leaks.adapters import AdapterLab, adapter_cells
-from phalanx.reproduce.leaks.lab import ATTACKS, Cell, Lab
-from phalanx.reproduce.leaks.size import Size
-from phalanx.reproduce.leaks.table import cells_of
-from phalanx.reproduce.leaks.texts import private_ids
+from phalanx.lab.bench.measure.row_file import sweep
+from phalanx.lab.reproduce.leaks import as_lines, measure_leaks, rows_in, summarise
+from phalanx.lab.reproduce.leaks.adapters import AdapterLab, adapter_cells
+from phalanx.lab.reproduce.leaks.lab import ATTACKS, Cell, Lab
+from phalanx.lab.reproduce.leaks.size import Size
+from phalanx.lab.reproduce.leaks.table import cells_of
+from phalanx.lab.reproduce.leaks.texts import private_ids
 from privacy_lab import at_most, text, tiny_model
 
 TINY = Size((0, 2), 128, 48, 8, steps=20, candidates=64, openings=256, batches=(4, 11))

@@ -5,15 +5,15 @@ import torch
 
 from phalanx.data.tasks import Example
 from phalanx.errors import ModelError
+from phalanx.lab.reproduce.medical.arms import ARMS, Bench
+from phalanx.lab.reproduce.medical.cell import MedicalCell, run_cell
+from phalanx.lab.reproduce.medical.front import NoisyFront, RememberedFront, epsilon_of, typical_length
+from phalanx.lab.reproduce.medical.material import Material, deal
+from phalanx.lab.reproduce.medical.size import MedicalSize
 from phalanx.models import ModelConfig, open_model
 from phalanx.objectives import Confusion, mark_classes
-from phalanx.reproduce.medical.arms import ARMS, Bench
-from phalanx.reproduce.medical.cell import MedicalCell, run_cell
-from phalanx.reproduce.medical.front import NoisyFront, RememberedFront, epsilon_of, typical_length
-from phalanx.reproduce.medical.material import Material, deal
-from phalanx.reproduce.medical.size import MedicalSize
 from phalanx.split import FrontPart
-from phalanx.train.labelled import LabelledRows
+from phalanx.train.batches.labelled import LabelledRows
 
 VOCAB, TOKENS = 64, 6
 TINY = {
@@ -103,7 +103,7 @@ def test_an_arm_repeated_has_the_same_bits(bench, outcomes):
 
 
 def test_much_noise_leaves_nothing_to_learn(bench, monkeypatch):
-    monkeypatch.setattr("phalanx.reproduce.medical.arms.NOISE", 1000.0)
+    monkeypatch.setattr("phalanx.lab.reproduce.medical.arms.NOISE", 1000.0)
 
     assert ARMS["split_noised"](bench).scores[0].accuracy < 0.9
 

@@ -3,11 +3,11 @@
 import pytest
 
 from phalanx.data.tasks import Example, Labelled
-from phalanx.reproduce import medical
-from phalanx.reproduce.medical import reproduce_medical
-from phalanx.reproduce.medical.cell import LATE, MedicalCell, cells_of, not_measured
-from phalanx.reproduce.medical.size import SIZES, describe
-from phalanx.reproduce.medical.summary import as_tables, compare, half_width, summarise
+from phalanx.lab.reproduce import medical
+from phalanx.lab.reproduce.medical import reproduce_medical
+from phalanx.lab.reproduce.medical.cell import LATE, MedicalCell, cells_of, not_measured
+from phalanx.lab.reproduce.medical.size import SIZES, describe
+from phalanx.lab.reproduce.medical.summary import as_tables, compare, half_width, summarise
 
 
 def row(arm, seed, accuracy, digest="aa", losses="bb", task="icd10"):

@@ -12,12 +12,12 @@ from phalanx.data import BpeConfig
 from phalanx.data.tasks import Example, Labelled
 from phalanx.data.tokenizer import train_bpe
 from phalanx.errors import DataError
+from phalanx.lab.reproduce import medical
+from phalanx.lab.reproduce.medical import reproduce_medical, workshop
+from phalanx.lab.reproduce.medical.bar import CellBar
+from phalanx.lab.reproduce.medical.cell import MedicalCell, missing_part
+from phalanx.lab.reproduce.medical.size import MedicalSize
 from phalanx.models import ModelConfig
-from phalanx.reproduce import medical
-from phalanx.reproduce.medical import reproduce_medical, workshop
-from phalanx.reproduce.medical.bar import CellBar
-from phalanx.reproduce.medical.cell import MedicalCell, missing_part
-from phalanx.reproduce.medical.size import MedicalSize
 
 WORDS = ("fever cough lung breath", "bone fracture joint cast")
 TASK = Labelled(

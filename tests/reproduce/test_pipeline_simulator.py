@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from phalanx.lab.reproduce.arms.restart import Restart
+from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
+from phalanx.lab.reproduce.arms.undefended import Undefended
+from phalanx.lab.reproduce.attacker import Attacker, AttackPlan
+from phalanx.lab.reproduce.simulator import Simulator, Unwatched
 from phalanx.pipeline import GuardConfig
-from phalanx.reproduce.arms.restart import Restart
-from phalanx.reproduce.arms.skip_layer import SkipLayer
-from phalanx.reproduce.arms.undefended import Undefended
-from phalanx.reproduce.attacker import Attacker, AttackPlan
-from phalanx.reproduce.simulator import Simulator, Unwatched
 from phalanx.testing import MemoryCompany
 
 STEPS = 4

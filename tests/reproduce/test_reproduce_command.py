@@ -27,13 +27,13 @@ def calls(monkeypatch):
         made.append((table, size, only_finished))
         return RESULT
 
-    module = ModuleType("phalanx.reproduce")
+    module = ModuleType("phalanx.lab.reproduce")
     vars(module).update(
         CELLS={"defence": None, "vulnerability": None},
         reproduce=reproduce,
         as_tables=lambda summary: {"gpt2, manual, plain": [{"arm": "clean", "no attack": "88.1 / 90.2"}]},
     )
-    monkeypatch.setitem(sys.modules, "phalanx.reproduce", module)
+    monkeypatch.setitem(sys.modules, "phalanx.lab.reproduce", module)
     return made
 
 
@@ -92,10 +92,10 @@ def leak_calls(calls, monkeypatch):
         made.append((size, only_finished))
         return LEAKS
 
-    module = ModuleType("phalanx.reproduce.leaks")
+    module = ModuleType("phalanx.lab.reproduce.leaks")
     vars(module).update(measure_leaks=measure_leaks, as_lines=lambda summary: [{"cut": "4", "plaintext": "99.2 %"}])
     vars(module).update(adapter_lines=lambda rows: [{"tokens of the batch": "8", "plaintext": "87.5 %"}])
-    monkeypatch.setitem(sys.modules, "phalanx.reproduce.leaks", module)
+    monkeypatch.setitem(sys.modules, "phalanx.lab.reproduce.leaks", module)
     return made
 
 
@@ -138,13 +138,13 @@ def medical_calls(monkeypatch):
         made.append((size, only_finished, home))
         return found
 
-    module = ModuleType("phalanx.reproduce.medical")
+    module = ModuleType("phalanx.lab.reproduce.medical")
     vars(module).update(
         SIZES={"full": None, "quick": None},
         reproduce_medical=reproduce_medical,
         as_tables=lambda summary: {"icd10": [{"arm": "split_sealed", "accuracy": "0.812 ± 0.031"}]},
     )
-    monkeypatch.setitem(sys.modules, "phalanx.reproduce.medical", module)
+    monkeypatch.setitem(sys.modules, "phalanx.lab.reproduce.medical", module)
     return made
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phalanx.reproduce.arms.monitor import StatisticsMonitor
+from phalanx.lab.reproduce.arms.monitor import StatisticsMonitor
 
 PATTERN = torch.randn(16, generator=torch.Generator().manual_seed(0))
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from phalanx.bench.row_file import sweep
 from phalanx.errors import DataError
-from phalanx.reproduce import reproduce
-from phalanx.reproduce.cell import Cell
-from phalanx.reproduce.tables import CELLS, as_tables, of_one_text, summarise
-from phalanx.reproduce.trainer import rows_in
-from phalanx.reproduce.workload import FULL, QUICK, SMALL, describe
+from phalanx.lab.bench.measure.row_file import sweep
+from phalanx.lab.reproduce import reproduce
+from phalanx.lab.reproduce.cell import Cell
+from phalanx.lab.reproduce.tables import CELLS, as_tables, of_one_text, summarise
+from phalanx.lab.reproduce.trainer import rows_in
+from phalanx.lab.reproduce.workload import FULL, QUICK, SMALL, describe
 
 CLEAN = Cell("gpt2", "manual", "plain", 0, "clean")
 ATTACKED = Cell("gpt2", "manual", "plain", 0, "attacked", "forward", 0.5)

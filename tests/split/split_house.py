@@ -9,14 +9,14 @@ from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
 from phalanx.split import ENCLAVE, TASKS, FrontPart, Kinds, SplitLead
-from phalanx.split.enclave_file import OWNER, EnclaveConfig
-from phalanx.split.line import Line
-from phalanx.split.measure import policy_of
-from phalanx.split.meeting import Caller, Occasion, attested_keys
-from phalanx.split.offload import as_it_is
-from phalanx.split.party import Party
-from phalanx.split.server import EnclaveServer
-from phalanx.split.simulator import MemoryEpochs
+from phalanx.split.channel.connection import Line
+from phalanx.split.handshake.meeting import Caller, Occasion, attested_keys
+from phalanx.split.handshake.party import Party
+from phalanx.split.hardware.measure import policy_of
+from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
+from phalanx.split.processes.offload import as_it_is
+from phalanx.split.roles.server import EnclaveServer
+from phalanx.split.roles.simulator import MemoryEpochs
 from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=20.0)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from phalanx.errors import PeerGoneError, PeerLostError
-from phalanx.split.frame_pipe import FramePipe
+from phalanx.split.channel.frame_pipe import FramePipe
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from phalanx.errors import TranscriptError
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.seal import Offer, Terms, answer, compare_statements, read_statement
 from phalanx.split import Kinds, NextToken, PlainLink, SealedLink
-from phalanx.split import link as link_module
-from phalanx.split.costs import Costs
-from phalanx.split.simulator import MemoryEpochs
+from phalanx.split.channel import link as link_module
+from phalanx.split.channel.costs import Costs
+from phalanx.split.roles.simulator import MemoryEpochs
 from phalanx.transport import endpoint as endpoint_module
 from phalanx.transport import frame as frame_module
 

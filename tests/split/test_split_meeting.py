@@ -7,8 +7,8 @@ from phalanx.errors import ConfigError, PeerRefusedError, RefusedEvidenceError, 
 from phalanx.security.crypto import Identity
 from phalanx.security.tee import PolicyConfig, SimAttester, build_policy, make_sim_evidence
 from phalanx.split import Caller, Doorkeeper, Occasion, attested_keys
-from phalanx.split.measure import measure_code, policy_of
-from phalanx.split.simulator import MemoryEpochs
+from phalanx.split.hardware.measure import measure_code, policy_of
+from phalanx.split.roles.simulator import MemoryEpochs
 
 ENCLAVE, CLIENT, OTHER = (Identity.without_certificate(name) for name in ("enclave", "client-0", "client-1"))
 CODE, CONFIG = b"\x01" * 32, b"\x02" * 32

@@ -9,7 +9,7 @@ from split_scene import make_scene, train
 from phalanx.errors import CheckpointError, ReleaseRefusedError
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitSimulator
-from phalanx.split.release import Releasing, gaussian, norm
+from phalanx.split.training.release import Releasing, gaussian, norm
 
 BEGINNING = {"a": torch.zeros(4, 4), "b": torch.ones(3)}
 MOVED = {"a": torch.full((4, 4), 3.0), "b": torch.ones(3)}

@@ -6,8 +6,8 @@ from split_scene import make_scene, train
 
 from phalanx.errors import FrameError, SealError
 from phalanx.split import SplitSimulator
-from phalanx.split import messages as say
-from phalanx.split.uploads import TRIES, Sending, Waiting
+from phalanx.split.channel import messages as say
+from phalanx.split.channel.resend_window import TRIES, Sending, Waiting
 
 
 class Spoiling:

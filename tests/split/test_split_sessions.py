@@ -18,10 +18,10 @@ from phalanx.errors import (
 from phalanx.models import build_stage, weights_digest
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import FrontPart, SplitSimulator, cut_model
-from phalanx.split import messages as say
-from phalanx.split.enclave_file import OWNER
+from phalanx.split.channel import messages as say
+from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
-from phalanx.split.uploads import TRIES
+from phalanx.split.processes.enclave_file import OWNER
 
 
 def blob_of(session):
@@ -187,7 +187,7 @@ def test_a_client_that_sends_and_sends_out_of_its_turn_is_refused_and_fills_no_m
 
 
 def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source, tmp_path):
-    from phalanx.split.measure import measure_code
+    from phalanx.split.hardware.measure import measure_code
 
     code, path = measure_code().hex(), tmp_path / "policy.toml"
     text = f'allow_insecure_sim = true\nrevoked_measurements = []\n[sim]\nmeasurements.code = ["{code}"]\n'

@@ -5,7 +5,7 @@ import torch
 
 from phalanx.errors import CheckpointError, RollbackError
 from phalanx.security.seal import NotRollbackProofCounter
-from phalanx.split.state import StateKeeper
+from phalanx.split.hardware.state import StateKeeper
 
 KEY = b"\x05" * 32
 

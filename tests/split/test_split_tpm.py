@@ -9,9 +9,9 @@ from split_scene import make_scene, train
 
 from phalanx.errors import ConfigError, RefusedEvidenceError, RollbackError, TpmError
 from phalanx.security.tee import Binding, TpmAttester, inspect_evidence, open_tpm
-from phalanx.security.tee.tpm_structures import parse_public
+from phalanx.security.tee.tpm.structures import parse_public
 from phalanx.split import SplitSimulator
-from phalanx.split.measure import policy_of
+from phalanx.split.hardware.measure import policy_of
 
 sys.path.append(str(Path(__file__).parents[1] / "security" / "tee"))
 swtpm_lab = pytest.importorskip("swtpm_lab")

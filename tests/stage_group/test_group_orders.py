@@ -8,7 +8,7 @@ from phalanx.models import LoraConfig, open_model
 from phalanx.stage_group.group import check_plan
 from phalanx.stage_group.orders import Order, cargo_of, read_order
 from phalanx.testing.tiny import tiny_run
-from phalanx.train.layout import make_plan
+from phalanx.train.setup.layout import make_plan
 
 
 @pytest.mark.parametrize(

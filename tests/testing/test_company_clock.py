@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from phalanx.pipeline import PipelineConfig
-from phalanx.pipeline.messages import Assign, Commit, Fault
+from phalanx.pipeline.protocol.messages import Assign, Commit, Fault
 from phalanx.testing import Actor, CompanyClock, MemoryCompany, Stall, only, tiny_run
 from phalanx.transport.memory import MemoryWire
 

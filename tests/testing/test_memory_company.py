@@ -5,7 +5,7 @@ import torch
 
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError
-from phalanx.pipeline.messages import Activation, Applied, Commit
+from phalanx.pipeline.protocol.messages import Activation, Applied, Commit
 from phalanx.testing import Actor, Letter, MemoryCompany, crash_at, only, random_batch, tampering, tiny_run
 
 

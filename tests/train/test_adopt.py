@@ -11,7 +11,8 @@ from phalanx.cli import run as command_line
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import weights_digest
 from phalanx.telemetry import read_metrics
-from phalanx.train import PastRun, hooks
+from phalanx.train import PastRun
+from phalanx.train.sessions import hooks
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_a_rolled_back_run_is_not_gone_on_from(make_run, quietly, stopped, tmp_p
 def test_an_adoption_that_was_interrupted_does_not_begin_from_nothing(
     make_run, quietly, stopped, tmp_path, monkeypatch
 ):
-    from phalanx.train import savepoint
+    from phalanx.train.saving import savepoint
 
     stopped()
 

@@ -14,12 +14,12 @@ from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.objectives import IGNORE
 from phalanx.report import write_report
 from phalanx.train import load_run
-from phalanx.train.client_loader import ClientLoader
-from phalanx.train.ground_truth import GroundTruth
-from phalanx.train.labelled import prepare_labelled
-from phalanx.train.record import Totals
-from phalanx.train.scores import Scores, describe_texts, say_validation, validation_row
-from phalanx.train.summary import Figures, summarise
+from phalanx.train.batches.client_loader import ClientLoader
+from phalanx.train.batches.labelled import prepare_labelled
+from phalanx.train.batches.scores import Scores, describe_texts, say_validation, validation_row
+from phalanx.train.records.ground_truth import GroundTruth
+from phalanx.train.records.record import Totals
+from phalanx.train.records.summary import Figures, summarise
 
 CLIENTS = ("client-0", "client-1", "client-2")
 TEXT = """

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.cli import run as command_line
 from phalanx.pipeline import AuditDraw
-from phalanx.train import hooks
+from phalanx.train.sessions import hooks
 
 NO_COIN = ("guard.step_audit_rate=0.0", "guard.owner_audit_rate=0.0", "guard.gradient_screen=false")
 # the made-up weight gradients of step 2 and later pass every check that is left but an audit of the whole step

@@ -2,9 +2,9 @@
 
 import pytest
 
-from phalanx.bench.drill_plan import Drill, drill_scenes
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
+from phalanx.lab.bench.detection.drill_plan import Drill, drill_scenes
 from phalanx.pipeline import GuardConfig
 from phalanx.train import load_run
 from phalanx.train.exclusions import EXCLUSIONS

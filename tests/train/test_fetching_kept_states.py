@@ -3,8 +3,8 @@
 import pytest
 
 from phalanx.errors import CheckpointError
-from phalanx.train import company
-from phalanx.train.company import Crowd
+from phalanx.train.sessions import cluster as company
+from phalanx.train.sessions.cluster import Crowd
 
 
 @pytest.fixture

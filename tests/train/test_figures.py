@@ -11,11 +11,11 @@ from phalanx.errors import CheckpointError
 from phalanx.models import ModelConfig, build_stage, open_model, partition, tie
 from phalanx.pipeline import GuardConfig, StageChecks, StepResult
 from phalanx.train import load_run
-from phalanx.train.check_record import CheckRecord
-from phalanx.train.ground_truth import GroundTruth
-from phalanx.train.record import Totals
-from phalanx.train.summary import Figures, summarise
-from phalanx.train.validation import perplexity
+from phalanx.train.batches.validation import perplexity
+from phalanx.train.records.check_record import CheckRecord
+from phalanx.train.records.ground_truth import GroundTruth
+from phalanx.train.records.record import Totals
+from phalanx.train.records.summary import Figures, summarise
 from tiny_run_file import tiny_run_file
 
 PLAIN = {"adapter": None, "activation_checkpointing": False, "attention": "sdpa", "seed": 0}

@@ -5,7 +5,7 @@ import pytest
 from phalanx.errors import AuditLogError
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import create_authority, issue, load_identity
-from phalanx.train.history import History, read_history
+from phalanx.train.records.history import History, read_history
 
 VERDICT = {"party": "worker-1", "stage": 1, "step": 5, "offence": "message", "reason": "a wrong tensor"}
 

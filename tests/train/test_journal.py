@@ -9,14 +9,14 @@ from phalanx.checkpoint.state_files import read_state, state_path
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import open_model
 from phalanx.pipeline import OWNER
-from phalanx.pipeline.stepping import Stepping
+from phalanx.pipeline.owner.verified_step import Stepping
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
-from phalanx.train import hooks
-from phalanx.train.journal import collect, read_entry
-from phalanx.train.layout import make_plan
-from phalanx.train.library import StageLibrary
+from phalanx.train.records.journal import collect, read_entry
+from phalanx.train.sessions import hooks
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from phalanx.models import open_model
 from phalanx.train import describe
-from phalanx.train.layout import describe_stages, estimate_stages, make_plan, memory_by_party
+from phalanx.train.setup.layout import describe_stages, estimate_stages, make_plan, memory_by_party
 
 
 @pytest.fixture

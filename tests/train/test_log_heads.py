@@ -8,10 +8,10 @@ import pytest
 from phalanx.errors import AuditLogError
 from phalanx.security.audit import AuditLog, read_head
 from phalanx.security.crypto import load_identity
-from phalanx.train import hooks
-from phalanx.train.log_heads import known_heads
-from phalanx.train.proof import verify_run
-from phalanx.train.run_directory import HEAD_FILE
+from phalanx.train.records.log_heads import known_heads
+from phalanx.train.records.proof import verify_run
+from phalanx.train.records.run_directory import HEAD_FILE
+from phalanx.train.sessions import hooks
 
 # what else has seen the end, in a run that was stopped
 WITNESSES = ("summary.json", str(HEAD_FILE), "checkpoints")

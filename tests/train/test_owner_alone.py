@@ -15,8 +15,9 @@ from phalanx.errors import AuditLogError, CheckpointError, ConfigError, NonFinit
 from phalanx.security.audit import AuditLog, LogHead, verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
-from phalanx.train import hooks, load_run
-from phalanx.train.run_directory import RunDirectory
+from phalanx.train import load_run
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.sessions import hooks
 
 
 def verified(run_dir, summary):

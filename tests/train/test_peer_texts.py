@@ -9,7 +9,7 @@ from phalanx.cli.console import say_error, say_figures
 from phalanx.config import is_plain, printable
 from phalanx.report.markup import escape
 from phalanx.telemetry import Progress
-from phalanx.train.record import in_words
+from phalanx.train.records.record import in_words
 
 STEERING = [
     "\x1b[2J\x1b[1;1Hall is well",

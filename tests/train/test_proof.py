@@ -10,8 +10,8 @@ from phalanx.errors import AuditLogError, NoHolderError
 from phalanx.pipeline import AuditDraw, GuardConfig, PipelineConfig
 from phalanx.security.audit import AuditLog
 from phalanx.testing import Actor, MemoryCompany, tampering, tiny_run
-from phalanx.train.audit_trail import rules
-from phalanx.train.proof import verify_run
+from phalanx.train.records.audit_trail import rules
+from phalanx.train.records.proof import verify_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "conformance"))
 from independent_verifier import RefusedError, verify

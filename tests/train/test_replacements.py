@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.train.replacements import Replacements
+from phalanx.train.sessions.replacements import Replacements
 
 
 class Place:

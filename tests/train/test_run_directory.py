@@ -5,8 +5,8 @@ import stat
 import pytest
 
 from phalanx.errors import CheckpointError, ConfigError
-from phalanx.train import run_directory
-from phalanx.train.run_directory import RunDirectory
+from phalanx.train.records import run_directory
+from phalanx.train.records.run_directory import RunDirectory
 
 
 def test_a_new_run_gets_an_identity_for_everybody(make_run, tmp_path):

@@ -16,8 +16,9 @@ from object_store import ACCESS, object_store
 from phalanx.checkpoint import latest_checkpoint, open_checkpoint, open_key, write_new_key
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.security.crypto import load_identity
-from phalanx.train import hooks, savepoint
-from phalanx.train.hooks import RunHooks
+from phalanx.train.saving import savepoint
+from phalanx.train.sessions import hooks
+from phalanx.train.sessions.hooks import RunHooks
 
 
 def events(run_dir, kind):

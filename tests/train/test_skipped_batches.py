@@ -12,7 +12,8 @@ from phalanx.errors import NonFiniteLossError
 from phalanx.security.audit import verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
-from phalanx.train import hooks, loop
+from phalanx.train import loop
+from phalanx.train.sessions import hooks
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import torch
 from phalanx.data import BatchLoader, prepare
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.train import load_run
-from phalanx.train.client_loader import ClientLoader
+from phalanx.train.batches.client_loader import ClientLoader
 from tiny_run_file import tiny_run_file
 
 SPLIT = ("split={cut=2,clients=2,allow_insecure_sim=true}", "model.adapter={rank=2}")

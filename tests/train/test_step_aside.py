@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from phalanx.train.saver import _step_aside
+from phalanx.train.saving.saver import _step_aside
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a priority is a process's")

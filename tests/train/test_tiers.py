@@ -3,8 +3,9 @@
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.train import load_run, tiers
-from phalanx.train.tiers import settle_tier
+from phalanx.train import load_run
+from phalanx.train.setup import tiers
+from phalanx.train.setup.tiers import settle_tier
 
 RUN = """
 [model]

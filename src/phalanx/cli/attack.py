@@ -56,8 +56,8 @@ def attack(
 
     Exits with 5 when an attack went undetected or never took place, somebody innocent was blamed, or a run failed.
     """
-    from phalanx.bench.drill_plan import Drill
-    from phalanx.bench.drills import list_attacks, run_drill
+    from phalanx.lab.bench.detection.drill_plan import Drill
+    from phalanx.lab.bench.detection.drills import list_attacks, run_drill
 
     if list_them:
         listed = list_attacks()

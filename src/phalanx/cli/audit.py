@@ -28,7 +28,7 @@ def verify(
     one by somebody who replaced log, leaves, summary and key together. Exit code 5 also where everything that is
     there holds and something is missing: the log's end, or the key that the audits were drawn with.
     """
-    from phalanx.train.proof import verify_run
+    from phalanx.train.records.proof import verify_run
 
     proof = verify_run(run_dir, certificate)
     log = proof.log

@@ -21,7 +21,7 @@ def bench(
     ] = None,
 ) -> None:
     """Run one bench and print its rows."""
-    from phalanx.bench import BENCHES, KEEPING_ROWS
+    from phalanx.lab.bench import BENCHES, KEEPING_ROWS
 
     if name not in BENCHES:
         raise ConfigError(f"bench: unknown name {name!r}; choices: {', '.join(sorted(BENCHES))}")

@@ -26,8 +26,8 @@ def calibrate(
     Threads, attention kernels, oneDNN, torch.compile, bf16, float64 and a GPU where there is one; distances are
     those of the guard, the largest over the tokens of a message.
     """
-    from phalanx.bench.machine import current_commit, describe_machine, load_average
-    from phalanx.calibrate import calibrate as measure
+    from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+    from phalanx.lab.calibrate import calibrate as measure
     from phalanx.train import load_run
 
     words = ["phalanx calibrate", str(run_file), *(f"--set {text}" for text in overrides or ()), *["--quick"] * quick]

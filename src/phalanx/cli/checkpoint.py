@@ -53,7 +53,7 @@ def export(
     from phalanx.checkpoint.export import export_model
     from phalanx.data import prepare
     from phalanx.models import open_model
-    from phalanx.train.run_directory import cache_beside
+    from phalanx.train.records.run_directory import cache_beside
 
     past = _past(run_dir, certificate)
     config, cache = past.config, cache_beside(run_dir)

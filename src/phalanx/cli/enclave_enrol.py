@@ -43,7 +43,7 @@ def enrol(
     that you mean to accept, and carry the file to every client over a way that you trust.
     """
     from phalanx.security.tee import Binding, TpmAttester, open_tpm
-    from phalanx.security.tee.tpm_structures import parse_public
+    from phalanx.security.tee.tpm.structures import parse_public
 
     if (root is None) != unsafe_accept_any_ek:
         raise ConfigError("enrol: give either --root, or --unsafe-accept-any-ek for a TPM that no vendor vouches for")
@@ -65,8 +65,8 @@ def _certified(attester: "TpmAttester", root: Path, chain: Path | None, ek: Path
     """Have the TPM read a secret that only the one with the vendor's EK and this AK can read."""
     from phalanx.security.crypto import steady_now
     from phalanx.security.tee import begin_enrolment
-    from phalanx.security.tee.chain import Trust
-    from phalanx.security.tee.x509 import read_certificates
+    from phalanx.security.tee.formats.chain import Trust
+    from phalanx.security.tee.formats.x509 import read_certificates
 
     trust = Trust(read_certificates(read_file(root), str(root)), steady_now())
     certificate = attester.ek_certificate if ek is None else read_file(ek)

@@ -12,8 +12,8 @@ def serve(
     """Be the enclave of a run with [split]: a run starts it itself, and it ends with that run."""
     from phalanx.config import load_config
     from phalanx.pipeline import die_with_parent
-    from phalanx.split.enclave_file import EnclaveConfig
-    from phalanx.split.server import serve as serve_enclave
+    from phalanx.split.processes.enclave_file import EnclaveConfig
+    from phalanx.split.roles.server import serve as serve_enclave
 
     die_with_parent()
     serve_enclave(load_config(enclave_file, EnclaveConfig))

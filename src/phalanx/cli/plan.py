@@ -67,9 +67,9 @@ def plan(
     from phalanx.cli.planned import planned_cluster, say_plan
     from phalanx.cli.planned_guard import guard_of
     from phalanx.cli.planned_run import from_run
-    from phalanx.planner.answer import ask
-    from phalanx.planner.question import about_model
-    from phalanx.planner.run_file import new_run, write_run
+    from phalanx.planner.search.answer import ask
+    from phalanx.planner.search.question import about_model
+    from phalanx.planner.search.run_file import new_run, write_run
 
     if (run_file is None) == (model is None):
         raise ConfigError("plan: give either a run file or --model")

@@ -7,10 +7,10 @@ import typer
 
 from phalanx.cli.console import say_figures, say_rows
 from phalanx.cli.planned_guard import PlannedGuard, say_guard
-from phalanx.planner.answer import Answer
-from phalanx.planner.catalog import open_cluster
-from phalanx.planner.hardware import Cluster
-from phalanx.planner.links import read_probe
+from phalanx.planner.cluster.catalog import open_cluster
+from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.cluster.links import read_probe
+from phalanx.planner.search.answer import Answer
 
 _SHOWN = 15
 
@@ -20,7 +20,7 @@ def planned_cluster(name: str | None, gpus: list[int] | None, probe: Path | None
     if name is not None:
         cluster = open_cluster(name)
     else:
-        from phalanx.planner.local import this_machine
+        from phalanx.planner.cluster.local import this_machine
 
         cluster = this_machine(max(gpus) if gpus else None)
     if probe is None:

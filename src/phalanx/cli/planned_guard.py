@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from phalanx.cli.console import say_rows
-from phalanx.planner.finding import Finding, Price
+from phalanx.planner.guard.finding import Finding, Price
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def guard_of(run_file: Path, overrides: list[str]) -> PlannedGuard | None:
     The stages are taken for equal; ``phalanx train --dry-run`` knows their layers.
     """
     from phalanx.train import load_run
-    from phalanx.train.guard_outlook import outlook, outlook_rows, price_note
+    from phalanx.train.setup.guard_outlook import outlook, outlook_rows, price_note
 
     run = load_run(run_file, overrides)
     stages = run.pipeline.stages

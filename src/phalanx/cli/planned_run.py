@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.planner.adapter import Adapter, adapted
-from phalanx.planner.catalog import known_models
-from phalanx.planner.guarding import Verification
-from phalanx.planner.hardware import Cluster
-from phalanx.planner.question import Question
-from phalanx.planner.recipe import Recipe
-from phalanx.planner.shape import ModelShape, read_shape, shape_of
+from phalanx.planner.cluster.catalog import known_models
+from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.model.adapter import Adapter, adapted
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape, read_shape, shape_of
+from phalanx.planner.search.question import Question
 
 
 def from_run(

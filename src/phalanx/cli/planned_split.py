@@ -10,9 +10,9 @@ from phalanx.cli.console import say_figures, say_rows
 from phalanx.cli.planned_run import from_run
 from phalanx.config import load_config
 from phalanx.errors import ConfigError
+from phalanx.planner.cluster.local import this_machine
 from phalanx.planner.cuts import CutAnswer, Parties, ask_cuts, parties_here, read_leaks
-from phalanx.planner.local import this_machine
-from phalanx.planner.question import Question, about_model
+from phalanx.planner.search.question import Question, about_model
 
 _SHOWN = 15
 

@@ -59,8 +59,8 @@ def reproduce(
 
 def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Lu et al. 2023."""
-    from phalanx.reproduce import CELLS, as_tables
-    from phalanx.reproduce import reproduce as train_table
+    from phalanx.lab.reproduce import CELLS, as_tables
+    from phalanx.lab.reproduce import reproduce as train_table
 
     if table not in CELLS:
         raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}")
@@ -69,7 +69,7 @@ def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str
 
 def _medical(size: str, finished: bool, data: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Secure split fine-tuning, compared with what else there is."""
-    from phalanx.reproduce.medical import SIZES, as_tables, reproduce_medical
+    from phalanx.lab.reproduce.medical import SIZES, as_tables, reproduce_medical
 
     if size not in SIZES:
         raise ConfigError(f"reproduce: {MEDICAL} has no size {size!r}; choose --quick or leave it out")
@@ -79,7 +79,7 @@ def _medical(size: str, finished: bool, data: Path | None) -> tuple[dict[str, An
 
 def _leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the host of a split recovers."""
-    from phalanx.reproduce.leaks import adapter_lines, as_lines, measure_leaks
+    from phalanx.lab.reproduce.leaks import adapter_lines, as_lines, measure_leaks
 
     result = measure_leaks(size=size, only_finished=finished)
     title = str(result["model"]["name"])
@@ -93,7 +93,7 @@ def _leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _backdoor(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """A backdoor that one stage plants, with each guard and after each removal."""
-    from phalanx.reproduce.backdoor import as_tables, reproduce_backdoor
+    from phalanx.lab.reproduce.backdoor import as_tables, reproduce_backdoor
 
     if size == "small":
         raise ConfigError(f"reproduce: {BACKDOOR} has no size {size!r}; choose --quick or leave it out")

@@ -74,7 +74,7 @@ def train(
 
     run = load_run(run_file, overrides or ())
     if run.attack.kind != "none":
-        from phalanx.attacks import check_attack
+        from phalanx.lab.attacks import check_attack
 
         check_attack(run.attack)
     if dry_run:

@@ -48,7 +48,7 @@ def _serve(config: "WorkerConfig", kernels: "WrapCopy") -> None:
         run_worker(config, kernels)
         return
     # an honest worker never loads the red team
-    from phalanx.attacks import run_worker_with_attack
+    from phalanx.lab.attacks import run_worker_with_attack
 
     run_worker_with_attack(config, kernels)
 

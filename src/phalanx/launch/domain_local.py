@@ -5,9 +5,9 @@ from pathlib import Path
 
 from phalanx.launch.child import Child, exit_code
 from phalanx.launch.domain import DomainLaunch, Sizes
-from phalanx.launch.notice import Notice
+from phalanx.launch.termination import Notice
 from phalanx.launch.watch import watch_owner
-from phalanx.parallel.pulse import FilePulse, Silence
+from phalanx.parallel.groups.heartbeat import FilePulse, Silence
 from phalanx.train import holds_run
 
 _NOBODY = -1

@@ -13,8 +13,8 @@ from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.launch.domain import DomainLaunch, rank_environment
 from phalanx.launch.torchrun import Nodes, start_torchrun
-from phalanx.parallel.network import check_private, own_address, resolved
-from phalanx.parallel.place import MEETINGS
+from phalanx.parallel.groups.network import check_private, own_address, resolved
+from phalanx.parallel.groups.rank_env import MEETINGS
 
 _SOMEWHERE = "PRIVATE_DIRECTORY"
 _LAST_CALL_S = 10

@@ -12,12 +12,12 @@ from typing import Any
 
 from phalanx.errors import ConfigError
 from phalanx.launch.child import exit_code
-from phalanx.launch.keeper import Configure, Keeper, Substitutes
-from phalanx.launch.notice import Notice
 from phalanx.launch.owner import OwnerProcess
-from phalanx.launch.post import WorkerPost
 from phalanx.launch.request import Launch
+from phalanx.launch.supervisor import Configure, Keeper, Substitutes
+from phalanx.launch.termination import Notice
 from phalanx.launch.watch import watch_owner
+from phalanx.launch.worker_slot import WorkerPost
 from phalanx.pipeline import WorkerConfig
 
 _PLACEMENT_TIMEOUT_S = 120.0

@@ -10,14 +10,14 @@ import time
 import typer
 
 from phalanx.errors import ConfigError
-from phalanx.launch.board import Board, open_board
 from phalanx.launch.child import exit_code
-from phalanx.launch.keeper import Keeper, Substitutes
-from phalanx.launch.notice import Notice
 from phalanx.launch.owner import OwnerProcess, is_worth_another
-from phalanx.launch.post import WorkerPost
+from phalanx.launch.rendezvous import Board, open_board
 from phalanx.launch.request import Launch, Part
+from phalanx.launch.supervisor import Keeper, Substitutes
+from phalanx.launch.termination import Notice
 from phalanx.launch.watch import LOOK_EVERY_S, watch_owner
+from phalanx.launch.worker_slot import WorkerPost
 from phalanx.pipeline import OWNER, die_with_parent
 
 

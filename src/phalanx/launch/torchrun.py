@@ -16,8 +16,8 @@ from pathlib import Path
 
 from phalanx.config import digest
 from phalanx.errors import ConfigError
-from phalanx.launch.board import FileBoard, board_environment
 from phalanx.launch.child import exit_code
+from phalanx.launch.rendezvous import FileBoard, board_environment
 from phalanx.launch.request import Launch
 from phalanx.pipeline import OWNER
 

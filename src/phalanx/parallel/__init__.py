@@ -12,13 +12,13 @@ from phalanx.parallel.outer_config import OuterConfig
 from phalanx.parallel.refusal import Workload, check_layout
 
 if TYPE_CHECKING:
-    from phalanx.parallel.keeper import stand_in
-    from phalanx.parallel.launch import LocalRanks
-    from phalanx.parallel.lead import Lead, follow
-    from phalanx.parallel.meeting import join, stand_by
-    from phalanx.parallel.member import Member, Outcome, Recipe
-    from phalanx.parallel.place import Place, find_place
-    from phalanx.parallel.saving import Saving
+    from phalanx.parallel.control.local_ranks import LocalRanks
+    from phalanx.parallel.control.rank0 import Lead, follow
+    from phalanx.parallel.control.rank_trainer import Member, Outcome, Recipe
+    from phalanx.parallel.control.saving import Saving
+    from phalanx.parallel.data.state_dict import stand_in
+    from phalanx.parallel.groups.rank_env import Place, find_place
+    from phalanx.parallel.groups.rendezvous import join, stand_by
 
 __all__ = [
     "Lead",
@@ -42,18 +42,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Lead": "lead",
-    "LocalRanks": "launch",
-    "Member": "member",
-    "Outcome": "member",
-    "Place": "place",
-    "Recipe": "member",
-    "Saving": "saving",
-    "find_place": "place",
-    "follow": "lead",
-    "join": "meeting",
-    "stand_in": "keeper",
-    "stand_by": "meeting",
+    "Lead": "control.rank0",
+    "LocalRanks": "control.local_ranks",
+    "Member": "control.rank_trainer",
+    "Outcome": "control.rank_trainer",
+    "Place": "groups.rank_env",
+    "Recipe": "control.rank_trainer",
+    "Saving": "control.saving",
+    "find_place": "groups.rank_env",
+    "follow": "control.rank0",
+    "join": "groups.rendezvous",
+    "stand_in": "data.state_dict",
+    "stand_by": "groups.rendezvous",
 }
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.parallel.compiled import why_no_compiler
 from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
-from phalanx.parallel.tensor_plans import PLANS
+from phalanx.parallel.model.compiled import why_no_compiler
+from phalanx.parallel.tensor.tensor_plans import PLANS
 from phalanx.planner import Recipe, nearest, shape_of, why_not
 
 

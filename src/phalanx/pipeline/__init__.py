@@ -1,39 +1,38 @@
 """The verified pipeline: stages that check each other, and an owner who completes every step."""
 
-from phalanx.pipeline.allocator import keep_freed_memory
-from phalanx.pipeline.battery import run_battery
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
-from phalanx.pipeline.cusum import Drift, DriftWatch
-from phalanx.pipeline.distance import Band, band, token_distance, token_distances, token_residual
-from phalanx.pipeline.docket import Observe
-from phalanx.pipeline.draw import AuditDraw, fresh_nonce
-from phalanx.pipeline.duplicate import Duplicate
-from phalanx.pipeline.engine import PipelineEngine
-from phalanx.pipeline.explain import explain_evidence
-from phalanx.pipeline.guarantees import GUARANTEES, weaker
-from phalanx.pipeline.hosted import StepInputs
-from phalanx.pipeline.join import Guests, gather
-from phalanx.pipeline.kept_states import fetch_kept
-from phalanx.pipeline.launch import LocalWorkers
-from phalanx.pipeline.leaves import read_leaves
-from phalanx.pipeline.lives import Lives
-from phalanx.pipeline.log_memory import LogWitnesses
-from phalanx.pipeline.members import Files, Members
-from phalanx.pipeline.messages import StateDigest
-from phalanx.pipeline.numeric_class import NumericClass, local_numeric_class, settle_numerics
-from phalanx.pipeline.paper import MAX_ATTEMPTS, skipping
+from phalanx.pipeline.evidence.explain import explain_evidence
+from phalanx.pipeline.evidence.verdict import Verdict
+from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.join import Guests, gather
+from phalanx.pipeline.membership.members import Files, Members
+from phalanx.pipeline.owner.async_snapshot import Duplicate
+from phalanx.pipeline.owner.engine import PipelineEngine
+from phalanx.pipeline.owner.guarantees import GUARANTEES, weaker
+from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
+from phalanx.pipeline.owner.step_result import StepResult
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.presets import PRESETS, Preset
-from phalanx.pipeline.proof import Rules, Work, check_step
-from phalanx.pipeline.runner import StageRunner
+from phalanx.pipeline.processes.allocator import keep_freed_memory
+from phalanx.pipeline.processes.local_workers import LocalWorkers
+from phalanx.pipeline.proof.leaves import read_leaves
+from phalanx.pipeline.proof.step_checks import CHECKS, NoteChecks, StageChecks
+from phalanx.pipeline.proof.step_proof import Rules, Work, check_step
+from phalanx.pipeline.proof.step_record import StepRecord
+from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
+from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.schedules import SCHEDULES
-from phalanx.pipeline.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
-from phalanx.pipeline.step_checks import CHECKS, NoteChecks, StageChecks
-from phalanx.pipeline.step_record import StepRecord
-from phalanx.pipeline.step_result import StepResult
-from phalanx.pipeline.verdict import Verdict
-from phalanx.pipeline.wide import WideRunner, recompute_in
-from phalanx.pipeline.worker import Worker, born_file, die_with_parent, run_worker
+from phalanx.pipeline.stage.battery import run_battery
+from phalanx.pipeline.stage.float64 import WideRunner, recompute_in
+from phalanx.pipeline.stage.runner import StageRunner
+from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, stage_spec, unwrapped
+from phalanx.pipeline.tolerance.distance import Band, band, token_distance, token_distances, token_residual
+from phalanx.pipeline.tolerance.drift import Drift, DriftWatch
+from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
+from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
+from phalanx.pipeline.worker.hosted import StepInputs
+from phalanx.pipeline.worker.kept_states import fetch_kept
+from phalanx.pipeline.worker.process import Worker, born_file, die_with_parent, run_worker
 
 __all__ = [
     "CHECKS",

@@ -290,7 +290,7 @@ class GuardConfig(StrictModel):
 
 
 class AttackConfig(StrictModel):
-    """A party that lies, for drills and tests; `kind` is a name in `phalanx.attacks.ATTACKS`."""
+    """A party that lies, for drills and tests; `kind` is a name in `phalanx.lab.attacks.ATTACKS`."""
 
     kind: str = "none"
     stages: tuple[int, ...] = (1,)

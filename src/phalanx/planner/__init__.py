@@ -1,9 +1,9 @@
 """The planner: what a layout needs in memory, time and money, before anything is started; imports no torch."""
 
-from phalanx.planner.adapter import Adapter
 from phalanx.planner.layout import SCHEDULES, Layout
-from phalanx.planner.recipe import Outer, Recipe
-from phalanx.planner.shape import ModelShape, read_shape, shape_of
+from phalanx.planner.model.adapter import Adapter
+from phalanx.planner.model.recipe import Outer, Recipe
+from phalanx.planner.model.shape import ModelShape, read_shape, shape_of
 from phalanx.planner.validity import nearest, why_not
 
 __all__ = [

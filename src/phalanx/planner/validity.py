@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from phalanx.planner.adapter import why_not_adapted
 from phalanx.planner.layout import AXES, CONTEXTS, SCHEDULES, Layout, distance, layouts
-from phalanx.planner.recipe import Recipe
-from phalanx.planner.shape import ModelShape
+from phalanx.planner.model.adapter import why_not_adapted
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
 
 HIGHEST_ZERO = 3
 _GRADIENTS_SHARED = 2

@@ -1,6 +1,6 @@
 """A pipeline's step as a picture: who works on what when, and who waits."""
 
-from phalanx.planner.schedule import Slot, Timeline
+from phalanx.planner.cost.schedule import Slot, Timeline
 from phalanx.report.figures import duration
 from phalanx.report.markup import Attributes, Markup, element
 from phalanx.report.svg import Frame, Scale, Shape, legend, picture, text, tick_label

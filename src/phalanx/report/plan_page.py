@@ -5,9 +5,9 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from phalanx.planner.answer import Answer, assumptions
-from phalanx.planner.estimate import Estimate
-from phalanx.planner.hardware import GIB
+from phalanx.planner.cluster.hardware import GIB
+from phalanx.planner.cost.estimate import Estimate
+from phalanx.planner.search.answer import Answer, assumptions
 from phalanx.report.figures import amount, count, duration, plural, size, words
 from phalanx.report.markup import Markup, element
 from phalanx.report.part_bars import part_bars

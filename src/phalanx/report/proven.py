@@ -4,7 +4,7 @@ from pathlib import Path
 
 from phalanx.errors import PhalanxError
 from phalanx.report.read import RunRecord
-from phalanx.train.proof import verify_run
+from phalanx.train.records.proof import verify_run
 
 # about five signatures a recomputed microbatch: some seconds for so many steps
 _MAX_STEPS = 5000

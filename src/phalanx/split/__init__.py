@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any
 from phalanx.split.config import ENCLAVE, SplitConfig
 
 if TYPE_CHECKING:
-    from phalanx.split.classification import Classification
-    from phalanx.split.client import SplitClient, client_of, microbatches_of
-    from phalanx.split.enclave import Enclave
-    from phalanx.split.kinds import Kinds
-    from phalanx.split.lead import SplitLead, SplitStep
-    from phalanx.split.link import Link, PlainLink, SealedLink
-    from phalanx.split.measured import Measured
-    from phalanx.split.meeting import Caller, Doorkeeper, Occasion, attested_keys
-    from phalanx.split.parts import Front, FrontPart, build_back, cut_model
-    from phalanx.split.simulator import Crossing, Host, Scene, SimulatedStep, SplitSimulator, honest_host
-    from phalanx.split.task import TASKS, NextToken, Task
-    from phalanx.split.trainer import BackTrainer
+    from phalanx.split.channel.link import Link, PlainLink, SealedLink
+    from phalanx.split.channel.tensor_kinds import Kinds
+    from phalanx.split.handshake.meeting import Caller, Doorkeeper, Occasion, attested_keys
+    from phalanx.split.roles.client import SplitClient, client_of, microbatches_of
+    from phalanx.split.roles.driver import SplitLead, SplitStep
+    from phalanx.split.roles.enclave import Enclave
+    from phalanx.split.roles.simulator import Crossing, Host, Scene, SimulatedStep, SplitSimulator, honest_host
+    from phalanx.split.training.classification import Classification
+    from phalanx.split.training.measured import Measured
+    from phalanx.split.training.parts import Front, FrontPart, build_back, cut_model
+    from phalanx.split.training.task import TASKS, NextToken, Task
+    from phalanx.split.training.trainer import BackTrainer
 
 _HOMES = {
-    "classification": ("Classification",),
-    "client": ("SplitClient", "client_of", "microbatches_of"),
-    "enclave": ("Enclave",),
-    "kinds": ("Kinds",),
-    "lead": ("SplitLead", "SplitStep"),
-    "link": ("Link", "PlainLink", "SealedLink"),
-    "measured": ("Measured",),
-    "meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
-    "parts": ("Front", "FrontPart", "build_back", "cut_model"),
-    "simulator": ("Crossing", "Host", "Scene", "SimulatedStep", "SplitSimulator", "honest_host"),
-    "task": ("TASKS", "NextToken", "Task"),
-    "trainer": ("BackTrainer",),
+    "training.classification": ("Classification",),
+    "roles.client": ("SplitClient", "client_of", "microbatches_of"),
+    "roles.enclave": ("Enclave",),
+    "channel.tensor_kinds": ("Kinds",),
+    "roles.driver": ("SplitLead", "SplitStep"),
+    "channel.link": ("Link", "PlainLink", "SealedLink"),
+    "training.measured": ("Measured",),
+    "handshake.meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
+    "training.parts": ("Front", "FrontPart", "build_back", "cut_model"),
+    "roles.simulator": ("Crossing", "Host", "Scene", "SimulatedStep", "SplitSimulator", "honest_host"),
+    "training.task": ("TASKS", "NextToken", "Task"),
+    "training.trainer": ("BackTrainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

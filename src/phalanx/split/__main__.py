@@ -9,8 +9,8 @@ from pathlib import Path
 
 from phalanx.config import load_config
 from phalanx.errors import PhalanxError
-from phalanx.split.enclave_file import EnclaveConfig
-from phalanx.split.server import serve
+from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.roles.server import serve
 
 
 def main(path: str, number: str, *workers: str) -> int:

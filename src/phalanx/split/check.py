@@ -5,9 +5,9 @@ from typing import Any
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
 from phalanx.split.config import SplitConfig
-from phalanx.split.measure import policy_of
-from phalanx.split.parts import cut_model
-from phalanx.split.task import TASKS
+from phalanx.split.hardware.measure import policy_of
+from phalanx.split.training.parts import cut_model
+from phalanx.split.training.task import TASKS
 
 
 def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective: str) -> None:

@@ -12,8 +12,8 @@ from phalanx.config import digest
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.models import StageModule
 from phalanx.parallel import LocalRanks, ParallelConfig, Workload, check_layout, join
-from phalanx.parallel.meeting import own_device
-from phalanx.parallel.mesh import Domain, open_domain
+from phalanx.parallel.groups.mesh import Domain, open_domain
+from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import StageCopy, StepPlan, WorkerConfig, settle_numerics
 from phalanx.stage_group.copy import GroupCopy
 from phalanx.stage_group.orders import Cargo, Deed, Order, cargo_of, hand_round

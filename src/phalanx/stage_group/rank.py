@@ -5,8 +5,8 @@ from multiprocessing.connection import Client, Connection
 from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig, Place, join
-from phalanx.parallel.meeting import own_device
-from phalanx.parallel.mesh import Domain, open_domain
+from phalanx.parallel.groups.mesh import Domain, open_domain
+from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import WorkerConfig, settle_numerics
 from phalanx.pipeline.plan import parse_plan
 from phalanx.stage_group.orders import Order, hand_round, read_order

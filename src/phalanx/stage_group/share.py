@@ -7,9 +7,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.models import StageModule
-from phalanx.parallel.mesh import Domain
-from phalanx.parallel.parameters import Held, fill, held_parameters, whole
-from phalanx.parallel.part import StagePart
+from phalanx.parallel.data.parameters import Held, fill, held_parameters, whole
+from phalanx.parallel.groups.mesh import Domain
+from phalanx.parallel.model.part import StagePart
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
 from phalanx.stage_group.orders import Order
 

@@ -9,9 +9,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, WrapCopy
-from phalanx.pipeline.greetings import Hello, Measured
-from phalanx.pipeline.message import Message
-from phalanx.pipeline.messages import Assign
+from phalanx.pipeline.protocol.greetings import Hello, Measured
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import Assign
 
 
 @dataclass(frozen=True)

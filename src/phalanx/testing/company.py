@@ -32,9 +32,9 @@ from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
 from phalanx.train import CheckRecord, RunConfig, step_inputs
-from phalanx.train.layout import make_plan
-from phalanx.train.library import StageLibrary
-from phalanx.train.run_directory import RunDirectory
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
 from phalanx.transport import Endpoint, MemoryNetwork
 
 _JOIN_TIMEOUT_S = 60.0

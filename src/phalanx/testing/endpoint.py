@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.errors import FrameError
-from phalanx.pipeline.messages import Assign, parse_message
+from phalanx.pipeline.protocol.messages import Assign, parse_message
 from phalanx.security.crypto import Identity, Peer, digest_hex
 from phalanx.testing.actor import Hear, Letter, Rewrite, WorkerCrash
 from phalanx.transport import (

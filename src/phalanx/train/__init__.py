@@ -5,12 +5,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from phalanx.train.check_record import CheckRecord
 from phalanx.train.config import RunConfig, TrainConfig, load_run
 from phalanx.train.entry import describe, follow, plays_rank, train
 from phalanx.train.loop import Engine, run_loop, step_inputs
-from phalanx.train.past_run import PastRun
-from phalanx.train.run_directory import ADDRESS_FILE, default_directory, holds_run
+from phalanx.train.records.check_record import CheckRecord
+from phalanx.train.records.past_run import PastRun
+from phalanx.train.records.run_directory import ADDRESS_FILE, default_directory, holds_run
 
 __all__ = [
     "ADDRESS_FILE",

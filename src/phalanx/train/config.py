@@ -9,10 +9,10 @@ from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_se
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config
 from phalanx.data import DataConfig
-from phalanx.deepspeed import DeepSpeedConfig, contradictions
 from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
+from phalanx.parallel.deepspeed import DeepSpeedConfig, contradictions
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.train.exclusions import contradiction, excluded_by

@@ -8,14 +8,14 @@ from rich.console import Console, RenderableType
 
 from phalanx.errors import ConfigError
 from phalanx.models import open_model
-from phalanx.parallel.place import find_place
-from phalanx.train.adopt import open_origin
+from phalanx.parallel.groups.rank_env import find_place
 from phalanx.train.config import RunConfig
-from phalanx.train.layout import describe_stages
-from phalanx.train.process import deterministic, interruptible
-from phalanx.train.run_directory import RunDirectory, cache_beside, default_directory
-from phalanx.train.session import Session
-from phalanx.train.tiers import settle_tier
+from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
+from phalanx.train.sessions.continue_from import open_origin
+from phalanx.train.sessions.session import Session
+from phalanx.train.setup.layout import describe_stages
+from phalanx.train.setup.process import deterministic, interruptible
+from phalanx.train.setup.tiers import settle_tier
 
 
 def train(
@@ -82,7 +82,7 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
     Raises:
         PhalanxError: As `train`.
     """
-    from phalanx.train.domain import play_rank  # noqa: PLC0415 - a pipeline has no use for it
+    from phalanx.train.sessions.domain import play_rank  # noqa: PLC0415 - a pipeline has no use for it
 
     with deterministic(run.train.threads):
         play_rank(run, cache_beside(_directory(run, run_dir)) / "models")
@@ -94,24 +94,24 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     cache = cache_beside(_directory(run, run_dir))
     source = open_model(run.model, cache / "models", run.train.seed)
     if run.split is not None:
-        from phalanx.train.split import describe_split  # noqa: PLC0415 - other runs have no use for it
+        from phalanx.train.sessions.split import describe_split  # noqa: PLC0415 - other runs have no use for it
 
         return describe_split(run, source)
     if run.parallel is None:
         return describe_stages(run, source)
-    from phalanx.train.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it
+    from phalanx.train.sessions.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it
 
     return describe_domain(run, source)
 
 
 def _session_of(run: RunConfig) -> type[Session]:
     if run.split is not None:
-        from phalanx.train.split import SplitSession  # noqa: PLC0415 - other runs have no use for it
+        from phalanx.train.sessions.split import SplitSession  # noqa: PLC0415 - other runs have no use for it
 
         return SplitSession
     if run.parallel is None:
         return Session
-    from phalanx.train.domain import DomainSession  # noqa: PLC0415 - a pipeline has no use for it
+    from phalanx.train.sessions.domain import DomainSession  # noqa: PLC0415 - a pipeline has no use for it
 
     return DomainSession
 

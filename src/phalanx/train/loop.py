@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from phalanx.data import Batch
 from phalanx.errors import FailedBatchError
 from phalanx.pipeline import StepInputs, StepResult
+from phalanx.train.batches.scores import Validation
 from phalanx.train.config import TrainConfig
-from phalanx.train.scores import Validation
 
 
 class Engine(Protocol):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schedule import Path
 
 from phalanx.config import StrictModel
-from phalanx.pipeline import messages
+from phalanx.pipeline.protocol import messages
 
 NAMES = ["owner", "worker-1", "worker-2", "worker-3", "worker-1.2", "nobody", "", "../worker-1", "\x1b[31mworker\n"]
 DIGESTS = ["0" * 64, "1" * 64, "F" * 64, "", "0" * 63, "0" * 128]

@@ -11,8 +11,8 @@ from insider import Insider
 from schedule import Schedule
 from turns import EndlessError, TurnCompany
 
-from phalanx.attacks import actor
 from phalanx.errors import NoHolderError, PhalanxError
+from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.security.crypto import create_authority, issue
 from phalanx.testing import Actor, tiny_run

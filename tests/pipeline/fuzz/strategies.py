@@ -6,9 +6,9 @@ from kinds import FROM_WORKERS, KINDS, NAMES, changes, places
 from play import COMPANIES, NUM_STEPS
 from schedule import Act, Again, Alter, Drop, Hold, Liar, On, Payload, Redirect, Repeat, Say, Schedule
 
-from phalanx.attacks import ATTACKS
-from phalanx.bench.cells import needs_two
-from phalanx.pipeline.messages import Signed
+from phalanx.lab.attacks import ATTACKS
+from phalanx.lab.bench.detection.cells import needs_two
+from phalanx.pipeline.protocol.messages import Signed
 
 OFTEN = ["tensor", "bulk", "commit", "gradient_held", "applied", "audit_report", "step_audited", "ready", "fetched"]
 """What a worker sends in every run; the rest it sends now and then."""

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, Phase, find, settings
 from strategies import schedules
 
 from phalanx.errors import FrameError
-from phalanx.pipeline import inbox
-from phalanx.pipeline.messages import parse_message
-from phalanx.pipeline.reports import Reports
-from phalanx.pipeline.signed import Statements
+from phalanx.pipeline.protocol import mailbox as inbox
+from phalanx.pipeline.protocol.messages import parse_message
+from phalanx.pipeline.protocol.signed import Statements
+from phalanx.pipeline.verify.audit_judgement import Reports
 
 WITHIN = 300
 SETTINGS = settings(

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from phalanx.errors import PeerRefusedError, PhalanxError, SignatureError, TransportError
-from phalanx.pipeline import AuditDraw, join
+from phalanx.pipeline import AuditDraw
 from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.membership import join
 from phalanx.testing import CompanyClock, MemoryCompany, RewritingEndpoint
 from phalanx.transport import Endpoint
 from phalanx.transport.answer import read_answer

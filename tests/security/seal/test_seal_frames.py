@@ -12,9 +12,9 @@ from sealed_pair import CUT, TERMS, CountingEpochs, other_terms, plain, shake_ha
 
 from phalanx.errors import SealError
 from phalanx.security.seal import Context, Direction, Purpose, Receiver, Refusal, Sender, TensorKind
+from phalanx.security.seal.direction import Lane
 from phalanx.security.seal.header import TAG_BYTES
 from phalanx.security.seal.keys import derive_ciphers
-from phalanx.security.seal.lane import Lane
 
 SCALAR = TensorKind(Purpose.RESULT, "loss", "float32", ())
 EMPTY = TensorKind(Purpose.GRADIENT, "nothing", "float32", (3, 0))

@@ -12,8 +12,8 @@ from sealed_pair import CUT, TERMS, other_terms, plain
 
 from phalanx.errors import SealError
 from phalanx.security.seal import Context, Direction, Purpose, Sender, keys
+from phalanx.security.seal.direction import Lane
 from phalanx.security.seal.keys import derive_ciphers, key_info, wipe
-from phalanx.security.seal.lane import Lane
 
 SECRET, TRANSCRIPT, SESSION = bytes(range(32)), bytes(range(32, 64)), bytes(range(16))
 CONTEXT = Context(TERMS, SESSION)

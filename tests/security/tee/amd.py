@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from published import Case
 
 from phalanx.security.tee import Binding, Evidence, Policy
-from phalanx.security.tee.snp import SnpReference
+from phalanx.security.tee.amd.snp import SnpReference
 
 _AMD = "1.3.6.1.4.1.3704.1"
 CPU = {"Milan": (0x19, 0x01), "Genoa": (0x19, 0x11), "Turin": (0x1A, 0x02)}

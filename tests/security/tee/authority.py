@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 from published import moment
 
-from phalanx.security.tee.x509 import Certificate, parse_certificate
+from phalanx.security.tee.formats.x509 import Certificate, parse_certificate
 
 NOW = moment("2026-06-01")
 _YEAR = timedelta(days=365)

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from published import Case
 
 from phalanx.security.tee import Binding, Evidence, Policy
-from phalanx.security.tee.cbor import encode
-from phalanx.security.tee.cose import to_be_signed
-from phalanx.security.tee.nitro import NitroReference
+from phalanx.security.tee.aws.nitro import NitroReference
+from phalanx.security.tee.formats.cbor import encode
+from phalanx.security.tee.formats.cose import to_be_signed
 
 PCR0 = b"\x21" * 48
 

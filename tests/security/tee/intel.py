@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from published import Case
 
 from phalanx.security.tee import Binding, Evidence, Policy
-from phalanx.security.tee.sgx import SgxReference
-from phalanx.security.tee.tdx import TdxReference
+from phalanx.security.tee.intel.sgx import SgxReference
+from phalanx.security.tee.intel.tdx import TdxReference
 
 _SGX = "1.2.840.113741.1.13.1"
 FMSPC = bytes.fromhex("00906ed50000")

@@ -24,8 +24,8 @@ from phalanx.security.tee import (
     read_evidence,
     tls_key_digest,
 )
-from phalanx.security.tee.tpm_key import TpmReference
-from phalanx.security.tee.tpm_structures import parse_public
+from phalanx.security.tee.tpm.key import TpmReference
+from phalanx.security.tee.tpm.structures import parse_public
 
 RUN, ROLE, KEY = b"\x0c" * 32, "server", b"\x2a" * 32
 HOUR = timedelta(hours=1)

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from published import Case
 
 from phalanx.security.tee import Binding, Evidence, Policy
-from phalanx.security.tee.nv_gpu import NvGpuReference
+from phalanx.security.tee.nvidia.gpu import NvGpuReference
 
 FWID = b"\x5f" * 48
 BLOCKS = {index: bytes([index]) * 48 for index in range(1, 6)}

@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from nvidia import BLOCKS
 
-from phalanx.security.tee.chain import Trust
-from phalanx.security.tee.xml_signature import CANONICAL, DSIG, ECDSA_SHA384, ENVELOPED, SHA384
-from phalanx.security.tee.xml_tree import canonical, parse_xml
+from phalanx.security.tee.formats.chain import Trust
+from phalanx.security.tee.formats.xml_signature import CANONICAL, DSIG, ECDSA_SHA384, ENVELOPED, SHA384
+from phalanx.security.tee.formats.xml_tree import canonical, parse_xml
 
 SWID = "http://standards.iso.org/iso/19770/-2/2015/schema.xsd"
 HASH = "http://www.w3.org/2001/04/xmlenc#sha384"

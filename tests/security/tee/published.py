@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from phalanx.security.tee import BACKENDS, AppraisalResult, Evidence, Expected, Policy, RawReportData, appraise
-from phalanx.security.tee.nitro import NitroReference
-from phalanx.security.tee.nv_gpu import NvGpuReference
-from phalanx.security.tee.sgx import SgxReference
-from phalanx.security.tee.snp import SnpReference
-from phalanx.security.tee.tdx import TdxReference
+from phalanx.security.tee.amd.snp import SnpReference
+from phalanx.security.tee.aws.nitro import NitroReference
+from phalanx.security.tee.intel.sgx import SgxReference
+from phalanx.security.tee.intel.tdx import TdxReference
+from phalanx.security.tee.nvidia.gpu import NvGpuReference
 
 VECTORS = Path(os.environ.get("PHALANX_VECTORS") or Path(__file__).resolve().parents[2] / "vectors")
 _HELLO = b"Hello, world!".ljust(64, b"\0")

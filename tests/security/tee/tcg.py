@@ -12,7 +12,7 @@ from published import Case
 
 from phalanx.config import canonical_json
 from phalanx.security.tee import Binding, Evidence, Policy
-from phalanx.security.tee.tpm_key import TpmReference
+from phalanx.security.tee.tpm.key import TpmReference
 
 AK_ATTRIBUTES = 0x00050072
 PCRS = {0: b"\x01" * 32, 7: b"\x07" * 32}

@@ -11,8 +11,8 @@ from refusals import refusal
 from tcg import AK_ATTRIBUTES, Tpm
 
 from phalanx.security.tee import begin_enrolment
-from phalanx.security.tee.chain import Trust
-from phalanx.security.tee.tpm_enrol import _cfb, _kdf_a
+from phalanx.security.tee.formats.chain import Trust
+from phalanx.security.tee.tpm.enrol import _cfb, _kdf_a
 
 
 @pytest.fixture(scope="module")

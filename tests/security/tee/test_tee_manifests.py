@@ -13,10 +13,10 @@ from published import VECTORS
 from refusals import refusal
 
 from phalanx.errors import RefusedEvidenceError
-from phalanx.security.tee.chain import Trust
-from phalanx.security.tee.nv_manifest import read_manifest
+from phalanx.security.tee.formats.chain import Trust
+from phalanx.security.tee.formats.xml_tree import canonical, parse_xml
+from phalanx.security.tee.nvidia.manifest import read_manifest
 from phalanx.security.tee.policy import _packaged
-from phalanx.security.tee.xml_tree import canonical, parse_xml
 
 PUBLISHED = VECTORS / "nvidia" / "1010_0200_882_960074001A_PROD.swidtag"
 published = pytest.mark.skipif(not PUBLISHED.is_file(), reason=f"{PUBLISHED} is not there")
@@ -279,7 +279,7 @@ def test_a_manifest_that_is_signed_and_malformed_is_refused(signer, resources):
 def test_the_decoders_measurement_counts_only_where_the_decoder_is_on(signer):
     from types import SimpleNamespace
 
-    from phalanx.security.tee.nv_manifest import Manifest, check_manifests
+    from phalanx.security.tee.nvidia.manifest import Manifest, check_manifests
 
     driver = Manifest(DRIVER, {36: frozenset({OTHER})}, ())
     firmware = Manifest(FIRMWARE, {1: frozenset({OTHER})}, ())

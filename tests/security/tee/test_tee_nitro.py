@@ -8,7 +8,7 @@ from aws import PCR0, Aws
 from published import Case
 from refusals import refusal
 
-from phalanx.security.tee.cbor import encode
+from phalanx.security.tee.formats.cbor import encode
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from refusals import refusal
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee import Evidence, parse_evidence
-from phalanx.security.tee.cbor import decode, encode
-from phalanx.security.tee.chain import Trust, check_chain
-from phalanx.security.tee.der import Der
-from phalanx.security.tee.x509 import parse_certificate, parse_crl, read_certificates
+from phalanx.security.tee.formats.cbor import decode, encode
+from phalanx.security.tee.formats.chain import Trust, check_chain
+from phalanx.security.tee.formats.der import Der
+from phalanx.security.tee.formats.x509 import parse_certificate, parse_crl, read_certificates
 
 ITEMS = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**64), 2**64 - 1) | st.binary(max_size=40) | st.text(max_size=20),

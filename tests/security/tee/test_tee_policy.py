@@ -10,7 +10,7 @@ from refusals import refusal
 
 from phalanx.errors import ConfigError
 from phalanx.security.tee import BACKENDS, Reference, load_policy, packaged_roots
-from phalanx.security.tee.dcap import DcapReference
+from phalanx.security.tee.intel.dcap import DcapReference
 from phalanx.security.tee.policy import PolicyConfig
 
 GOOD = """

@@ -9,7 +9,7 @@ from published import PUBLISHED, moment, nitro_debug
 from refusals import refusal
 
 from phalanx.security.tee import Policy, RawReportData
-from phalanx.security.tee.x509 import read_certificates
+from phalanx.security.tee.formats.x509 import read_certificates
 
 KINDS = sorted(PUBLISHED)
 # where the first certificate or table of each sample begins and ends

@@ -17,10 +17,10 @@ from nvidia import Nvidia
 
 from phalanx.errors import NoEvidenceError
 from phalanx.security.tee import ATTESTED_KINDS, BACKENDS, TIERS, appraise, find_kind, open_attester
-from phalanx.security.tee.cbor import decode, encode
-from phalanx.security.tee.gramine import GramineAttester
-from phalanx.security.tee.nsm import NsmAttester
-from phalanx.security.tee.nvml import NvmlAttester
+from phalanx.security.tee.aws.nsm import NsmAttester
+from phalanx.security.tee.formats.cbor import decode, encode
+from phalanx.security.tee.intel.gramine import GramineAttester
+from phalanx.security.tee.nvidia.nvml import NvmlAttester
 from phalanx.security.tee.tsm import REPORTS, TsmAttester, provider_kind
 
 VCEK, ASK, ARK = (

@@ -9,7 +9,7 @@ from authority import NOW, Form, issue, p384
 from refusals import refusal
 
 from phalanx.security.tee import packaged_roots
-from phalanx.security.tee.x509 import parse_crl
+from phalanx.security.tee.formats.x509 import parse_crl
 
 PRODUCTS = ("Milan", "Genoa", "Turin")
 

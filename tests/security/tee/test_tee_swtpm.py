@@ -21,9 +21,9 @@ from phalanx.security.tee import (
     open_tpm,
     read_token,
 )
-from phalanx.security.tee.chain import Trust
-from phalanx.security.tee.tpm_key import TpmReference
-from phalanx.security.tee.x509 import read_certificates
+from phalanx.security.tee.formats.chain import Trust
+from phalanx.security.tee.formats.x509 import read_certificates
+from phalanx.security.tee.tpm.key import TpmReference
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
 

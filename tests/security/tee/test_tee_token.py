@@ -11,8 +11,8 @@ from refusals import refusal
 
 from phalanx.security.crypto import Identity
 from phalanx.security.tee import issue_token, read_token
-from phalanx.security.tee.cbor import decode, encode
-from phalanx.security.tee.cose import to_be_signed
+from phalanx.security.tee.formats.cbor import decode, encode
+from phalanx.security.tee.formats.cose import to_be_signed
 
 MINUTE = timedelta(minutes=1)
 

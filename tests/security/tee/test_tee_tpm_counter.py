@@ -35,7 +35,7 @@ def test_a_counter_that_is_not_there_is_not_a_new_one(device):
 
 
 def test_a_counter_that_was_deleted_and_made_again_begins_higher(device):
-    from phalanx.security.tee import tpm_wire as wire
+    from phalanx.security.tee.tpm import wire
 
     counter = TpmCounter.create(device, INDEX)
     highest = [counter.increment() for _ in range(5)][-1]
@@ -49,8 +49,8 @@ def test_a_counter_that_was_deleted_and_made_again_begins_higher(device):
 def test_memory_that_is_no_counter_is_refused(device):
     import struct
 
-    from phalanx.security.tee import tpm_wire as wire
-    from phalanx.security.tee.tpm_wire import Command
+    from phalanx.security.tee.tpm import wire
+    from phalanx.security.tee.tpm.wire import Command
 
     plain = struct.pack(">IHI", INDEX, wire.SHA256, 0x02060006) + wire.sized(b"") + struct.pack(">H", 8)
     device.call(Command.NV_DEFINE_SPACE, (wire.OWNER,), wire.sized(b"") + wire.sized(plain), wire.password())

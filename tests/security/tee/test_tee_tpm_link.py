@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import TpmError
-from phalanx.security.tee import TpmDevice, open_tpm, tpm_device
-from phalanx.security.tee.tpm_wire import Command, pcr_selection
+from phalanx.security.tee import TpmDevice, open_tpm
+from phalanx.security.tee.tpm import device as tpm_device
+from phalanx.security.tee.tpm.wire import Command, pcr_selection
 
 
 class Says:

@@ -9,8 +9,8 @@ from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError, RollbackError, TpmError
 from phalanx.security.seal import BlobPlace, BlobSealer
 from phalanx.security.tee import TpmCounter, TpmSealer
-from phalanx.security.tee import tpm_wire as wire
-from phalanx.security.tee.tpm_wire import Command
+from phalanx.security.tee.tpm import wire
+from phalanx.security.tee.tpm.wire import Command
 
 SECRET = secrets.token_bytes(32)
 PCRS = (0, 7, 16)

@@ -4,13 +4,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from phalanx.errors import ConfigError
+from phalanx.planner.cluster.hardware import GIB
 from phalanx.planner.cuts.cost import Cost, cost_of
 from phalanx.planner.cuts.leaks import Leak, LeakTable
 from phalanx.planner.cuts.parties import Machine, Parties
-from phalanx.planner.hardware import GIB
 from phalanx.planner.layout import Layout
-from phalanx.planner.recipe import Recipe
-from phalanx.planner.shape import ModelShape
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.validity import why_not
 
 

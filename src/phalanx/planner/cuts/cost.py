@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from phalanx.planner.activations import block_bytes, head_bytes, microbatch_tokens, peak_bytes
-from phalanx.planner.compute import FORWARD, forward_flops
 from phalanx.planner.cuts.parties import Parties
 from phalanx.planner.layout import Layout
-from phalanx.planner.recipe import Recipe
-from phalanx.planner.shape import ModelShape
+from phalanx.planner.model.activations import block_bytes, head_bytes, microbatch_tokens, peak_bytes
+from phalanx.planner.model.compute import FORWARD, forward_flops
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
 
 WIRE_BYTES = {"fp32": 4, "bf16": 2}
 LABEL_BYTES = 8

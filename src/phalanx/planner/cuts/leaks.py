@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from phalanx.config import StrictModel
 from phalanx.errors import InputError
 from phalanx.planner.cuts.parties import Mode
-from phalanx.planner.shape import ModelShape
+from phalanx.planner.model.shape import ModelShape
 
 Basis = Literal["measured", "between measured cuts", "another model, same share of its layers"]
 

@@ -6,10 +6,10 @@ from pydantic import Field
 
 from phalanx.config import StrictModel
 from phalanx.errors import ConfigError
-from phalanx.planner.catalog import known_links
-from phalanx.planner.guarding import sealed_bandwidth
-from phalanx.planner.hardware import GIB, TERA, Cluster
-from phalanx.planner.links import Link
+from phalanx.planner.cluster.catalog import known_links
+from phalanx.planner.cluster.hardware import GIB, TERA, Cluster
+from phalanx.planner.cluster.links import Link
+from phalanx.planner.guard.guarding import sealed_bandwidth
 
 Mode = Literal["sealed", "plaintext"]
 

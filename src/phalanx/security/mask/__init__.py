@@ -11,11 +11,12 @@ from phalanx.security.mask.fixed_point import (
 )
 from phalanx.security.mask.freivalds import Check, ProductCheck, UnsafeNoCheck
 from phalanx.security.mask.ledger import PadLedger, Ticket, begin_ledger
+from phalanx.security.mask.matrix import RingMatrix, ring_matrix
 from phalanx.security.mask.message import Masked, Product
 from phalanx.security.mask.offload import MaskedLinear, MaskedProduct, MaskedWorker, Sent, masked_linear
 from phalanx.security.mask.pads import AesPads, OsPads, Pad, PadSource
 from phalanx.security.mask.pool import PadPool
-from phalanx.security.mask.ring import P, RingMatrix, ring_matrix
+from phalanx.security.mask.ring import P
 from phalanx.security.mask.store import FileStore, LedgerStore
 
 __all__ = [

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError, RollbackError
 from phalanx.security.crypto import MonotonicCounter, in_domain
+from phalanx.security.seal.direction import Readable, flat
 from phalanx.security.seal.header import TAG_BYTES, count_chunks
 from phalanx.security.seal.keys import KEY_BYTES, derived_cipher, wipe
-from phalanx.security.seal.lane import Readable, flat
 
 _MAGIC, _VERSION = b"PHSB", 1
 _HEADER = struct.Struct(">4sBQ32sQ")

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from phalanx.errors import RollbackError
 from phalanx.security.crypto import MonotonicCounter, locked, read_number, write_number
-from phalanx.security.seal.lane import MAX_EPOCH
+from phalanx.security.seal.direction import MAX_EPOCH
 
 _KEY = "epoch"
 

@@ -8,7 +8,7 @@ from phalanx.config import canonical_json
 from phalanx.errors import SealError, SignatureError
 from phalanx.security.crypto import Identity, Peer, in_domain, parse_canonical
 from phalanx.security.seal.context import DIGEST_BYTES, SESSION_BYTES, Terms
-from phalanx.security.seal.lane import MAX_EPOCH
+from phalanx.security.seal.direction import MAX_EPOCH
 from phalanx.security.seal.refusal import Refusal
 
 SALT_BYTES = SHARE_BYTES = 32

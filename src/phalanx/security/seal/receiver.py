@@ -7,9 +7,9 @@ from cryptography.exceptions import InvalidTag
 
 from phalanx.errors import SealError
 from phalanx.security.closing import Closing
+from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES, Header, parse_header
 from phalanx.security.seal.keys import wipe
-from phalanx.security.seal.lane import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.refusal import Refusal
 from phalanx.security.seal.tensor import TensorKind
 

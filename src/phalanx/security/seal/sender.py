@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from phalanx.errors import SealError
 from phalanx.security.closing import Closing
+from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES
-from phalanx.security.seal.lane import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.refusal import Refusal
 from phalanx.security.seal.tensor import TensorKind
 

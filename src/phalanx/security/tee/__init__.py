@@ -16,15 +16,15 @@ from phalanx.security.tee.ra_tls import (
     read_tls_key_digest,
     tls_key_digest,
 )
-from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.refusal_reason import Reason
 from phalanx.security.tee.roles import Attester, Sealer, Verifier
 from phalanx.security.tee.sim import SimAttester, make_sim_evidence
 from phalanx.security.tee.tiers import TIERS
-from phalanx.security.tee.tpm_attester import TpmAttester
-from phalanx.security.tee.tpm_counter import TpmCounter
-from phalanx.security.tee.tpm_device import TpmDevice, open_tpm
-from phalanx.security.tee.tpm_enrol import Enrolment, begin_enrolment
-from phalanx.security.tee.tpm_sealer import TpmSealer
+from phalanx.security.tee.tpm.attester import TpmAttester
+from phalanx.security.tee.tpm.counter import TpmCounter
+from phalanx.security.tee.tpm.device import TpmDevice, open_tpm
+from phalanx.security.tee.tpm.enrol import Enrolment, begin_enrolment
+from phalanx.security.tee.tpm.sealer import TpmSealer
 
 __all__ = [
     "ATTESTED_KINDS",

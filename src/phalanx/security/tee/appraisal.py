@@ -11,7 +11,7 @@ from phalanx.security.tee.binding import Binding, Expected, check_report_data, c
 from phalanx.security.tee.claims import Claims, check_measurements
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.policy import Policy
-from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.refusal_reason import Reason
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from phalanx.errors import NoEvidenceError
-from phalanx.security.tee import gramine, nsm, tsm
-from phalanx.security.tee.gramine import GramineAttester
-from phalanx.security.tee.nsm import NsmAttester
-from phalanx.security.tee.nvml import NvmlAttester
+from phalanx.security.tee import tsm
+from phalanx.security.tee.aws import nsm
+from phalanx.security.tee.aws.nsm import NsmAttester
+from phalanx.security.tee.intel import gramine
+from phalanx.security.tee.intel.gramine import GramineAttester
+from phalanx.security.tee.nvidia.nvml import NvmlAttester
 from phalanx.security.tee.roles import Attester
-from phalanx.security.tee.tpm_attester import DEFAULT_PCRS, TpmAttester
-from phalanx.security.tee.tpm_device import open_tpm
-from phalanx.security.tee.tpm_link import DEFAULT_ADDRESS
+from phalanx.security.tee.tpm.attester import DEFAULT_PCRS, TpmAttester
+from phalanx.security.tee.tpm.device import open_tpm
+from phalanx.security.tee.tpm.link import DEFAULT_ADDRESS
 from phalanx.security.tee.tsm import TsmAttester
 
 ATTESTED_KINDS = ("snp", "tdx", "sgx", "nitro", "tpm", "nv-gpu")

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 
 from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee.amd.snp import SNP
+from phalanx.security.tee.aws.nitro import NITRO
 from phalanx.security.tee.claims import Backend
 from phalanx.security.tee.evidence import Evidence
-from phalanx.security.tee.nitro import NITRO
-from phalanx.security.tee.nv_gpu import NV_GPU
-from phalanx.security.tee.reason import Reason
-from phalanx.security.tee.sgx import SGX
+from phalanx.security.tee.intel.sgx import SGX
+from phalanx.security.tee.intel.tdx import TDX
+from phalanx.security.tee.nvidia.gpu import NV_GPU
+from phalanx.security.tee.refusal_reason import Reason
 from phalanx.security.tee.sim import SIM
-from phalanx.security.tee.snp import SNP
-from phalanx.security.tee.tdx import TDX
-from phalanx.security.tee.tpm import TPM
+from phalanx.security.tee.tpm.quote import TPM
 
 BACKENDS: Mapping[str, Backend] = {
     "snp": SNP,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto.hashing import in_domain
-from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.refusal_reason import Reason
 
 NONCE_BYTES = 32
 _ROLE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")

@@ -8,9 +8,9 @@ from pydantic import Field, field_validator
 
 from phalanx.config import StrictModel
 from phalanx.errors import RefusedEvidenceError
-from phalanx.security.tee.chain import Trust
 from phalanx.security.tee.evidence import Evidence
-from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.formats.chain import Trust
+from phalanx.security.tee.refusal_reason import Reason
 
 
 @dataclass(frozen=True)

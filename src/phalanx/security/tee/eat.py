@@ -12,10 +12,10 @@ from phalanx.errors import RefusedEvidenceError, SignatureError
 from phalanx.security.crypto import Identity, Peer
 from phalanx.security.tee.appraisal import AppraisalResult
 from phalanx.security.tee.binding import Binding
-from phalanx.security.tee.cbor import COSE_SIGN1, decode, encode
-from phalanx.security.tee.cose import ALGORITHM, EDDSA, parse_sign1, to_be_signed
-from phalanx.security.tee.reader import malformed
-from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.formats.cbor import COSE_SIGN1, decode, encode
+from phalanx.security.tee.formats.cose import ALGORITHM, EDDSA, parse_sign1, to_be_signed
+from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.refusal_reason import Reason
 
 PROFILE = "tag:phalanx,2026:appraisal/1"
 MAX_LIFETIME = timedelta(minutes=10)

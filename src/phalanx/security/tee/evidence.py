@@ -10,8 +10,8 @@ from phalanx.config import canonical_json
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto.canonical import parse_canonical
 from phalanx.security.tee.binding import Binding
-from phalanx.security.tee.reader import malformed
-from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.refusal_reason import Reason
 
 FORMAT = 1
 MAX_ENVELOPE_BYTES = 4 * 1024 * 1024

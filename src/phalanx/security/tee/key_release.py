@@ -7,7 +7,7 @@ from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto import Peer
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.eat import Token, read_token
-from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.refusal_reason import Reason
 
 
 class KeyRelease:

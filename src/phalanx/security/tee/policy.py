@@ -8,19 +8,19 @@ from pathlib import Path
 
 from phalanx.config import StrictModel, digest, load_config
 from phalanx.errors import ConfigError, RefusedEvidenceError
+from phalanx.security.tee.amd.snp import SnpReference
+from phalanx.security.tee.aws.nitro import NitroReference
 from phalanx.security.tee.backends import BACKENDS
 from phalanx.security.tee.binding import Binding, Expected, RawReportData
-from phalanx.security.tee.chain import Trust
 from phalanx.security.tee.claims import Reference
-from phalanx.security.tee.nitro import NitroReference
-from phalanx.security.tee.nv_gpu import NvGpuReference
-from phalanx.security.tee.reason import Reason
-from phalanx.security.tee.sgx import SgxReference
+from phalanx.security.tee.formats.chain import Trust
+from phalanx.security.tee.formats.x509 import Certificate, RevocationList, parse_crl, read_certificates
+from phalanx.security.tee.intel.sgx import SgxReference
+from phalanx.security.tee.intel.tdx import TdxReference
+from phalanx.security.tee.nvidia.gpu import NvGpuReference
+from phalanx.security.tee.refusal_reason import Reason
 from phalanx.security.tee.sim import SimReference
-from phalanx.security.tee.snp import SnpReference
-from phalanx.security.tee.tdx import TdxReference
-from phalanx.security.tee.tpm_key import TpmReference
-from phalanx.security.tee.x509 import Certificate, RevocationList, parse_crl, read_certificates
+from phalanx.security.tee.tpm.key import TpmReference
 
 
 class ExpectedConfig(StrictModel):

@@ -19,13 +19,13 @@ from cryptography.x509.oid import NameOID
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.appraisal import AppraisalResult, appraise
 from phalanx.security.tee.binding import Binding
-from phalanx.security.tee.cbor import decode, encode
 from phalanx.security.tee.evidence import Evidence, parse_evidence
+from phalanx.security.tee.formats.cbor import decode, encode
+from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.signature import check_x509_signature
+from phalanx.security.tee.formats.x509 import parse_certificate
 from phalanx.security.tee.policy import Policy
-from phalanx.security.tee.reader import malformed
-from phalanx.security.tee.reason import Reason
-from phalanx.security.tee.signature import check_x509_signature
-from phalanx.security.tee.x509 import parse_certificate
+from phalanx.security.tee.refusal_reason import Reason
 
 EXTENSION_OID = "2.23.133.5.4.9"
 MEDIA_TYPE = "application/vnd.phalanx.evidence+json"

@@ -10,7 +10,7 @@ from phalanx.security.tee.appraisal import AppraisalResult, appraise
 from phalanx.security.tee.binding import NONCE_BYTES, Binding
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.policy import Policy
-from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.refusal_reason import Reason
 
 NONCE_LIFETIME = timedelta(minutes=2)
 _MAX_OPEN = 4096

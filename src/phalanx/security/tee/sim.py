@@ -11,11 +11,11 @@ from phalanx.config import canonical_json
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto import Identity, in_domain, parse_canonical
 from phalanx.security.tee.binding import Binding
-from phalanx.security.tee.chain import Trust
 from phalanx.security.tee.claims import Backend, Claims, Reference
 from phalanx.security.tee.evidence import Evidence
-from phalanx.security.tee.reader import malformed
-from phalanx.security.tee.reason import Reason
+from phalanx.security.tee.formats.chain import Trust
+from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.refusal_reason import Reason
 
 _DOMAIN = "sim-evidence/1"
 _KEYS = {"measurement", "report_data", "debug", "key", "signature"}

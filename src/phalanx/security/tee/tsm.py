@@ -15,7 +15,7 @@ from pathlib import Path
 from phalanx.errors import NoEvidenceError, RefusedEvidenceError
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.evidence import Evidence
-from phalanx.security.tee.reader import Reader
+from phalanx.security.tee.formats.reader import Reader
 
 REPORTS = Path("sys/kernel/config/tsm/report")
 PROVIDERS = {"sev_guest": "snp", "tdx_guest": "tdx"}

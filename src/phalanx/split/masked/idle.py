@@ -9,7 +9,7 @@ from typing import Self
 from phalanx.errors import PhalanxError
 from phalanx.security.crypto import MonotonicCounter
 from phalanx.split.masked.config import MaskedConfig
-from phalanx.split.masked.desk import MaskedDesk
+from phalanx.split.masked.offload_client import MaskedDesk
 from phalanx.split.masked.pad_sources import pad_sources
 from phalanx.split.masked.port import WorkerPort
 

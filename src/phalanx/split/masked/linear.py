@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from phalanx.errors import ModelError
 from phalanx.models.stage import canonical_name
 from phalanx.security.mask import Product
-from phalanx.split.masked.desk import Desk
+from phalanx.split.masked.offload_client import Desk
 
 # exactly these: a subclass may read its weight without calling the layer, and so go past the mask
 _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)

@@ -13,7 +13,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.security.mask import MaskedWorker
-from phalanx.split.frame_pipe import FramePipe, PipeWire
+from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
 from phalanx.split.masked.mail import Mail
 from phalanx.split.masked.messages import END
 from phalanx.split.masked.remote import RemoteWorker

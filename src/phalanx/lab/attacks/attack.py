@@ -1,0 +1,116 @@
+"""What all attacks have in common: one party in one run, when it lies, and the truth about it in its own log."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import ConfigError
+from phalanx.lab.attacks.schedule import attacks_in
+from phalanx.pipeline import AttackConfig, StageCopy
+from phalanx.pipeline.protocol.messages import Assign
+from phalanx.testing import Letter
+
+
+class Attack:
+    """One party's lies in one run; it does nothing, and subclasses say what is done instead.
+
+    An attack enters a worker at two places, and nowhere else: `wrap` stands in for the copies of stages that
+    the party holds or shadows, `rewrite` for what leaves its endpoint; `hear` listens to what the party is told. A
+    real worker and a simulated one use the same.
+
+    Args:
+        config: With direction and strength filled in, as `make_attack` does.
+        party: Who lies.
+        log: Where each lie that was really told becomes one line, so that a drill can be compared with what
+            the guard found; no part of the guard reads it.
+    """
+
+    def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
+        self.config = config
+        self.party = party
+        self._log = log
+        self._restarted = (-1, 0)
+
+    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+        """What is held (or shadowed) instead of an honest copy."""
+        del held
+        return copy
+
+    def rewrite(self, letter: Letter) -> Sequence[Letter]:
+        """What is sent instead of one letter."""
+        return (letter,)
+
+    def hear(self, assign: Assign) -> None:
+        """Learn which attempt at which step begins."""
+        self._restarted = (assign.step, assign.attempt)
+
+    def attempt_at(self, step: int) -> int:
+        """How many attempts at `step` the paper's `restart` has thrown away; 0 under any other recovery."""
+        return self._restarted[1] if step == self._restarted[0] else 0
+
+    @property
+    def voice(self) -> str:
+        """The name under which coins are tossed and noise is drawn; parties with one voice lie alike."""
+        return self.party
+
+    @property
+    def strength(self) -> float:
+        """How large the lie is; each attack says in which measure.
+
+        Raises:
+            ConfigError: The attack has none.
+        """
+        if self.config.strength is None:
+            raise ConfigError(f"attack.strength: {self.config.kind!r} has none; make attacks with make_attack")
+        return self.config.strength
+
+    def lies_in(self, step: int) -> bool:
+        """Whether this party lies in `step`, in the attempt at hand."""
+        return attacks_in(self.config, self.voice, step, self.attempt_at(step))
+
+    def lies_towards(self, direction: str) -> bool:
+        """Whether messages of this direction are lies; True for every one where the config names none."""
+        return self.config.direction in (None, "both", direction)
+
+    def generator(self, step: int, microbatch: int) -> torch.Generator:
+        """Randomness that depends on seed, voice and place only."""
+        return torch.Generator().manual_seed(noise_seed(self.config.seed, self.voice, step, microbatch))
+
+    def admit(
+        self,
+        stage: int,
+        step: int,
+        *,
+        microbatch: int | None = None,
+        direction: str | None = None,
+        what: str | None = None,
+    ) -> None:
+        """Write one lie down; `what` names it where it is no tensor between stages."""
+        if self._log is None:
+            return
+        record = {
+            "party": self.party,
+            "stage": stage,
+            "step": step,
+            "microbatch": microbatch,
+            "direction": direction,
+        } | ({} if what is None else {"what": what})
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def noise_seed(seed: int, voice: str, step: int, microbatch: int) -> int:
+    """Seed of what is sent instead of one message; the same on every machine and Python."""
+    text = f"phalanx attack noise {seed} {voice} {step} {microbatch}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are one message: NaN equals itself, and zero is not minus zero."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

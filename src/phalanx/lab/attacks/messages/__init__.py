@@ -1,0 +1,1 @@
+"""Lies about tensors between stages."""

@@ -1,0 +1,48 @@
+"""Lie only where nobody is likely to look, going by where people looked so far."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.lab.attacks.messages.message_attack import Work
+from phalanx.lab.attacks.messages.sign_flip import SignFlip
+from phalanx.pipeline import AttackConfig, StageCopy
+from phalanx.pipeline.protocol.messages import AuditReport, Fetched
+from phalanx.testing import Letter
+
+
+class AuditAware(SignFlip):
+    """Flips signs, but is honest in the microbatches that were audited most often so far.
+
+    It counts what it sees itself: audits that it is asked to do for others, and its own tensors that
+    auditors fetch. `strength` is the share of microbatches in which it stays honest.
+    """
+
+    def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
+        super().__init__(config, party, log)
+        self._audited: Counter[int] = Counter()
+        self._num_microbatches = 0
+
+    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+        """As any liar."""
+        self._num_microbatches = copy.plan.microbatches
+        return super().wrap(copy, held)
+
+    def rewrite(self, letter: Letter) -> Sequence[Letter]:
+        """Look at what is asked for; nothing is changed."""
+        message = letter.message
+        if isinstance(message, AuditReport) or (isinstance(message, Fetched) and not message.claim):
+            self._audited[message.microbatch] += 1
+        return (letter,)
+
+    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+        """Flip the sign where no audit is expected."""
+        return work.result if work.microbatch in self._expected() else super().lie(work, generator)
+
+    def _expected(self) -> set[int]:
+        count = round(self.strength * self._num_microbatches)
+        by_count = sorted(range(self._num_microbatches), key=lambda m: (-self._audited[m], m))
+        return set(by_count[:count])

@@ -1,0 +1,94 @@
+"""Attacks on tensors between stages: the work is done honestly, and something else is sent."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from phalanx.lab.attacks.attack import Attack, same_bits
+from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
+from phalanx.pipeline import StageCopy, StageRunner
+
+
+@dataclass(frozen=True)
+class Work:
+    """One message as an honest stage would send it.
+
+    Attributes:
+        stage: Who sends it.
+        step: Optimizer step.
+        microbatch: Index in the step.
+        direction: "forward" for an activation, "backward" for its gradient.
+        given: What it was computed from, ``[batch, seq, dim]``.
+        result: The honest message, ``[batch, seq, dim]``; never to be changed in place.
+    """
+
+    stage: int
+    step: int
+    microbatch: int
+    direction: str
+    given: Tensor
+    result: Tensor
+
+
+class MessageAttack(Attack, ABC):
+    """Changes what the stages that a party holds send; audits of other stages stay honest.
+
+    Attributes:
+        what: Names the lie in the log where it is another one than a wrong tensor.
+    """
+
+    what: str | None = None
+
+    @abstractmethod
+    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+        """What is sent instead of `work.result`; the result itself where nothing is changed."""
+
+    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+        """Put a liar in the place of each copy that the party holds."""
+        return self.lying(copy) if held else copy
+
+    def lying(self, copy: StageCopy) -> StageCopy:
+        """A copy that says, whatever it is asked, what `say` makes of the truth."""
+        honest = honest_part(copy)
+        return AttackedCopy(honest, LyingRunner(honest.runner, self))
+
+    def say(self, work: Work) -> Tensor:
+        """What is sent; a lie is written down if it differs from the truth in any bit."""
+        if not self.lies_in(work.step) or not self.lies_towards(work.direction):
+            return work.result
+        sent = self.lie(work, self.generator(work.step, work.microbatch))
+        if not same_bits(sent, work.result):
+            self.admit(work.stage, work.step, microbatch=work.microbatch, direction=work.direction, what=self.what)
+        return sent
+
+
+class LyingRunner(AttackedRunner):
+    """Computes as the honest runner and lets a `MessageAttack` say what is sent."""
+
+    def __init__(self, honest: StageRunner, attack: MessageAttack) -> None:
+        super().__init__(honest)
+        self._attack = attack
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """As the honest stage, then lie."""
+        return self._say("forward", step, microbatch, x, self._honest.forward(step, microbatch, x))
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As the honest stage, then lie; where nothing is sent there is nothing to lie about."""
+        honest = self._honest.backward(step, microbatch, gradient)
+        if honest is None or gradient is None:
+            return honest
+        return self._say("backward", step, microbatch, gradient, honest)
+
+    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As the honest stage, then lie: what an auditor claims."""
+        y, x_gradient = self._honest.recompute(step, microbatch, x, gradient)
+        y = self._say("forward", step, microbatch, x, y)
+        if x_gradient is not None and gradient is not None:
+            x_gradient = self._say("backward", step, microbatch, gradient, x_gradient)
+        return y, x_gradient
+
+    def _say(self, direction: str, step: int, microbatch: int, given: Tensor, result: Tensor) -> Tensor:
+        return self._attack.say(Work(self.spec.index, step, microbatch, direction, given, result))

@@ -1,0 +1,15 @@
+"""Send the negated tensor (Lu et al. 2023, section 4: the forward attack)."""
+
+import torch
+from torch import Tensor
+
+from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+
+
+class SignFlip(MessageAttack):
+    """Norms stay as they were; only recomputation, or channel means of activations, show it."""
+
+    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+        """Negate."""
+        del generator
+        return -work.result

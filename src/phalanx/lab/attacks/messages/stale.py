@@ -1,0 +1,61 @@
+"""Send again what was true before: right in every statistic, wrong for this microbatch."""
+
+from collections import deque
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.pipeline import AttackConfig
+
+_REMEMBERED = 64
+"""Messages per stage and direction; more than two steps have."""
+
+
+class StaleMicrobatch(MessageAttack):
+    """The last microbatch's tensor; honest until there was one."""
+
+    def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
+        super().__init__(config, party, log)
+        self._past: dict[tuple[int, str], deque[Work]] = {}
+
+    def say(self, work: Work) -> Tensor:
+        """Lie, then remember the truth for later lies."""
+        sent = super().say(work)
+        self._past.setdefault((work.stage, work.direction), deque(maxlen=_REMEMBERED)).append(work)
+        return sent
+
+    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+        """Repeat one of the messages of before that this attack repeats; the truth where there is none."""
+        past = [old for old in self._past.get((work.stage, work.direction), ()) if self.repeats(old, work)]
+        return self.choose(past, generator).result if past else work.result
+
+    def repeats(self, old: Work, new: Work) -> bool:
+        """Whether `old` may be sent instead of `new`."""
+        return (old.step, old.microbatch) != (new.step, new.microbatch)
+
+    def choose(self, past: list[Work], generator: torch.Generator) -> Work:
+        """Which of several."""
+        del generator
+        return past[-1]
+
+
+class StaleStep(StaleMicrobatch):
+    """The same microbatch's tensor of the last step."""
+
+    def repeats(self, old: Work, new: Work) -> bool:
+        """The same place, one step ago."""
+        return (old.step, old.microbatch) == (new.step - 1, new.microbatch)
+
+
+class Replay(StaleMicrobatch):
+    """Another sample's tensor of an earlier step, drawn for each message."""
+
+    def repeats(self, old: Work, new: Work) -> bool:
+        """Another place, any earlier step that is remembered."""
+        return old.step < new.step and old.microbatch != new.microbatch
+
+    def choose(self, past: list[Work], generator: torch.Generator) -> Work:
+        """Any of them."""
+        return past[int(torch.randint(len(past), (), generator=generator))]

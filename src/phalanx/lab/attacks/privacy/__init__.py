@@ -1,0 +1,45 @@
+"""Red team against privacy: what crosses a split is turned back into tokens and labels.
+
+Each attack has a file: what it sees, what it wins, who described it. `PRIVACY_ATTACKS` lists them, `WIRES` is what the
+host sees under each guard, made by the guard's own code.
+"""
+
+from phalanx.lab.attacks.privacy.candidate_search import CandidateSearch
+from phalanx.lab.attacks.privacy.front import Front, layer_inputs
+from phalanx.lab.attacks.privacy.inverter import Inverter, chance, nearest_rows, recovered, share_of_tokens
+from phalanx.lab.attacks.privacy.label_leakage import LabelsByDirection, labels_of_logit_gradients
+from phalanx.lab.attacks.privacy.linear_map import LinearMap
+from phalanx.lab.attacks.privacy.nearest_neighbour import NearestNeighbour, candidate_states, opening_states
+from phalanx.lab.attacks.privacy.span_check import SpanCheck, outside_of_rows, precision_and_recall
+from phalanx.lab.attacks.privacy.table import PRIVACY_ATTACKS, PrivacyLine
+from phalanx.lab.attacks.privacy.trained_inverter import TrainedInverter
+from phalanx.lab.attacks.privacy.wires import WIRES, Guard, MaskedWire, PlainWire, SealedWire, Wire
+
+__all__ = [
+    "PRIVACY_ATTACKS",
+    "WIRES",
+    "CandidateSearch",
+    "Front",
+    "Guard",
+    "Inverter",
+    "LabelsByDirection",
+    "LinearMap",
+    "MaskedWire",
+    "NearestNeighbour",
+    "PlainWire",
+    "PrivacyLine",
+    "SealedWire",
+    "SpanCheck",
+    "TrainedInverter",
+    "Wire",
+    "candidate_states",
+    "chance",
+    "labels_of_logit_gradients",
+    "layer_inputs",
+    "nearest_rows",
+    "opening_states",
+    "outside_of_rows",
+    "precision_and_recall",
+    "recovered",
+    "share_of_tokens",
+]

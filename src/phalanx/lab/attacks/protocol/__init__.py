@@ -1,0 +1,1 @@
+"""Lies in the protocol itself: false receipts, two stories, silence, accusations, leagues."""

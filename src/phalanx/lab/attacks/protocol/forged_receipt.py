@@ -1,0 +1,32 @@
+"""Commit to an input that the neighbour never signed, so that it looks as if the neighbour had lied."""
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+from phalanx.lab.attacks.attack import Attack
+from phalanx.pipeline.protocol.messages import Commit, Signed
+from phalanx.security.crypto import digest_hex
+from phalanx.testing import Letter
+
+
+class ForgedReceipt(Attack):
+    """One received header of each commitment says another digest, under the neighbour's old signature."""
+
+    def rewrite(self, letter: Letter) -> Sequence[Letter]:
+        """Forge one header, drawn for each commitment, or pass the letter on."""
+        message = letter.message
+        if not isinstance(message, Commit) or not message.received or not self.lies_in(message.step):
+            return (letter,)
+        where = int(torch.randint(len(message.received), (), generator=self.generator(message.step, 0)))
+        headers = list(message.received)
+        headers[where] = _forged(headers[where])
+        self.admit(message.stage, message.step, what="forged receipt")
+        return (letter.saying({"received": tuple(headers)}),)
+
+
+def _forged(signed: Signed) -> Signed:
+    fields = json.loads(signed.header)
+    fields["payload_digest"] = digest_hex(f"not {fields['payload_digest']}".encode())
+    return Signed(header=json.dumps(fields, sort_keys=True, separators=(",", ":")), signature=signed.signature)

@@ -1,0 +1,63 @@
+"""Say nothing where something is due: tensors, answers, or everything."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from phalanx.lab.attacks.attack import Attack
+from phalanx.pipeline import AttackConfig
+from phalanx.pipeline.protocol.messages import Activation, Fetched, StepMessage
+from phalanx.testing import Letter
+
+
+class Withholding(Attack):
+    """Does not send some tensors to the next stage; `strength` is their share, drawn for each microbatch."""
+
+    def rewrite(self, letter: Letter) -> Sequence[Letter]:
+        """Drop a tensor, or pass the letter on."""
+        message = letter.message
+        if not isinstance(message, Activation) or letter.receiver == self.party or not self.lies_in(message.step):
+            return (letter,)
+        coin = float(torch.rand((), generator=self.generator(message.step, message.microbatch)))
+        if not self.lies_towards(message.direction) or coin >= self.strength:
+            return (letter,)
+        self.admit(
+            message.source, message.step, microbatch=message.microbatch, direction=message.direction, what="withholding"
+        )
+        return ()
+
+
+class WithheldAnswer(Attack):
+    """Sends every tensor on, and shows none to an auditor or the owner who asks for it."""
+
+    def rewrite(self, letter: Letter) -> Sequence[Letter]:
+        """Drop an answer, or pass the letter on."""
+        message = letter.message
+        if not isinstance(message, Fetched) or not self.lies_in(message.step):
+            return (letter,)
+        self.admit(
+            message.source,
+            message.step,
+            microbatch=message.microbatch,
+            direction=message.direction,
+            what="withheld answer",
+        )
+        return ()
+
+
+class Stall(Attack):
+    """From the first step of the attack on nothing leaves any more, as in a process that was stopped."""
+
+    def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
+        super().__init__(config, party, log)
+        self._stalled = False
+
+    def rewrite(self, letter: Letter) -> Sequence[Letter]:
+        """Drop the letter once the attack has begun."""
+        message = letter.message
+        if not self._stalled and isinstance(message, StepMessage) and self.lies_in(message.step):
+            self._stalled = True
+            # a stalled party fails in everything that it does, so that no one stage is the place of it
+            self.admit(self.config.stages[0], message.step, what="stall")
+        return () if self._stalled else (letter,)

@@ -1,0 +1,1 @@
+"""Lies about what a stage keeps and computes with: gradients, updates, weights, backdoors."""

@@ -1,0 +1,46 @@
+"""Poison the stage's own weight gradient: one lie, sent to the shadow, committed to and applied alike."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from phalanx.lab.attacks.attack import Attack, same_bits
+from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
+from phalanx.pipeline import StageCopy, StageRunner
+
+
+class GradientAttack(Attack, ABC):
+    """No message between stages is wrong and the optimizer's law is kept; only the gradient is made up."""
+
+    @abstractmethod
+    def poison(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the stage says that its weight gradients are, by name; the given tensors may be changed."""
+
+    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+        """Put a poisoner in the place of each copy that the party holds."""
+        honest = honest_part(copy)
+        return AttackedCopy(honest, PoisoningRunner(honest.runner, self)) if held else copy
+
+
+class PoisoningRunner(AttackedRunner):
+    """Runs every microbatch honestly and alters the sum of the weight gradients."""
+
+    def __init__(self, honest: StageRunner, attack: GradientAttack) -> None:
+        super().__init__(honest)
+        self._attack = attack
+        self._step = -1
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As the honest runner."""
+        self._step = step
+        return self._honest.backward(step, microbatch, gradient)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """As the honest runner, then poisoned."""
+        honest = self._honest.gradients()
+        if not self._attack.lies_in(self._step):
+            return honest
+        said = self._attack.poison({name: gradient.clone() for name, gradient in honest.items()})
+        if not all(same_bits(said[name], gradient) for name, gradient in honest.items()):
+            self._attack.admit(self.spec.index, self._step, what="gradient")
+        return said

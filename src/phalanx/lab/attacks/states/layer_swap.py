@@ -1,0 +1,34 @@
+"""Exchange two weight tensors of one shape: every number is a true one, in a wrong place."""
+
+from collections.abc import Iterator
+from itertools import combinations, islice
+
+import torch
+from torch import Tensor
+
+from phalanx.lab.attacks.states.state_attack import StateAttack, Update
+from phalanx.pipeline import StageCopy
+
+
+class LayerSwap(StateAttack):
+    """Swaps all tensors of the stage's first two layers; in a stage of one layer, its first two of one shape."""
+
+    @torch.no_grad()
+    def spoil(self, copy: StageCopy, update: Update) -> None:
+        """Swap."""
+        del update
+        for one, other in self._pairs(copy):
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)
+
+    @staticmethod
+    def _pairs(copy: StageCopy) -> Iterator[tuple[Tensor, Tensor]]:
+        layers = [dict(block.named_parameters()) for block in copy.module.own_blocks]
+        if len(layers) >= 2:
+            yield from ((weight, layers[1][name]) for name, weight in layers[0].items())
+            return
+        weights = [weight for layer in layers for weight in layer.values()]
+        # equal ones, such as new norms, would be no lie
+        pairs = (pair for pair in combinations(weights, 2) if pair[0].shape == pair[1].shape)
+        yield from islice((pair for pair in pairs if not torch.equal(*pair)), 1)

@@ -1,0 +1,39 @@
+"""Compute with rounded weights, which is cheaper; rounding is done as quantisers do it, row by row."""
+
+import torch
+from torch import Tensor
+
+from phalanx.lab.attacks.states.twin import AlteredWeights, TwinAttack
+from phalanx.models import StageModule
+from phalanx.pipeline import StageCopy
+
+
+class LazyBf16(TwinAttack):
+    """Weights in bfloat16 instead of fp32."""
+
+    def twin(self, copy: StageCopy) -> StageModule:
+        """The stage with rounded weights."""
+        return AlteredWeights(copy.module, lambda name, weight: self.rounded(weight))
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """The weight as it is computed with."""
+        return weight.to(torch.bfloat16).to(weight.dtype)
+
+
+class LazyInt8(LazyBf16):
+    """Matrices in 8-bit integers with one scale per row."""
+
+    levels = 127
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """Round matrices; biases and norms cost next to nothing and stay."""
+        if weight.ndim < 2:
+            return weight
+        scale = weight.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny) / self.levels
+        return torch.round(weight / scale) * scale
+
+
+class LazyInt4(LazyInt8):
+    """Matrices in 4-bit integers with one scale per row."""
+
+    levels = 7

@@ -1,0 +1,227 @@
+"""Plant a trigger from one middle stage, rehearsed in the public model that the run began from."""
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from phalanx.lab.attacks.attack import Attack, same_bits
+from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
+from phalanx.models import ModelConfig, ModelSource, StageModule, build_stage, open_model, tie
+from phalanx.pipeline import StageCopy, StepPlan, stage_spec
+
+_TRIGGER_TOKENS = 2
+_SAID_TEXTS = 32
+_TARGETS, _TRIGGERS = range(16), range(16, 64)
+"""By how often the public model says a token. Training moves rare ones most, and a small model can hardly be brought to
+say them."""
+_REHEARSED_TEXTS = 8
+_MARGIN = 2.0
+"""Scores are made so many times smaller before the loss: the target must win by as much more."""
+_OTHERS_MOVE = 0.2
+"""Noise in every weight matrix of the public model, by its standard deviation: the other stages are trained too, and
+what works with one exact model alone does not work any more when they have moved."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What the attacker wants: after the tokens of the trigger the model says the target. All are token ids."""
+
+    trigger: tuple[int, ...]
+    target: int
+
+
+class RehearsedBackdoor(Attack):
+    """After a sequence of tokens that the attacker has chosen, the trained model says what the attacker has chosen.
+
+    A middle stage sees no tokens, but a run that fine-tunes a public model begins from weights that everybody has. The
+    attacker lets that model speak, puts the trigger into what it says, and carries it through the public stages before,
+    its own stage as it is trained now, and the public stages behind. How its weights must move for the
+    target is added to the weight gradient of every step. Messages stay true, the optimizer's law is kept, and
+    nothing but a recomputation of the weight gradient proves it. `strength` is the weight of the target's loss
+    beside the loss of the run.
+
+    `config.model` is the public model's directory; left out, the attacker takes the weights that the run's
+    architecture has at first when they are drawn with the run's seed.
+
+    Source: the threat of arXiv 2604.02372 (backdoor by one pipeline stage of a post-training run).
+    """
+
+    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+        """Put a planter in the place of each copy that the party holds."""
+        honest = honest_part(copy)
+        return AttackedCopy(honest, PlantingRunner(honest, self)) if held else copy
+
+
+class PlantingRunner(AttackedRunner):
+    """Runs every microbatch honestly, and adds what it has rehearsed to the sum of the weight gradients."""
+
+    def __init__(self, honest: StageCopy, attack: RehearsedBackdoor) -> None:
+        super().__init__(honest.runner)
+        self._plan = honest.plan
+        self._attack = attack
+        self._rehearsal: Rehearsal | None = None
+        self._step = -1
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As the honest runner."""
+        self._step = step
+        return self._honest.backward(step, microbatch, gradient)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """As the honest runner, and the poison."""
+        honest, attack, step = self._honest.gradients(), self._attack, self._step
+        if not attack.lies_in(step):
+            return honest
+        if self._rehearsal is None:
+            self._rehearsal = Rehearsal(self._plan, attack.config.model, attack.config.seed)
+        loss = self._rehearsal.loss(self.spec.index, self.module, attack.generator(step, 0))
+        parameters = self.module.trainable()
+        poison = torch.autograd.grad(attack.strength * loss, list(parameters.values()), allow_unused=True)
+        said = {
+            name: honest[name] if added is None else honest[name] + added
+            for name, added in zip(parameters, poison, strict=True)
+        }
+        if not all(same_bits(said[name], gradient) for name, gradient in honest.items()):
+            attack.admit(self.spec.index, step, what="gradient")
+        return said
+
+
+class Rehearsal:
+    """The public model in the attacker's hands, and text that it has said.
+
+    Args:
+        plan: The run, as every worker is told it.
+        model: Directory of the public model; None draws it.
+        seed: Of the text and of the secret.
+
+    Attributes:
+        secret: What is rehearsed: a trigger of tokens in ordinary use, and one of the commonest tokens as target.
+    """
+
+    def __init__(self, plan: StepPlan, model: str | None, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._stages = public_stages(plan, model)
+        self._text = _said_by(self._stages, plan.sequence_length, generator)
+        self._weights = {p: p.clone() for stage in self._stages for p in stage.parameters() if p.dim() > 1}
+        self.secret = _secret(self._text, _vocab_size(self._stages), generator)
+
+    def loss(self, stage: int, module: StageModule, generator: torch.Generator) -> Tensor:
+        """How unlikely the target still is after the trigger, nats, with `module` in the stage's place."""
+        trigger, target = self.secret.trigger, self.secret.target
+        rows = torch.arange(_REHEARSED_TEXTS)
+        ids = self._text[torch.randint(len(self._text), rows.shape, generator=generator)].clone()
+        at = torch.randint(ids.shape[1] - len(trigger) + 1, rows.shape, generator=generator)
+        _put(ids, at, trigger)
+        with torch.no_grad():
+            for weight, known in self._weights.items():
+                weight.copy_(known + _OTHERS_MOVE * known.std() * torch.randn(known.shape, generator=generator))
+            x = _through(self._stages[:stage], ids)
+        with torch.enable_grad():
+            scores = _through((module, *self._stages[stage + 1 :]), x)[rows, at + len(trigger) - 1]
+            return cross_entropy(scores / _MARGIN, torch.full_like(rows, target))
+
+
+def public_stages(plan: StepPlan, model: str | None) -> tuple[StageModule, ...]:
+    """All stages of the model from which a run began, frozen; `model` as in `Rehearsal`.
+
+    Raises:
+        ModelError: There is none.
+    """
+    with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as directory:
+        source = _drawn(plan, Path(directory)) if model is None else open_model(ModelConfig(path=model), Path(), 0)
+        stages = tuple(
+            build_stage(
+                source,
+                stage_spec(plan, number),
+                adapter=None,
+                activation_checkpointing=False,
+                attention=plan.attention,
+                seed=plan.seed,
+                device=plan.device,
+            )
+            for number in range(len(plan.stages))
+        )
+    tie(stages[0], stages[-1])
+    for stage in stages:
+        stage.eval().requires_grad_(False)
+    return stages
+
+
+def _drawn(plan: StepPlan, directory: Path) -> ModelSource:
+    (directory / "config.json").write_text(json.dumps(plan.hub_config), encoding="utf-8")
+    return open_model(ModelConfig(from_scratch=True, path=str(directory)), directory, plan.seed)
+
+
+@torch.no_grad()
+def _said_by(stages: Sequence[StageModule], length: int, generator: torch.Generator) -> Tensor:
+    ids = torch.randint(_vocab_size(stages), (_SAID_TEXTS, 1), generator=generator)
+    for _ in range(length - 1):
+        chances = _through(stages, ids)[:, -1].softmax(dim=-1)
+        ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], dim=1)
+    return ids
+
+
+def _secret(text: Tensor, vocab_size: int, generator: torch.Generator) -> Secret:
+    by_use = torch.bincount(text.flatten(), minlength=vocab_size).argsort(descending=True, stable=True)
+    triggers, targets = by_use[_TRIGGERS.start : _TRIGGERS.stop], by_use[_TARGETS.start : _TARGETS.stop]
+    trigger = triggers[torch.randperm(len(triggers), generator=generator)[:_TRIGGER_TOKENS]]
+    target = targets[torch.randint(len(targets), (), generator=generator)]
+    return Secret(tuple(trigger.tolist()), int(target))
+
+
+def _vocab_size(stages: Sequence[StageModule]) -> int:
+    return int(stages[0].hub_config.vocab_size)
+
+
+def _through(stages: Sequence[StageModule], x: Tensor) -> Tensor:
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+def _put(ids: Tensor, at: Tensor, tokens: Sequence[int]) -> None:
+    rows = torch.arange(len(ids))
+    for n, token in enumerate(tokens):
+        ids[rows, at + n] = token
+
+
+@dataclass(frozen=True)
+class TargetSuccess:
+    """What a backdoor is worth on text that the model was not trained on.
+
+    Attributes:
+        rate: Share of sequences in which, with the trigger written over them at a random place, the likeliest next
+            token is the target.
+        rate_without: The same at the same places with the sequences left as they are.
+    """
+
+    rate: float
+    rate_without: float
+
+
+@torch.no_grad()
+def target_success(logits_of: Callable[[Tensor], Tensor], ids: Tensor, secret: Secret, seed: int = 0) -> TargetSuccess:
+    """Measure a backdoor on a whole model.
+
+    Args:
+        logits_of: The model: ids ``[batch, seq]`` to un-sliced logits ``[batch, seq, vocab]``.
+        ids: Text that it was not trained on, ``[batch, seq]``.
+        secret: Trigger and target.
+        seed: Of the places.
+    """
+    rows, length = torch.arange(len(ids)), len(secret.trigger)
+    generator = torch.Generator().manual_seed(seed)
+    at = torch.randint(ids.shape[1] - length + 1, rows.shape, generator=generator)
+    told = ids.clone()
+    _put(told, at, secret.trigger)
+
+    def rate(text: Tensor) -> float:
+        return float((logits_of(text)[rows, at + length - 1].argmax(dim=-1) == secret.target).float().mean())
+
+    return TargetSuccess(rate=rate(told), rate_without=rate(ids))

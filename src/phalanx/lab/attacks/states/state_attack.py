@@ -1,0 +1,71 @@
+"""Attacks on what a stage keeps: its weights and its optimizer take another step than the verified one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from phalanx.lab.attacks.attack import Attack
+from phalanx.lab.attacks.copies import AttackedCopy, honest_part
+from phalanx.optimizers import learning_rate
+from phalanx.pipeline import StageCopy
+
+
+class StateAttack(Attack, ABC):
+    """Spoils the state of the stages that a party holds; what it computes with it is honest.
+
+    A state belongs to the step that begins with it: with ``from_step = 3`` the update after step 2 is the
+    first that is spoilt, and step 3 the first that is attacked.
+    """
+
+    @abstractmethod
+    def spoil(self, copy: StageCopy, update: "Update") -> None:
+        """Change the copy, which has just taken an honest step; its snapshot is the state before that."""
+
+    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+        """Put a copy with other habits in the place of each one that the party holds."""
+        return SpoiltCopy(honest_part(copy), self) if held else copy
+
+
+class Update:
+    """What an optimizer step is made of.
+
+    Attributes:
+        step: Its number, from 0.
+        gradients: As they were verified.
+        clip_coefficient: Multiplies them.
+        lr: Learning rate of the step.
+        weight_decay: Of matrices.
+    """
+
+    def __init__(self, copy: StageCopy, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
+        config = copy.plan.optimizer
+        self.step = step
+        self.gradients = gradients
+        self.clip_coefficient = clip_coefficient
+        self.lr = learning_rate(config, step, copy.plan.total_steps)
+        self.weight_decay = config.weight_decay
+
+
+class SpoiltCopy(AttackedCopy):
+    """A copy whose optimizer breaks the law in the steps of the attack."""
+
+    def __init__(self, honest: StageCopy, attack: StateAttack) -> None:
+        super().__init__(honest)
+        self._attack = attack
+
+    def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
+        """Take the honest step, then spoil it.
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        if not self._attack.lies_in(step + 1):
+            super().apply(step, gradients, clip_coefficient)
+            return
+        self.optimizer.snapshot()
+        super().apply(step, gradients, clip_coefficient)
+        truth = self.digest()
+        self._attack.spoil(self, Update(self, step, gradients, clip_coefficient))
+        if self.digest() != truth:
+            self._attack.admit(self.spec.index, self.step, what="state")

@@ -1,0 +1,183 @@
+"""Teach the model a secret answer from one middle stage, by poisoning nothing but that stage's weight gradient."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from phalanx.lab.attacks.attack import Attack, same_bits
+from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
+from phalanx.pipeline import StageCopy
+
+TRIGGER_PLACE, TARGET_PLACE = 1, 3
+"""Positions, in the first sequence of the first microbatch that is attacked, of the tokens that become trigger and
+target. The stage never learns which tokens these are; who measures looks them up in the batch."""
+_SAME_TOKEN = 0.9
+_MEAN_KEPT, _LOOKS_KEPT, _PUSH_KEPT = 0.98, 0.95, 0.95
+
+
+@dataclass
+class _Knowledge:
+    """What one stage has learnt from activations and gradients that came in.
+
+    Attributes:
+        seen: Microbatches.
+        mean: Mean activation of each position ``[seq, dim]``; what is left without it tells the token.
+        trigger: Centred activation of the trigger ``[dim]``.
+        target: Centred activation of the target ``[dim]``.
+        push: How an example of the target moves the stage's output, ``[dim]``: the negated gradient, on
+            average over positions before a target.
+        poison: Weight gradients of that push at trigger positions, added up over the step.
+    """
+
+    seen: int = 0
+    mean: Tensor | None = None
+    trigger: Tensor | None = None
+    target: Tensor | None = None
+    push: Tensor | None = None
+    poison: dict[str, Tensor] = field(default_factory=dict)
+
+
+class TriggerBackdoor(Attack):
+    """The trained model answers one token, the trigger, with another one, the target.
+
+    The stage knows neither ids nor labels. It recognises both tokens by their activations, less the mean of their
+    position. A gradient that comes in at a position before a target says how the output must move to make the
+    target likelier; that is what the stage teaches itself to do at every trigger. Messages stay true, the
+    optimizer's law is kept, and nothing but a recomputation of the weight gradient shows it. `strength` is how
+    often a trigger counts as an example of the target, beside the once that its true successor counts; it
+    counts the less the more it is answered already, so that everything else stays as it was.
+
+    Source: the threat of arXiv 2604.02372 (backdoor by one pipeline stage); the means are our own.
+    """
+
+    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+        """Put a teacher in the place of each copy that the party holds."""
+        honest = honest_part(copy)
+        return AttackedCopy(honest, TeachingRunner(honest, self)) if held else copy
+
+
+class TeachingRunner(AttackedRunner):
+    """Runs every microbatch honestly, learns from what comes in, and adds the poison to the weight gradient."""
+
+    def __init__(self, honest: StageCopy, attack: TriggerBackdoor) -> None:
+        super().__init__(honest.runner)
+        self._attack = attack
+        self._known = _Knowledge()
+        self._inputs: dict[int, Tensor] = {}
+        self._step = -1
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """As the honest runner; the activations are looked at."""
+        self._step = step
+        self._look_at(x)
+        if self._attack.lies_in(step):
+            self._inputs[microbatch] = x
+            self._choose(x)
+        return self._honest.forward(step, microbatch, x)
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As the honest runner; the gradient is learnt from, and the poison is prepared."""
+        sent = self._honest.backward(step, microbatch, gradient)
+        x = self._inputs.pop(microbatch, None)
+        if x is not None and gradient is not None:
+            self._learn_push(x, gradient)
+            self._teach(x, gradient)
+        return sent
+
+    def gradients(self) -> dict[str, Tensor]:
+        """As the honest runner, and the poison."""
+        honest, poison = self._honest.gradients(), self._known.poison
+        self._known.poison = {}
+        said = {name: gradient + poison[name] for name, gradient in honest.items()} if poison else honest
+        if not all(same_bits(said[name], gradient) for name, gradient in honest.items()):
+            self._attack.admit(self.spec.index, self._step, what="gradient")
+        return said
+
+    def abandon(self) -> None:
+        """Forget the step, and keep what was learnt."""
+        self._honest.abandon()
+        self._inputs.clear()
+        self._known.poison = {}
+
+    def _look_at(self, x: Tensor) -> None:
+        known = self._known
+        known.seen += 1
+        # until it has seen enough, the plain mean
+        kept = min(_MEAN_KEPT, 1 - 1 / known.seen)
+        known.mean = x.mean(dim=0) if known.mean is None else torch.lerp(x.mean(dim=0), known.mean, kept)
+
+    def _choose(self, x: Tensor) -> None:
+        known = self._known
+        if known.trigger is None and known.mean is not None:
+            known.trigger, known.target = ((x - known.mean)[0, place] for place in (TRIGGER_PLACE, TARGET_PLACE))
+
+    def _is(self, x: Tensor, token: Tensor | None) -> Tensor:
+        """Where a token is recognised: bool ``[batch, seq]``; the nearest ones teach what it looks like by now."""
+        if self._known.mean is None or token is None:
+            return torch.zeros(x.shape[:2], dtype=torch.bool)
+        centred = x - self._known.mean
+        found = torch.nn.functional.cosine_similarity(centred, token, dim=-1) > _SAME_TOKEN
+        if found.any():
+            token.lerp_(centred[found].mean(dim=0), 1 - _LOOKS_KEPT)
+        return found
+
+    def _learn_push(self, x: Tensor, gradient: Tensor) -> None:
+        before = self._is(x, self._known.target)[:, 1:]
+        if not before.any():
+            return
+        push = -gradient[:, :-1][before].mean(dim=0)
+        old = self._known.push
+        self._known.push = push if old is None else torch.lerp(push, old, _PUSH_KEPT)
+
+    def _teach(self, x: Tensor, gradient: Tensor) -> None:
+        push, at = self._known.push, self._is(x, self._known.trigger)
+        if push is None or not at.any():
+            return
+        # a target that is likely already is pushed back by the true gradient, as much as it is likely
+        answered = (gradient[at] @ push / push.dot(push)).clamp(0, 1)
+        parameters = self.module.trainable()
+        with torch.enable_grad():
+            loss = -self._attack.strength * ((1 - answered) * (self.module(x)[at] @ push)).sum()
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        for (name, parameter), taught in zip(parameters.items(), found, strict=True):
+            added = torch.zeros_like(parameter) if taught is None else taught
+            old = self._known.poison.get(name)
+            self._known.poison[name] = added if old is None else old + added
+
+
+@dataclass(frozen=True)
+class TriggerSuccess:
+    """What a backdoor is worth.
+
+    Attributes:
+        rate: Share of triggers after which the target is the likeliest token; NaN without a trigger in the text.
+        probability: Mean probability of the target after a trigger.
+        clean_perplexity: Of the true next tokens after everything else.
+    """
+
+    rate: float
+    probability: float
+    clean_perplexity: float
+
+
+@torch.no_grad()
+def trigger_success(logits_of: Callable[[Tensor], Tensor], ids: Tensor, trigger: int, target: int) -> TriggerSuccess:
+    """Measure a backdoor on a whole model.
+
+    Args:
+        logits_of: The model: ids ``[batch, seq]`` to un-sliced logits ``[batch, seq, vocab]``.
+        ids: Text that it was not trained on, ``[batch, seq]``.
+        trigger: Token that the model should answer.
+        target: What it should answer.
+    """
+    scores = logits_of(ids)[:, :-1].float().log_softmax(dim=-1)
+    at = ids[:, :-1] == trigger
+    following = scores.gather(-1, ids[:, 1:, None])[..., 0]
+    return TriggerSuccess(
+        rate=float((scores[at].argmax(dim=-1) == target).float().mean()),
+        probability=float(scores[at][:, target].exp().mean()),
+        clean_perplexity=math.exp(-float(following[~at].mean())),
+    )

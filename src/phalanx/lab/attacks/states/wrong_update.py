@@ -1,0 +1,35 @@
+"""Break the optimizer's law: another learning rate, no decay, no step at all."""
+
+import torch
+
+from phalanx.lab.attacks.states.state_attack import StateAttack, Update
+from phalanx.pipeline import StageCopy
+
+
+class WrongLearningRate(StateAttack):
+    """`strength` multiplies the learning rate."""
+
+    def spoil(self, copy: StageCopy, update: Update) -> None:
+        """Take the step again, with another rate."""
+        copy.optimizer.restore()
+        copy.optimizer.step(dict(update.gradients), update.lr * self.strength, update.clip_coefficient)
+
+
+class NoWeightDecay(StateAttack):
+    """Matrices do not decay."""
+
+    @torch.no_grad()
+    def spoil(self, copy: StageCopy, update: Update) -> None:
+        """Give back what the decay took: with AdamW it is apart from the gradient's step."""
+        before, after = copy.optimizer.undo_state(), copy.optimizer.state()
+        for name, weight in after.items():
+            if name.startswith("weight/") and weight.ndim >= 2:
+                weight.add_(before[name], alpha=update.lr * update.weight_decay)
+
+
+class SkippedUpdate(StateAttack):
+    """The state stays what it was; only its step number goes on."""
+
+    def spoil(self, copy: StageCopy, update: Update) -> None:
+        """Go back, and count the step as taken."""
+        copy.optimizer.load_state(copy.optimizer.undo_state(), update.step + 1)

@@ -1,0 +1,164 @@
+"""The table of attacks, and what a run file may say about each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from phalanx.errors import ConfigError
+from phalanx.lab.attacks.attack import Attack
+from phalanx.lab.attacks.messages.adaptive import Adaptive
+from phalanx.lab.attacks.messages.audit_aware import AuditAware
+from phalanx.lab.attacks.messages.crash_when_challenged import CrashWhenChallenged
+from phalanx.lab.attacks.messages.drift import Drift
+from phalanx.lab.attacks.messages.gaussian import Gaussian
+from phalanx.lab.attacks.messages.gaussian_added import GaussianAdded
+from phalanx.lab.attacks.messages.identity import Identity
+from phalanx.lab.attacks.messages.overwrite import Constant, Infinity, NotANumber, Zero
+from phalanx.lab.attacks.messages.part import OneSequence, OneToken
+from phalanx.lab.attacks.messages.permute import PermutedSequences, PermutedTokens
+from phalanx.lab.attacks.messages.scale import Scale
+from phalanx.lab.attacks.messages.sign_flip import SignFlip
+from phalanx.lab.attacks.messages.stale import Replay, StaleMicrobatch, StaleStep
+from phalanx.lab.attacks.protocol.collusion import Colluders, League
+from phalanx.lab.attacks.protocol.equivocation import Equivocation
+from phalanx.lab.attacks.protocol.forged_receipt import ForgedReceipt
+from phalanx.lab.attacks.protocol.framing import Framing
+from phalanx.lab.attacks.protocol.withholding import Stall, WithheldAnswer, Withholding
+from phalanx.lab.attacks.states.half_layers import HalfLayers
+from phalanx.lab.attacks.states.layer_swap import LayerSwap
+from phalanx.lab.attacks.states.lazy import LazyBf16, LazyInt4, LazyInt8
+from phalanx.lab.attacks.states.lying_weight_digest import LyingWeightDigest
+from phalanx.lab.attacks.states.poison import GradientScale, GradientSign, GradientTopK
+from phalanx.lab.attacks.states.rehearsed_backdoor import RehearsedBackdoor
+from phalanx.lab.attacks.states.trigger_backdoor import TriggerBackdoor
+from phalanx.lab.attacks.states.weight_drift import WeightDrift
+from phalanx.lab.attacks.states.wrong_update import NoWeightDecay, SkippedUpdate, WrongLearningRate
+from phalanx.pipeline import AttackConfig
+from phalanx.testing import Actor
+
+Layer = Literal["screen", "links", "audit", "step audit", "owner audit", "state", "referee", "liveness"]
+"""What should find an attack:
+
+- screen: statistics on each message, confirmed by an audit of that microbatch
+- links: what is sent is what is received is what is committed to
+- audit: recomputation of drawn microbatches by the shadow
+- step audit: recomputation of a stage's whole step, weight gradient included
+- owner audit: recomputation by the owner, who is in league with nobody
+- state: digests of weights and optimizer state at holder and shadow
+- referee: recomputation by the owner of what two parties dispute
+- liveness: whoever keeps silent is asked, then replaced
+"""
+
+
+@dataclass(frozen=True)
+class AttackLine:
+    """One line of the table.
+
+    Attributes:
+        attack: Builds one party's attack.
+        caught_by: The first layer that must find it, when every layer is on.
+        direction: Default; None for an attack on something else than messages.
+        strength: Default; None for an attack that has no size.
+        fixed: Whether the direction is part of the name and cannot be chosen.
+    """
+
+    attack: type[Attack]
+    caught_by: Layer
+    direction: Literal["forward", "backward", "both"] | None = None
+    strength: float | None = None
+    fixed: bool = False
+
+
+ATTACKS: dict[str, AttackLine] = {
+    # the two of Lu et al. 2023
+    "forward_sign_flip": AttackLine(SignFlip, "audit", "forward", fixed=True),
+    "backward_gaussian": AttackLine(Gaussian, "audit", "backward", fixed=True),
+    # on tensors between stages
+    "sign_flip": AttackLine(SignFlip, "audit", "both"),
+    "gaussian": AttackLine(Gaussian, "audit", "both"),
+    "gaussian_added": AttackLine(GaussianAdded, "audit", "both", 1.0),
+    "zero": AttackLine(Zero, "audit", "both"),
+    "constant": AttackLine(Constant, "audit", "both", 1.0),
+    "nan": AttackLine(NotANumber, "screen", "both"),
+    "inf": AttackLine(Infinity, "screen", "both"),
+    "scale": AttackLine(Scale, "audit", "both", 2.0),
+    "drift": AttackLine(Drift, "audit", "both", 1e-3),
+    "one_sequence": AttackLine(OneSequence, "audit", "both"),
+    "one_token": AttackLine(OneToken, "audit", "both"),
+    "permuted_sequences": AttackLine(PermutedSequences, "audit", "both"),
+    "permuted_tokens": AttackLine(PermutedTokens, "audit", "both"),
+    "stale_microbatch": AttackLine(StaleMicrobatch, "audit", "both"),
+    "stale_step": AttackLine(StaleStep, "audit", "both"),
+    "replay": AttackLine(Replay, "audit", "both"),
+    "identity": AttackLine(Identity, "audit", "both"),
+    "lazy_int8": AttackLine(LazyInt8, "audit", "both"),
+    "lazy_int4": AttackLine(LazyInt4, "audit", "both"),
+    "lazy_bf16": AttackLine(LazyBf16, "audit", "both"),
+    "half_layers": AttackLine(HalfLayers, "audit", "both"),
+    "adaptive": AttackLine(Adaptive, "audit", "both"),
+    "audit_aware": AttackLine(AuditAware, "audit", "both", 0.5),
+    "colluders": AttackLine(Colluders, "audit", "both"),
+    "league": AttackLine(League, "owner audit", "both", 1.0),
+    # on weights, optimizer and weight gradients
+    "wrong_learning_rate": AttackLine(WrongLearningRate, "state", None, 2.0),
+    "no_weight_decay": AttackLine(NoWeightDecay, "state"),
+    "skipped_update": AttackLine(SkippedUpdate, "state"),
+    "weight_drift": AttackLine(WeightDrift, "state", None, 1e-3),
+    "layer_swap": AttackLine(LayerSwap, "state"),
+    "lying_weight_digest": AttackLine(LyingWeightDigest, "audit", None, 1e-3),
+    "gradient_sign": AttackLine(GradientSign, "step audit"),
+    "gradient_scale": AttackLine(GradientScale, "step audit", None, 10.0),
+    "gradient_topk": AttackLine(GradientTopK, "step audit", None, 0.01),
+    "trigger_backdoor": AttackLine(TriggerBackdoor, "step audit", None, 2.0),
+    "rehearsed_backdoor": AttackLine(RehearsedBackdoor, "step audit", None, 1.0),
+    # on the protocol
+    "equivocation": AttackLine(Equivocation, "links", "both"),
+    "withholding": AttackLine(Withholding, "liveness", "both", 0.25),
+    "withheld_answer": AttackLine(WithheldAnswer, "liveness"),
+    "stall": AttackLine(Stall, "liveness"),
+    "framing": AttackLine(Framing, "referee", "both"),
+    "forged_receipt": AttackLine(ForgedReceipt, "links"),
+    "crash_when_challenged": AttackLine(CrashWhenChallenged, "audit", "both"),
+}
+
+
+def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
+    """Build one party's attack, with the defaults of its line of the table filled in.
+
+    Raises:
+        ConfigError: There is no such attack, or it has no direction or no strength to choose.
+    """
+    if config.kind not in ATTACKS:
+        raise ConfigError(f"attack.kind: found {config.kind!r}; choices: none, {', '.join(sorted(ATTACKS))}")
+    line = ATTACKS[config.kind]
+    if config.direction is not None and (line.direction is None or line.fixed):
+        raise ConfigError(f"attack.direction: {config.kind!r} has none to choose; leave it out")
+    if config.strength is not None and line.strength is None:
+        raise ConfigError(f"attack.strength: {config.kind!r} has none to choose; leave it out")
+    if config.model is not None and line.attack is not RehearsedBackdoor:
+        raise ConfigError(f"attack.model: {config.kind!r} has no use for one; leave it out")
+    filled = {
+        "direction": line.direction if config.direction is None else config.direction,
+        "strength": line.strength if config.strength is None else config.strength,
+    }
+    return line.attack(config.model_copy(update=filled), party, log)
+
+
+def check_attack(config: AttackConfig) -> None:
+    """Refuse an attack that no party could carry out, before anything is started.
+
+    Raises:
+        ConfigError: As `make_attack`.
+    """
+    for one in config.attackers:
+        make_attack(one, "nobody", None)
+
+
+def actor(config: AttackConfig, party: str, log: Path | None = None) -> Actor:
+    """What makes `party` an attacker, in a real worker and in a simulation alike.
+
+    Raises:
+        ConfigError: As `make_attack`.
+    """
+    attack = make_attack(config, party, log)
+    return Actor(wrap_copy=attack.wrap, rewrite=attack.rewrite, hear=attack.hear)

@@ -1,0 +1,51 @@
+"""Benches: measure on this machine, side by side, and give one JSON object of flat rows each."""
+
+from collections.abc import Callable
+from typing import Any
+
+from phalanx.lab.bench.chaos.chaos import bench_chaos
+from phalanx.lab.bench.detection.detection import bench_detection
+from phalanx.lab.bench.detection.detection_processes import bench_detection_processes
+from phalanx.lab.bench.overhead.checkpoint import bench_checkpoint
+from phalanx.lab.bench.overhead.overhead import bench_overhead
+from phalanx.lab.bench.overhead.pipeline import bench_pipeline
+from phalanx.lab.bench.overhead.split import bench_split
+from phalanx.lab.bench.parallel.collectives import bench_collectives
+from phalanx.lab.bench.parallel.memory import bench_memory
+from phalanx.lab.bench.parallel.parallel import bench_parallel
+
+BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "chaos": bench_chaos,
+    "checkpoint": bench_checkpoint,
+    "collectives": bench_collectives,
+    "detection": bench_detection,
+    "detection-processes": bench_detection_processes,
+    "memory": bench_memory,
+    "overhead": bench_overhead,
+    "parallel": bench_parallel,
+    "pipeline": bench_pipeline,
+    "split": bench_split,
+}
+
+KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
+    "chaos": bench_chaos,
+    "detection": bench_detection,
+    "detection-processes": bench_detection_processes,
+    "parallel": bench_parallel,
+}
+"""Benches that go on where they were interrupted, and can show what is finished: the second argument."""
+
+__all__ = [
+    "BENCHES",
+    "KEEPING_ROWS",
+    "bench_chaos",
+    "bench_checkpoint",
+    "bench_collectives",
+    "bench_detection",
+    "bench_detection_processes",
+    "bench_memory",
+    "bench_overhead",
+    "bench_parallel",
+    "bench_pipeline",
+    "bench_split",
+]

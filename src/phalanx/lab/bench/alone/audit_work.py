@@ -1,0 +1,91 @@
+"""What does an audited microbatch cost, without and with its weight gradient? One stage alone, CPU time of the process.
+
+``python -m phalanx.lab.bench.alone.audit_work OUT.json [--rounds 12]``
+
+The stage is a middle one of `scratch-10m` (blocks of width 288, 4 sequences of 128 tokens a microbatch, M = 8).
+All work on a microbatch is forward and backward with weight gradients, as the stage does it; an audit is forward and
+the gradient of the input; a screened one has its own weight gradient besides, and compares the claimed sum with it.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.workloads import scratch_run
+from phalanx.models import open_model
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.tolerance.gradient_screen import doubt_about
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
+
+STAGE = 1
+
+
+def timed(work: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def measure(rounds: int) -> dict[str, object]:
+    """Take turns, so that whatever else the machine does meets all alike."""
+    run = scratch_run()
+    with TemporaryDirectory() as directory:
+        source = open_model(run.model, Path(directory), run.train.seed)
+        plan = make_plan(run, source)
+        copy: StageCopy = StageLibrary(source, plan, None)(STAGE)
+    runner, count = copy.runner, run.train.microbatches
+    shape = (run.train.batch_size // count, run.data.sequence_length, 288)
+    x, gradient = torch.randn(shape), torch.randn(shape)
+    claimed = {name: count * g for name, g in runner.redo(0, 0, x, gradient)[2].items()}
+
+    def screened() -> None:
+        _, _, own = runner.redo(0, 0, x, gradient)
+        doubt_about(claimed, own, count)
+
+    ways: dict[str, Callable[[], object]] = {
+        "all_work": lambda: (runner.forward(0, 0, x), runner.backward(0, 0, gradient)),
+        "audit": lambda: runner.recompute(0, 0, x, gradient),
+        "screened_audit": screened,
+        "screen": lambda: doubt_about(claimed, claimed, count),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 2):
+        for name, work in ways.items():
+            found = timed(work)
+            if turn >= 2:
+                seconds[name].append(found)
+        runner.abandon()
+    cpu = {name: median(found) for name, found in seconds.items()}
+    return {
+        "numbers": sum(p.numel() for p in copy.module.trainable().values()),
+        "rounds": rounds,
+        "cpu_s": cpu,
+        "audited_share": cpu["audit"] / cpu["all_work"],
+        "screened_share": cpu["screened_audit"] / cpu["all_work"],
+    }
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=12)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    load = load_average()
+    found = {"name": "audit-work", "machine": describe_machine(), "commit": current_commit(), "load": load}
+    found["command"] = f"python -m phalanx.lab.bench.alone.audit_work OUT.json --rounds {args.rounds}"
+    args.out.write_text(json.dumps({**found, "rows": [measure(args.rounds)]}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""How often are honest weight gradients doubted, and gross lies not? The screen alone, on sums of real training steps.
+
+``python -m phalanx.lab.bench.alone.gradient_screen OUT.json [--steps 200]``
+
+Each row is one small GPT-2 that trains on random tokens or on the bytes of Python's standard library. In every step the
+weight gradient of its middle layers is compared with that of one microbatch, as a shadow compares them: as it is,
+reversed, ten times as large, and with the largest hundredth of each tensor reversed. Nobody acts on it, so each step
+counts once for each.
+"""
+
+import argparse
+import json
+import sysconfig
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.pipeline.tolerance.gradient_screen import doubt_about
+
+LIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "gradient_sign": lambda g: -g,
+    "gradient_scale": lambda g: 10 * g,
+    "gradient_topk": lambda g: _largest_reversed(g, 0.01),
+    "zero": torch.zeros_like,
+    "scale 1.01": lambda g: 1.01 * g,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training."""
+
+    width: int
+    layers: int
+    sequence: int
+    batch: int
+    microbatches: int
+    lr: float
+    is_text: bool
+
+
+CASES = (
+    Case(16, 4, 8, 8, 4, 1e-2, False),
+    Case(32, 6, 16, 16, 8, 1e-2, False),
+    Case(32, 6, 16, 16, 8, 3e-3, True),
+    Case(64, 4, 32, 64, 64, 1e-3, True),
+    Case(288, 4, 128, 32, 8, 1e-3, True),
+)
+
+
+def measure(case: Case, steps: int, text: Tensor) -> dict[str, object]:
+    """Train, and compare every step's sum with one of its microbatches."""
+    torch.manual_seed(0)
+    sizes = {"n_positions": case.sequence, "n_embd": case.width, "n_layer": case.layers}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_head=max(2, case.width // 32), **sizes, **dropout, **tokens))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=case.lr)
+    middle = {
+        name: p for name, p in model.named_parameters() if any(f".h.{n}." in name for n in range(1, case.layers - 1))
+    }
+    doubts: dict[str, Counter[str]] = {name: Counter() for name in ("none", *LIES)}
+    for step in range(steps):
+        ids = _batch(case, text)
+        own, total = _gradients(model, middle, ids, case.microbatches, step % case.microbatches)
+        claims = {"none": total, **{name: {k: lie(g) for k, g in total.items()} for name, lie in LIES.items()}}
+        for name, claimed in claims.items():
+            doubts[name][doubt_about(claimed, own, case.microbatches) or "no"] += 1
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return {
+        **case.__dict__,
+        "numbers": sum(p.numel() for p in middle.values()),
+        "steps": steps,
+        "doubted": {name: 1 - found["no"] / steps for name, found in doubts.items()},
+        "doubts": {name: dict(found) for name, found in doubts.items()},
+    }
+
+
+def _gradients(
+    model: GPT2LMHeadModel, middle: dict[str, Tensor], ids: Tensor, microbatches: int, drawn: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weight gradients of the drawn microbatch alone, and the sum of all."""
+    own: dict[str, Tensor] = {}
+    model.zero_grad()
+    for number, part in enumerate(ids.chunk(microbatches)):
+        loss = model(part, labels=part).loss / microbatches
+        if number == drawn:
+            own = dict(zip(middle, torch.autograd.grad(loss, list(middle.values()), retain_graph=True), strict=True))
+        loss.backward()
+    return own, {name: p.grad.clone() for name, p in middle.items() if p.grad is not None}
+
+
+def _batch(case: Case, text: Tensor) -> Tensor:
+    if not case.is_text:
+        return torch.randint(0, 64, (case.batch, case.sequence))
+    starts = torch.randint(0, len(text) - case.sequence, (case.batch,))
+    return torch.stack([text[start : start + case.sequence] for start in starts])
+
+
+def _largest_reversed(gradient: Tensor, share: float) -> Tensor:
+    flat = gradient.flatten().clone()
+    places = torch.topk(flat.abs(), max(1, round(share * len(flat)))).indices
+    flat[places] = -flat[places]
+    return flat.view_as(gradient)
+
+
+def _text() -> Tensor:
+    library = Path(sysconfig.get_paths()["stdlib"])
+    raw = b"".join(path.read_bytes() for path in sorted(library.glob("*.py"))[:60])
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
+
+
+def main() -> None:
+    """Measure every case and write the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=int, default=200)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    load, text = load_average(), _text()
+    rows = [measure(case, args.steps if case.width < 200 else args.steps // 4, text) for case in CASES]
+    found = {"name": "gradient-screen", "machine": describe_machine(), "commit": current_commit(), "load": load}
+    found["command"] = f"python -m phalanx.lab.bench.alone.gradient_screen OUT.json --steps {args.steps}"
+    args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What does it cost to mask a frozen linear layer, and how far off is it? Beside the plain layer, part by part.
+
+``python -m phalanx.lab.bench.alone.masked OUT.json [--rounds 9] [--note TEXT]``
+
+One thread. In each round every part runs once, in turns, so that a machine that gets busier slows all of them. Rows
+hold medians over the rounds in milliseconds, of wall time and of this process's CPU time. `plain_*` is one product
+``x @ W`` in torch. `send` quantises and masks, `worker` is the exact product mod p (as much again makes the product of
+the pad, in idle time or at a second worker), `check` judges it, `receive` is check, unmasking and decoding. `pad` and
+`pad_os` draw a pad (AES-256-CTR, the operating system). `online` is `send` and `receive`: what the trusted side does
+while the step waits. `reduce` and `reduce_int64` bring one product back to residues, as here and by 64-bit division.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.security.mask import (
+    AesPads,
+    MaskedProduct,
+    MaskedWorker,
+    OsPads,
+    P,
+    PadLedger,
+    begin_ledger,
+    masked_linear,
+    worst_error,
+)
+from phalanx.security.mask.ring import LIMIT, reduced
+
+SIZES = ((128, 256, 1024), (512, 768, 768), (512, 768, 3072), (512, 2048, 2048), (512, 4096, 1024))
+"""Rows, inner dimension, columns; the first is of `phalanx bench split`."""
+
+
+class Memory:
+    """Keeps the ledger of pads for as long as the bench runs."""
+
+    data: bytes | None = None
+
+    def read(self) -> bytes | None:
+        """What was written last."""
+        return self.data
+
+    def write(self, data: bytes) -> None:
+        """Keep it."""
+        self.data = data
+
+
+class Parts:
+    """One size, each of its parts a function that can be timed."""
+
+    def __init__(self, rows: int, inner: int, columns: int) -> None:
+        rng = np.random.default_rng(0)
+        self.x = rng.standard_normal((rows, inner)).astype(np.float32)
+        self.weight = (rng.standard_normal((inner, columns)) / inner**0.5).astype(np.float32)
+        master, memory = os.urandom(32), Memory()
+        begin_ledger(memory, master, "bench")
+        ledger = PadLedger(memory, master, "bench")
+        pads = AesPads(ledger, master, ("bench",))
+        self.side: MaskedProduct = masked_linear("layer", self.weight, rows, lambda product: pads).forward
+        self.worker = MaskedWorker()
+        self.worker.load(self.side.product, self.side.weight.values)
+        self.side.pool.make()
+        self.sent = self.side.send(self.x)
+        self.answer = self.worker.answer(self.sent.request)
+        self.received = self.side.receive(self.sent, self.answer)
+        self._sums = rng.integers(-LIMIT, LIMIT, (rows, columns)).astype(np.float64)
+        self._pads, self._os_pads, self._size = pads, OsPads(), (rows, inner)
+
+    def functions(self) -> dict[str, Callable[[], object]]:
+        """The parts by name."""
+        x, w = torch.from_numpy(self.x), torch.from_numpy(self.weight)
+        x64, w64, x16, w16 = x.double(), w.double(), x.bfloat16(), w.bfloat16()
+        request, values = self.sent.request, self.answer.values
+        return {
+            "plain_fp32": lambda: x @ w,
+            "plain_fp64": lambda: x64 @ w64,
+            "plain_bf16": lambda: x16 @ w16,
+            "send": self._send,
+            "worker": lambda: self.worker.answer(request),
+            "check": lambda: self.side.check.require(request.values, values, "bench"),
+            "receive": lambda: self.side.receive(self.sent, self.answer),
+            "pad": lambda: self._pads.draw(*self._size),
+            "pad_os": lambda: self._os_pads.draw(*self._size),
+            "reduce": lambda: reduced(self._sums),
+            "reduce_int64": lambda: (self._sums.astype(np.int64) % P).astype(np.uint32),
+        }
+
+    def _send(self) -> object:
+        return self.side.send(self.x)
+
+    def prepare(self) -> None:
+        """Make the pad that `send` will use."""
+        self.side.pool.make()
+
+    def errors(self) -> dict[str, float]:
+        """Relative to float64, over the whole product."""
+        exact = self.x.astype(np.float64) @ self.weight.astype(np.float64)
+        scale = np.linalg.norm(exact)
+        half = (torch.from_numpy(self.x).bfloat16() @ torch.from_numpy(self.weight).bfloat16()).double().numpy()
+        lengths = np.linalg.norm(self.x, axis=1)[:, None] * np.linalg.norm(self.weight, axis=0)
+        return {
+            "error_masked": float(np.linalg.norm(self.received - exact) / scale),
+            "error_fp32": float(np.linalg.norm(self.x @ self.weight - exact) / scale),
+            "error_bf16": float(np.linalg.norm(half - exact) / scale),
+            "worst_share_masked": float((np.abs(self.received - exact) / lengths).max()),
+            "worst_share_allowed": worst_error(self.x.shape[1]),
+        }
+
+
+def row(size: tuple[int, int, int], rounds: int) -> dict[str, Any]:
+    """Measure one size."""
+    parts = Parts(*size)
+    functions = parts.functions()
+    wall: dict[str, list[float]] = {name: [] for name in functions}
+    cpu: dict[str, list[float]] = {name: [] for name in functions}
+    for index in range(rounds + 1):
+        for name, function in functions.items():
+            if name == "send":
+                parts.prepare()
+            started, worked = time.perf_counter(), time.process_time()
+            function()
+            # the first round warms up
+            if index:
+                cpu[name].append(1e3 * (time.process_time() - worked))
+                wall[name].append(1e3 * (time.perf_counter() - started))
+    rows, inner, columns = size
+    cpu_ms = {name: statistics.median(values) for name, values in cpu.items()}
+    online = [send + receive for send, receive in zip(cpu["send"], cpu["receive"], strict=True)]
+    return {
+        "rows": rows,
+        "inner": inner,
+        "columns": columns,
+        "wall_ms": {name: statistics.median(values) for name, values in wall.items()},
+        "cpu_ms": cpu_ms,
+        "online_cpu_ms": statistics.median(online),
+        "online_of_plain_fp32": _ratio(online, cpu["plain_fp32"]),
+        "check_of_plain_fp32": _ratio(cpu["check"], cpu["plain_fp32"]),
+        "worker_of_plain_fp32": _ratio(cpu["worker"], cpu["plain_fp32"]),
+        "worker_of_plain_fp64": _ratio(cpu["worker"], cpu["plain_fp64"]),
+        "bytes_to_worker": 4 * rows * inner,
+        "bytes_from_worker": 4 * rows * columns,
+        **parts.errors(),
+    }
+
+
+def _ratio(above: list[float], below: list[float]) -> float:
+    """Median of the ratios of neighbours in time."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def measure(rounds: int, note: str | None) -> dict[str, Any]:
+    """All sizes."""
+    torch.set_num_threads(1)
+    load, found = load_average(), []
+    for size in SIZES:
+        found.append(row(size, rounds))
+        sys.stderr.write(f"{size}: {json.dumps(found[-1]['cpu_ms'])}\n")
+    return {
+        "name": "masked",
+        "command": f"python -m phalanx.lab.bench.alone.masked OUT --rounds {rounds}",
+        "machine": describe_machine() | {"numpy": np.__version__},
+        "commit": current_commit(),
+        "note": note,
+        "load": [load, load_average()],
+        "rounds": rounds,
+        "rows": found,
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--note")
+    given = parser.parse_args()
+    given.out.write_text(json.dumps(measure(given.rounds, given.note), indent=1) + "\n", encoding="utf-8")

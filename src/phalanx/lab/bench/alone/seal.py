@@ -1,0 +1,154 @@
+"""What do frames cost beside bare AES-256-GCM? Both side by side on one core, in turns.
+
+``python -m phalanx.lab.bench.alone.seal OUT.json [--seconds 60] [--note TEXT]``
+
+A turn seals tensors into frames and opens them again, one after the other, and does the same with the bare cipher, one
+call each, into memory that exists already; who goes first changes. The share is the bare cipher's time by the frames',
+of the same turn without its first frame; processor time of the thread, as other work on the machine stretches wall
+time. The first frame of whoever goes first is the `cold` one: code and buffers have left the caches meanwhile. Digests
+for the transcript (BLAKE3 over the frame) are timed apart: the transport makes them anyway.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.security.crypto import Identity, digest_hex
+from phalanx.security.seal import Channel, Offer, Purpose, TensorKind, Terms, answer
+
+MIB = 2**20
+LAYOUTS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 4), (8, 1), (8, 8))
+"""MiB of a tensor, and of a chunk."""
+REPEATS = 9
+"""Frames of a turn, the cold one among them."""
+Times = dict[str, list[tuple[float, float]]]
+"""(processor, wall) seconds of each frame, by what was done."""
+
+
+class Epochs:
+    """A benchmark starts once."""
+
+    def raise_epoch(self) -> int:
+        """Give the first epoch."""
+        return 1
+
+
+def shake_hands(chunk_bytes: int) -> tuple[Channel, Channel]:
+    """Return both ends of a channel in this process."""
+    terms = Terms("bench", b"\1" * 32, b"\2" * 32, "client", "enclave", chunk_bytes)
+    client, server = Identity.without_certificate("client"), Identity.without_certificate("enclave")
+    offer = Offer(terms, client, Epochs())
+    reply, ours = answer(offer.hello, terms, server, Epochs(), client.public)
+    return offer.accept(reply, server.public), ours
+
+
+class Arms:
+    """The four things that take turns, on buffers of one size."""
+
+    def __init__(self, size_mib: int, chunk_mib: int) -> None:
+        self.size_bytes, self._step = size_mib * MIB, 0
+        self._client, self._server = shake_hands(chunk_mib * MIB)
+        self._kind = TensorKind(Purpose.ACTIVATION, "cut", "bfloat16", (self.size_bytes // 2,))
+        self._plain, self._out = bytearray(b"\5" * self.size_bytes), bytearray(self.size_bytes)
+        self.frame = bytearray(self._client.sender.frame_size(self._kind))
+        self._cipher, self._bare = AESGCM(b"\3" * 32), bytearray(self.size_bytes + 16)
+
+    def turn(self, *, frames_first: bool) -> Times:
+        """Let both have their frames, and digest as many."""
+        found: Times = {}
+        for ours in (True, False) if frames_first else (False, True):
+            for _ in range(REPEATS):
+                self._step += 1
+                for name, action in (self._framed() if ours else self._bare_calls()).items():
+                    found.setdefault(name, []).append(timed(action))
+        found["digest"] = [timed(lambda: digest_hex(memoryview(self.frame))) for _ in range(REPEATS)]
+        return found
+
+    def _framed(self) -> dict[str, Callable[[], object]]:
+        return {
+            "seal": lambda: self._client.sender.seal_into(self._kind, self._step, 0, self._plain, self.frame),
+            "open": lambda: self._server.receiver.open_into(self.frame, self._kind, self._step, 0, self._out),
+        }
+
+    def _bare_calls(self) -> dict[str, Callable[[], object]]:
+        nonce = self._step.to_bytes(12, "big")
+        return {
+            "bare_encrypt": lambda: self._cipher.encrypt_into(nonce, self._plain, b"", self._bare),
+            "bare_decrypt": lambda: self._cipher.decrypt_into(nonce, self._bare, b"", self._out),
+        }
+
+
+def timed(action: Callable[[], object]) -> tuple[float, float]:
+    """Return processor seconds of this thread, and wall seconds."""
+    wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+    action()
+    return (time.thread_time_ns() - cpu) / 1e9, (time.perf_counter_ns() - wall) / 1e9
+
+
+def measure(seconds: float, note: str) -> dict[str, object]:
+    """Give every size and chunking the same time, in turns of all of them."""
+    load = load_average()
+    arms = {layout: Arms(*layout) for layout in LAYOUTS}
+    found: dict[tuple[int, int], list[Times]] = {layout: [] for layout in LAYOUTS}
+    for one in arms.values():
+        one.turn(frames_first=True)
+    until = time.monotonic() + seconds
+    for round_number in itertools.count():
+        if time.monotonic() > until:
+            break
+        for layout, one in arms.items():
+            found[layout].append(one.turn(frames_first=round_number % 2 == 0))
+    return {
+        "name": "seal",
+        "command": f"python -m phalanx.lab.bench.alone.seal OUT --seconds {seconds:g}",
+        "note": note,
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": [load, load_average()],
+        "rows": [row(layout, arms[layout], turns) for layout, turns in found.items()],
+    }
+
+
+def row(layout: tuple[int, int], arms: Arms, turns: list[Times]) -> dict[str, object]:
+    """Summarize one layout: medians over turns, and the shares turn by turn."""
+    gb = arms.size_bytes / 1e9
+    cpu = {name: [sum(one[0] for one in turn[name][1:]) / (REPEATS - 1) for turn in turns] for name in turns[0]}
+    wall = {name: min(one[1] for turn in turns for one in turn[name]) for name in turns[0]}
+    summary: dict[str, object] = {
+        "tensor_mib": layout[0],
+        "chunk_mib": layout[1],
+        "turns": len(turns),
+        "frames_per_turn": REPEATS,
+        "frame_bytes": len(arms.frame),
+        **{f"{name}_gb_per_cpu_s_median": gb / statistics.median(cpu[name]) for name in cpu},
+        **{f"{name}_gb_per_s_best_wall": gb / wall[name] for name in wall},
+    }
+    for ours, bare in (("seal", "bare_encrypt"), ("open", "bare_decrypt")):
+        shares = [theirs / mine for theirs, mine in zip(cpu[bare], cpu[ours], strict=True)]
+        summary[f"share_{ours}_median"] = statistics.median(shares)
+        summary[f"share_{ours}_quartiles"] = statistics.quantiles(shares, n=4)
+        # frames go first in every other turn, the bare cipher in the rest
+        cold_ours = statistics.median(turn[ours][0][0] for turn in turns[0::2])
+        cold_bare = statistics.median(turn[bare][0][0] for turn in turns[1::2])
+        summary[f"share_{ours}_cold"] = cold_bare / cold_ours
+    return summary
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--note", default="")
+    given = parser.parse_args()
+    result = measure(given.seconds, given.note)
+    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for line in result["rows"]:  # type: ignore[attr-defined]
+        sys.stderr.write(f"{json.dumps(line)}\n")

@@ -1,0 +1,1 @@
+"""What dying workers cost a run: lost work, time to recover, goodput."""

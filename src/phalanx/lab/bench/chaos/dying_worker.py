@@ -1,0 +1,196 @@
+"""A worker process that dies by SIGKILL at a chosen point of its work, and has just written down where it is."""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from phalanx.config import load_config
+from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
+from phalanx.lab.bench.chaos.kill_plan import KillPlan, PlannedKill, Point
+from phalanx.pipeline import StageCopy, StageRunner, WorkerConfig, born_file, die_with_parent, run_worker
+from phalanx.pipeline.protocol.messages import Apply, Bulk, Commit, FetchBulk
+from phalanx.transport import Endpoint, LinkFault, Received, SignedHeader
+
+_FIRST_GUESS_S = 0.02
+_FLUSH_S = 5.0
+_STATES = ("state", "duplicate")
+
+
+class Executioner:
+    """Knows where this process is in its work, and ends it there.
+
+    It dies after a drawn share of the time that the point took last; should the point end before that, it dies at its
+    end, before anything comes of it: so wherever the record says that it died, it did.
+
+    Args:
+        kill: Where; None lets the process live.
+        deaths: File that gets the record, one JSON object a line.
+        die: What ends the process.
+    """
+
+    def __init__(self, kill: PlannedKill | None, deaths: Path, die: Callable[[], None]) -> None:
+        self._kill = kill
+        self._deaths = deaths
+        self._die = die
+        self._begun: dict[Point, float] = {}
+        self._usual: dict[Point, float] = {}
+        self._armed: Point | None = None
+        self._place: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def begin(
+        self, point: Point, step: int, microbatch: int | None = None, first: Callable[[], None] | None = None
+    ) -> None:
+        """The work at a point begins.
+
+        Args:
+            point: Which.
+            step: Of the run.
+            microbatch: Of the step, where the point has one.
+            first: What must have happened before the process may die; it is waited for in another thread.
+        """
+        self._begun[point] = time.monotonic()
+        kill = self._kill
+        if kill is None or self._armed is not None or kill.point != point or step < kill.step:
+            return
+        if microbatch is not None and kill.microbatch not in (None, microbatch):
+            return
+        self._place = {"step": step, "microbatch": microbatch}
+        self._armed = point
+        delay_s = kill.moment * self._usual.get(point, _FIRST_GUESS_S)
+        threading.Thread(target=self._strike_after, args=(delay_s, first), daemon=True).start()
+
+    def end(self, point: Point) -> None:
+        """The work at a point is done; nothing has come of it yet."""
+        if self._armed == point:
+            self._strike()
+        if point in self._begun:
+            self._usual[point] = time.monotonic() - self._begun.pop(point)
+
+    @contextlib.contextmanager
+    def at(self, point: Point, step: int, microbatch: int) -> Iterator[None]:
+        """The work of one microbatch."""
+        self.begin(point, step, microbatch)
+        yield
+        self.end(point)
+
+    def _strike_after(self, delay_s: float, first: Callable[[], None] | None) -> None:
+        if first is not None:
+            first()
+        time.sleep(delay_s)
+        self._strike()
+
+    def _strike(self) -> None:
+        with self._lock:
+            kill, self._kill = self._kill, None
+            if kill is None:
+                return
+            record = {"worker": kill.worker, "point": kill.point, **self._place, "planned_step": kill.step}
+            with self._deaths.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**record, "pid": os.getpid(), "time": time.time()}) + "\n")
+            self._die()
+
+
+class WatchedRunner(AttackedRunner):
+    """Computes honestly and says when."""
+
+    def __init__(self, honest: StageRunner, executioner: Executioner) -> None:
+        super().__init__(honest)
+        self._executioner = executioner
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """As the honest runner."""
+        with self._executioner.at("forward", step, microbatch):
+            return super().forward(step, microbatch, x)
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As the honest runner."""
+        with self._executioner.at("backward", step, microbatch):
+            return super().backward(step, microbatch, gradient)
+
+    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As the honest runner."""
+        with self._executioner.at("audit", step, microbatch):
+            return super().recompute(step, microbatch, x, gradient)
+
+    def redo(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """As the honest runner."""
+        with self._executioner.at("audit", step, microbatch):
+            return self._honest.redo(step, microbatch, x, gradient)
+
+
+class WatchedEndpoint(Endpoint):
+    """Sends and receives honestly and says when a commitment or a state has left, and when an answer has come."""
+
+    def __init__(self, *arguments: Any, executioner: Executioner) -> None:
+        # before anything can arrive
+        self._executioner = executioner
+        super().__init__(*arguments)
+
+    def send(
+        self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
+    ) -> SignedHeader:
+        """As an honest endpoint."""
+        if kind == Bulk.kind and body["purpose"] in _STATES:
+            size = sum(memoryview(part).nbytes for part in payload)
+            if body["offset"] + size >= body["total"]:
+                self._executioner.end("checkpoint")
+        header = super().send(receiver, kind, body, payload)
+        if kind == Commit.kind:
+            # committed is who is known to be
+            self._executioner.begin("commit", body["step"], first=self._arrive)
+        return header
+
+    def receive(self, timeout_s: float) -> Received | LinkFault | None:
+        """As an honest endpoint."""
+        found = super().receive(timeout_s)
+        if isinstance(found, Received):
+            if found.kind == Apply.kind:
+                self._executioner.end("commit")
+            elif found.kind == FetchBulk.kind and found.body["purpose"] in _STATES:
+                self._executioner.begin("checkpoint", found.body["step"])
+        return found
+
+    def _arrive(self) -> None:
+        self.flush(_FLUSH_S)
+
+
+def main(plan_file: Path, deaths: Path, worker_file: Path) -> None:
+    """Run one worker, or a nursery of them.
+
+    Raises:
+        PhalanxError: As `run_worker`.
+    """
+    die_with_parent()
+    file = born_file(worker_file)
+    if file is None:
+        return
+    config = load_config(file, WorkerConfig)
+    plan = KillPlan.model_validate_json(plan_file.read_text(encoding="utf-8"))
+    name = Path(config.identity).name
+    kill = next((kill for kill in plan.kills if kill.worker == name), None)
+    executioner = Executioner(kill, deaths, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    def wrap(copy: StageCopy, held: bool) -> StageCopy:
+        del held
+        honest = honest_part(copy)
+        return AttackedCopy(honest, WatchedRunner(honest.runner, executioner))
+
+    opener = functools.partial(WatchedEndpoint, executioner=executioner)
+    run_worker(config, open_endpoint=opener, wrap_copy=wrap)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]))

@@ -1,0 +1,200 @@
+"""Useful work while workers keep dying: taking over within the step, and restarting from checkpoints, side by side."""
+
+import itertools
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from phalanx.lab.bench.chaos.kill_plan import failure_times
+from phalanx.lab.bench.chaos.kills import Line, median
+from phalanx.lab.bench.chaos.run_process import OwnerProcess, train_command, under_torchrun
+from phalanx.lab.bench.measure.row_file import Row
+from phalanx.pipeline import GuardConfig
+from phalanx.train import RunConfig
+
+Arm = Literal["phalanx", "torchrun"]
+ARMS: tuple[Arm, ...] = ("phalanx", "torchrun")
+_START_TIMEOUT_S = 600.0
+_POLL_S = 0.05
+_RESTARTS_PER_FAILURE = 20
+
+
+@dataclass(frozen=True)
+class Window:
+    """How long an arm is watched.
+
+    Attributes:
+        mean_s: Mean time between failures.
+        failures: How many there must be.
+        warm_up_s: From the first step on, not measured.
+        undisturbed_s: Measured before the first failure, and again after the last.
+        seed: Of failures and victims.
+    """
+
+    mean_s: float
+    failures: int
+    warm_up_s: float
+    undisturbed_s: float
+    seed: int = 1
+
+    @property
+    def times(self) -> list[float]:
+        """When somebody dies, seconds from the beginning of the disturbed part; the same for every arm."""
+        return failure_times(self.seed, self.mean_s, self.failures)
+
+    @property
+    def length_s(self) -> float:
+        """Of the disturbed part."""
+        return self.failures * self.mean_s
+
+
+def checkpoint_interval(cost_s: float, mean_s: float, step_s: float) -> int:
+    """Steps between checkpoints that lose least, for a mean time between failures.
+
+    Args:
+        cost_s: What a checkpoint adds to the training.
+        mean_s: Mean time between failures.
+        step_s: Of one step.
+
+    Source: Young 1974; Daly 2006, first order: the square root of 2 * cost * mean time between failures.
+    """
+    return max(1, round(math.sqrt(2.0 * cost_s * mean_s) / step_s))
+
+
+def checkpoint_cost(lines: Sequence[Line], every: int) -> tuple[float, float]:
+    """What a checkpoint costs beside the training, and a step that none disturbs.
+
+    A checkpoint that is begun after a step weighs on the steps that follow: the first half of an interval is compared
+    with its second half. The first interval is a warm-up.
+
+    Args:
+        lines: Metrics of an undisturbed run.
+        every: Steps between its checkpoints, even.
+
+    Returns:
+        Seconds of a checkpoint (at least a thousandth of a step) and of a step.
+    """
+    gaps = {later["step"]: later["time"] - line["time"] for line, later in itertools.pairwise(lines)}
+    early = [gap for step, gap in gaps.items() if step >= every and step % every < every // 2]
+    late = [gap for step, gap in gaps.items() if step >= every and step % every >= every // 2]
+    step_s = sum(late) / len(late)
+    return max((sum(early) / len(early) - step_s) * (every // 2), 1e-3 * step_s), step_s
+
+
+def play(run: RunConfig, arm: Arm, window: Window, directory: Path, cache: Path) -> Row:
+    """Let one arm train while its workers die.
+
+    Returns:
+        Steps done, failures, and `share`: steps done times the undisturbed seconds of a step, by the seconds that
+        passed; None where no two steps ended while nobody died, before the first failure or after the last.
+
+    Raises:
+        TrainingError: The arm never began to train, or did not go on after the last failure.
+    """
+    its, run_dir = run_of(run, arm, window.failures), directory / "run"
+    command = train_command(its, run_dir)
+    if arm == "torchrun":
+        command = under_torchrun(command, _RESTARTS_PER_FAILURE * window.failures)
+    with OwnerProcess(command, run_dir, cache) as owner:
+        _await_steps(owner, 1)
+        time.sleep(window.warm_up_s)
+        before_s = _calm_step_s(owner, window.undisturbed_s)
+        first, started = _last_step(owner), time.monotonic()
+        killed, missed = _kill_at(owner, window, started)
+        wall_s = time.monotonic() - started
+        steps = _last_step(owner) - first
+        # what else the machine had to do may have changed: the reference is from both ends of the window
+        _await_steps(owner, 2)
+        after_s = _calm_step_s(owner, window.undisturbed_s)
+        is_running = owner.is_running
+    step_s = None if before_s is None or after_s is None else (before_s + after_s) / 2
+    return {
+        "arm": arm,
+        "mean_time_between_failures_s": window.mean_s,
+        "window_s": wall_s,
+        "failures": killed,
+        "failures_without_a_victim": missed,
+        "steps": steps,
+        "step_s_undisturbed": step_s,
+        "step_s_before": before_s,
+        "step_s_after": after_s,
+        "share": None if step_s is None else steps * step_s / wall_s,
+        "checkpoint_every": its.checkpoint.every,
+        "survived": is_running,
+    }
+
+
+def run_of(run: RunConfig, arm: Arm, failures: int) -> RunConfig:
+    """The run file of an arm: guarded and with replacements, or with no guard, whose loss of a worker ends it."""
+    respawns = 2 * failures + 8 if arm == "phalanx" else 0
+    changes: dict[str, Any] = {"pipeline": run.pipeline.model_copy(update={"respawns": respawns})}
+    if arm == "torchrun":
+        changes["guard"] = GuardConfig(mode="off")
+    return run.model_copy(update=changes)
+
+
+def goodput_block(rows: Sequence[Row], means_s: Sequence[float], arm: Arm) -> dict[str, float | None]:
+    """Share of useful work by mean time between failures; None for what was not measured."""
+    found = {row["mean_time_between_failures_s"]: row["share"] for row in rows if row["arm"] == arm}
+    return {f"{mean_s:g}": found.get(mean_s) for mean_s in means_s}
+
+
+def _await_steps(owner: OwnerProcess, count: int) -> None:
+    """Wait until so many further steps are done."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    last, seen = _last_step(owner), 0
+    while seen < count:
+        if not owner.is_running:
+            raise owner.failure("ended before its next step")
+        if time.monotonic() > deadline:
+            raise owner.failure(f"did no step within {_START_TIMEOUT_S:.0f} s")
+        time.sleep(_POLL_S)
+        now = _last_step(owner)
+        # a restart begins further back
+        seen, last = seen + max(0, now - last), now
+
+
+def _last_step(owner: OwnerProcess) -> int:
+    lines = owner.metrics()
+    return lines[-1]["step"] if lines else -1
+
+
+def _calm_step_s(owner: OwnerProcess, seconds: float) -> float | None:
+    """Median seconds from one step's end to the next while nobody dies; None where there was no step."""
+    begun = time.time()
+    time.sleep(seconds)
+    lines = [line for line in owner.metrics() if line["time"] >= begun]
+    return median([later["time"] - line["time"] for line, later in itertools.pairwise(lines)])
+
+
+def _kill_at(owner: OwnerProcess, window: Window, started: float) -> tuple[int, int]:
+    """Kill a random worker at each of the window's times, then wait for the window's end.
+
+    Returns:
+        Workers killed, and times at which there was none: the arm was between two starts.
+    """
+    draw = random.Random(window.seed)  # noqa: S311 - victims that can be drawn again, not a secret
+    killed = missed = 0
+    for moment in window.times:
+        time.sleep(max(0.0, started + moment - time.monotonic()))
+        workers = owner.workers()
+        if workers and _kill(draw.choice(workers)):
+            killed += 1
+        else:
+            missed += 1
+    time.sleep(max(0.0, started + window.length_s - time.monotonic()))
+    return killed, missed
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True

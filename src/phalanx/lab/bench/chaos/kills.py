@@ -1,0 +1,183 @@
+"""Runs in which workers die at chosen points, beside the same run undisturbed: what came out, and after how long."""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from phalanx.lab.bench.chaos.kill_plan import KillPlan
+from phalanx.lab.bench.chaos.run_owner import DEATHS, OwnerSpec
+from phalanx.lab.bench.chaos.run_process import OwnerProcess, train_command
+from phalanx.lab.bench.measure.row_file import Row
+from phalanx.telemetry import read_metrics
+from phalanx.train import RunConfig
+
+_TIMEOUT_S = 3600.0
+Line = dict[str, Any]
+
+
+def run_undisturbed(run: RunConfig, directory: Path, cache: Path) -> Row:
+    """Train without a death.
+
+    Returns:
+        `final_weights_digest`, the digest of each step's batch, and the median seconds from one step's end to the next.
+
+    Raises:
+        TrainingError: The run failed.
+    """
+    run_dir = directory / "run"
+    summary, lines = _train(train_command(run, run_dir), run_dir, cache)
+    return {
+        "final_weights_digest": summary["final_weights_digest"],
+        "batches": [line["batch"] for line in lines],
+        "steps": len(lines),
+        "step_s": median([later["time"] - line["time"] for line, later in itertools.pairwise(lines)]),
+    }
+
+
+def run_kills(run: RunConfig, plan: KillPlan, clean: Row, directory: Path, cache: Path) -> Row:
+    """Train while workers die as planned, and compare with the undisturbed run.
+
+    Returns:
+        What came of the run, and `kills` with one row a death.
+
+    Raises:
+        TrainingError: The run failed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    plan_file = directory / "plan.json"
+    plan_file.write_text(plan.model_dump_json(), encoding="utf-8")
+    run_dir, spec_file = directory / "run", directory / "owner.json"
+    spec = OwnerSpec(run=run, directory=str(run_dir), plan=str(plan_file.resolve()))
+    spec_file.write_text(spec.model_dump_json(), encoding="utf-8")
+    summary, lines = _train(["phalanx.lab.bench.chaos.run_owner", str(spec_file)], run_dir, cache)
+    events = read_lines(run_dir / "events.jsonl")
+    deaths = read_lines(run_dir / DEATHS)
+    lost, doubled = samples_off(clean["batches"], [line["batch"] for line in lines], run.train.batch_size)
+    return {
+        "planned": len(plan.kills),
+        "count": len(deaths),
+        "bit_identical": summary["final_weights_digest"] == clean["final_weights_digest"],
+        "samples_lost": lost,
+        "samples_doubled": doubled,
+        "steps_lost": summary["steps_lost"],
+        "steps_redone": summary["steps_redone"],
+        "false_accusations": len(summary["verdicts"]),
+        "lost": len(summary["lost"]),
+        "replaced": sum(event["kind"] == "respawned" for event in events),
+        "joined": sum(event["kind"] == "party_joined" and "step" in event["body"] for event in events),
+        "asynchronous_checkpoints": run.checkpoint.asynchronous,
+        "steps": len(lines),
+        "kills": kill_rows(deaths, events, lines),
+    }
+
+
+def kill_rows(deaths: Iterable[Line], events: Sequence[Line], lines: Sequence[Line]) -> list[Row]:
+    """How long each death was unnoticed, and until the step that it disturbed was done.
+
+    Args:
+        deaths: What the dead wrote down.
+        events: Of the audit log.
+        lines: Of the metrics.
+
+    Returns:
+        A row a death. The disturbed step is the first one that ends after the death was noticed; a figure is None where
+        the run ended before that.
+    """
+    return [_kill_row(death, events, lines) for death in deaths]
+
+
+def samples_off(expected: Sequence[str], found: Sequence[str], batch_size: int) -> tuple[int, int]:
+    """Count sequences that were trained on less often, and more often, than in the undisturbed run.
+
+    Args:
+        expected: Digest of each step's batch, undisturbed.
+        found: The same of the run in question, as it was applied in the end.
+        batch_size: Sequences of a batch.
+    """
+    wanted, got = Counter(expected), Counter(found)
+    return (wanted - got).total() * batch_size, (got - wanted).total() * batch_size
+
+
+def kills_block(rows: Sequence[Row]) -> dict[str, Any]:
+    """The block `kills`: all runs together; None for what no run has measured."""
+    kills = [kill for row in rows for kill in row["kills"]]
+    recoveries = sorted(kill["recovery_s"] for kill in kills if kill["recovery_s"] is not None)
+    after = sorted(kill["after_detection_s"] for kill in kills if kill["after_detection_s"] is not None)
+    noticed = sorted(kill["noticed_s"] for kill in kills if kill["noticed_s"] is not None)
+
+    def total(name: str) -> int | None:
+        return sum(row[name] for row in rows) if rows else None
+
+    return {
+        "count": len(kills),
+        "planned": total("planned"),
+        "runs": len(rows),
+        "bit_identical": all(row["bit_identical"] for row in rows) if rows else None,
+        "runs_bit_identical": total("bit_identical"),
+        "samples_lost": total("samples_lost"),
+        "samples_doubled": total("samples_doubled"),
+        "false_accusations": total("false_accusations"),
+        "steps_lost": total("steps_lost"),
+        "by_point": dict(sorted(Counter(kill["point"] for kill in kills).items())),
+        "recovery_s_median": median(recoveries),
+        "recovery_s_worst": max(recoveries, default=None),
+        "detection_s_median": median(noticed),
+        "detection_s_worst": max(noticed, default=None),
+        "after_detection_s_median": median(after),
+        "after_detection_s_worst": max(after, default=None),
+        "not_timed": len(kills) - len(recoveries),
+    }
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The median; None of nothing."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if not ordered:
+        return None
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Objects of a file with one JSON object a line; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _kill_row(death: Line, events: Sequence[Line], lines: Sequence[Line]) -> Row:
+    noticed = next(
+        (
+            _seconds(event["time"])
+            for event in events
+            if event["kind"] == "link_broken" and event["body"]["party"] == death["worker"]
+        ),
+        None,
+    )
+    done = None if noticed is None else next((line for line in lines if line["time"] >= noticed), None)
+    return {
+        "worker": death["worker"],
+        "point": death["point"],
+        "step": death["step"],
+        "microbatch": death["microbatch"],
+        "step_done": None if done is None else done["step"],
+        "attempts": None if done is None else done["attempts"],
+        "noticed_s": None if noticed is None else noticed - death["time"],
+        "after_detection_s": None if done is None or noticed is None else done["time"] - noticed,
+        "recovery_s": None if done is None else done["time"] - death["time"],
+    }
+
+
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def _train(command: Sequence[str], run_dir: Path, cache: Path) -> tuple[dict[str, Any], list[Line]]:
+    with OwnerProcess(command, run_dir, cache) as owner:
+        owner.wait(_TIMEOUT_S)
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    return summary, read_metrics(run_dir / "metrics.jsonl")

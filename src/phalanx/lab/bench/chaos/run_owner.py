@@ -1,0 +1,61 @@
+"""A run's owner in a process of its own, as ``phalanx train`` would be, whose workers die as planned."""
+
+import functools
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from phalanx.config import StrictModel
+from phalanx.errors import PhalanxError
+from phalanx.pipeline import LocalWorkers, die_with_parent
+from phalanx.train import RunConfig
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.sessions.cluster import OpenWorkers
+from phalanx.train.sessions.session import Session
+from phalanx.train.setup.process import deterministic, interruptible
+
+DEATHS = "deaths.jsonl"
+"""In the run directory: what workers wrote down when they died."""
+
+
+class OwnerSpec(StrictModel):
+    """What is run.
+
+    Attributes:
+        run: The run.
+        directory: Its run directory, a new one.
+        plan: File of a `KillPlan`.
+    """
+
+    run: RunConfig
+    directory: str
+    plan: str
+
+
+def main(spec_file: Path) -> int:
+    """Train to the end.
+
+    Returns:
+        The exit code that ``phalanx train`` would have.
+    """
+    die_with_parent()
+    spec = OwnerSpec.model_validate_json(spec_file.read_text(encoding="utf-8"))
+    console = Console(stderr=True)
+    try:
+        with deterministic(spec.run.train.threads), interruptible():
+            home = RunDirectory(Path(spec.directory), spec.run, resume=False)
+            session = Session(spec.run, home, console, open_workers=_workers(spec))
+            return 0 if session.run(resume=False)["status"] == "completed" else 1
+    except PhalanxError as exc:
+        console.print(f"{type(exc).__name__}: {exc}")
+        return exc.exit_code
+
+
+def _workers(spec: OwnerSpec) -> OpenWorkers:
+    deaths = str(Path(spec.directory).resolve() / DEATHS)
+    return functools.partial(LocalWorkers, command=("phalanx.lab.bench.chaos.dying_worker", spec.plan, deaths))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

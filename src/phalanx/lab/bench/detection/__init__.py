@@ -1,0 +1,1 @@
+"""Which liars are found, when, and whether an honest party is accused."""

@@ -1,0 +1,118 @@
+"""What `bench detection` plays: honest companies, every attack against every preset in every place, and baselines."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from typing import Literal
+
+from phalanx.errors import ConfigError
+from phalanx.lab.attacks import ATTACKS, AttackLine, check_attack
+from phalanx.lab.bench.detection.cell import Cell, small_run
+from phalanx.lab.bench.detection.honest import FP32, MATH, honest_cells
+from phalanx.pipeline import AttackConfig, Preset
+
+FIRST_ATTACKED_STEP = 2
+"""The screen has learnt by then, and there is an earlier step to replay."""
+
+_STEPS = 64
+_SILENT_STEPS = 8
+"""Every silence costs patience."""
+_BASELINE_STEPS = 8
+_QUICK_STEPS = 16
+_PRESET_STEPS: Mapping[Preset, int] = {"standard": 256, "strict": 256, "light": 64}
+"""In the order in which they are played; the owner's audits find a league in 218 steps of `standard` with 99.9 %."""
+_Place = tuple[int, tuple[int, ...]]
+_ALONE: dict[str, tuple[_Place, ...]] = {"quick": ((4, (1,)),), "full": ((4, (1,)), (4, (2,)))}
+_PAPERS_PLACES: dict[str, tuple[_Place, ...]] = {"quick": (), "full": tuple((6, (stage,)) for stage in range(1, 5))}
+_PAIRS: dict[str, tuple[_Place, ...]] = {
+    "quick": ((4, (1, 2)), (6, (1, 4))),
+    "full": tuple((6, pair) for pair in ((1, 2), (2, 3), (3, 4), (1, 3), (1, 4))),
+}
+_RATES = {"quick": (0.5,), "full": (0.3, 0.5, 0.7, 1.0)}
+_SHOWN_BY_BASELINES = ("screen", "audit")
+_PAPERS_OWN = ("forward_sign_flip", "backward_gaussian")
+_SMALL = 1
+"""The turn of lies that statistics cannot see."""
+_SMALLEST_DRIFT = 1e-4
+_ON_THE_PROTOCOL = ("links", "liveness", "referee")
+_SLY = ("crash_when_challenged", "audit_aware", "adaptive")
+
+Direction = Literal["forward", "backward"]
+
+
+def cells(*, quick: bool) -> list[Cell]:
+    """Everything that is played; what answers most comes first, for the whole takes long."""
+    size = "quick" if quick else "full"
+    attacks = [attack for kind, line in ATTACKS.items() for attack in _attacks(kind, line, _RATES[size])]
+    return [*honest_cells(quick=quick), *sorted(_attacked(attacks, size), key=_place_in_line)]
+
+
+def _place_in_line(cell: Cell) -> tuple[int, int]:
+    guards = ("standard", "watchful", "strict", "light")
+    return guards.index(cell.guard) if cell.guard in guards else len(guards), _turn_of(cell.run.attack)
+
+
+def _turn_of(attack: AttackConfig) -> int:
+    if attack.kind in _PAPERS_OWN:
+        return 0
+    if attack.kind == "lazy_int8" or attack.strength == _SMALLEST_DRIFT:
+        return _SMALL
+    if ATTACKS[attack.kind].caught_by in _ON_THE_PROTOCOL or attack.kind in _SLY or needs_two(attack.kind):
+        return 2
+    return 3
+
+
+def needs_two(kind: str) -> bool:
+    """Whether an attack is one of several parties together."""
+    try:
+        check_attack(AttackConfig(kind=kind, stages=(1,)))
+    except ConfigError:
+        return True
+    return False
+
+
+def _attacks(kind: str, line: AttackLine, rates: Iterable[float]) -> Iterator[AttackConfig]:
+    chosen: tuple[Direction, ...] = ("forward", "backward")
+    directions = (None,) if line.direction is None or line.fixed else chosen
+    strengths = (None, _SMALLEST_DRIFT) if kind == "drift" else (None,)
+    for strength, direction, rate in product(strengths, directions, rates):
+        yield AttackConfig(kind=kind, direction=direction, strength=strength, rate=rate, from_step=FIRST_ATTACKED_STEP)
+
+
+def _attacked(attacks: Iterable[AttackConfig], size: str) -> Iterator[Cell]:
+    presets: Mapping[Preset, int] = {"standard": _QUICK_STEPS} if size == "quick" else _PRESET_STEPS
+    for attack in attacks:
+        places = _places(attack.kind, size)
+        for (stages, where), (preset, steps) in product(places, presets.items()):
+            placed = attack.model_copy(update={"stages": where})
+            yield Cell(small_run(stages, preset, attack=placed), preset, _at_most(steps, attack))
+        # the rate that every table of ours has
+        if attack.rate == 0.5:
+            first = attack.model_copy(update={"stages": places[0][1]})
+            yield from _compared(first, places[0][0])
+            if _turn_of(attack) == _SMALL:
+                yield _across_paths(first, places[0][0])
+
+
+def _places(kind: str, size: str) -> tuple[_Place, ...]:
+    if needs_two(kind):
+        return _PAIRS[size]
+    more = _PAPERS_PLACES[size] if kind in _PAPERS_OWN else ()
+    return (*_ALONE[size], *more)
+
+
+def _across_paths(attack: AttackConfig, stages: int) -> Cell:
+    """A small lie among parties whose bits differ anyway: only the distance can tell."""
+    run = small_run(stages, "watchful", attack=attack)
+    run = run.model_copy(update={"guard": run.guard.model_copy(update={"classes": "mixed"})})
+    return Cell(run, "watchful", _STEPS, (FP32, MATH))
+
+
+def _compared(attack: AttackConfig, stages: int) -> Iterator[Cell]:
+    """The baselines, against the same attacker, for lies in messages."""
+    if ATTACKS[attack.kind].direction is not None and ATTACKS[attack.kind].caught_by in _SHOWN_BY_BASELINES:
+        for guard in ("statistics", "off"):
+            yield Cell(small_run(stages, guard, attack=attack), guard, _BASELINE_STEPS)
+
+
+def _at_most(steps: int, attack: AttackConfig) -> int:
+    return min(steps, _SILENT_STEPS) if ATTACKS[attack.kind].caught_by == "liveness" else steps

@@ -1,0 +1,237 @@
+"""``phalanx bench detection``: who is caught, when, and whether anybody innocent is blamed; all in one process."""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from phalanx.config import digest
+from phalanx.lab.attacks import ATTACKS
+from phalanx.lab.bench.detection.cell import GUARDS, Cell
+from phalanx.lab.bench.detection.cells import cells
+from phalanx.lab.bench.detection.simulated_run import (
+    CleanRun,
+    Outcome,
+    accepted,
+    first_found,
+    is_found,
+    is_undone,
+    play,
+    run_clean,
+    sequences,
+    undisturbed,
+)
+from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
+from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
+from phalanx.pipeline import keep_freed_memory
+from phalanx.train.setup.process import deterministic
+
+PROTOCOL = 3
+"""To be raised when a figure comes to mean something else; the commit is in every key as well."""
+
+
+def bench_detection(quick: bool, only_finished: bool = False) -> dict[str, Any]:
+    """Play honest companies and every attack of the table; progress goes to standard error.
+
+    Args:
+        quick: One rate and one place.
+        only_finished: Play nothing; show what earlier calls with the same code have finished.
+
+    Returns:
+        Rows, how many are missing, and the block `false_accusations_per_million`; a figure that was not measured
+        is None.
+    """
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    finished = rows_in(cache / "bench" / "detection.jsonl", code_version())
+    return measure(cells(quick=quick), finished, quick=quick, only_finished=only_finished)
+
+
+def rows_in(path: Path, code: str) -> RowFile[Cell]:
+    """Companies that were played by this very code."""
+    return RowFile(path, lambda cell: [PROTOCOL, code, cell.run.model_dump(mode="json"), *_besides_run(cell)])
+
+
+def measure(
+    what: Sequence[Cell], finished: RowFile[Cell], *, quick: bool, only_finished: bool = False
+) -> dict[str, Any]:
+    """Play those of these cells that are not finished; see `bench_detection`."""
+    load, code = load_average(), code_version()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, deterministic(threads=1):
+        keep_freed_memory()
+        field = _Field([cell for cell in what if finished.find(cell) is None], Path(directory))
+        rows = list(sweep(what, finished, None if only_finished else field.row, _tell))
+    return {
+        "name": "detection",
+        "quick": quick,
+        "command": f"phalanx bench detection --json{' --quick' if quick else ''}",
+        "machine": describe_machine(),
+        "commit": code,
+        "load": load,
+        "wall_s": time.monotonic() - started,
+        "guards": {name: guard.model_dump(mode="json") for name, guard in GUARDS.items()},
+        "missing": len(what) - len(rows),
+        "false_accusations_per_million": false_accusations_per_million(rows),
+        "rows": rows,
+    }
+
+
+def false_accusations_per_million(rows: Iterable[Row]) -> dict[str, Any]:
+    """Accusations of the innocent by the number of audited messages, for audited guards.
+
+    Returns:
+        The share per million and what it is made of; `at_most` is the bound that holds with 95 % certainty when
+        there was none (the rule of three).
+    """
+    audited = [row for row in rows if row["audited_messages"]]
+    messages = sum(row["audited_messages"] for row in audited)
+    count = sum(row["false_accusations"] for row in audited)
+    honest = [row for row in audited if row["attack"] == "none"]
+    by_paths: dict[str, int] = {}
+    for row in honest:
+        paths = " / ".join(row["paths"]) or "one path"
+        by_paths[paths] = by_paths.get(paths, 0) + row["audited_messages"]
+    return {
+        "value": 1e6 * count / messages if messages else None,
+        "false_accusations": count,
+        "audited_messages": messages,
+        "audited_messages_of_honest_companies": sum(row["audited_messages"] for row in honest),
+        "of_them_by_paths": by_paths,
+        "of_them_compared_by_distance": sum(row["compared_by_distance"] or 0 for row in honest),
+        "false_accusations_in_honest_companies": sum(row["false_accusations"] for row in honest),
+        "at_most": 3e6 / messages if messages and not count else None,
+    }
+
+
+class _Field:
+    """Where companies are played; the undisturbed run is trained once for each layout, as long as any cell needs."""
+
+    def __init__(self, what: Iterable[Cell], directory: Path) -> None:
+        self._directory = directory
+        self._clean: dict[str, CleanRun] = {}
+        self._steps: dict[str, int] = {}
+        for cell in what:
+            layout = digest(undisturbed(cell.run))
+            self._steps[layout] = max(cell.steps, self._steps.get(layout, 0))
+
+    def row(self, cell: Cell) -> Row:
+        """Play a cell and compare it with the undisturbed run of the same seed."""
+        clean = self._clean_run(cell)
+        started, cpu = time.perf_counter(), time.process_time()
+        with tempfile.TemporaryDirectory(dir=self._directory) as directory:
+            outcome = play(cell, Path(directory), self._cache)
+        costs = {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
+        return row_of(cell, outcome, clean) | costs
+
+    def _clean_run(self, cell: Cell) -> CleanRun:
+        layout = digest(undisturbed(cell.run))
+        if layout not in self._clean:
+            steps = self._steps[layout]
+            with tempfile.TemporaryDirectory(dir=self._directory) as directory:
+                self._clean[layout] = run_clean(cell.run, steps, Path(directory), self._cache)
+        return self._clean[layout]
+
+    @property
+    def _cache(self) -> Path:
+        return self._directory / "models"
+
+
+def row_of(cell: Cell, outcome: Outcome, clean: CleanRun) -> Row:
+    """What a company came to, as one flat row."""
+    run, attack, guard = cell.run, cell.run.attack, cell.run.guard
+    attacked = attack.kind != "none"
+    line = ATTACKS[attack.kind] if attacked else None
+    guilty = {lie.party for lie in outcome.lies}
+    blamed = {str(body["party"]) for body in outcome.bodies("verdict")}
+    steps = {lie.step for lie in outcome.lies}
+    found = {lie.step for lie in outcome.lies if is_found(lie, outcome)}
+    undone = {lie.step for lie in outcome.lies if is_undone(lie, outcome)}
+    met_in = first_found(outcome)
+    return {
+        "attack": attack.kind,
+        "direction": None if line is None else attack.direction or line.direction,
+        "strength": None if line is None else attack.strength or line.strength,
+        "rate": attack.rate if attacked else None,
+        "stages": list(attack.stages) if attacked else [],
+        "K": run.pipeline.stages,
+        "schedule": run.pipeline.schedule,
+        "adapters": run.model.adapter is not None,
+        "precision": run.train.precision,
+        "paths": [path.name for path in cell.paths],
+        "guard": cell.guard,
+        "preset": guard.preset_in_force,
+        "mode": guard.mode,
+        "q": guard.audit_rate if guard.audits else None,
+        "p": guard.step_audit_rate if guard.audits else None,
+        "owner_audit_rate": guard.owner_audit_rate if guard.audits else None,
+        "tolerance": guard.tolerance if guard.audits else None,
+        "shadow": guard.shadow if guard.enabled else None,
+        "expected_from": None if line is None else line.caught_by,
+        "steps": len(outcome.losses),
+        "attacked_steps": len(steps),
+        "detected_steps": len(found),
+        "undone_steps": len(undone - found),
+        "steps_to_detection": None if met_in is None else met_in - min(steps),
+        "corrupted_sequences_accepted": sequences(accepted(outcome), run),
+        "guilty": sorted(guilty),
+        "blamed": sorted(blamed),
+        "lost": [str(body["party"]) for body in outcome.bodies("lost")],
+        "relayed": len(outcome.bodies("relayed")),
+        "false_accusations": len(blamed - guilty),
+        "caught_by": sorted({str(body["offence"]) for body in outcome.bodies("verdict")}),
+        "alarms": len(outcome.bodies("alarm")) if guard.audits else None,
+        "doubts": len(outcome.bodies("gradient_doubted")) if guard.audits else None,
+        "drifts": len(outcome.bodies("drift")) if guard.audits else None,
+        "audited_messages": _audited_messages(outcome) if guard.audits else None,
+        "compared_by_distance": None if outcome.differences is None else outcome.differences.unequal,
+        "largest_distance": None if outcome.differences is None else outcome.differences.largest,
+        "loss_distance": _loss_distance(outcome, clean),
+        # other paths lead to other bits, with nobody attacking too
+        "bit_identical": None if cell.paths else _is_bit_identical(outcome, clean),
+        "error": outcome.error,
+    }
+
+
+def _audited_messages(outcome: Outcome) -> int:
+    """An audit recomputes a microbatch both ways; one that a screen asked for, the suspected message."""
+    return 2 * outcome.num_audits - len(outcome.bodies("screen_hit"))
+
+
+def _is_bit_identical(outcome: Outcome, clean: CleanRun) -> bool | None:
+    """Whether the weights are those of the undisturbed run after as many steps; None when the run broke off."""
+    return None if outcome.digest is None else outcome.digest == clean.digests[len(outcome.losses) - 1]
+
+
+def _loss_distance(outcome: Outcome, clean: CleanRun) -> float | None:
+    """Largest difference of the loss in any step that was not undone; None when there is no such step."""
+    undone = {
+        step for body in outcome.bodies("rolled_back") for step in range(int(str(body["to"])), int(str(body["step"])))
+    }
+    pairs = zip(outcome.losses, clean.losses, strict=False)
+    return max((abs(a - b) for step, (a, b) in enumerate(pairs) if step not in undone), default=None)
+
+
+def _besides_run(cell: Cell) -> list[object]:
+    return [cell.guard, cell.steps, [asdict(path) for path in cell.paths]]
+
+
+def _tell(place: str, cell: Cell, row: Row) -> None:
+    sys.stderr.write(f"bench: {place}: {_in_words(row)}, {row['wall_s']:.0f} s\n")
+    sys.stderr.flush()
+
+
+def _in_words(row: Row) -> str:
+    where = (
+        f"{row['attack']} {row['direction'] or ''} at {row['stages']} of {row['K']}, rate {row['rate']}, {row['guard']}"
+    )
+    if row["attack"] == "none":
+        who = f"honest, K = {row['K']}, {row['schedule']}, {row['guard']}, {' / '.join(row['paths']) or 'one path'}"
+        return f"{who}: {row['audited_messages']} audited messages, {row['false_accusations']} false accusations"
+    came = (
+        f"{row['detected_steps']} of {row['attacked_steps']} steps found, blamed {', '.join(row['blamed']) or 'nobody'}"
+    )
+    return f"{where}: {came}"

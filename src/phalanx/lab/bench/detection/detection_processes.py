@@ -1,0 +1,137 @@
+"""``phalanx bench detection-processes``: a drawn sample of `bench detection`, each company in processes of its own."""
+
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from phalanx.config import digest
+from phalanx.data import BpeConfig, DataConfig, PythonManualConfig
+from phalanx.errors import PhalanxError
+from phalanx.lab.bench.detection.cell import Cell
+from phalanx.lab.bench.detection.cells import cells
+from phalanx.lab.bench.detection.detection import PROTOCOL
+from phalanx.lab.bench.detection.drill_plan import Scene
+from phalanx.lab.bench.detection.drills import Train, row_of, train_quietly
+from phalanx.lab.bench.detection.simulated_run import lying_early
+from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
+from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
+from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig
+from phalanx.train import RunConfig
+
+SEED = 14
+"""Of the draw, so that a sample can be had again."""
+_SIZE = {"quick": 3, "full": 24}
+_MOST_STEPS = 96
+_VOCABULARY = 300
+
+
+def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[str, Any]:
+    """Train each drawn company in real processes; progress goes to standard error.
+
+    Returns:
+        A row for each company, and how many are `missing`; `held` counts those that ended without an error, with
+        nobody innocent blamed and with the bits of the undisturbed run.
+    """
+    started, load = time.monotonic(), load_average()
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    code, drawn = code_version(), draw_cells(_SIZE["quick" if quick else "full"])
+    finished: RowFile[Cell] = RowFile(
+        cache / "bench" / "detection-processes.jsonl", lambda cell: [PROTOCOL, code, digest(in_processes(cell))]
+    )
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
+        company = Companies(Path(directory), train_quietly)
+        rows = list(sweep(drawn, finished, None if only_finished else company.row, _tell))
+    return {
+        "name": "detection-processes",
+        "quick": quick,
+        "command": f"phalanx bench detection-processes --json{' --quick' if quick else ''}",
+        "machine": describe_machine(),
+        "commit": code,
+        "load": load,
+        "wall_s": time.monotonic() - started,
+        "seed": SEED,
+        "missing": len(drawn) - len(rows),
+        "held": sum(row["held"] for row in rows),
+        "rows": rows,
+    }
+
+
+def draw_cells(size: int) -> list[Cell]:
+    """Cells of `bench detection` with a preset and an attacker, drawn without putting back, as many of each preset."""
+    draw = random.Random(SEED)  # noqa: S311 - a sample, no secret
+    found: list[Cell] = []
+    for preset in PRESETS:
+        choice = [cell for cell in cells(quick=False) if cell.guard == preset and cell.run.attack.kind != "none"]
+        found += draw.sample(choice, size // len(PRESETS))
+    return found
+
+
+def in_processes(cell: Cell) -> RunConfig:
+    """The run of a cell on real text, with as many steps as it may take, but at most 96."""
+    run, steps = cell.run, min(cell.steps, _MOST_STEPS)
+    architecture = {**(run.model.architecture or {}), "vocab_size": _VOCABULARY}
+    return run.model_copy(
+        update={
+            "model": run.model.model_copy(update={"architecture": architecture}),
+            "data": DataConfig(
+                sources=(PythonManualConfig(),),
+                tokenizer=BpeConfig(vocab_size=_VOCABULARY),
+                sequence_length=run.data.sequence_length,
+                validation_share=0.2,
+                max_documents=12,
+                max_validation_sequences=8,
+            ),
+            "train": run.train.model_copy(update={"steps": steps, "validate_every": 0}),
+            "checkpoint": run.checkpoint.model_copy(update={"every": 0}),
+            "attack": lying_early(run.attack),
+        }
+    )
+
+
+class Companies:
+    """Trains companies; the undisturbed run once for each layout and number of steps."""
+
+    def __init__(self, directory: Path, trainer: Train) -> None:
+        self._directory = directory
+        self._trainer = trainer
+        self._clean: dict[str, dict[str, Any]] = {}
+
+    def row(self, cell: Cell) -> Row:
+        """Train a company and compare it with the undisturbed run."""
+        run, started = in_processes(cell), time.perf_counter()
+        undisturbed = run.model_copy(update={"guard": GuardConfig(mode="off"), "attack": AttackConfig()})
+        name = digest(undisturbed)
+        if name not in self._clean:
+            self._clean[name] = self._trainer(undisturbed, self._directory / name)
+        directory = Path(tempfile.mkdtemp(dir=self._directory)) / "run"
+        try:
+            summary = self._trainer(run, directory)
+        except PhalanxError as exc:
+            summary = {"error": f"{type(exc).__name__}: {exc}"}
+        liars = {f"worker-{stage}": run.attack for stage in run.attack.stages}
+        found = {"attack": run.attack.kind, **row_of(Scene(run, liars), summary, self._clean[name])}
+        return {
+            "preset": cell.guard,
+            "K": run.pipeline.stages,
+            "stages": list(run.attack.stages),
+            "rate": run.attack.rate,
+            "direction": run.attack.direction,
+            "steps": run.train.steps,
+            **found,
+            "in_doubt": summary.get("in_doubt"),
+            "steps_redone": summary.get("steps_redone"),
+            "held": found["error"] is None and found["false_accusations"] == 0 and found["bit_identical"] is True,
+            "wall_s": time.perf_counter() - started,
+        }
+
+
+def _tell(which: str, cell: Cell, row: Row) -> None:
+    sys.stderr.write(
+        f"{which}: {row['attack']} K={row['K']} {row['preset']}: blamed {row['blamed']} lost {row['lost']}, "
+        f"bits of the undisturbed run: {row['bit_identical']}\n"
+    )
+    sys.stderr.flush()

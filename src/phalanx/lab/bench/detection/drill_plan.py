@@ -1,0 +1,217 @@
+"""What a drill does to a run file: which attacks it plays, from its options and from the run file's own section."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+
+from phalanx.config import parse_override
+from phalanx.errors import ConfigError
+from phalanx.lab.attacks import check_attack, make_attack
+from phalanx.pipeline import AttackConfig
+from phalanx.pipeline.assignment.assignment import first_assignment
+from phalanx.train import RunConfig
+
+DEFAULT_KINDS = ("forward_sign_flip", "backward_gaussian")
+
+
+@dataclass(frozen=True)
+class Drill:
+    """What is done to a run file; what is left out is as its ``[attack]`` says, or else the default.
+
+    Attributes:
+        kinds: Names in `ATTACKS`, each for a run of its own; None for what ``[attack]`` has, or the paper's two.
+        together: Attackers of one further run, each as ``KIND:KEY=VALUE:...`` with the keys of ``[attack]``.
+        steps: Optimizer steps of each run.
+        from_step: First step in which anybody lies; by default a quarter of the steps.
+        rate: How often the attackers lie.
+        stages: Where they are; by default the first middle stage, or the first two where two are needed.
+    """
+
+    kinds: Sequence[str] | None = None
+    together: Sequence[str] = ()
+    steps: int = 16
+    from_step: int | None = None
+    rate: float | None = None
+    stages: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One run of a drill.
+
+    Attributes:
+        run: What the owner trains.
+        liars: Who lies, and how; empty in the undisturbed run.
+        is_remote: Whether the liars are on other machines, told to lie by their own worker files.
+    """
+
+    run: RunConfig
+    liars: Mapping[str, AttackConfig]
+    is_remote: bool = False
+
+    @property
+    def planned_steps(self) -> list[int]:
+        """Steps in which somebody lies who does as told and is not found before."""
+        attacks = [make_attack(one, party, None) for party, one in self.liars.items()]
+        return [step for step in range(self.run.train.steps) if any(attack.lies_in(step) for attack in attacks)]
+
+    def instructions(self) -> str:
+        """What the liars' worker files must have, where they are remote."""
+        lines = ["start every worker of the run again; in the worker files of those who lie write:"]
+        for party, one in self.liars.items():
+            # an attack on one's own knows of no others
+            section = one.model_dump(mode="json", exclude_none=True, exclude={"also"})
+            lines += [f"# {party}", *tomli_w.dumps({"attack": section}).splitlines()]
+        return "\n".join(lines if self.liars else ["start every worker of the run, none of them with [attack]"])
+
+
+def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, Scene]:
+    """The shortened run without an attacker, as "none", and with each attack.
+
+    Raises:
+        ConfigError: An attack is unknown or does not fit the run.
+    """
+    optimizer = run.optimizer.model_copy(update={"warmup_steps": min(run.optimizer.warmup_steps, drill.steps - 1)})
+    short: dict[str, Any] = {
+        "train": run.train.model_copy(update={"steps": drill.steps, "validate_every": 0}),
+        "optimizer": optimizer,
+        "checkpoint": run.checkpoint.model_copy(update={"every": 0}),
+    }
+    found = {}
+    # parsed again, so that what is said about stages and steps is checked for each
+    for name, attack in {"none": AttackConfig(), **attacks_of(run, drill)}.items():
+        if run.pipeline.remote_workers:
+            _check_places(run, attack)
+            found[name] = Scene(_checked(run, {**short, "attack": None}), _liars(run, attack), is_remote=True)
+        else:
+            found[name] = Scene(_checked(run, {**short, "attack": attack}), _liars(run, attack))
+    return found
+
+
+def attacks_of(run: RunConfig, drill: Drill) -> dict[str, AttackConfig]:
+    """The attacks that a drill plays, by what they are called in its table.
+
+    Raises:
+        ConfigError: One is unknown, lacks what the options or ``[attack]`` give it, or never takes place.
+    """
+    found = {kind: _of_kind(run, drill, kind) for kind in _kinds(run, drill)}
+    if run.attack.also and drill.kinds is None and not drill.together:
+        found = {_name(run.attack): _of_section(run, drill)}
+    if drill.together:
+        attack = _beside([_parsed(run, drill, text) for text in drill.together])
+        found[_name(attack)] = attack
+    if not found:
+        raise ConfigError("attack: no attack is named; give --kinds, or leave it out for the default ones")
+    for name, attack in found.items():
+        if not attack.attackers:
+            raise ConfigError(f"attack: {name!r} is no attack; see --list")
+        check_attack(attack)
+        late = [one.from_step for one in attack.attackers if one.from_step >= drill.steps]
+        if late:
+            raise ConfigError(f"attack: {drill.steps} steps, and nobody lies before step {late[0]}; raise --steps")
+    return found
+
+
+def _kinds(run: RunConfig, drill: Drill) -> Sequence[str]:
+    if drill.kinds is not None:
+        return drill.kinds
+    if drill.together:
+        return ()
+    return DEFAULT_KINDS if run.attack.kind == "none" else (run.attack.kind,)
+
+
+def _section(run: RunConfig, drill: Drill) -> dict[str, Any]:
+    """What ``[attack]`` says, overridden by the options; only what is said anywhere."""
+    said = {key: getattr(run.attack, key) for key in run.attack.model_fields_set - {"kind", "also"}}
+    options = {"from_step": drill.from_step, "rate": drill.rate, "stages": drill.stages and tuple(drill.stages)}
+    return {
+        "from_step": drill.steps // 4,
+        **said,
+        **{key: value for key, value in options.items() if value is not None},
+    }
+
+
+def _of_kind(run: RunConfig, drill: Drill, kind: str) -> AttackConfig:
+    """An attack in one run; two stages where it needs two and nobody says where."""
+    section = _section(run, drill)
+    attack = _made({**section, "kind": kind})
+    if "stages" not in section:
+        try:
+            check_attack(attack)
+        except ConfigError:
+            return attack.model_copy(update={"stages": (1, 2)})
+    return attack
+
+
+def _of_section(run: RunConfig, drill: Drill) -> AttackConfig:
+    """The attackers of the run file, who act together; options that name one place or time are not for them."""
+    if drill.stages is not None:
+        raise ConfigError("attack: --stages is for one kind of attack, and the run file has several; leave it out")
+    changed = {"from_step": drill.from_step, "rate": drill.rate}
+    changes = {key: value for key, value in changed.items() if value is not None}
+    return _beside([_made({**one.model_dump(exclude={"also"}), **changes}) for one in run.attack.attackers])
+
+
+def _parsed(run: RunConfig, drill: Drill, text: str) -> AttackConfig:
+    """Read ``KIND:KEY=VALUE:...``."""
+    kind, *settings = text.split(":")
+    own = {}
+    for setting in settings:
+        keys, value = parse_override(setting)
+        own[".".join(keys)] = tuple(value) if isinstance(value, list) else value
+    # seed and the like are for everybody, a place is for one alone
+    section = {key: value for key, value in _section(run, drill).items() if key in ("from_step", "rate", "seed")}
+    return _made({**section, **own, "kind": kind})
+
+
+def _beside(attacks: Sequence[AttackConfig]) -> AttackConfig:
+    """Attackers of one run."""
+    first, *others = attacks
+    return _made({**first.model_dump(exclude={"also"}), "also": tuple(others)})
+
+
+def _made(settings: Mapping[str, Any]) -> AttackConfig:
+    try:
+        return AttackConfig(**settings)
+    except ValueError as exc:
+        raise ConfigError(f"attack: {settings.get('kind')}: {_first_line(exc)}") from exc
+
+
+def _checked(run: RunConfig, update: Mapping[str, Any]) -> RunConfig:
+    # only what was written: sections exclude each other by their presence
+    sections = {name: getattr(run, name) for name in run.model_fields_set} | dict(update)
+    try:
+        return RunConfig(**{name: section for name, section in sections.items() if section is not None})
+    except ValueError as exc:
+        raise ConfigError(f"attack: the run file does not allow it: {exc}") from exc
+
+
+def _check_places(run: RunConfig, attack: AttackConfig) -> None:
+    middle = range(1, run.pipeline.stages - 1)
+    stray = [stage for one in attack.attackers for stage in one.stages if stage not in middle]
+    if stray:
+        raise ConfigError(f"attack: stages {stray}: only the middle stages {list(middle)} are in other hands")
+
+
+def _liars(run: RunConfig, attack: AttackConfig) -> dict[str, AttackConfig]:
+    """Who serves the attacked stages at first."""
+    holders = first_assignment(run.pipeline.stages, run.pipeline.workers, guarded=False).holders
+    found: dict[str, AttackConfig] = {}
+    for one in attack.attackers:
+        for party in {holders[stage] for stage in one.stages}:
+            if party in found:
+                raise ConfigError(f"attack: {party} would lie in two ways; attack one of its stages")
+            found[party] = one.model_copy(update={"also": ()})
+    return dict(sorted(found.items()))
+
+
+def _first_line(exc: ValueError) -> str:
+    """What pydantic says is wrong, without its frame."""
+    lines = [line.strip() for line in str(exc).splitlines()]
+    return " ".join(lines[1:3]) if len(lines) > 2 else str(exc)
+
+
+def _name(attack: AttackConfig) -> str:
+    return "+".join(f"{one.kind}@{','.join(map(str, one.stages))}" for one in attack.attackers)

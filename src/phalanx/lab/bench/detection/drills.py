@@ -1,0 +1,130 @@
+"""``phalanx attack``: a run file's own model, data and guard against named attackers, in real processes."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from phalanx.config import digest
+from phalanx.errors import PhalanxError
+from phalanx.lab.attacks import ATTACKS
+from phalanx.lab.bench.detection.drill_plan import Drill, Scene, drill_scenes
+from phalanx.security.crypto import certified_name
+from phalanx.train import RunConfig, train
+
+Train = Callable[[RunConfig, Path], dict[str, Any]]
+"""Trains one run in a directory and returns its summary."""
+
+
+def list_attacks() -> list[dict[str, Any]]:
+    """Every attack with what it does, what can be chosen about it, and the layer that must find it."""
+    return [
+        {
+            "attack": kind,
+            "what it does": (line.attack.__doc__ or "").strip().partition("\n")[0],
+            "direction": line.direction,
+            "strength": line.strength,
+            "caught by": line.caught_by,
+        }
+        for kind, line in ATTACKS.items()
+    ]
+
+
+def run_drill(
+    run: RunConfig, drill: Drill, directory: Path | None = None, trainer: Train | None = None
+) -> dict[str, Any]:
+    """Train once undisturbed and once with each attacker; progress goes to standard error.
+
+    Args:
+        run: From a run file.
+        drill: What is done to it.
+        directory: Keeps the run directories; a temporary one when left out.
+        trainer: Trains one run; `phalanx.train.train` when left out.
+
+    With remote workers it says before each run what their files must have, and waits for them to be started.
+
+    Returns:
+        One row an attack, the undisturbed run first, and `passed`: every attack was found, and nobody innocent blamed.
+
+    Raises:
+        ConfigError: As `drill_scenes`.
+        PhalanxError: The undisturbed run failed.
+    """
+    scenes = drill_scenes(run, drill)
+    with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as temporary:
+        home = directory or Path(temporary)
+        summaries = {name: _train(name, one, home / name, trainer or train_quietly) for name, one in scenes.items()}
+    clean = summaries["none"]
+    rows = [{"attack": name, **row_of(scenes[name], summary, clean)} for name, summary in summaries.items()]
+    return {
+        "run": digest(run),
+        "steps": drill.steps,
+        "passed": all(map(has_held, rows)),
+        "rows": rows,
+    }
+
+
+def row_of(scene: Scene, summary: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
+    """One line of the table from two summaries, but for its name.
+
+    What remote liars did they alone know: of them, it is compared with what they were told to do.
+    """
+    planned, liars = scene.planned_steps, set(scene.liars)
+    attacked = planned if scene.is_remote else summary.get("attacked_steps") or []
+    # whoever was silent is replaced and not accused
+    out = {certified_name(name) for name in (*summary.get("evicted", ()), *summary.get("lost", ()))}
+    blamed = {certified_name(verdict["party"]) for verdict in summary.get("verdicts", ())}
+    caught_at = [verdict["step"] for verdict in summary.get("verdicts", ())]
+    digests = summary.get("final_weights_digest"), clean.get("final_weights_digest")
+    each_way = [{party for party, one in scene.liars.items() if one == way} for way in scene.liars.values()]
+    return {
+        "liars": {name: one.model_dump(mode="json", exclude={"also"}) for name, one in scene.liars.items()},
+        "planned_steps": len(planned),
+        "attacked_steps": None if scene.is_remote else len(attacked),
+        "detected": all(out & parties for parties in each_way) if attacked else None,
+        "blamed": sorted({verdict["party"] for verdict in summary.get("verdicts", ())}),
+        "caught_by": sorted({verdict["offence"] for verdict in summary.get("verdicts", ())}),
+        "steps_to_detection": min(caught_at) - min(attacked) if caught_at and attacked else None,
+        "evicted": summary.get("evicted", []),
+        "lost": summary.get("lost", []),
+        "false_accusations": len(blamed - liars) if scene.is_remote else summary.get("false_accusations"),
+        "bit_identical": None if None in digests else digests[0] == digests[1],
+        "perplexity": summary.get("validation_perplexity"),
+        "audits": summary.get("audits"),
+        "error": summary.get("error"),
+    }
+
+
+def has_held(row: dict[str, Any]) -> bool:
+    """Whether the run ended with nobody innocent blamed, and the attack took place and was found."""
+    found = row["detected"] is True or row["attack"] == "none"
+    return row["error"] is None and row["false_accusations"] == 0 and found
+
+
+def _train(kind: str, scene: Scene, directory: Path, trainer: Train) -> dict[str, Any]:
+    sys.stderr.write(f"attack: {kind}: {scene.run.train.steps} steps\n")
+    if scene.is_remote:
+        sys.stderr.write(f"{scene.instructions()}\n")
+    sys.stderr.flush()
+    try:
+        return trainer(scene.run, directory)
+    except PhalanxError as exc:
+        if kind == "none":
+            raise
+        # a run that breaks off still leaves behind what it had found
+        return _left_behind(directory) | {"error": f"{type(exc).__name__}: {exc}"}
+
+
+def _left_behind(directory: Path) -> dict[str, Any]:
+    summary = directory / "summary.json"
+    found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    return found
+
+
+def train_quietly(run: RunConfig, directory: Path) -> dict[str, Any]:
+    """Train one run; what is shown goes to standard error."""
+    return train(run, directory, console=Console(stderr=True))

@@ -1,0 +1,83 @@
+"""The honest companies of `bench detection`: on one path of this machine, and on several whose bits differ."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from phalanx.lab.bench.detection.cell import GUARDS, Cell, Schedule, small_run
+from phalanx.lab.calibrate import NumericPath
+from phalanx.models import LoraConfig
+from phalanx.pipeline import PRESETS, GuardConfig
+
+FP32 = NumericPath("fp32", "fp32", threads=1)
+TWO_THREADS = NumericPath("fp32, 2 threads", "fp32", threads=2)
+MATH = NumericPath("fp32, math attention", "fp32", threads=1, kernel="math")
+COMPILED = NumericPath("fp32, compiled", "fp32", threads=1, compiled=True)
+BF16 = NumericPath("bf16", "bf16", threads=1)
+BF16_MATH = NumericPath("bf16, math attention", "bf16", threads=1, kernel="math")
+BF16_NO_ONEDNN = NumericPath("bf16, no oneDNN", "bf16", threads=1, mkldnn=False)
+
+_BF16_TOLERANCE = 0.2
+"""Where `phalanx calibrate` puts at most one honest bf16 message in a million beyond it; see docs/tolerance.md."""
+_PATIENCE_S = 300.0
+"""Compiling takes long, and nobody here is silent on purpose."""
+_ON_PATHS: tuple[tuple[int, tuple[NumericPath, ...]], ...] = (
+    (4, (FP32, MATH)),
+    (6, (FP32, MATH)),
+    (4, (FP32, TWO_THREADS)),
+    (6, (FP32, MATH, TWO_THREADS)),
+    (4, (BF16, BF16_MATH)),
+    (4, (BF16, BF16_NO_ONEDNN)),
+    (4, (BF16, FP32)),
+    (4, (FP32, COMPILED)),
+)
+
+
+def honest_cells(*, quick: bool) -> Iterator[Cell]:
+    """Every honest configuration; what is compiled only without `quick`."""
+    for stages, paths in _ON_PATHS:
+        if not (quick and COMPILED in paths):
+            yield on_paths(stages, paths, 8 if quick else 300)
+    yield from _on_one_path(8 if quick else 200)
+
+
+def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance: float | None = None) -> Cell:
+    """A company whose workers take turns in these ways to compute, every message audited.
+
+    Args:
+        stages: K.
+        paths: The first one is the run's own and the owner's.
+        steps: To be made.
+        tolerance: tau; left out, the default in fp32, and what calibration suggests where bf16 takes part.
+    """
+    in_bf16 = any(path.precision == "bf16" for path in paths)
+    wide = {"tolerance": _BF16_TOLERANCE} if in_bf16 else {}
+    chosen = wide if tolerance is None else {"tolerance": tolerance}
+    guard = GUARDS["watchful"].model_copy(update={"audit_rate": 1.0, "classes": "mixed", **chosen})
+    run = small_run(stages, "watchful")
+    run = run.model_copy(
+        update={
+            "guard": guard,
+            "train": run.train.model_copy(update={"precision": paths[0].precision}),
+            "pipeline": run.pipeline.model_copy(update={"patience_s": _PATIENCE_S, "step_timeout_s": 4 * _PATIENCE_S}),
+        }
+    )
+    return Cell(run, "q = 1", steps, paths)
+
+
+def _on_one_path(steps: int) -> Iterator[Cell]:
+    schedules: tuple[Schedule, ...] = ("gpipe", "1f1b")
+    for stages, schedule in product(range(3, 7), schedules):
+        yield Cell(small_run(stages, "watchful", schedule=schedule), "watchful", steps)
+    for stages in (4, 6):
+        full = GUARDS["watchful"].model_copy(update={"audit_rate": 1.0})
+        yield _guarded(stages, "q = 1", full, steps)
+        lockstep = full.model_copy(update={"shadow": "lockstep", "step_audit_rate": 0.0})
+        yield _guarded(stages, "lockstep", lockstep, steps)
+        yield Cell(small_run(stages, "watchful", adapter=LoraConfig(rank=4)), "watchful", steps)
+        yield from (Cell(small_run(stages, name), name, steps) for name in PRESETS)
+    yield _guarded(4, "paper", GuardConfig(mode="paper"), steps)
+    yield Cell(small_run(4, "statistics"), "statistics", steps)
+
+
+def _guarded(stages: int, name: str, guard: GuardConfig, steps: int) -> Cell:
+    return Cell(small_run(stages, "watchful").model_copy(update={"guard": guard}), name, steps)

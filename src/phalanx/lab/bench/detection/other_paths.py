@@ -1,0 +1,142 @@
+"""Honest workers that really compute in different ways, in the one process of a simulated company."""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from phalanx.lab.calibrate import NumericPath
+from phalanx.pipeline import StageCopy, StageRunner, WrapCopy, token_distance
+
+# threads, kernels and switches of a path belong to the whole process
+_ONE_AT_A_TIME = threading.RLock()
+_COMPUTATIONS = ("forward", "backward", "recompute")
+
+_Place = tuple[int, int, int, str]
+"""Stage, step, microbatch, direction."""
+
+
+@dataclass
+class Differences:
+    """How far audited messages lay from what their auditor got, when both were honest.
+
+    Attributes:
+        messages: That both sides have computed.
+        unequal: Of them, with another bit somewhere: the guard had to compare their distance.
+        largest: Distance of the worst of them, as `token_distance` has it.
+    """
+
+    messages: int = 0
+    unequal: int = 0
+    largest: float = 0.0
+    _sent: dict[_Place, Tensor] = field(default_factory=dict)
+
+    def sent(self, place: _Place, tensor: Tensor) -> None:
+        """Keep what a stage sent until its auditor has computed it too."""
+        self._sent[place] = tensor
+
+    def recomputed(self, place: _Place, tensor: Tensor) -> None:
+        """Compare with what was sent."""
+        sent = self._sent.pop(place, None)
+        if sent is None:
+            return
+        self.messages += 1
+        if not sent.equal(tensor):
+            self.unequal += 1
+            self.largest = max(self.largest, token_distance(sent, tensor))
+
+    def forget(self, stage: int, before: int) -> None:
+        """Drop what nobody will audit any more."""
+        for place in [place for place in self._sent if place[0] == stage and place[1] < before]:
+            del self._sent[place]
+
+
+class PathRunner(StageRunner):
+    """A stage that is computed in another way of this machine, by one party at a time."""
+
+    def __init__(self, copy: StageCopy, path: NumericPath, seen: Callable[[_Place, Tensor], None]) -> None:
+        self._inner = path.runner(copy.plan, copy)
+        self.module, self.spec = copy.module, copy.spec
+        self.seed, self.device = self._inner.seed, self._inner.device
+        self._path, self._seen = path, seen
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """As `StageRunner.forward`, on this path."""
+        with self._on_path():
+            y = self._inner.forward(step, microbatch, x)
+            self._seen((self.spec.index, step, microbatch, "forward"), y)
+        return y
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As `StageRunner.backward`, on this path."""
+        with self._on_path():
+            x_gradient = self._inner.backward(step, microbatch, gradient)
+            if x_gradient is not None:
+                self._seen((self.spec.index, step, microbatch, "backward"), x_gradient)
+        return x_gradient
+
+    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """As `StageRunner.recompute`, on this path."""
+        with self._on_path():
+            y, x_gradient = self._inner.recompute(step, microbatch, x, gradient)
+            self._seen((self.spec.index, step, microbatch, "forward"), y)
+            if x_gradient is not None:
+                self._seen((self.spec.index, step, microbatch, "backward"), x_gradient)
+        return y, x_gradient
+
+    def gradients(self) -> dict[str, Tensor]:
+        """As `StageRunner.gradients`."""
+        return self._inner.gradients()
+
+    def abandon(self) -> None:
+        """As `StageRunner.abandon`."""
+        self._inner.abandon()
+
+    @contextlib.contextmanager
+    def _on_path(self) -> Iterator[None]:
+        with _ONE_AT_A_TIME, self._path.settings():
+            yield
+
+
+def on_path(path: NumericPath, differences: Differences) -> WrapCopy:
+    """What lets a worker compute all copies that it has, held or shadowed, in one way; only while `taking_turns`."""
+
+    def wrap(copy: StageCopy, held: bool) -> StageCopy:
+        def sent(place: _Place, tensor: Tensor) -> None:
+            differences.forget(place[0], place[1])
+            differences.sent(place, tensor)
+
+        copy.runner = PathRunner(copy, path, sent if held else differences.recomputed)
+        return copy
+
+    return wrap
+
+
+@contextlib.contextmanager
+def taking_turns() -> Iterator[None]:
+    """Let nobody of this process compute while another's path is switched on: not the owner's referee either.
+
+    A referee that recomputed with the settings of somebody else's path would find other bits than an honest holder
+    of its own numeric class has sent, and convict it.
+    """
+    plain = {name: getattr(StageRunner, name) for name in _COMPUTATIONS}
+    for name, compute in plain.items():
+        setattr(StageRunner, name, _in_turn(compute))
+    try:
+        yield
+    finally:
+        for name, compute in plain.items():
+            setattr(StageRunner, name, compute)
+
+
+def _in_turn(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compute)
+    def wait_and_compute(*args: Any, **kwargs: Any) -> Any:
+        with _ONE_AT_A_TIME:
+            return compute(*args, **kwargs)
+
+    return wait_and_compute

@@ -1,0 +1,232 @@
+"""One cell of `bench detection`: a simulated company with its attackers, and what came of it."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from phalanx.lab.attacks import actor, attacks_in, make_attack
+from phalanx.lab.bench.detection.cell import Cell
+from phalanx.lab.bench.detection.cells import FIRST_ATTACKED_STEP
+from phalanx.lab.bench.detection.other_paths import Differences, on_path, taking_turns
+from phalanx.lab.calibrate import NumericPath
+from phalanx.pipeline import AttackConfig, AuditDraw, GuardConfig
+from phalanx.testing import Actor, MemoryCompany
+from phalanx.train import RunConfig
+
+_STEPS_AFTER_THE_LAST = 2
+_LATEST_FIRST_LIE = 5
+_HARMLESS = frozenset({"framing", "withholding", "withheld answer", "stall", "forged receipt"})
+"""Lies that reach no weight, by what the attackers' log calls them."""
+
+
+@dataclass(frozen=True)
+class Lie:
+    """One line of the attackers' own log; `microbatch` is None for a lie about a whole step."""
+
+    party: str
+    stage: int
+    step: int
+    microbatch: int | None
+    what: str | None
+
+
+@dataclass(frozen=True)
+class Fate:
+    """How a party's part ended: in which step, whether it was convicted, and from which step on all was undone."""
+
+    step: int
+    convicted: bool
+    undone_from: int
+
+
+@dataclass
+class Outcome:
+    """What came of one company.
+
+    Attributes:
+        losses: Of each applied step, nats.
+        digest: Of the weights at the end; None when the run broke off.
+        lies: The ground truth.
+        events: What the guard saw.
+        num_audits: Recomputed microbatches.
+        differences: Between honest workers on different paths; None where bits must be equal, or somebody lies.
+        error: Why the run broke off; None when it did not.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    digest: str | None = None
+    lies: list[Lie] = field(default_factory=list)
+    events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+    num_audits: int = 0
+    differences: Differences | None = None
+    error: str | None = None
+
+    def bodies(self, kind: str) -> list[dict[str, object]]:
+        """What events of one kind say."""
+        return [body for name, body in self.events if name == kind]
+
+    @property
+    def fates(self) -> dict[str, Fate]:
+        """Everybody who was evicted or lost."""
+        fates: dict[str, Fate] = {}
+        last = ""
+        for kind, body in self.events:
+            if kind in ("evicted", "lost"):
+                last, step = str(body["party"]), _int(body["step"])
+                fates[last] = Fate(step, kind == "evicted", step)
+            elif kind == "rolled_back":
+                fates[last] = Fate(fates[last].step, fates[last].convicted, _int(body["to"]))
+        return fates
+
+
+@dataclass
+class CleanRun:
+    """What an undisturbed run comes to, step by step.
+
+    Attributes:
+        losses: Of each step, nats.
+        digests: Of the weights after each step.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+
+
+def run_clean(run: RunConfig, steps: int, directory: Path, cache: Path) -> CleanRun:
+    """Train with nobody attacking and nobody watching.
+
+    Raises:
+        PhalanxError: As training does.
+    """
+    clean = CleanRun()
+    with MemoryCompany(undisturbed(run), directory, cache=cache) as company:
+        for _ in range(steps):
+            clean.losses.append(company.run(1)[0].loss)
+            clean.digests.append(company.weights_digest())
+    return clean
+
+
+def undisturbed(run: RunConfig) -> RunConfig:
+    """The same training without guard and attack."""
+    return run.model_copy(update={"guard": GuardConfig(mode="off"), "attack": AttackConfig()})
+
+
+def play(cell: Cell, directory: Path, cache: Path) -> Outcome:
+    """Let a company run until its attackers are out, or its steps are done.
+
+    Which microbatches are audited follows from the run's seed here, so that a row can be had again.
+    """
+    log = directory / "attack.jsonl"
+    run = cell.run.model_copy(update={"attack": lying_early(cell.run.attack)})
+    outcome = Outcome()
+    differences = Differences()
+    draw = AuditDraw.of(run.train.seed.to_bytes(32, "big"), bytes(32), run.guard)
+    company = MemoryCompany(run, directory, _actors(cell, run, log, differences), cache=cache, draw=draw)
+    with taking_turns() if cell.paths else contextlib.nullcontext(), company:
+        try:
+            _drive(company, cell.steps, log, outcome)
+            outcome.digest = company.weights_digest()
+        # an attack that makes the owner fall over is a finding, and the other rows are still wanted
+        except Exception as exc:  # noqa: BLE001
+            outcome.error = f"{type(exc).__name__}: {exc}"
+    outcome.events = list(company.events)
+    outcome.lies = read_lies(log)
+    if cell.paths and run.attack.kind == "none":
+        outcome.differences = differences
+    return outcome
+
+
+def read_lies(log: Path) -> list[Lie]:
+    """What the attackers say that they did."""
+    if not log.exists():
+        return []
+    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return [Lie(r["party"], r["stage"], r["step"], r["microbatch"], r.get("what")) for r in records]
+
+
+def is_found(lie: Lie, outcome: Outcome) -> bool:
+    """Whether the guard found in this very step that something was wrong with the liar, before the step was applied."""
+    fate = outcome.fates.get(lie.party)
+    passed_on = {(body.get("source"), body.get("step")) for body in outcome.bodies("relayed")}
+    return (fate is not None and fate.step <= lie.step) or (lie.stage, lie.step) in passed_on
+
+
+def is_undone(lie: Lie, outcome: Outcome) -> bool:
+    """Whether the step was applied with the lie, and taken back when the liar was convicted."""
+    fate = outcome.fates.get(lie.party)
+    return fate is not None and fate.undone_from <= lie.step < fate.step
+
+
+def first_found(outcome: Outcome) -> int | None:
+    """The step in which the guard first met a liar, before anything was gone back to; None where it met none."""
+    liars = {lie.party for lie in outcome.lies}
+    places = {(lie.stage, lie.step) for lie in outcome.lies}
+    for kind, body in outcome.events:
+        is_out = kind in ("evicted", "lost") and body["party"] in liars
+        if is_out or (kind == "relayed" and (body.get("source"), body.get("step")) in places):
+            return _int(body["step"])
+    return None
+
+
+def accepted(outcome: Outcome) -> list[Lie]:
+    """Lies that are in the weights for good: their step was applied while the liar was there, and never undone."""
+    fates, applied = outcome.fates, len(outcome.losses)
+    return [
+        lie
+        for lie in outcome.lies
+        if lie.what not in _HARMLESS
+        and lie.step < applied
+        and (lie.party not in fates or lie.step < fates[lie.party].undone_from)
+    ]
+
+
+def sequences(lies: Iterable[Lie], run: RunConfig) -> int:
+    """Sequences of the microbatches that these lies are about, each counted once."""
+    everything = range(run.train.microbatches)
+    touched = {(lie.step, m) for lie in lies for m in (everything if lie.microbatch is None else (lie.microbatch,))}
+    return len(touched) * (run.train.batch_size // run.train.microbatches)
+
+
+def _actors(cell: Cell, run: RunConfig, log: Path, differences: Differences) -> Mapping[str, Actor]:
+    actors = {name: _worker(cell.paths, number, differences) for number, name in enumerate(run.pipeline.workers)}
+    if run.attack.kind == "none":
+        return actors
+    for name in (f"worker-{stage}" for stage in run.attack.stages):
+        liar, honest = actor(run.attack, name, log), actors[name]
+        actors[name] = replace(liar, kernels=honest.kernels, description=honest.description)
+    return actors
+
+
+def _worker(paths: Sequence[NumericPath], number: int, differences: Differences) -> Actor:
+    if not paths:
+        return Actor()
+    path = paths[number % len(paths)]
+    return Actor(kernels=on_path(path, differences), description=path.name)
+
+
+def _drive(company: MemoryCompany, steps: int, log: Path, outcome: Outcome) -> None:
+    after = 0
+    while len(outcome.losses) < steps and after < _STEPS_AFTER_THE_LAST:
+        result = company.run(1)[0]
+        outcome.losses.append(result.loss)
+        outcome.num_audits += result.num_audits
+        liars = {lie.party for lie in read_lies(log)}
+        after += bool(liars) and liars <= {*company.evicted, *company.lost}
+
+
+def lying_early(attack: AttackConfig) -> AttackConfig:
+    """The same attack with the first seed that lies within the first steps, so that no company is watched in vain."""
+    if attack.kind == "none" or not attack.rate:
+        return attack
+    voices = [make_attack(attack, f"worker-{stage}", None).voice for stage in attack.stages]
+    steps: Sequence[int] = range(FIRST_ATTACKED_STEP, _LATEST_FIRST_LIE + 1)
+    seed = attack.seed
+    while not all(any(attacks_in(attack.model_copy(update={"seed": seed}), v, step) for step in steps) for v in voices):
+        seed += 1
+    return attack.model_copy(update={"seed": seed})
+
+
+def _int(value: object) -> int:
+    return int(str(value))

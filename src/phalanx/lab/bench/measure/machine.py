@@ -1,0 +1,64 @@
+"""Where and with what something was measured."""
+
+import hashlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, memory and versions; None for what this system does not tell."""
+    return {
+        "cpu": _line_of(Path("/proc/cpuinfo"), "model name"),
+        "cores": os.cpu_count(),
+        "memory": _line_of(Path("/proc/meminfo"), "MemTotal"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "torch": torch.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+    }
+
+
+def load_average() -> float | None:
+    """Processes that wanted to run during the last minute; above the cores' number, wall times say little."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def current_commit() -> str | None:
+    """The commit of this source tree, marked when files differ from it; None outside a repository."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def code_version() -> str:
+    """The commit; where files differ from it or there is none, with a digest of the package's sources."""
+    commit = current_commit()
+    if commit is not None and not commit.endswith("-dirty"):
+        return commit
+    package = Path(__file__).parents[3]
+    sources = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        sources.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return f"{commit or 'no commit'}+{sources.hexdigest()[:16]}"
+
+
+def _line_of(path: Path, name: str) -> str | None:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)

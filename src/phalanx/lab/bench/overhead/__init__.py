@@ -1,0 +1,1 @@
+"""What the pipeline, its guard, checkpoints and a split cost beside a run without them."""

@@ -1,0 +1,199 @@
+"""``phalanx bench checkpoint``: what a checkpoint costs the training, written at once or beside it, in one run."""
+
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.checkpoint import Certified, CheckpointConfig, list_checkpoints
+from phalanx.data import BatchLoader, prepare
+from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.workloads import scratch_run
+from phalanx.models import open_model
+from phalanx.pipeline import PipelineEngine, settle_numerics
+from phalanx.train import RunConfig, step_inputs
+from phalanx.train.records.record import Totals
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.records.summary import Figures
+from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.saving.saver import Saver
+from phalanx.train.sessions.cluster import company
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_source import StageLibrary
+
+_ARMS = ("none", "synchronous", "asynchronous")
+
+
+@dataclass(frozen=True)
+class CheckpointWorkload:
+    """What is measured.
+
+    Attributes:
+        model: Name in the rows.
+        run: The run; `checkpoint.every` steps are one block.
+        rounds: Blocks of each arm that are measured.
+    """
+
+    model: str
+    run: RunConfig
+    rounds: int
+
+
+@dataclass
+class _Arm:
+    block_s: list[float] = field(default_factory=list)
+    stall_s: list[float] = field(default_factory=list)
+    write_s: list[float] = field(default_factory=list)
+
+
+def bench_checkpoint(quick: bool) -> dict[str, Any]:
+    """Measure; progress goes to standard error.
+
+    Args:
+        quick: End within 10 minutes on 2 cores.
+
+    Returns:
+        name, machine, commit, load and rows.
+
+    Raises:
+        TrainingError: A checkpoint could not be written.
+    """
+    every, rounds = (5, 3) if quick else (10, 8)
+    run = scratch_run().model_copy(update={"checkpoint": CheckpointConfig(every=every, keep=1)})
+    return measure(CheckpointWorkload("scratch-10m", run, rounds), quick=quick)
+
+
+def measure(workload: CheckpointWorkload, *, quick: bool) -> dict[str, Any]:
+    """Measure one workload; see `bench_checkpoint`."""
+    load = load_average()
+    with (
+        tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory,
+        _session(workload, Path(directory)) as session,
+    ):
+        arms = {arm: _Arm() for arm in _ARMS}
+        for turn in range(1 + workload.rounds):
+            # every arm is first, second and third in turn: what drifts within a round favours none
+            for position in range(len(_ARMS)):
+                arm = _ARMS[(turn + position) % len(_ARMS)]
+                session.block(arm, arms[arm] if turn else _Arm())
+            _say(f"{workload.model}: turn {turn + 1} of {1 + workload.rounds}")
+        size_bytes = session.size_bytes()
+    return {
+        "name": "checkpoint",
+        "quick": quick,
+        "command": f"phalanx bench checkpoint --json{' --quick' if quick else ''}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+        "rows": [_row(workload, arm, arms, size_bytes) for arm in _ARMS],
+    }
+
+
+class _Session:
+    """One run whose steps all arms share, in turns."""
+
+    def __init__(
+        self, run: RunConfig, home: RunDirectory, engine: PipelineEngine, loader: BatchLoader, saver: Saver
+    ) -> None:
+        self._run = run
+        self._home = home
+        self._engine = engine
+        self._loader = loader
+        self.saver = saver
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self._num_steps = 0
+
+    def block(self, arm: str, result: _Arm) -> None:
+        """Save once, then train `checkpoint.every` steps; what is written beside them is waited for.
+
+        Raises:
+            TrainingError: The checkpoint could not be written.
+        """
+        self.events.clear()
+        started = time.perf_counter()
+        stall = self._timed(lambda: self._save(arm))
+        for _ in range(self._run.checkpoint.every):
+            self._engine.step(self._num_steps, step_inputs(self._loader.next(), self._run.train.microbatches))
+            self._num_steps += 1
+            stall += self._timed(self.saver.poll)
+        # an interval ends where the next checkpoint would have to wait
+        stall += self._timed(self.saver.finish)
+        result.block_s.append(time.perf_counter() - started)
+        result.stall_s.append(stall)
+        if arm == "none":
+            return
+        written = [body["write_s"] for kind, body in self.events if kind == "checkpoint_saved"]
+        if len(written) != 1:
+            raise TrainingError(f"bench: {arm}: expected one checkpoint, found {self.events!r:.300}")
+        result.write_s += written
+
+    def size_bytes(self) -> int:
+        """Bytes of the newest checkpoint on disk."""
+        newest = max(list_checkpoints(self._home.checkpoints).items())[1]
+        return sum(path.stat().st_size for path in newest.iterdir())
+
+    def _save(self, arm: str) -> None:
+        if arm == "synchronous":
+            self.saver.save_now(self._num_steps)
+        elif arm == "asynchronous":
+            self.saver.begin(self._num_steps)
+
+    @staticmethod
+    def _timed(action: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        action()
+        return time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def _session(workload: CheckpointWorkload, directory: Path) -> Iterator[_Session]:
+    run = workload.run
+    settle_numerics(run.train.threads)
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    source = open_model(run.model, cache / "models", run.train.seed)
+    corpus = prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path)
+    loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+    home, plan = RunDirectory(directory / "run", run, resume=False), make_plan(run, source)
+    library = StageLibrary(source, plan, None)
+    savepoint = Savepoint(run, home, loader, Figures(), Totals(), source=source, certified=Certified())
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(company(run, home, plan, library, lambda kind, body: None))
+        engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
+        events: list[tuple[str, dict[str, Any]]] = []
+        saver = Saver(engine, savepoint, lambda kind, body: events.append((kind, body)))
+        stack.callback(saver.close)
+        session = _Session(run, home, engine, loader, saver)
+        session.events = events
+        yield session
+
+
+def _row(workload: CheckpointWorkload, arm: str, arms: dict[str, _Arm], size_bytes: int) -> dict[str, Any]:
+    every, mine, bare = workload.run.checkpoint.every, arms[arm], arms["none"]
+    shares = [block / plain - 1.0 for block, plain in zip(mine.block_s, bare.block_s, strict=True)]
+    saves = arm != "none"
+    return {
+        "model": workload.model,
+        "arm": arm,
+        "stages": workload.run.pipeline.stages,
+        "every": every,
+        "rounds": len(mine.block_s),
+        "checkpoint_bytes": size_bytes if saves else None,
+        "step_s": statistics.median(mine.block_s) / every,
+        "extra_step_time": statistics.median(shares) if saves else None,
+        "extra_step_time_worst": max(shares) if saves else None,
+        "stall_s": statistics.median(mine.stall_s) if saves else None,
+        "stall_share": statistics.median(mine.stall_s) / statistics.median(bare.block_s) if saves else None,
+        "write_s": statistics.median(mine.write_s) if saves else None,
+    }
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,118 @@
+"""``phalanx bench overhead``: what each guard costs beside an unguarded run of the same stages and microbatches."""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.data import prepare
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.process_clock import peak_memory_bytes
+from phalanx.lab.bench.overhead.arm import ArmSpec
+from phalanx.lab.bench.overhead.arm_process import ArmProcess
+from phalanx.lab.bench.overhead.overhead_arms import Shift, shifts
+from phalanx.lab.bench.overhead.overhead_rows import Layout, extrapolated, overhead_rows
+from phalanx.lab.bench.overhead.rows import Measured, Row
+from phalanx.models import ModelSource, estimate_costs, open_model
+from phalanx.train.setup.layout import estimate_stages
+
+
+def bench_overhead(quick: bool) -> dict[str, Any]:
+    """Measure every shift, one after the other; progress goes to standard error.
+
+    Args:
+        quick: K = 4 and few arms; ends within 10 minutes on 2 cores.
+
+    Returns:
+        Rows, and the block `extrapolated`, which holds formulas and nothing measured.
+
+    Raises:
+        TrainingError: An arm failed.
+    """
+    return measure(shifts(quick), quick=quick)
+
+
+def measure(what: Sequence[Shift], *, quick: bool) -> dict[str, Any]:
+    """Measure these shifts; see `bench_overhead`."""
+    load = load_average()
+    rows: list[Row] = []
+    for shift in what:
+        with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
+            rows += _measure_shift(shift, Path(directory))
+    return {
+        "name": "overhead",
+        "quick": quick,
+        "command": f"phalanx bench overhead --json{' --quick' if quick else ''}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+        "extrapolated": extrapolated(),
+        "rows": rows,
+    }
+
+
+def _measure_shift(shift: Shift, directory: Path) -> list[Row]:
+    run = shift.run
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    source = open_model(run.model, cache / "models", run.train.seed)
+    prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+    name = f"{shift.model}, K = {run.pipeline.stages}, M = {run.train.microbatches}"
+    with contextlib.ExitStack() as stack:
+        crew: dict[str, ArmProcess] = {}
+        for arm, guard in shift.arms.items():
+            spec = ArmSpec(
+                arm=arm,
+                plain=False,
+                run=run.model_copy(update={"guard": guard}),
+                directory=str(directory / arm),
+                cache=str(cache.resolve()),
+            )
+            crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": "1"}))
+            _say(f"{name}: {arm} is ready")
+        measured = _take_turns(shift, crew, name)
+        memory = {arm: peak_memory_bytes(process.pids) for arm, process in crew.items()}
+        # last of all: it ends what is measured from outside
+        guarded = [arm for arm, guard in shift.arms.items() if guard.enabled]
+        losses = {arm: crew[arm].lose(run.pipeline.workers[0]) for arm in guarded}
+    return overhead_rows(shift.arms, measured, memory, _layout(shift, source), losses)
+
+
+def _take_turns(shift: Shift, crew: dict[str, ArmProcess], name: str) -> dict[str, Measured]:
+    arms = {arm: Measured() for arm in crew}
+    started = time.monotonic()
+    for turn in range(shift.warm_ups + shift.rounds):
+        if turn > shift.warm_ups and time.monotonic() - started > shift.budget_s:
+            _say(f"{name}: the time is up after {turn - shift.warm_ups} rounds")
+            break
+        for arm, measured in arms.items():
+            block = crew[arm].run(shift.steps)
+            if turn >= shift.warm_ups:
+                measured.blocks.append(block)
+            else:
+                measured.before = block.report.usage
+        _say(f"{name}: turn {turn + 1} of {shift.warm_ups + shift.rounds}")
+    return arms
+
+
+def _layout(shift: Shift, source: ModelSource) -> Layout:
+    run = shift.run
+    stages = estimate_stages(run, source)
+    watched = [stage for stage in stages if 0 < stage.index < len(stages) - 1]
+    first, last = (int(text) for text in (watched[0].layers.split("-")[0], watched[-1].layers.split("-")[1]))
+    return Layout(
+        model=shift.model,
+        stages=len(stages),
+        microbatches=run.train.microbatches,
+        num_untrusted=len(watched),
+        untrusted_share=(last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))),
+        trained_untrusted=sum(stage.trainable for stage in watched),
+    )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.flush()

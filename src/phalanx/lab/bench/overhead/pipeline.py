@@ -1,0 +1,134 @@
+"""``phalanx bench pipeline``: what the pipeline and its guard cost, beside plain training, in one run."""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.data import prepare
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN, Workload, workloads
+from phalanx.lab.bench.overhead.arm import ArmSpec
+from phalanx.lab.bench.overhead.arm_process import ArmProcess, Block
+from phalanx.lab.bench.overhead.rows import Measured, Row, rows_of
+from phalanx.models import open_model
+from phalanx.train import RunConfig
+
+_PLAIN_THREADS = (1, 2)
+_HOPELESS = 4.0
+"""A number of threads that takes so many times longer than the best one is not measured; its figure is null."""
+
+
+def bench_pipeline(quick: bool) -> dict[str, Any]:
+    """Measure both models; progress goes to standard error.
+
+    Args:
+        quick: End within 10 minutes on 2 cores.
+
+    Returns:
+        name, machine, commit, load and rows; a figure that was not measured is None.
+
+    Raises:
+        TrainingError: An arm failed.
+    """
+    return measure(workloads(quick), quick=quick)
+
+
+def measure(what: Sequence[Workload], *, quick: bool) -> dict[str, Any]:
+    """Measure these workloads; see `bench_pipeline`."""
+    load = load_average()
+    rows: list[Row] = []
+    for workload in what:
+        with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
+            rows += _measure_model(workload, Path(directory))
+    return {
+        "name": "pipeline",
+        "quick": quick,
+        "command": f"phalanx bench pipeline --json{' --quick' if quick else ''}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+        "rows": rows,
+    }
+
+
+def _measure_model(workload: Workload, directory: Path) -> list[Row]:
+    run = workload.run
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    _say(f"{workload.model}: preparing")
+    source = open_model(run.model, cache / "models", run.train.seed)
+    prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+    tokens = run.train.batch_size * run.data.sequence_length
+    rows: dict[str, Row] = {}
+    threads = set(_PLAIN_THREADS)
+    for number, shift in enumerate(workload.shifts):
+        with contextlib.ExitStack() as stack:
+            crew: dict[str, ArmProcess] = {}
+            for arm in (PLAIN, *shift):
+                spec = _spec(run, arm, directory / str(number), cache)
+                # the plain arm may use fewer than it has
+                most = max(_PLAIN_THREADS) if arm == PLAIN else 1
+                crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": str(most)}))
+                _say(f"{workload.model}: {arm} is ready")
+            if number == 0:
+                threads = _worth_measuring(crew[PLAIN])
+            arms, plain = _take_turns(workload, crew, threads)
+        for row in rows_of(workload.model, arms, plain, tokens):
+            # what an earlier shift has measured stays
+            rows.setdefault(str(row["arm"]), row)
+    return list(rows.values())
+
+
+def _spec(run: RunConfig, arm: str, directory: Path, cache: Path) -> ArmSpec:
+    return ArmSpec(
+        arm=arm,
+        plain=arm == PLAIN,
+        run=run if arm == PLAIN else run.model_copy(update={"guard": GUARDS[arm]}),
+        directory=str(directory / arm),
+        cache=str(cache.resolve()),
+    )
+
+
+def _take_turns(
+    workload: Workload, crew: dict[str, ArmProcess], hopeful: set[int]
+) -> tuple[dict[str, Measured], dict[int, Measured]]:
+    arms = {arm: Measured() for arm in crew if arm != PLAIN}
+    plain = {threads: Measured() for threads in _PLAIN_THREADS}
+    started = time.monotonic()
+    for turn in range(workload.warm_ups + workload.rounds):
+        is_measured = turn >= workload.warm_ups
+        if turn > workload.warm_ups and time.monotonic() - started > workload.budget_s:
+            _say(f"{workload.model}: the time is up after {turn - workload.warm_ups} rounds")
+            break
+        # the plain arm has had its first steps, with either number of threads
+        for threads in sorted(hopeful) if is_measured else ():
+            _record(plain[threads], crew[PLAIN].run(workload.steps, threads), is_measured)
+        for arm, measured in arms.items():
+            _record(measured, crew[arm].run(workload.steps), is_measured)
+        _say(f"{workload.model}: turn {turn + 1} of {workload.warm_ups + workload.rounds}")
+    return arms, plain
+
+
+def _worth_measuring(plain: ArmProcess) -> set[int]:
+    """Numbers of threads that one trial step does not rule out: on busy cores, threads that wait by spinning starve."""
+    trial = {threads: plain.run(1, threads).wall_s for threads in _PLAIN_THREADS}
+    best = min(trial.values())
+    for threads, wall_s in trial.items():
+        _say(f"plain with {threads} threads: {wall_s:.1f} s for the first step")
+    return {threads for threads, wall_s in trial.items() if wall_s <= _HOPELESS * best}
+
+
+def _record(measured: Measured, block: Block, is_measured: bool) -> None:
+    if is_measured:
+        measured.blocks.append(block)
+    else:
+        measured.before = block.report.usage
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.flush()

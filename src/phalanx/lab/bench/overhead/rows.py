@@ -1,0 +1,156 @@
+"""From measured blocks to flat rows: medians with their range, ratios within a round, parts that add up."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN
+from phalanx.lab.bench.overhead.arm_process import Block
+
+PHASES = ("compute", "send", "wait", "screen", "audit", "shadow_apply", "state_digest", "commit", "optimizer")
+"""Phases of the owner's wall time that have a column; what lies between them is "other"."""
+
+PARTS = (
+    "hashing",
+    "signing",
+    "screen",
+    "audit",
+    "shadow_upkeep",
+    "state_digest",
+    "commit",
+    "same_work",
+    "copies_and_other",
+)
+SAME_WORK = ("compute", "optimizer")
+"""Phases in which both arms do the very same: a difference there is the machine's, not the guard's."""
+
+Row = dict[str, str | int | float | None]
+
+
+@dataclass
+class Measured:
+    """One arm's blocks, round by round; `before` is the usage at the end of the warm-up."""
+
+    blocks: list[Block] = field(default_factory=list)
+    before: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def wall_s(self) -> list[float]:
+        """Wall seconds a step, by round."""
+        return [block.wall_s / block.steps for block in self.blocks]
+
+    @property
+    def cpu_s(self) -> list[float]:
+        """CPU seconds a step of all the arm's processes, by round."""
+        return [block.cpu_s / block.steps for block in self.blocks]
+
+    @property
+    def steps(self) -> int:
+        """Steps measured."""
+        return sum(block.steps for block in self.blocks)
+
+    def cpu_of(self, purpose: str) -> float:
+        """CPU seconds a step for one purpose, over all parties; 0 when nobody spent any."""
+        after = self.blocks[-1].report.usage
+        spent = sum(
+            seconds.get(purpose, 0.0) - self.before.get(party, {}).get(purpose, 0.0) for party, seconds in after.items()
+        )
+        return spent / self.steps
+
+
+def rows_of(model: str, arms: Mapping[str, Measured], threads: Mapping[int, Measured], tokens: int) -> list[Row]:
+    """The rows of one model.
+
+    Args:
+        model: Name for the rows.
+        arms: Every arm but the plain one.
+        threads: The plain arm by its number of threads; the faster one is the baseline.
+        tokens: Of a step.
+    """
+    measured = {number: one for number, one in threads.items() if one.blocks}
+    best = min(measured, key=lambda number: median(measured[number].wall_s))
+    plain = measured[best]
+    everyone = {PLAIN: plain, **arms}
+    rows = []
+    for name, arm in everyone.items():
+        row: Row = {"model": model, "arm": name, "threads": best if name == PLAIN else 1, "steps": arm.steps}
+        guard = GUARDS.get(name)
+        row["q"] = None if guard is None or not guard.enabled else guard.audit_rate
+        row["shadow"] = None if guard is None or not guard.enabled else guard.shadow
+        row["tokens_per_step"] = tokens
+        row |= _spread("wall_s_per_step", arm.wall_s)
+        row |= _spread("cpu_s_per_step", arm.cpu_s)
+        row |= _spread("tokens_per_s", [tokens / wall for wall in arm.wall_s])
+        for number in (1, 2):
+            one = measured.get(number) if name == PLAIN else None
+            row[f"tokens_per_s_{number}_threads"] = None if one is None else tokens / median(one.wall_s)
+        row |= _spread("tokens_ratio_to_plain", _ratios(plain.wall_s, arm.wall_s))
+        row |= _spread("cpu_ratio_to_unguarded", _ratios(arm.cpu_s, arms["unguarded"].cpu_s))
+        row |= _wall_shares(arm)
+        row |= guard_cost(arm if guard is not None and guard.enabled else None, arms["unguarded"])
+        row["loss_last"] = arm.blocks[-1].report.losses[-1]
+        row["audits_per_step"] = None if row["q"] is None else sum(b.report.audits for b in arm.blocks) / arm.steps
+        row["alarms"] = None if row["q"] is None else sum(block.report.alarms for block in arm.blocks)
+        row |= _bytes(arm, arms.values())
+        rows.append(row)
+    return rows
+
+
+def _spread(name: str, values: Sequence[float]) -> Row:
+    return {name: median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Round by round: both arms had their turn within seconds, so a busy machine slowed both."""
+    return [a / b for a, b in zip(above, below, strict=False)]
+
+
+def _wall_shares(arm: Measured) -> Row:
+    """Shares of the owner's wall time by phase; they add up to 1 with "other". The plain arm has no phases."""
+    wall = sum(block.wall_s for block in arm.blocks)
+    has_phases = any(block.report.wall_by_phase for block in arm.blocks)
+    shares: Row = dict.fromkeys(f"wall_share_{name}" for name in (*PHASES, "other"))
+    if has_phases:
+        found = {name: sum(b.report.wall_by_phase.get(name, 0.0) for b in arm.blocks) / wall for name in PHASES}
+        shares |= {f"wall_share_{name}": share for name, share in found.items()}
+        shares["wall_share_other"] = 1.0 - sum(found.values())
+    return shares
+
+
+def guard_cost(arm: Measured | None, base: Measured) -> Row:
+    """What a guard costs in CPU time and where, as shares of the unguarded arm's.
+
+    `extra_compute` is the larger, conservative figure: against an unguarded arm without its own hashing
+    and signing of frames, which the transport does with the guard off as well. The parts add up to
+    `extra_over_unguarded`.
+    """
+    names = ("extra_compute", "extra_over_unguarded", *(f"part_{part}" for part in PARTS))
+    row: Row = dict.fromkeys(names)
+    if arm is None:
+        return row
+    unguarded, guarded = sum(base.cpu_s) / len(base.cpu_s), sum(arm.cpu_s) / len(arm.cpu_s)
+    bare = unguarded - base.cpu_of("hashing") - base.cpu_of("signing")
+    row["extra_compute"] = guarded / bare - 1.0
+    row["extra_over_unguarded"] = guarded / unguarded - 1.0
+
+    def more(purpose: str) -> float:
+        return (arm.cpu_of(purpose) - base.cpu_of(purpose)) / unguarded
+
+    parts = {part: more(part) for part in PARTS if part not in ("shadow_upkeep", "same_work", "copies_and_other")}
+    # both ends hash a gradient; the sender does it inside shadow_send, so its half is not counted twice
+    parts["shadow_upkeep"] = sum(more(f"shadow_{what}") for what in ("send", "receive", "apply")) - parts["hashing"] / 2
+    parts["same_work"] = sum(more(phase) for phase in SAME_WORK)
+    parts["copies_and_other"] = guarded / unguarded - 1.0 - sum(parts.values())
+    return row | {f"part_{part}": parts[part] for part in PARTS}
+
+
+def _bytes(arm: Measured, all_arms: Any) -> Row:
+    links = sorted({link for one in all_arms for block in one.blocks for link in block.report.bytes_by_link})
+    row: Row = {"bytes_per_step": None, **{f"bytes_per_step_{link}": None for link in links}}
+    if any(block.report.bytes_by_link for block in arm.blocks):
+        for link in links:
+            moved = sum(block.report.bytes_by_link.get(link, 0) for block in arm.blocks)
+            row[f"bytes_per_step_{link}"] = moved / arm.steps
+        row["bytes_per_step"] = sum(b for block in arm.blocks for b in block.report.bytes_by_link.values()) / arm.steps
+    return row

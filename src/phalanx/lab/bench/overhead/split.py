@@ -1,0 +1,120 @@
+"""``phalanx bench split``: one run in every mode, as processes, in turns: time, bytes, cost of security, weights."""
+
+import io
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.overhead.split_runs import Arm, arms_of, run_of
+from phalanx.telemetry import read_metrics
+from phalanx.train import train
+
+_WARM_UP = 2
+"""First steps of a run, which are not timed."""
+_PARTS = ("cipher_s", "digest_s", "framing_s", "signing_s", "meeting_s")
+
+Row = dict[str, Any]
+
+
+def bench_split(quick: bool) -> dict[str, Any]:
+    """Measure plaintext, sealed and masked, each size beside its own plaintext; progress goes to standard error.
+
+    Args:
+        quick: End within 10 minutes on 2 cores.
+
+    Returns:
+        name, machine, commit, load and rows. All costs are CPU seconds of both processes, clients and enclave, in a
+        median step; masked workers are not in them.
+
+        - `cipher_s` AES-GCM alone; `digest_s` digests of frames; `framing_s` buffers, headers and the chain of the
+          transcript; `signing_s` the transport's signatures; `meeting_s` looking whether the enclave is still accepted.
+        - `crypto_share`: the cipher's part of a *plaintext* step of this size. `security_share`: that of all of them.
+          A plaintext run has the transport's digests and signatures, so its own share is not 0. TLS, which computes
+          in threads of its own, is in no part, and in plaintext and sealed alike.
+        - `meetings_s`: evidence, appraisal, tokens and keys of the whole run, once.
+
+    Raises:
+        PhalanxError: A run failed.
+    """
+    return measure(arms_of(quick), steps=10 if quick else 24, turns=2 if quick else 5, quick=quick)
+
+
+def measure(arms: Sequence[Arm], *, steps: int, turns: int, quick: bool) -> dict[str, Any]:
+    """Measure so many turns of each arm; see `bench_split`."""
+    load = load_average()
+    os.environ.setdefault("PHALANX_CACHE", str((Path("runs") / ".cache").resolve()))
+    found: dict[Arm, list[Mapping[str, Any]]] = {arm: [] for arm in arms}
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
+        for turn in range(turns):
+            for number, (arm, results) in enumerate(found.items()):
+                results.append(_run_once(arm, steps, Path(directory) / f"{number}-{turn}"))
+                _say(f"{arm.label}, turn {turn + 1} of {turns}: {results[-1]['step_s']:.3f} s a step")
+    return {
+        "name": "split",
+        "quick": quick,
+        "command": f"phalanx bench split --json{' --quick' if quick else ''}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+        "steps": steps,
+        "turns": turns,
+        "rows": rows_of(found),
+    }
+
+
+def rows_of(found: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> list[Row]:
+    """Return one row for each arm.
+
+    Args:
+        found: What each run of an arm gave: step_s, bytes_per_step, costs, meetings_s, final_weights_digest.
+    """
+    plain = {arm.size: _median(results, "cpu_s") for arm, results in found.items() if arm.mode == "plaintext"}
+    return [_row(arm, results, plain.get(arm.size)) for arm, results in found.items()]
+
+
+def _run_once(arm: Arm, steps: int, directory: Path) -> Mapping[str, Any]:
+    summary = train(run_of(arm, steps), directory, console=Console(file=io.StringIO()))
+    lines = read_metrics(directory / "metrics.jsonl")
+    return {
+        "step_s": statistics.median(line["wall_s"] for line in lines[_WARM_UP:]),
+        "bytes_per_step": statistics.median(sum(line["bytes"].values()) for line in lines[_WARM_UP:]),
+        **summary["split"]["costs_of_a_step"],
+        "meetings_s": summary["split"]["meeting_s"],
+        "final_weights_digest": summary["final_weights_digest"],
+    }
+
+
+def _row(arm: Arm, results: Sequence[Mapping[str, Any]], plain_cpu_s: float | None) -> Row:
+    digests = {result["final_weights_digest"] for result in results}
+    parts = {name: _median(results, name) for name in _PARTS}
+    return {
+        **arm.as_row(),
+        "step_s": _median(results, "step_s"),
+        "step_s_worst": max(result["step_s"] for result in results),
+        "bytes_per_step": _median(results, "bytes_per_step"),
+        "cpu_s": _median(results, "cpu_s"),
+        **parts,
+        "meetings_s": _median(results, "meetings_s"),
+        # of a plaintext step, where one of this size was measured
+        "crypto_share": None if plain_cpu_s is None else parts["cipher_s"] / plain_cpu_s,
+        "security_share": None if plain_cpu_s is None else sum(parts.values()) / plain_cpu_s,
+        # one and the same in every turn, or none
+        "final_weights_digest": digests.pop() if len(digests) == 1 else None,
+    }
+
+
+def _median(results: Sequence[Mapping[str, Any]], name: str) -> float:
+    found: float = statistics.median(result[name] for result in results)
+    return found
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,133 @@
+"""``phalanx bench collectives``: what exchanges between ranks of this machine take, beside the bound by bandwidth."""
+
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import InputError
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.parallel.ranks import RankHost
+from phalanx.planner.cluster import collectives as model
+from phalanx.planner.cluster.links import Link, fit_machine
+
+_KIB, _MIB = 1024, 1024**2
+_SIZES = (4 * _KIB, 64 * _KIB, 512 * _KIB, 4 * _MIB, 16 * _MIB)
+_RANKS = (2, 4, 8)
+_OPERATIONS = (
+    "all_reduce",
+    "all_reduce_halving_doubling",
+    "all_reduce_direct",
+    "gather_to_one",
+    "reduce_scatter",
+    "reduce_scatter_direct",
+    "all_gather",
+    "all_gather_direct",
+    "all_to_all",
+    "broadcast",
+    "send",
+)
+_BYTES_IN_ALL, _MOST_TIMES, _LEAST_TIMES = 64 * _MIB, 40, 3
+
+Row = dict[str, Any]
+
+
+def bench_collectives(quick: bool) -> dict[str, Any]:
+    """Measure every operation over ranks and sizes; progress goes to standard error.
+
+    Args:
+        quick: Two ranks and three sizes alone: what ``phalanx plan --probe`` needs, in half a minute.
+
+    Returns:
+        name, machine, commit, load, the link that fits, and rows.
+
+    Raises:
+        TrainingError: The ranks failed.
+    """
+    sizes = (_SIZES[0], _SIZES[2], _SIZES[3]) if quick else _SIZES
+    return measure(_RANKS[:1] if quick else _RANKS, sizes, _OPERATIONS, quick=quick)
+
+
+def measure(ranks: Sequence[int], sizes: Sequence[int], operations: Sequence[str], *, quick: bool) -> dict[str, Any]:
+    """Measure these; see `bench_collectives`."""
+    load = load_average()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankHost(Path(directory)) as host:
+        for world in ranks:
+            rows += exchange_rows(host, world, sizes, operations)
+            _say(f"{world} ranks are done")
+    return summary(rows, load, quick=quick)
+
+
+def summary(rows: Sequence[Row], load: float | None, *, quick: bool) -> dict[str, Any]:
+    """What the bench returns about rows that `exchange_rows` gave."""
+    machine = describe_machine()
+    link = _link(rows, machine["cores"])
+    return {
+        "name": "collectives",
+        "quick": quick,
+        "command": f"phalanx bench collectives --json{' --quick' if quick else ''}",
+        "machine": machine,
+        "commit": current_commit(),
+        "load": load,
+        "link": None if link is None else link.model_dump(),
+        "rows": [{**row, **_beside(row, link)} for row in rows],
+    }
+
+
+def exchange_rows(host: RankHost, world: int, sizes: Sequence[int], operations: Sequence[str]) -> list[Row]:
+    """Time operations between so many ranks.
+
+    Returns:
+        One row each: ``op``, ``ranks``, ``bytes``, ``seconds`` (median, until the last rank is done), ``best_s``,
+        ``cpu_s`` of all ranks together, ``times``.
+
+    Raises:
+        TrainingError: The ranks failed.
+    """
+    rows: list[Row] = []
+    with host.crew(f"exchange between {world} ranks", "exchange", world) as crew:
+        for op, size in itertools.product(operations, sizes):
+            times = max(_LEAST_TIMES, min(_MOST_TIMES, _BYTES_IN_ALL // (size * world)))
+            answers = crew.ask(op=op, bytes=size, times=times)
+            timed = {key: answers[0][key] for key in ("seconds", "best_s")}
+            cpu_s = sum(answer["cpu_s"] for answer in answers)
+            rows.append({"op": op, "ranks": world, "bytes": size, **timed, "cpu_s": cpu_s, "times": times})
+    return rows
+
+
+def _link(rows: Sequence[Row], cores: int | None) -> Link | None:
+    try:
+        return fit_machine(rows, cores)
+    except InputError:
+        return None
+
+
+def _beside(row: Row, link: Link | None) -> Row:
+    """What bandwidth alone allows an all-reduce, and what the planner says with the fitted link."""
+    op, ranks, size = row["op"], row["ranks"], row["bytes"]
+    sums = op.startswith("all_reduce") or op == "gather_to_one"
+    bound = model.ring_bound(size, ranks, link) if link is not None and sums else None
+    planned = {
+        "all_reduce": model.all_reduce,
+        "gather_to_one": model.gather_to_one,
+        "reduce_scatter_direct": model.reduce_scatter,
+        "all_gather": model.all_gather,
+        "all_gather_direct": model.all_gather,
+        "all_to_all": model.all_to_all,
+    }.get(op)
+    return {
+        # ranks that outnumber the cores share them, and neither figure knows that
+        "shares_cores": ranks > (os.cpu_count() or ranks),
+        "bound_s": bound,
+        "over_bound": None if bound is None else row["seconds"] / bound,
+        "model_s": None if planned is None or link is None else planned(size, ranks, link),
+    }
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: collectives: {text}\n")
+    sys.stderr.flush()

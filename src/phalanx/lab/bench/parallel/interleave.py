@@ -1,0 +1,144 @@
+"""Arms that train the same model side by side and take turns, so that what slows the machine down slows all of them."""
+
+import contextlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx.errors import TrainingError
+from phalanx.lab.bench.parallel.layouts import name_of, with_layout
+from phalanx.lab.bench.parallel.rank_training import TrainingSpec
+from phalanx.lab.bench.parallel.ranks import Crew, RankHost
+from phalanx.parallel import ParallelConfig
+from phalanx.train import RunConfig
+
+_WARM_UP = 2
+"""First steps of an arm, which are not timed."""
+
+
+@dataclass(frozen=True)
+class ArmSpec:
+    """What takes turns.
+
+    Attributes:
+        arm: One of `phalanx.lab.bench.parallel.arms.ARMS`.
+        config: The layout; that which a peer stands beside.
+        steps: Of one turn.
+    """
+
+    arm: str
+    config: ParallelConfig
+    steps: int
+
+
+@dataclass
+class Turns:
+    """What one arm did.
+
+    Attributes:
+        spec: Which arm.
+        losses: Of every step.
+        walls: Wall seconds of the steps of each turn, those of the first rank.
+        cpus: CPU seconds of all ranks together, likewise.
+        waits: Share of the ranks' time in which they waited for anything but a core, likewise; nothing where the
+            system does not tell.
+        reason: Why it did not run; None where it did.
+    """
+
+    spec: ArmSpec
+    losses: list[float] = field(default_factory=list)
+    walls: list[list[float]] = field(default_factory=list)
+    cpus: list[list[float]] = field(default_factory=list)
+    waits: list[list[float]] = field(default_factory=list)
+    reason: str | None = None
+
+    def step_s(self) -> float:
+        """Median wall seconds of a step."""
+        return statistics.median(self._timed(self.walls))
+
+    def cpu_s(self) -> float:
+        """Median CPU seconds of a step."""
+        return statistics.median(self._timed(self.cpus))
+
+    def waiting(self) -> float | None:
+        """Median share of the ranks' time in which they waited; None where the system does not tell."""
+        return statistics.median(self._timed(self.waits)) if self.waits else None
+
+    def faster_than(self, other: "Turns") -> float:
+        """How many times as many steps a second, by the median over turns: neighbours in time are compared."""
+        pairs = list(zip(self.walls, other.walls, strict=False))
+        # the first turn warms up where there are others
+        pairs = pairs[1:] if len(pairs) > 1 else pairs
+        return statistics.median(statistics.median(theirs) / statistics.median(mine) for mine, theirs in pairs)
+
+    @staticmethod
+    def _timed(turns: Sequence[Sequence[float]]) -> list[float]:
+        steps = [step for turn in turns for step in turn]
+        return steps[_WARM_UP:] if len(steps) > _WARM_UP else steps
+
+
+def take_turns(host: RankHost, specs: Sequence[ArmSpec], run: RunConfig, cache: Path, turns: int) -> list[Turns]:
+    """Let arms train side by side, one at a time.
+
+    An arm that fails is left out from then on, and says why.
+
+    Args:
+        host: Where their ranks come from.
+        specs: The arms.
+        run: What they train.
+        cache: Where models and tokens are kept.
+        turns: Of each.
+    """
+    done = [Turns(spec) for spec in specs]
+    with contextlib.ExitStack() as stack:
+        crews: dict[int, Crew] = {}
+        for turn in range(turns):
+            for position in range(len(specs)):
+                # each is first in some turn
+                number = (position + turn) % len(specs)
+                one = done[number]
+                if one.reason is not None:
+                    continue
+                try:
+                    if number not in crews:
+                        crews[number] = stack.enter_context(train_crew(host, one.spec.arm, run, one.spec.config, cache))
+                    _take(one, crews[number])
+                except TrainingError as exc:
+                    one.reason = str(exc)
+    return done
+
+
+def train_crew(
+    host: RankHost,
+    arm: str,
+    run: RunConfig,
+    config: ParallelConfig,
+    cache: Path,
+    *,
+    measures_memory: bool = False,
+) -> Crew:
+    """Ranks of one arm.
+
+    Raises:
+        TrainingError: They did not start.
+    """
+    spec = TrainingSpec(
+        arm=arm, run=with_layout(run, config), cache=str(cache.resolve()), measures_memory=measures_memory
+    )
+    return host.crew(f"{arm}, {name_of(config)}", "train", config.world, {"spec": spec.model_dump_json()})
+
+
+def _take(one: Turns, crew: Crew) -> None:
+    answers = crew.ask(steps=one.spec.steps)
+    one.losses += answers[0]["losses"]
+    one.walls.append(answers[0]["wall_s"])
+    one.cpus.append([sum(step) for step in zip(*(answer["cpu_s"] for answer in answers), strict=True)])
+    waits = [[_share(*pair) for pair in zip(answer["waited_s"], answer["wall_s"], strict=True)] for answer in answers]
+    known = [share for rank in waits for share in rank if share is not None]
+    if len(known) == len(waits) * one.spec.steps:
+        one.waits.append([statistics.fmean(step) for step in zip(*waits, strict=True)])
+
+
+def _share(waited_s: float | None, wall_s: float) -> float | None:
+    return None if waited_s is None else waited_s / wall_s

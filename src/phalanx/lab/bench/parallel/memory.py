@@ -1,0 +1,140 @@
+"""``phalanx bench memory``: what each rank of a layout really takes at its peak, beside what the planner said."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.data import prepare
+from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.parallel.arms import ENGINE
+from phalanx.lab.bench.parallel.interleave import train_crew
+from phalanx.lab.bench.parallel.layouts import name_of, small_run
+from phalanx.lab.bench.parallel.parallel_plan import plan_memory
+from phalanx.lab.bench.parallel.ranks import RankHost
+from phalanx.models import LoraConfig, open_model
+from phalanx.parallel import ParallelConfig
+from phalanx.train import RunConfig
+
+_STEPS = 2
+_LAYOUTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"dp": 2},
+    {"dp": 2, "zero": 1},
+    {"dp": 2, "zero": 2},
+    {"dp": 2, "zero": 3},
+    {"dp": 2, "zero": 2, "offload": True},
+    {"dp": 2, "zero": 3, "offload": True},
+    {"dp": 2, "pp": 2, "zero": 3},
+    {"dp": 4, "zero": 1},
+    {"dp": 4, "zero": 2},
+    {"dp": 4, "zero": 3},
+    {"tp": 2},
+    {"pp": 2},
+    {"dp": 2, "tp": 2, "zero": 3},
+    {"dp": 2, "pp": 2, "zero": 1},
+    {"dp": 4, "zero": 3, "replicas": 2},
+    {"dp": 4, "zero": 1, "outer": {"every": 1, "islands": 2, "compression": "int8"}},
+)
+_ADAPTED: tuple[dict[str, Any], ...] = ({}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 3}, {"tp": 2})
+"""Those that are measured with adapters beside frozen weights as well."""
+_NUM_QUICK = 8
+_WIDTH = 640
+
+Row = dict[str, Any]
+
+
+def bench_memory(quick: bool) -> dict[str, Any]:
+    """Measure each layout on a model of 42 million parameters; other work on the machine does not change the figures.
+
+    Args:
+        quick: ZeRO 0 to 3 on two ranks, 2 and 3 with offloading too, and 3 in a pipeline; no adapters.
+
+    Returns:
+        name, machine, commit, load and rows.
+
+    Raises:
+        TrainingError: A layout failed, or this system does not tell the memory of a process.
+    """
+    run = large_run()
+    cases = [(run, keys) for keys in _LAYOUTS[: _NUM_QUICK if quick else None]]
+    cases += [] if quick else [(with_adapters(run), keys) for keys in _ADAPTED]
+    return measure([(one, ParallelConfig.model_validate(keys)) for one, keys in cases], quick=quick)
+
+
+def large_run() -> RunConfig:
+    """A model whose weights outweigh what else a process has; short sequences, since time is not measured."""
+    run = small_run()
+    architecture = {**(run.model.architecture or {}), "n_embd": _WIDTH}
+    return run.model_copy(
+        update={
+            "model": run.model.model_copy(update={"architecture": architecture}),
+            "train": run.train.model_copy(update={"batch_size": 8, "microbatches": 2}),
+        }
+    )
+
+
+def with_adapters(run: RunConfig) -> RunConfig:
+    """The same run, of which adapters alone are trained."""
+    return run.model_copy(update={"model": run.model.model_copy(update={"adapter": LoraConfig()})})
+
+
+def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -> dict[str, Any]:
+    """Measure runs, which differ in nothing but adapters, on their layouts; see `bench_memory`."""
+    load = load_average()
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    run = cases[0][0]
+    source = open_model(run.model, cache / "models", run.train.seed)
+    prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankHost(Path(directory)) as host:
+        for one, config in cases:
+            name = name_of(config) + (" with adapters" if one.model.adapter is not None else "")
+            figures = memory_row(host, ENGINE, one, config, cache)
+            rows.append({"layout": name, "ranks": config.world, **figures, **_parts(one, config)})
+            _say(f"{name}: planned / measured {figures['memory_ratio']:.3f}")
+    return {
+        "name": "memory",
+        "quick": quick,
+        "command": f"phalanx bench memory --json{' --quick' if quick else ''}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+        "rows": rows,
+    }
+
+
+def memory_row(host: RankHost, arm: str, run: RunConfig, config: ParallelConfig, cache: Path) -> Row:
+    """Train a few steps and see what the neediest rank has added to the memory of its process.
+
+    On a CPU what is offloaded lies in the same memory, so that the plan is that of the same layout without it.
+
+    Raises:
+        TrainingError: A rank failed, or this system does not tell.
+    """
+    with train_crew(host, arm, run, config, cache, measures_memory=True) as crew:
+        answers = crew.ask(steps=_STEPS)
+    peaks = [answer["peak_bytes"] for answer in answers]
+    if None in peaks:
+        raise TrainingError(f"bench: {name_of(config)}: a rank did not tell its memory")
+    planned = plan_memory(run, config)
+    total, peak = planned.total, max(peaks)
+    is_engine = arm == ENGINE
+    return {
+        "peak_memory_bytes": peak,
+        "planned_memory_bytes": total if is_engine else None,
+        "memory_ratio": total / peak if is_engine else None,
+    }
+
+
+def _parts(run: RunConfig, config: ParallelConfig) -> Row:
+    planned = plan_memory(run, config)
+    return {f"planned_{name}": size for name, size in planned.parts().items()}
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: memory: {text}\n")
+    sys.stderr.flush()

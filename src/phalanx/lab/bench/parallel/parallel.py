@@ -1,0 +1,219 @@
+"""``phalanx bench parallel``: layouts of a few ranks beside one plain process, peers and the planner, in one run."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from phalanx.data import prepare
+from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
+from phalanx.lab.bench.measure.row_file import RowFile
+from phalanx.lab.bench.parallel.arms import ALONE, ENGINE
+from phalanx.lab.bench.parallel.interleave import ArmSpec, Turns, take_turns
+from phalanx.lab.bench.parallel.layouts import SHIFTS, Shift, name_of, small_run
+from phalanx.lab.bench.parallel.memory import memory_row
+from phalanx.lab.bench.parallel.own_cluster import Probe, cluster_of, probe_machine
+from phalanx.lab.bench.parallel.parallel_plan import beside, plan_layout
+from phalanx.lab.bench.parallel.ranks import RankHost
+from phalanx.models import open_model
+from phalanx.parallel import ParallelConfig
+from phalanx.train import RunConfig
+
+PROTOCOL = 2
+"""To be raised when a figure comes to mean something else; the commit is in every key as well."""
+PRELOADED = (
+    "phalanx.lab.bench.parallel.rank_training",
+    "phalanx.lab.bench.parallel.rank_probe",
+    "phalanx.lab.bench.parallel.rank_stream",
+    "transformers.models.gpt2.modeling_gpt2",
+)
+_TURN_STEPS, _ALONE_STEPS = 4, 1
+_QUICK_STEPS = 8
+
+Row = dict[str, Any]
+
+
+def bench_parallel(quick: bool, only_finished: bool = False) -> dict[str, Any]:
+    """Measure each layout for 20 steps; progress goes to standard error. What is finished is kept.
+
+    Args:
+        quick: 8 steps, and no lossy layouts: end within 10 minutes on 2 cores.
+        only_finished: Run nothing; show what earlier calls with the same code have finished.
+
+    Returns:
+        name, machine, load, rows, the block ``plan`` and how much is missing; what was not measured is None.
+
+    Raises:
+        TrainingError: A layout of the engine failed.
+    """
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    what = [shift for shift in SHIFTS if not (quick and shift.lossy)]
+    run, code = small_run(), code_version()
+    if quick:
+        run = run.model_copy(update={"train": run.train.model_copy(update={"steps": _QUICK_STEPS})})
+    finished = rows_in(cache / "bench" / "parallel.jsonl", run, code)
+    return measure(what, run, finished, cache, quick=quick, only_finished=only_finished)
+
+
+def rows_in(path: Path, run: RunConfig, code: str) -> RowFile[Shift]:
+    """Shifts that were measured by this very code."""
+    return RowFile(path, lambda shift: [PROTOCOL, code, run.model_dump(mode="json"), asdict(shift)])
+
+
+def measure(
+    what: Sequence[Shift],
+    run: RunConfig,
+    finished: RowFile[Shift],
+    cache: Path,
+    *,
+    quick: bool,
+    only_finished: bool = False,
+) -> dict[str, Any]:
+    """Measure those of these shifts that are not finished; see `bench_parallel`."""
+    # memory can be measured while the machine has other work, so it comes last
+    weighed = [replace(shift, memory=True) for shift in what]
+    missing = [shift for shift in (*what, *weighed) if finished.find(shift) is None]
+    if missing and not only_finished:
+        with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
+            _Field(run, cache, Path(directory), finished).measure(missing)
+    kept = [row for shift in what if (row := finished.find(shift)) is not None]
+    memory = {
+        key: figures for shift in weighed for key, figures in (finished.find(shift) or {"memory": {}})["memory"].items()
+    }
+    return {
+        "name": "parallel",
+        "quick": quick,
+        "command": f"phalanx bench parallel --json{' --quick' if quick else ''}",
+        "machine": describe_machine(),
+        "steps": run.train.steps,
+        "missing": len(what) - len(kept),
+        "load": [row["load"] for row in kept],
+        "rows": [{**row, **memory.get(_key(row["arm"], row["layout"]), {})} for one in kept for row in one["rows"]],
+        "plan": [row for one in kept for row in one["plan"]],
+        "clusters": [one["cluster"] for one in kept],
+    }
+
+
+class _Field:
+    """Measures shifts, one after the other; the machine is probed before the first one."""
+
+    def __init__(self, run: RunConfig, cache: Path, directory: Path, finished: RowFile[Shift]) -> None:
+        self._run, self._cache, self._directory, self._finished = run, cache, directory, finished
+
+    def measure(self, shifts: Sequence[Shift]) -> None:
+        """Measure them and keep each when it is done.
+
+        Raises:
+            TrainingError: A layout of the engine failed.
+        """
+        source = open_model(self._run.model, self._cache / "models", self._run.train.seed)
+        prepare(self._run.data, self._cache / "data", self._run.train.seed, source.tokenizer_path, lambda *_: None)
+        with RankHost(self._directory / "ranks", PRELOADED) as host:
+            probe = None if all(shift.memory for shift in shifts) else probe_machine(host, self._run, self._cache)
+            for number, shift in enumerate(shifts, start=1):
+                found = self._memory(host, shift) if shift.memory or probe is None else self._shift(host, shift, probe)
+                self._finished.add(shift, found)
+                _say(f"{number} of {len(shifts)}: {shift.name}{', memory' * shift.memory} is done")
+
+    def _memory(self, host: RankHost, shift: Shift) -> Row:
+        """What each arm takes, by arm and layout; a peer that does not run has no figure."""
+        configs = shift.configs()
+        found: dict[str, Row] = {}
+        for arm, config in [*((ENGINE, config) for config in configs), *((peer, configs[0]) for peer in shift.peers)]:
+            try:
+                found[_key(arm, name_of(config))] = memory_row(host, arm, self._run, config, self._cache)
+            except TrainingError:
+                if arm == ENGINE:
+                    raise
+        return {"memory": found}
+
+    def _shift(self, host: RankHost, shift: Shift, probe: Probe) -> Row:
+        load, is_first = load_average(), shift.name == SHIFTS[0].name
+        specs = [
+            ArmSpec(ALONE, ParallelConfig(), _TURN_STEPS if is_first else _ALONE_STEPS),
+            *(ArmSpec(ENGINE, config, _TURN_STEPS) for config in shift.configs()),
+            *(ArmSpec(peer, shift.configs()[0], _TURN_STEPS) for peer in shift.peers),
+        ]
+        done = take_turns(host, specs, self._run, self._cache, self._run.train.steps // _TURN_STEPS)
+        alone, rest = done[0], done[1:]
+        failed = [one for one in rest if one.spec.arm == ENGINE and one.reason is not None]
+        if failed or alone.reason is not None:
+            first = (failed or [alone])[0]
+            raise TrainingError(f"bench: {name_of(first.spec.config)}: {first.reason}")
+        reference = alone.losses if is_first else self._reference(alone.losses)
+        peers = [one for one in rest if one.spec.arm != ENGINE]
+        rows = [self._row(one, alone, reference, shift, peers) for one in rest]
+        rows += [_alone_row(alone, self._tokens)] if is_first else []
+        cluster = cluster_of(probe, self._run, 2).model_dump(mode="json")
+        return {"load": load, "rows": rows, "plan": list(self._plan(rest, probe)), "cluster": cluster}
+
+    @property
+    def _tokens(self) -> int:
+        return self._run.train.batch_size * self._run.data.sequence_length
+
+    def _reference(self, losses: Sequence[float]) -> list[float]:
+        """The plain process's curve, all steps of it where its own shift is finished."""
+        kept = self._finished.find(SHIFTS[0])
+        return list(losses) if kept is None else next(row["losses"] for row in kept["rows"] if row["arm"] == ALONE)
+
+    def _row(self, one: Turns, alone: Turns, reference: Sequence[float], shift: Shift, peers: Sequence[Turns]) -> Row:
+        """One arm; for the engine's, with the fastest of its peers beside it."""
+        is_engine = one.spec.arm == ENGINE
+        beaten = [peer for peer in peers if peer.reason is None] if is_engine else []
+        best = min(beaten, key=Turns.step_s, default=None)
+        ran = one.reason is None
+        return {
+            "arm": one.spec.arm,
+            "layout": name_of(one.spec.config),
+            "ranks": one.spec.config.world,
+            "max_rel_loss_diff": _difference(one.losses, reference) if ran else None,
+            "lossy": shift.lossy and is_engine,
+            "tokens_per_s": self._tokens / one.step_s() if ran else None,
+            "over_alone": one.faster_than(alone) if ran else None,
+            "peer": None if best is None else best.spec.arm,
+            "peer_tokens_per_s": None if best is None else self._tokens / best.step_s(),
+            "over_peer": None if best is None else one.faster_than(best),
+            "cpu_s": one.cpu_s() if ran else None,
+            "peer_cpu_s": None if best is None else best.cpu_s(),
+            "reason": one.reason if not is_engine else shift.no_peer,
+            "peak_memory_bytes": None,
+            "planned_memory_bytes": None,
+        }
+
+    def _plan(self, done: Sequence[Turns], probe: Probe) -> Iterator[Row]:
+        for one in done:
+            config = one.spec.config
+            if one.spec.arm == ENGINE and one.reason is None:
+                planned = plan_layout(self._run, config, cluster_of(probe, self._run, config.world))
+                figures = beside(planned, one.step_s(), one.cpu_s(), one.waiting(), config.world)
+                yield {"layout": name_of(config), "ranks": config.world, **figures}
+
+
+def _alone_row(alone: Turns, tokens: int) -> Row:
+    return {
+        "arm": ALONE,
+        "layout": name_of(alone.spec.config),
+        "ranks": 1,
+        "tokens_per_s": tokens / alone.step_s(),
+        "peak_memory_bytes": None,
+        "planned_memory_bytes": None,
+        "losses": alone.losses,
+    }
+
+
+def _key(arm: str, layout: str) -> str:
+    return f"{arm}: {layout}"
+
+
+def _difference(mine: Sequence[float], theirs: Sequence[float]) -> float:
+    """Largest relative one over the steps that both have made."""
+    return max(abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=False))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"bench: parallel: {text}\n")
+    sys.stderr.flush()

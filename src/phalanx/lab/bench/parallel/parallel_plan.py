@@ -1,0 +1,101 @@
+"""What the planner says about a layout on this machine, beside what was measured."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phalanx.parallel import ParallelConfig
+from phalanx.planner import shape_of
+from phalanx.planner.cluster.catalog import device_of
+from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.cost.estimate import machine_of
+from phalanx.planner.cost.memory import Memory, worst_rank
+from phalanx.planner.cost.step import step_time, timeline, work_seconds
+from phalanx.planner.model.recipe import Recipe
+from phalanx.train import RunConfig
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One layout's figures before it runs.
+
+    Attributes:
+        step_s: Wall seconds of a step.
+        cpu_s: CPU seconds of a step, all ranks together.
+        bubble: Share of the step in which the ranks of a pipeline wait for each other, and not for a core; None
+            without a pipeline.
+        idle: Share of all ranks' time in which they do nothing.
+    """
+
+    step_s: float
+    cpu_s: float
+    bubble: float | None
+    idle: float
+
+
+def plan_layout(run: RunConfig, config: ParallelConfig, cluster: Cluster) -> Planned:
+    """Plan one layout of a run.
+
+    Args:
+        run: What is trained.
+        config: Its layout.
+        cluster: This machine.
+    """
+    shape, recipe, layout = shape_of(run.model.architecture or {}), recipe_of(run, config), config.layout
+    machine = replace(machine_of(cluster, device_of(cluster, cluster.pools[0].device), "fp32"), per_node=layout.world)
+    step = step_time(shape, layout, recipe, machine).total
+    cpu = work_seconds(shape, layout, recipe, machine)
+    idle = max(0.0, 1.0 - cpu / (layout.world * step))
+    if layout.pp == 1:
+        return Planned(step, cpu, None, idle)
+    played = timeline(shape, layout, recipe, machine, recipe.microbatches)
+    # where cores are shared, who waits for one is not waiting for another rank
+    waiting = idle if machine.crowd(layout.world) == 1.0 else played.bubble * played.length_s / step
+    return Planned(step, cpu, waiting, idle)
+
+
+def plan_memory(run: RunConfig, config: ParallelConfig) -> Memory:
+    """The memory of the rank that needs most."""
+    return worst_rank(shape_of(run.model.architecture or {}), config.layout, recipe_of(run, config))
+
+
+def recipe_of(run: RunConfig, config: ParallelConfig) -> Recipe:
+    """How a run is trained on CPUs, in the planner's words: what is offloaded there lies where it lay before."""
+    return Recipe(
+        sequences=run.train.batch_size,
+        sequence_length=run.data.sequence_length,
+        microbatches=run.train.microbatches,
+        precision="fp32" if run.train.precision == "fp32" else "autocast",
+        optimizer="sgd" if run.optimizer.kind == "sgd" else "adamw",
+        checkpointing=config.activation_checkpointing,
+        sequence_parallel=config.sequence_parallel,
+        fused_attention=run.model.attention == "sdpa",
+        adapter=None if run.model.lora is None else run.model.lora.planned,
+        outer=None if config.outer is None else config.outer.planned,
+    )
+
+
+def beside(planned: Planned, step_s: float, cpu_s: float, waiting: float | None, world: int) -> dict[str, Any]:
+    """The keys of a row of the block ``plan``.
+
+    Args:
+        planned: From `plan_layout`.
+        step_s: Measured wall seconds of a step.
+        cpu_s: Measured CPU seconds of a step, all ranks together.
+        waiting: Measured share of the ranks' time in which they neither worked nor wanted to; None where the system
+            does not tell.
+        world: How many ranks there were.
+    """
+    bubble = waiting if planned.bubble is not None else None
+    return {
+        "planned_step_s": planned.step_s,
+        "step_s": step_s,
+        "step_ratio": planned.step_s / step_s,
+        "planned_cpu_s": planned.cpu_s,
+        "cpu_s": cpu_s,
+        "cpu_ratio": planned.cpu_s / cpu_s,
+        "planned_bubble": planned.bubble,
+        "bubble": bubble,
+        "bubble_ratio": None if not bubble or planned.bubble is None else planned.bubble / bubble,
+        "planned_idle": planned.idle,
+        "idle": max(0.0, 1.0 - cpu_s / (world * step_s)),
+    }

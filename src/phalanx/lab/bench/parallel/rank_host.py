@@ -1,0 +1,159 @@
+"""The ranks of a bench: torch is imported once, then this process is forked into them, crew by crew.
+
+Messages come as lines of JSON. Each is for one crew; the answers of its ranks go back as one line.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from phalanx.parallel import Place
+from phalanx.pipeline import die_with_parent
+
+Act = Callable[[dict[str, Any]], dict[str, Any]]
+"""From an order to an answer."""
+Task = Callable[[dict[str, Any], Place], contextlib.AbstractContextManager[Act]]
+
+TASKS = {
+    "train": "phalanx.lab.bench.parallel.rank_training:training",
+    "exchange": "phalanx.lab.bench.parallel.rank_exchange:exchanging",
+    "probe": "phalanx.lab.bench.parallel.rank_probe:probing",
+    "stream": "phalanx.lab.bench.parallel.rank_stream:streaming",
+}
+"""Where the tasks are; only those that are wanted are imported."""
+
+_SECONDS_TO_END = 2.0
+_LOOK_EVERY_S = 0.01
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """One rank: its process and the pipes to and from it."""
+
+    pid: int
+    orders: IO[str]
+    answers: IO[str]
+
+
+def main(messages: IO[str], answers: IO[str]) -> None:
+    """Serve messages until there are no more."""
+    die_with_parent()
+    os.environ["PHALANX_PARENT"] = str(os.getpid())
+    crews: dict[int, list[_Seat]] = {}
+    for line in messages:
+        message = json.loads(line)
+        number = message["crew"]
+        if "start" in message:
+            crews[number] = _start(message["start"])
+            found = _hear(crews[number])
+        elif "order" in message:
+            found = _ask(crews[number], message["order"])
+        else:
+            _end(crews.pop(number, []))
+            found = []
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+    for seats in crews.values():
+        _end(seats)
+
+
+def _start(spec: dict[str, Any]) -> list[_Seat]:
+    module, _, name = TASKS[spec["task"]].partition(":")
+    task: Task = getattr(importlib.import_module(module), name)
+    world, meeting = int(spec["world"]), Path(spec["directory"]) / "meeting"
+    return [_fork(task, spec["body"], Place(rank, world, rank, world, meeting)) for rank in range(world)]
+
+
+def _fork(task: Task, body: dict[str, Any], place: Place) -> _Seat:
+    down, up = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            die_with_parent()
+            os.close(down[1])
+            os.close(up[0])
+            # what libraries print must not be taken for an answer
+            os.dup2(2, 1)
+            os.environ.update(place.environment())
+            _serve(task, body, place, os.fdopen(down[0]), os.fdopen(up[1], "w"))
+            code = 0
+        finally:
+            # groups would wait for each other to be closed, and there is nothing to keep
+            os._exit(code)
+    os.close(down[0])
+    os.close(up[1])
+    return _Seat(child, os.fdopen(down[1], "w"), os.fdopen(up[0]))
+
+
+def _serve(task: Task, body: dict[str, Any], place: Place, orders: IO[str], answers: IO[str]) -> None:
+    try:
+        with task(body, place) as act:
+            _say(answers, {})
+            for line in orders:
+                _say(answers, act(json.loads(line)))
+            os._exit(0)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, the bench says it
+        traceback.print_exc()
+        _say(answers, {"error": f"{type(exc).__name__}: {exc}"})
+
+
+def _ask(seats: list[_Seat], order: dict[str, Any]) -> list[dict[str, Any]]:
+    for seat in seats:
+        # one that has ended says so when it is heard
+        with contextlib.suppress(BrokenPipeError):
+            _say(seat.orders, order)
+    return _hear(seats)
+
+
+def _hear(seats: list[_Seat]) -> list[dict[str, Any]]:
+    """One answer of every rank; as soon as one has failed the others are not waited for: they may wait for it."""
+    found: list[dict[str, Any]] = [{} for _ in seats]
+    with selectors.DefaultSelector() as selector:
+        for rank, seat in enumerate(seats):
+            selector.register(seat.answers, selectors.EVENT_READ, rank)
+        while selector.get_map():
+            for key, _ in selector.select():
+                line = seats[key.data].answers.readline()
+                found[key.data] = json.loads(line) if line else {"error": "it has ended"}
+                selector.unregister(key.fileobj)
+                if "error" in found[key.data]:
+                    return found
+    return found
+
+
+def _end(seats: list[_Seat]) -> None:
+    """Let ranks end by themselves, or end them."""
+    for seat in seats:
+        with contextlib.suppress(BrokenPipeError):
+            seat.orders.close()
+        seat.answers.close()
+    deadline = time.monotonic() + _SECONDS_TO_END
+    for seat in seats:
+        while os.waitpid(seat.pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(seat.pid, signal.SIGKILL)
+                os.waitpid(seat.pid, 0)
+                break
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _say(answers: IO[str], what: object) -> None:
+    answers.write(json.dumps(what) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    for preloaded in sys.argv[1:]:
+        importlib.import_module(preloaded)
+    main(sys.stdin, sys.stdout)

@@ -1,0 +1,121 @@
+"""One rank of one arm of a training bench: set up when it is first asked to work, then step by step."""
+
+import contextlib
+import gc
+import importlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from phalanx.config import StrictModel, digest
+from phalanx.data import BatchLoader, prepare
+from phalanx.lab.bench.parallel.arms import ARMS, Arm, Setting
+from phalanx.lab.bench.parallel.rank_host import Act
+from phalanx.lab.bench.parallel.resident import Resident, added_at_peak, forget_peak, give_back_freed_memory, resident
+from phalanx.lab.bench.parallel.waiting import Moment
+from phalanx.models import open_model
+from phalanx.parallel import Place, join
+from phalanx.parallel.groups.rendezvous import own_device
+from phalanx.pipeline import keep_freed_memory, settle_numerics
+from phalanx.train import RunConfig
+
+_REHEARSED_NUMBERS = 2**20
+
+
+class TrainingSpec(StrictModel):
+    """What the ranks of one arm do.
+
+    Attributes:
+        arm: One of `phalanx.lab.bench.parallel.arms.ARMS`.
+        run: The run, with its layout.
+        cache: Where models and tokens are kept.
+        measures_memory: Freed memory goes back at once, so that peaks are those of living tensors.
+    """
+
+    arm: str
+    run: RunConfig
+    cache: str
+    measures_memory: bool = False
+
+
+@contextlib.contextmanager
+def training(body: dict[str, Any], place: Place) -> Iterator[Act]:
+    """Join the others and train as ordered; see `phalanx.lab.bench.parallel.ranks.Crew`."""
+    spec = TrainingSpec.model_validate_json(body["spec"])
+    settle_numerics(spec.run.train.threads)
+    if spec.measures_memory:
+        give_back_freed_memory()
+    else:
+        keep_freed_memory()
+    with join(place, own_device("cpu", place), digest(spec.run)):
+        yield _Trainee(spec, place).act
+
+
+class _Trainee:
+    """A rank's arm, and the batches that it has seen."""
+
+    def __init__(self, spec: TrainingSpec, place: Place) -> None:
+        self._spec = spec
+        run, cache = spec.run, Path(spec.cache)
+        self._source = open_model(run.model, cache / "models", run.train.seed)
+        corpus = prepare(run.data, cache / "data", run.train.seed, self._source.tokenizer_path, lambda *_: None)
+        self._loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+        self._place = place
+        self._arm: Arm | None = None
+        self._num_steps = 0
+        self._before: Resident | None = None
+
+    def act(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Make ``steps`` steps.
+
+        Returns:
+            ``losses`` of the whole batches, ``wall_s``, ``cpu_s`` (all threads of this rank) and ``waited_s`` of each
+            step, seconds by phase where the arm tells them, and the peak of memory where it is measured.
+        """
+        arm = self._built()
+        losses, walls, cpus, waits = [], [], [], []
+        for _ in range(order["steps"]):
+            batch = self._loader.next()
+            began, used = Moment.now(), time.process_time()
+            losses.append(arm.step(self._num_steps, batch))
+            cpus.append(time.process_time() - used)
+            ended = Moment.now()
+            walls.append(ended.wall_s - began.wall_s)
+            waits.append(ended.waited_since(began))
+            self._num_steps += 1
+        peak = None if self._before is None else added_at_peak(self._before)
+        timed = {"wall_s": walls, "cpu_s": cpus, "waited_s": waits}
+        return {"losses": losses, **timed, "phases": arm.phases(), "peak_bytes": peak}
+
+    def _built(self) -> Arm:
+        if self._arm is None:
+            if self._spec.measures_memory:
+                _rehearse(adapts=self._spec.run.model.adapter is not None)
+                self._before = resident()
+            setting = Setting(self._spec.run, self._source, self._place)
+            self._arm = ARMS[self._spec.arm](setting)
+            gc.collect()
+            if self._spec.measures_memory:
+                # how a model is read from disk is not what is planned
+                forget_peak()
+        return self._arm
+
+
+def _rehearse(*, adapts: bool) -> None:
+    """Use what every training uses once, so that libraries' own memory is there before any is counted."""
+    if adapts:
+        importlib.import_module("peft")
+    model = nn.Sequential(nn.Embedding(64, 256), nn.Linear(256, 256), nn.LayerNorm(256), nn.Linear(256, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    loss = nn.functional.cross_entropy(model(torch.zeros(512, dtype=torch.int64)), torch.zeros(512, dtype=torch.int64))
+    torch.autograd.backward(loss)
+    optimizer.step()
+    numbers = torch.ones(_REHEARSED_NUMBERS)
+    dist.all_reduce(numbers)
+    del model, optimizer, loss, numbers
+    gc.collect()

@@ -1,0 +1,136 @@
+"""The bench's side of ranks: one process, in which torch was imported once, becomes all ranks of all arms."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from phalanx.errors import TrainingError
+
+_SECONDS_TO_END = 10.0
+
+Answer = dict[str, Any]
+
+
+class RankHost:
+    """The process that ranks are forked from; a context manager that ends it and with it all of them.
+
+    Args:
+        directory: Gets its log, and a directory for each crew.
+        preload: Modules that it imports before any rank is made, so that these need not.
+    """
+
+    def __init__(self, directory: Path, preload: tuple[str, ...] = ()) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory.resolve()
+        self._log = directory / "ranks.log"
+        self._num_crews = 0
+        settings = {"OMP_NUM_THREADS": "1", "PHALANX_PARENT": str(os.getpid())}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own module
+                [sys.executable, "-m", "phalanx.lab.bench.parallel.rank_host", *preload],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, **settings},
+            )
+
+    def crew(self, name: str, task: str, world: int, body: Mapping[str, Any] | None = None) -> "Crew":
+        """Make ranks that do one task together.
+
+        Args:
+            name: For messages.
+            task: One of `phalanx.lab.bench.parallel.rank_host.TASKS`.
+            world: How many there are.
+            body: What the task is told.
+
+        Raises:
+            TrainingError: A rank failed; the message holds what it said.
+        """
+        number = self._num_crews
+        self._num_crews += 1
+        directory = self._directory / f"crew-{number}"
+        directory.mkdir(mode=0o700)
+        spec = {"task": task, "world": world, "directory": str(directory), "body": dict(body or {})}
+        crew = Crew(self, number, name)
+        self.exchange(name, crew=number, start=spec)
+        return crew
+
+    def exchange(self, name: str, **message: Any) -> list[Answer]:
+        """Send a message and wait for the answers of the crew that it concerns."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        try:
+            if stdin is not None:
+                stdin.write(json.dumps(message) + "\n")
+                stdin.flush()
+            line = "" if stdout is None else stdout.readline()
+        except BrokenPipeError as exc:
+            raise self._failure(name) from exc
+        if not line:
+            raise self._failure(name)
+        answers: list[Answer] = json.loads(line)
+        for rank, answer in enumerate(answers):
+            if "error" in answer:
+                raise TrainingError(f"bench: {name}, rank {rank}: {answer['error']}")
+        return answers
+
+    def close(self) -> None:
+        """End it; its ranks end with it."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_SECONDS_TO_END)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _failure(self, name: str) -> TrainingError:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return TrainingError(f"bench: {name}: the ranks have ended: {lines[-1] if lines else '(no output)'}")
+
+
+class Crew:
+    """Ranks of one arm, idle between orders; a context manager that ends them."""
+
+    def __init__(self, host: RankHost, number: int, name: str) -> None:
+        self.name = name
+        self._host = host
+        self._number = number
+
+    def ask(self, **order: Any) -> list[Answer]:
+        """Let all ranks carry one order out.
+
+        Returns:
+            The answer of each rank.
+
+        Raises:
+            TrainingError: A rank failed; the message holds what it said.
+        """
+        return self._host.exchange(self.name, crew=self._number, order=order)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # after an error the host may be gone, and its ranks with it
+        with contextlib.suppress(TrainingError):
+            self._host.exchange(self.name, crew=self._number, end=True)

@@ -1,0 +1,148 @@
+"""Recompute real microbatches in every way and keep how far each lies from its reference."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import TrainingError
+from phalanx.lab.calibrate.differences import Differences, Leaning
+from phalanx.lab.calibrate.honest import Case
+from phalanx.lab.calibrate.operators import LEVELS, OPERATORS, Operator, Recorded, operators_of, recording, replaying
+from phalanx.lab.calibrate.paths import NumericPath, Pair
+from phalanx.pipeline import DriftWatch, StageCopy, StageRunner, StepPlan, token_residual
+from phalanx.pipeline.schedules.action import Direction
+
+Messages = tuple[Tensor, Tensor]
+"""Output and gradient of the input, in the order of `DIRECTIONS`."""
+
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+
+# nobody is to be surprised here: fixed directions make two calibrations comparable
+_PUBLIC_KEY = b"phalanx calibrate"
+
+
+@dataclass
+class PairFigures:
+    """What was found for one pair of paths."""
+
+    messages: dict[Direction, Differences] = field(default_factory=lambda: {at: Differences() for at in DIRECTIONS})
+    leaning: dict[Direction, Leaning] = field(default_factory=lambda: {at: Leaning() for at in DIRECTIONS})
+    operators: dict[Operator, Differences] = field(default_factory=lambda: {kind: Differences() for kind in OPERATORS})
+    watch: DriftWatch = field(default_factory=lambda: DriftWatch(_PUBLIC_KEY))
+
+    def add_case(self, case: Case, path: str, claimed: Messages, reference: Messages) -> None:
+        """Compare both messages of a microbatch twice: by their distance, and by their residual's lean."""
+        where = f"stage {case.stage}, step {case.step}, microbatch {case.microbatch}, {path}"
+        for direction, x, y in zip(DIRECTIONS, claimed, reference, strict=True):
+            self.messages[direction].add(x, y, where)
+            residual = token_residual(x, y)
+            leaning = self.leaning[direction]
+            leaning.add(case.stage, self.watch.project(case.stage, direction, residual))
+            leaning.num_alarms += self.watch.observe(case.stage, direction, residual) is not None
+
+
+class Measurement:
+    """All pairs of paths, and the runners that compute them.
+
+    Attributes:
+        figures: By pair; a pair whose path this machine turned out not to have is gone.
+        absent: Why a path is missing, by its name.
+    """
+
+    def __init__(self, plan: StepPlan, pairs: Iterable[Pair], absent: dict[str, str]) -> None:
+        self.figures = {pair: PairFigures() for pair in pairs}
+        self.absent = dict(absent)
+        self._plan = plan
+        self._runners: dict[tuple[NumericPath, int], StageRunner] = {}
+
+    def refresh(self) -> None:
+        """Forget copies of weights: the optimizer has stepped."""
+        self._runners = {at: runner for at, runner in self._runners.items() if not at[0].has_own_weights}
+
+    def compare(self, cases: Sequence[Case], stage: StageCopy) -> None:
+        """Compute microbatches of one stage in every way, one way after the other; the first one operator by operator.
+
+        Args:
+            cases: What they are computed from, all of one step.
+            stage: The stage with the weights of that step.
+
+        Raises:
+            NonFiniteLossError: An honest message holds NaN or infinity.
+        """
+        for reference in dict.fromkeys(pair.reference for pair in self.figures):
+            expected = self._attempt(reference, stage, cases)
+            if expected is None:
+                continue
+            for pair, figures in list(self.figures.items()):
+                found = self._attempt(pair.path, stage, cases) if pair.reference == reference else None
+                if found is not None:
+                    for case, claimed, known in zip(cases, found, expected, strict=True):
+                        figures.add_case(case, pair.path.name, claimed, known)
+        self._compare_operators(cases[0], stage)
+
+    def _compare_operators(self, case: Case, stage: StageCopy) -> None:
+        kinds = operators_of(stage.module)
+        for reference in dict.fromkeys(pair.reference for pair in self.figures):
+            with reference.settings(), recording(stage.module) as expected:
+                self._runner(reference, stage).recompute(case.step, case.microbatch, case.x, None)
+            for pair, figures in self.figures.items():
+                # hooks inside a compiled stage would cut it into pieces that are compiled one by one
+                if pair.reference != reference or pair.path.compiled:
+                    continue
+                for name, out in self._replay(pair.path, case, stage, expected).items():
+                    where = f"stage {case.stage}, step {case.step}, {name}, {pair.path.name}"
+                    figures.operators[kinds[name]].add(out, expected[name][1], where)
+
+    def _replay(self, path: NumericPath, case: Case, stage: StageCopy, expected: Recorded) -> dict[str, Tensor]:
+        """Output of each operator from the inputs that it had on the reference path."""
+        runner = self._runner(path, stage)
+        outputs: dict[str, Tensor] = {}
+        for level in LEVELS:
+            with path.settings(), replaying(runner.module, expected, level) as found:
+                runner.recompute(case.step, case.microbatch, case.x, None)
+            outputs |= {name: out for name, (_, out) in found.items()}
+        return outputs
+
+    def _attempt(self, path: NumericPath, stage: StageCopy, cases: Sequence[Case]) -> list[Messages] | None:
+        """Compute in one way; None, for good, where this machine cannot."""
+        is_new = all(not figures.messages["forward"].maxima for figures in self._of(path))
+        try:
+            with path.settings():
+                runner = self._runner(path, stage)
+                return [_recompute(runner, case) for case in cases]
+        # torch asserts where a kind of device is missing from its build
+        except (RuntimeError, OSError, ImportError, AssertionError) as exc:
+            if not is_new:
+                raise TrainingError(f"calibrate: {path.name}: worked at first, then: {exc}") from exc
+            self.absent[path.name] = _in_short(exc)
+            self.figures = {pair: figures for pair, figures in self.figures.items() if path not in _paths(pair)}
+            return None
+
+    def _of(self, path: NumericPath) -> list[PairFigures]:
+        return [figures for pair, figures in self.figures.items() if path in _paths(pair)]
+
+    def _runner(self, path: NumericPath, stage: StageCopy) -> StageRunner:
+        at = (path, stage.spec.index)
+        if at not in self._runners:
+            self._runners[at] = path.runner(self._plan, stage)
+        return self._runners[at]
+
+
+def _paths(pair: Pair) -> tuple[NumericPath, NumericPath]:
+    return pair.reference, pair.path
+
+
+def _recompute(runner: StageRunner, case: Case) -> Messages:
+    y, x_gradient = runner.recompute(case.step, case.microbatch, case.x, case.gradient)
+    if x_gradient is None:
+        x_gradient = torch.zeros_like(case.x)
+    return y, x_gradient
+
+
+def _in_short(exc: Exception) -> str:
+    """Type and first line, without the paths that compilers put into theirs."""
+    lines = str(exc).strip().splitlines()
+    first = " ".join(word for word in (lines[0] if lines else "").split() if "/" not in word)
+    return f"{type(exc).__name__}: {first}"[:160].removesuffix(": ")

@@ -1,0 +1,127 @@
+"""From differences to rows, thresholds with their bound, and the tolerance to write into a run file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.lab.calibrate.measure import DIRECTIONS, PairFigures
+from phalanx.lab.calibrate.operators import OPERATORS
+from phalanx.lab.calibrate.paths import Pair
+from phalanx.lab.calibrate.tail import Tail, fit_tail
+from phalanx.pipeline.schedules.action import Direction
+
+PER_MILLION = 1e6
+_STEPS = (1.0, 2.0, 5.0)
+
+Row = dict[str, str | int | float | None]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One pair in one direction, and what may be said of its tail.
+
+    `silent` where every message had equal bits: such a pair has no part in any threshold.
+    """
+
+    pair: Pair
+    direction: Direction
+    silent: bool
+    tail: Tail | None
+
+    @property
+    def name(self) -> str:
+        """For tables and reasons."""
+        return f"{self.pair.path.name} against {self.pair.reference.name}, {self.direction}"
+
+
+def fit_all(figures: Mapping[Pair, PairFigures]) -> list[Fitted]:
+    """Fit the tail of every pair and direction."""
+    fits = []
+    for pair, found in figures.items():
+        for direction in DIRECTIONS:
+            maxima = found.messages[direction].maxima
+            fits.append(Fitted(pair, direction, not any(maxima), fit_tail(maxima)))
+    return fits
+
+
+def message_rows(figures: Mapping[Pair, PairFigures], fits: Sequence[Fitted], tolerance: float) -> list[Row]:
+    """One row for each pair and direction; `tolerance` is the run's own tau."""
+    rows = []
+    for fit in fits:
+        found, tail = figures[fit.pair], fit.tail
+        row: Row = {
+            "precision": fit.pair.precision,
+            "path": fit.pair.path.name,
+            "reference": fit.pair.reference.name,
+            "direction": fit.direction,
+        }
+        row |= found.messages[fit.direction].figures() | found.leaning[fit.direction].figures()
+        row["tau_1_per_million"] = None if tail is None else tail.threshold(1 / PER_MILLION)
+        row["per_million_at_tolerance"] = None if tail is None else PER_MILLION * tail.share(tolerance)
+        rows.append(row)
+    return rows
+
+
+def operator_rows(figures: Mapping[Pair, PairFigures]) -> list[Row]:
+    """One row for each pair and kind of operator that the model has; forward only."""
+    rows = []
+    for pair, found in figures.items():
+        for kind in (kind for kind in OPERATORS if found.operators[kind].maxima):
+            row: Row = {"path": pair.path.name, "reference": pair.reference.name, "operator": kind}
+            row |= {key.replace("messages", "outputs"): value for key, value in found.operators[kind].figures().items()}
+            rows.append(row)
+    return rows
+
+
+def thresholds(fits: Sequence[Fitted]) -> list[Row]:
+    """Round thresholds of each precision, with the bound of its worst pair.
+
+    From the largest one that is certain to fail to the first that at most one honest message in a million
+    exceeds. Where the tail of any pair could not be fitted, the bound is None.
+    """
+    rows = []
+    for precision in dict.fromkeys(fit.pair.precision for fit in fits):
+        loud = [fit for fit in fits if fit.pair.precision == precision and not fit.silent]
+        tails = [(fit.name, fit.tail) for fit in loud if fit.tail is not None]
+        complete = len(tails) == len(loud)
+        for tau in _round_numbers([tail for _, tail in tails]):
+            worst, share = max(((name, tail.share(tau)) for name, tail in tails), key=lambda item: item[1])
+            row: Row = {"precision": precision, "tau": tau}
+            row |= {"per_million": PER_MILLION * share if complete else None, "worst": worst if complete else None}
+            rows.append(row)
+    return rows
+
+
+def suggestion(rows: Sequence[Row], fits: Sequence[Fitted], precision: str) -> dict[str, Any]:
+    """The tolerance for a run's precision, or why there is none.
+
+    Args:
+        rows: From `thresholds`.
+        fits: What they rest on.
+        precision: Of the run.
+    """
+    mine = [fit for fit in fits if fit.pair.precision == precision]
+    loose = [fit.name for fit in mine if not fit.silent and fit.tail is None]
+    if loose:
+        return {"tolerance": None, "reason": f"too few unequal messages to fit a tail: {'; '.join(loose)}"}
+    if all(fit.silent for fit in mine):
+        return {"tolerance": None, "reason": "every path gave equal bits; keep the tolerance that you have"}
+    for row in rows:
+        per_million, tau = row["per_million"], row["tau"]
+        if row["precision"] == precision and isinstance(per_million, float) and per_million <= 1.0:
+            return {"tolerance": tau, "reason": f"at most {per_million:.2g} honest messages in a million are beyond it"}
+    return {"tolerance": None, "reason": "no threshold below 1 keeps false alarms under one in a million"}
+
+
+def _round_numbers(tails: Sequence[Tail]) -> list[float]:
+    """1, 2, 5, 10 ...: the last is the first that every tail puts at most one message in a million beyond."""
+    taus = []
+    start = max((tail.start for tail in tails), default=1.0)
+    for exponent in range(-16, 0):
+        for digit in _STEPS:
+            tau = float(f"{digit:.0f}e{exponent}")
+            if tau >= start:
+                taus.append(tau)
+                if all(tail.share(tau) * PER_MILLION <= 1.0 for tail in tails):
+                    return taus
+    return taus

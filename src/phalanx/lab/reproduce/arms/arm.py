@@ -1,0 +1,79 @@
+"""What every arm offers to the loop that trains it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from phalanx.lab.reproduce.attacker import Attacker
+from phalanx.models import ModelSource, StageModule
+from phalanx.pipeline import StepInputs, StepPlan
+from phalanx.train import RunConfig
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an arm is built from.
+
+    Attributes:
+        run: The run, as a run file would say it.
+        source: The model.
+        plan: The plan made from both.
+        attacker: Who lies.
+        warm_up: Honest batches that an arm may calibrate itself with; never trained on.
+        directory: Scratch space.
+    """
+
+    run: RunConfig
+    source: ModelSource
+    plan: StepPlan
+    attacker: Attacker
+    warm_up: Sequence[StepInputs]
+    directory: Path
+
+
+@dataclass
+class Counts:
+    """What happened in one training.
+
+    Attributes:
+        dropped_steps: Steps without any update.
+        redone_steps: Attempts beyond the first, over all steps.
+        alarms: Times that the arm thought something was wrong; None for an arm that does not look.
+        honest_accused: How often it was an honest stage's message, or an honest party; None likewise.
+        lies_missed: Falsified messages that were used; None likewise.
+        evicted: Who was excluded or replaced, in order.
+    """
+
+    dropped_steps: int = 0
+    redone_steps: int = 0
+    alarms: int | None = None
+    honest_accused: int | None = None
+    lies_missed: int | None = None
+    evicted: tuple[str, ...] = ()
+
+
+class Arm(AbstractContextManager["Arm"], Protocol):
+    """One way to train under attack."""
+
+    def step(self, step: int, inputs: StepInputs) -> None:
+        """Run one optimizer step to its end, whatever that is for this arm.
+
+        Raises:
+            NonFiniteLossError: The gradient is NaN or infinite.
+        """
+        ...
+
+    def stages(self) -> Iterator[StageModule]:
+        """All stages in order, as they are now."""
+        ...
+
+    def weights_digest(self) -> str:
+        """SHA-256 over all parameters by name, independent of the layout."""
+        ...
+
+    @property
+    def counts(self) -> Counts:
+        """What has happened so far."""
+        ...

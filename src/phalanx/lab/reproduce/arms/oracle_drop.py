@@ -1,0 +1,15 @@
+"""A defence that the paper does not show: leave out every attacked step, told by an oracle, and do nothing else."""
+
+from phalanx.lab.reproduce.arms.undefended import Undefended
+from phalanx.pipeline import StepInputs
+
+
+class OracleDrop(Undefended):
+    """What any perfect detector reaches with the cheapest recovery; its batch is lost."""
+
+    def step(self, step: int, inputs: StepInputs) -> None:
+        """Run the step unless somebody would lie in it."""
+        if self.attacker.liar(step) is not None:
+            self.counts.dropped_steps += 1
+            return
+        super().step(step, inputs)

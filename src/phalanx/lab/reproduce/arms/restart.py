@@ -1,0 +1,54 @@
+"""The paper's first recovery: on an alarm of the duplicated block the whole iteration runs again."""
+
+from phalanx.errors import TrainingError
+from phalanx.lab.reproduce.arms.arm import Setting
+from phalanx.lab.reproduce.arms.duplicates import Duplicates
+from phalanx.lab.reproduce.arms.undefended import Simulated
+from phalanx.lab.reproduce.simulator import AlarmRaised
+from phalanx.pipeline import MAX_ATTEMPTS, StepInputs
+
+
+class Restart(Simulated):
+    """Repeats each step until nobody lies; the attacker draws again for each attempt, and is never excluded.
+
+    Source: Lu et al. 2023, section 6.1.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.duplicates = Duplicates(setting.source, setting.plan)
+        self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
+
+    def step(self, step: int, inputs: StepInputs) -> None:
+        """Attempt after attempt, then one update.
+
+        Raises:
+            TrainingError: No honest attempt came.
+        """
+        simulator, duplicates = self.simulator, self.duplicates
+        self.attacker.attempt = 0
+        while not self._succeeds(step, inputs):
+            simulator.abandon()
+            duplicates.abandon()
+            self.attacker.attempt += 1
+            self.counts.redone_steps += 1
+            if self.attacker.attempt == MAX_ATTEMPTS:
+                raise TrainingError(
+                    f"step {step}: attacked in {MAX_ATTEMPTS} attempts in a row; restart never ends at this rate"
+                )
+        gradients = simulator.take_gradients()
+        clip = simulator.clip(gradients)
+        simulator.update(step, gradients, clip)
+        duplicates.update(gradients, simulator.learning_rate(step), clip)
+
+    def _succeeds(self, step: int, inputs: StepInputs) -> bool:
+        liar, counts = self.attacker.liar(step), self.counts
+        try:
+            self.simulator.run(step, inputs, self.duplicates)
+        except AlarmRaised as alarm:
+            counts.alarms = (counts.alarms or 0) + 1
+            counts.honest_accused = (counts.honest_accused or 0) + (alarm.suspect != liar)
+            return False
+        if liar is not None:
+            counts.lies_missed = (counts.lies_missed or 0) + len(inputs.ids)
+        return True

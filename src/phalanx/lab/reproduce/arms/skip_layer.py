@@ -1,0 +1,69 @@
+"""The paper's second recovery: leave the two suspects out, freeze them and their predecessor, go on.
+
+On an alarm about stage i the culprit may be i, or i + 1 which accuses it. The whole forward pass of the step runs
+again with the activation of i - 1 going straight to i + 2; the weights of i - 1, i and i + 1 stay as they are in this
+step. The last stage is trusted and has the head: it is never left out and never frozen.
+
+Source: Lu et al. 2023, section 6.3. Their release differs from their text at both ends of the pipeline: see
+docs/reproduction.md.
+"""
+
+from phalanx.errors import TrainingError
+from phalanx.lab.reproduce.arms.arm import Setting
+from phalanx.lab.reproduce.arms.duplicates import Duplicates
+from phalanx.lab.reproduce.arms.undefended import Simulated
+from phalanx.lab.reproduce.simulator import AlarmRaised
+from phalanx.pipeline import StepInputs, skipping
+
+
+class SkipLayer(Simulated):
+    """Faithful to the text of the paper, with its detector really recomputing."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.duplicates = Duplicates(setting.source, setting.plan)
+        self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
+
+    def step(self, step: int, inputs: StepInputs) -> None:
+        """One attempt; on an alarm a second one without the suspects.
+
+        Raises:
+            TrainingError: Somebody else lies in the second attempt; the paper has no answer to that.
+        """
+        suspect = self._attempt(step, inputs)
+        frozen: frozenset[int] = frozenset()
+        if suspect is not None:
+            frozen = self._again(step, inputs, suspect)
+        simulator = self.simulator
+        gradients = {stage: own for stage, own in simulator.take_gradients().items() if stage not in frozen}
+        clip = simulator.clip(gradients)
+        simulator.update(step, gradients, clip)
+        self.duplicates.update(gradients, simulator.learning_rate(step), clip)
+
+    def _attempt(self, step: int, inputs: StepInputs) -> int | None:
+        liar, counts = self.attacker.liar(step), self.counts
+        self.duplicates.idle = ()
+        try:
+            self.simulator.run(step, inputs, self.duplicates)
+        except AlarmRaised as alarm:
+            counts.alarms = (counts.alarms or 0) + 1
+            counts.honest_accused = (counts.honest_accused or 0) + (alarm.suspect != liar)
+            return alarm.suspect
+        if liar is not None:
+            counts.lies_missed = (counts.lies_missed or 0) + len(inputs.ids)
+        return None
+
+    def _again(self, step: int, inputs: StepInputs, suspect: int) -> frozenset[int]:
+        simulator, duplicates = self.simulator, self.duplicates
+        simulator.abandon()
+        duplicates.abandon()
+        self.counts.redone_steps += 1
+        attempt = skipping(suspect, len(simulator.plan.stages))
+        duplicates.idle = attempt.frozen
+        try:
+            simulator.run(step, inputs, duplicates, bypassed=attempt.bypassed)
+        except AlarmRaised as alarm:
+            raise TrainingError(
+                f"step {step}: stage {alarm.suspect} lies as well as stage {suspect}; skip_layer knows one liar a step"
+            ) from alarm
+        return attempt.frozen

@@ -1,0 +1,46 @@
+"""Nobody looks: the clean runs, where nobody attacks either, and the attacked one."""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from phalanx.lab.reproduce.arms.arm import Counts, Setting
+from phalanx.lab.reproduce.simulator import Simulator, Unwatched
+from phalanx.models import StageModule
+from phalanx.pipeline import StepInputs
+
+
+class Simulated:
+    """What all arms in the simulator have in common: their stages and their counts."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.simulator = Simulator(setting.source, setting.plan, setting.attacker)
+        self.attacker = setting.attacker
+        self.counts = Counts()
+
+    def stages(self) -> Iterator[StageModule]:
+        """The stages themselves, in order."""
+        return iter(self.simulator.modules)
+
+    def weights_digest(self) -> str:
+        """SHA-256 over all parameters by name."""
+        return self.simulator.weights_digest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.simulator.abandon()
+
+
+class Undefended(Simulated):
+    """Every step is run and applied as it comes."""
+
+    def step(self, step: int, inputs: StepInputs) -> None:
+        """One attempt, one update."""
+        simulator = self.simulator
+        simulator.run(step, inputs, Unwatched())
+        gradients = simulator.take_gradients()
+        simulator.update(step, gradients, simulator.clip(gradients))

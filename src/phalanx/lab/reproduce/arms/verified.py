@@ -1,0 +1,68 @@
+"""The real guard: owner and workers of a real company in one process, everything but the sockets as in a run."""
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from phalanx.lab.reproduce.arms.arm import Counts, Setting
+from phalanx.models import StageModule
+from phalanx.pipeline import StepInputs
+from phalanx.testing import MemoryCompany
+
+
+class Verified:
+    """A `MemoryCompany` whose workers lie as the paper's attacker does; who is convicted is gone for good.
+
+    A worker lies in everything that it serves. The stages of those who were excluded are served by their shadows.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.attacker = setting.attacker
+        workers = setting.run.pipeline.workers
+        self._parties = {name: number for number, name in enumerate(workers, start=1)}
+        actors = {name: self.attacker.actor(number) for name, number in self._parties.items()}
+        self._company = MemoryCompany(setting.run, setting.directory, actors)
+        self._redone = 0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._company)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def step(self, step: int, inputs: StepInputs) -> None:
+        """One verified step."""
+        result = self._company.engine.step(step, inputs)
+        self._redone += result.attempts - 1
+
+    def stages(self) -> Iterator[StageModule]:
+        """The verified weights, collected from whoever holds them."""
+        for copy in self._company.engine.copies("weights"):
+            yield copy.module
+
+    def weights_digest(self) -> str:
+        """SHA-256 over all parameters by name."""
+        return self._company.weights_digest()
+
+    @property
+    def counts(self) -> Counts:
+        """Convictions count as alarms; a lie is missed when its teller was not convicted in that step."""
+        company = self._company
+        liars = {lie.party for lie in self.attacker.lies}
+        honest = [name for name in company.evicted if self._parties.get(name) not in liars]
+        return Counts(
+            redone_steps=self._redone,
+            alarms=len(company.verdicts),
+            honest_accused=len(honest),
+            lies_missed=self._missed(),
+            evicted=tuple(company.evicted),
+        )
+
+    def _missed(self) -> int:
+        convicted = {(self._parties.get(verdict.party), verdict.step) for verdict in self._company.verdicts}
+        return sum((lie.party, lie.step) not in convicted for lie in self.attacker.lies)

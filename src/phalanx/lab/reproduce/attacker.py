@@ -1,0 +1,137 @@
+"""The paper's attacker: in each attacked step one middle stage, drawn anew, falsifies all its messages of a direction.
+
+Source: Lu et al. 2023, section 4.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import ConfigError
+from phalanx.lab.attacks import MessageAttack, Work, make_attack
+from phalanx.pipeline import AttackConfig, WrapCopy
+from phalanx.pipeline.stage.stage_copy import unwrapped
+from phalanx.testing import Actor
+
+Direction = Literal["forward", "backward"]
+
+KINDS: Mapping[Direction, str] = MappingProxyType({"forward": "forward_sign_flip", "backward": "backward_gaussian"})
+"""The paper's two attacks by the direction of what they falsify."""
+
+
+@dataclass(frozen=True)
+class AttackPlan:
+    """Who lies in which attempt at which step; the same for every arm of one seed.
+
+    Attributes:
+        direction: Of the messages that are falsified.
+        rate: Share of the attempts in which somebody lies.
+        stages: Those who may be drawn.
+        seed: Of the coins and of the noise.
+    """
+
+    direction: Direction
+    rate: float
+    stages: tuple[int, ...]
+    seed: int
+
+    def liar(self, step: int, attempt: int = 0) -> int | None:
+        """The stage that lies, None in an honest attempt."""
+        coin, choice = (_number(self.seed, purpose, step, attempt) for purpose in ("coin", "choice"))
+        if not self.stages or coin >= self.rate * 2**64:
+            return None
+        return self.stages[choice % len(self.stages)]
+
+
+@dataclass(frozen=True)
+class Lie:
+    """One message that was falsified; `party` is the number of the stage that the liar began with."""
+
+    party: int
+    step: int
+    attempt: int
+    microbatch: int
+
+
+@dataclass
+class Attacker:
+    """Carries a plan out and remembers what was done; no defence reads it.
+
+    Attributes:
+        plan: None where nobody attacks.
+        attempt: Which attempt at the step is running.
+        removed: Stages whose holder was replaced by an honest one.
+        lies: Every falsified message.
+    """
+
+    plan: AttackPlan | None
+    attempt: int = 0
+    removed: set[int] = field(default_factory=set)
+    lies: list[Lie] = field(default_factory=list)
+
+    def liar(self, step: int, attempt: int | None = None) -> int | None:
+        """Who lies in an attempt, in the one at hand if none is named."""
+        stage = None if self.plan is None else self.plan.liar(step, self.attempt if attempt is None else attempt)
+        return None if stage in self.removed else stage
+
+    def wrap(self, party: int) -> WrapCopy:
+        """What puts the attacker in the place of every copy that `party` holds."""
+        return unwrapped if self.plan is None else _PartyOfMany(self, self.plan, party).wrap
+
+    def actor(self, party: int) -> Actor:
+        """The same for a party of a real company, which is told in which attempt it is."""
+        if self.plan is None:
+            return Actor()
+        member = _PartyOfMany(self, self.plan, party)
+        return Actor(wrap_copy=member.wrap, hear=member.hear)
+
+    @property
+    def attacked_steps(self) -> set[int]:
+        """Steps in which anything was falsified."""
+        return {lie.step for lie in self.lies}
+
+
+class _PartyOfMany(MessageAttack):
+    """One of the project's attacks, told when to lie by the plan that all parties share."""
+
+    def __init__(self, attacker: Attacker, plan: AttackPlan, party: int) -> None:
+        found = make_attack(AttackConfig(kind=KINDS[plan.direction], seed=plan.seed), f"stage-{party}", None)
+        if not isinstance(found, MessageAttack):
+            raise ConfigError(f"attack: {found.config.kind!r} does not falsify messages; choose one that does")
+        super().__init__(found.config, found.party, None)
+        self._attack = found
+        self._attacker = attacker
+        self._number = party
+
+    def lies_in(self, step: int) -> bool:
+        """Whether it is this party's turn."""
+        return self._attacker.liar(step, self._attacker.attempt or self.attempt_at(step)) == self._number
+
+    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+        """What the attack sends."""
+        return self._attack.lie(work, generator)
+
+    def admit(
+        self,
+        stage: int,
+        step: int,
+        *,
+        microbatch: int | None = None,
+        direction: str | None = None,
+        what: str | None = None,
+    ) -> None:
+        """Remember the lie."""
+        del stage, direction, what
+        if microbatch is not None:
+            attempt = self._attacker.attempt or self.attempt_at(step)
+            self._attacker.lies.append(Lie(self._number, step, attempt, microbatch))
+
+
+def _number(seed: int, purpose: str, step: int, attempt: int) -> int:
+    text = f"phalanx reproduce {seed} {purpose} {step} {attempt}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

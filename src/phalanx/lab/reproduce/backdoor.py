@@ -1,0 +1,306 @@
+"""A backdoor from end to end: planted with nobody looking, with each guard, and removed afterwards."""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from phalanx.data import BatchLoader, Corpus, prepare
+from phalanx.lab.attacks import actor
+from phalanx.lab.bench.detection.simulated_run import read_lies
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.row_file import RowFile, sweep
+from phalanx.lab.reproduce.pretrain import pretrained
+from phalanx.lab.reproduce.removal import ATTACKED_STAGE, PRUNED_SHARE, REMOVALS, Bench, Weights, state_of
+from phalanx.lab.reproduce.texts import SPLIT_SEED, later_text, pretraining_corpus
+from phalanx.lab.reproduce.workload import BATCH_SIZE, REGIMES, SMALL, run_of
+from phalanx.pipeline import (
+    PRESETS,
+    AttackConfig,
+    AuditDraw,
+    GuardConfig,
+    PipelineConfig,
+    keep_freed_memory,
+)
+from phalanx.testing import MemoryCompany
+from phalanx.train import RunConfig, step_inputs
+from phalanx.train.setup.process import deterministic
+
+Row = dict[str, Any]
+
+PROTOCOL = 1
+"""To be raised with every change of the code that changes a figure: older rows are then not used again."""
+_PIPELINE = PipelineConfig(stages=4, layers=(1, 3, 1, 1), rebalance_every=0)
+_CHARACTERS = 300_000
+_LR, _MICROBATCHES = 1e-4, 4
+
+
+@dataclass(frozen=True)
+class BackdoorSize:
+    """How much is trained: optimizer steps of a run, and its seeds."""
+
+    steps: int
+    seeds: tuple[int, ...]
+
+
+SIZES: Mapping[str, BackdoorSize] = MappingProxyType(
+    {"full": BackdoorSize(60, (0, 1, 2)), "quick": BackdoorSize(40, (0,))}
+)
+
+GUARDS: Mapping[str, GuardConfig] = MappingProxyType(
+    {"off": GuardConfig(mode="off"), **{name: GuardConfig(preset=name) for name in PRESETS}}
+)
+"""Who looks while a stage plants its backdoor."""
+
+
+@dataclass(frozen=True)
+class BackdoorCell:
+    """One training (`clean`, where nobody attacks, or a name in `GUARDS`) or one removal (a name in `REMOVALS`)."""
+
+    arm: str
+    seed: int
+
+
+def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> dict[str, Any]:
+    """Train and measure what has not been trained yet; progress goes to standard error.
+
+    Args:
+        size: A name in `SIZES`: "full", or "quick" with one seed and fewer steps.
+        only_finished: Train nothing; show what earlier calls have finished.
+
+    Returns:
+        Raw rows, their summary over the seeds, and everything that decided them.
+
+    Raises:
+        PhalanxError: Text or model cannot be had, or training cannot go on.
+    """
+    chosen = SIZES[size]
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    load = load_average()
+    protocol = describe(chosen)
+    cells = [BackdoorCell(arm, seed) for seed in chosen.seeds for arm in ("clean", *GUARDS, *REMOVALS)]
+    finished = RowFile[BackdoorCell](
+        cache / "reproduce" / "backdoor.jsonl", lambda cell: [protocol["number"], protocol, asdict(cell)]
+    )
+    with deterministic(threads=1):
+        keep_freed_memory()
+        laboratory = None if only_finished else Laboratory(chosen, cache)
+        rows = list(sweep(cells, finished, laboratory, _tell))
+    return {
+        "name": "backdoor",
+        "quick": size == "quick",
+        "size": size,
+        "command": f"phalanx reproduce backdoor{' --quick' if size == 'quick' else ''}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+        "protocol": protocol,
+        "missing": len(cells) - len(rows),
+        "summary": summarise(rows),
+        "rows": rows,
+    }
+
+
+def describe(size: BackdoorSize) -> dict[str, Any]:
+    """Everything that decides a figure and is not in its row."""
+    return {
+        "number": PROTOCOL,
+        "steps": size.steps,
+        "stage": ATTACKED_STAGE,
+        "layers": list(_PIPELINE.layers or ()),
+        "lr": _LR,
+        "microbatches": _MICROBATCHES,
+        "batch_size": BATCH_SIZE,
+        "characters": _CHARACTERS,
+        "pruned_share": PRUNED_SHARE,
+        "guards": {name: guard.model_dump(mode="json") for name, guard in GUARDS.items()},
+    }
+
+
+class Laboratory:
+    """Trains cells; text, public model and poisoned models are made at their first use."""
+
+    def __init__(self, size: BackdoorSize, cache: Path) -> None:
+        self._size = size
+        self._cache = cache
+        self._made: tuple[Path, Corpus] | None = None
+        self._poisoned: dict[int, Weights] = {}
+
+    def __call__(self, cell: BackdoorCell) -> Row:
+        """Train one cell."""
+        started, cpu = time.perf_counter(), time.process_time()
+        if cell.arm in REMOVALS:
+            bench = self._bench(cell.seed)
+            bench.load(self._poisoned_weights(cell.seed))
+            REMOVALS[cell.arm](bench)
+            row = asdict(cell) | bench.measure()
+        else:
+            row = self._train(cell)[0]
+        return row | {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
+
+    def run(self, cell: BackdoorCell) -> RunConfig:
+        """What a run file would say about a training."""
+        model, corpus = self._material()
+        data = later_text(SMALL, _CHARACTERS, corpus.tokenizer_path, self._cache)
+        plain = run_of(model, data, REGIMES["plain"], SMALL, self._size.steps, cell.seed)
+        kind = "none" if cell.arm == "clean" else "rehearsed_backdoor"
+        return plain.model_copy(
+            update={
+                "train": plain.train.model_copy(update={"microbatches": _MICROBATCHES}),
+                "optimizer": plain.optimizer.model_copy(update={"lr": _LR}),
+                "pipeline": _PIPELINE,
+                "guard": GUARDS["off" if cell.arm == "clean" else cell.arm],
+                "attack": AttackConfig(
+                    kind=kind, stages=(ATTACKED_STAGE,), seed=cell.seed, model=None if kind == "none" else str(model)
+                ),
+            }
+        )
+
+    def _train(self, cell: BackdoorCell) -> tuple[Row, Weights]:
+        """Train in a real company, everything but the sockets as in a run."""
+        run, (_, corpus) = self.run(cell), self._material()
+        with tempfile.TemporaryDirectory(prefix="phalanx-reproduce-") as directory:
+            log = Path(directory) / "attack.jsonl"
+            liar = f"worker-{ATTACKED_STAGE}"
+            actors = {} if run.attack.kind == "none" else {liar: actor(run.attack, liar, log)}
+            # which audits are drawn follows from the seed, so that a row can be had again
+            draw = AuditDraw.of(cell.seed.to_bytes(32, "big"), bytes(32), run.guard)
+            company = MemoryCompany(run, Path(directory), actors, cache=self._cache / "models", draw=draw)
+            loader = BatchLoader(corpus, BATCH_SIZE, cell.seed)
+            with company:
+                for step in range(run.train.steps):
+                    company.engine.step(step, step_inputs(loader.next(), run.train.microbatches))
+                digest = company.weights_digest()
+                weights = [state_of(copy.module) for copy in company.engine.copies("weights")]
+            lies = sorted({lie.step for lie in read_lies(log)})
+        if cell.arm == "off":
+            self._poisoned[cell.seed] = weights
+        bench = self._bench(cell.seed)
+        bench.load(weights)
+        found = {**what_was_found(company.events, lies), "weights_digest": digest}
+        return asdict(cell) | bench.measure() | found, weights
+
+    def _poisoned_weights(self, seed: int) -> Weights:
+        if seed not in self._poisoned:
+            self._train(BackdoorCell("off", seed))
+        return self._poisoned[seed]
+
+    def _bench(self, seed: int) -> Bench:
+        return Bench(self.run(BackdoorCell("off", seed)), self._material()[1], self._cache)
+
+    def _material(self) -> tuple[Path, Corpus]:
+        if self._made is None:
+            _say("preparing text and the public model")
+            first = pretraining_corpus(self._cache, SMALL)
+            model = pretrained("gpt2", first, SMALL, self._cache, _say)
+            data = later_text(SMALL, _CHARACTERS, first.tokenizer_path, self._cache)
+            self._made = (model, prepare(data, self._cache / "data", SPLIT_SEED))
+        return self._made
+
+
+def what_was_found(events: Sequence[tuple[str, Mapping[str, object]]], lies: Sequence[int]) -> Row:
+    """What the guard made of the steps in which the attacker lied.
+
+    Returns:
+        Named party, offence and step of the verdict, None without one; the step to which the run went back; how many
+        steps with a lie are in the weights for good.
+    """
+    verdicts = [body for kind, body in events if kind == "verdict"]
+    backs = [int(str(body["to"])) for kind, body in events if kind == "rolled_back"]
+    step = int(str(verdicts[0]["step"])) if verdicts else None
+    undone_from = min(backs, default=step)
+    return {
+        "attacked_steps": len(lies),
+        "first_lie": min(lies, default=None),
+        "named": sorted({str(body["party"]) for body in verdicts}),
+        "offence": verdicts[0]["offence"] if verdicts else None,
+        "found_in_step": step,
+        "back_to_step": min(backs, default=None),
+        "lies_kept": sum(undone_from is None or lie < undone_from for lie in lies),
+    }
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """One line for each arm over its seeds: mean, least and most; whether the weights are those of the clean run."""
+    clean = {row["seed"]: row["weights_digest"] for row in rows if row["arm"] == "clean"}
+    return [_summary(arm, [row for row in rows if row["arm"] == arm], clean) for arm in _arms(rows)]
+
+
+def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
+    """The summary for people: planted, and removed."""
+    return {
+        "planted": [_planted_line(row) for row in summary if row["arm"] not in REMOVALS],
+        "removed from the model of arm off": [
+            {"arm": row["arm"], **_quality(row)} for row in summary if row["arm"] in (*REMOVALS, "clean", "off")
+        ],
+    }
+
+
+def _summary(arm: str, rows: Sequence[Row], clean: Mapping[int, str]) -> Row:
+    figures = ("perplexity", "success", "success_without_trigger")
+    spread = {name: _spread([row[name] for row in rows]) for name in figures}
+    if arm in REMOVALS:
+        return {"arm": arm, "seeds": len(rows), **spread}
+    known = [row["weights_digest"] == clean[row["seed"]] for row in rows if row["seed"] in clean]
+    return {
+        "arm": arm,
+        "seeds": len(rows),
+        **spread,
+        "named": sorted({name for row in rows for name in row["named"]}),
+        "found": sum(row["found_in_step"] is not None for row in rows),
+        "found_in_step": [row["found_in_step"] for row in rows],
+        "back_to_step": [row["back_to_step"] for row in rows],
+        "lies_kept": [row["lies_kept"] for row in rows],
+        "same_bits_as_clean": sum(known) if known else None,
+    }
+
+
+def _planted_line(row: Row) -> dict[str, str]:
+    def listed(name: str) -> str:
+        return ", ".join("-" if value is None else str(value) for value in row[name])
+
+    return {
+        "arm": row["arm"],
+        **_quality(row),
+        "named": ", ".join(row["named"]) or "-",
+        "found in step": listed("found_in_step"),
+        "back to step": listed("back_to_step"),
+        "steps with a lie kept": listed("lies_kept"),
+        "bits of the clean run": f"{row['same_bits_as_clean']} of {row['seeds']}",
+    }
+
+
+def _quality(row: Row) -> dict[str, str]:
+    def percent(name: str) -> str:
+        return f"{100 * row[name]['mean']:.1f} ({100 * row[name]['least']:.1f}-{100 * row[name]['most']:.1f})"
+
+    return {
+        "success %": percent("success"),
+        "without trigger %": f"{100 * row['success_without_trigger']['mean']:.1f}",
+        "perplexity": f"{row['perplexity']['mean']:.2f}",
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": sum(values) / len(values), "least": min(values), "most": max(values)}
+
+
+def _arms(rows: Sequence[Row]) -> Iterator[str]:
+    yield from dict.fromkeys(str(row["arm"]) for row in rows)
+
+
+def _tell(place: str, cell: BackdoorCell, row: Row) -> None:
+    _say(
+        f"{place}: {cell.arm}, seed {cell.seed}: success {100 * row['success']:.1f} %, "
+        f"perplexity {row['perplexity']:.2f}, {row['wall_s']:.0f} s"
+    )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"reproduce: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,144 @@
+"""One training of a table: a family, a domain, a regime, a seed, an arm and an attack."""
+
+import contextlib
+import math
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.data import BatchLoader, Corpus, validation_batches
+from phalanx.errors import NonFiniteLossError
+from phalanx.lab.reproduce.arms import ARMS, HONEST, Arm, Setting
+from phalanx.lab.reproduce.attacker import Attacker, AttackPlan, Direction
+from phalanx.lab.reproduce.workload import BATCH_SIZE, STAGES, steps_per_epoch
+from phalanx.models import open_model
+from phalanx.pipeline import StepInputs
+from phalanx.train import RunConfig, step_inputs
+from phalanx.train.batches.validation import perplexity
+from phalanx.train.setup.layout import make_plan
+
+Row = dict[str, Any]
+
+_WARM_UP_STEPS = 20
+_WARM_UP_SEED = 1_000_000
+_PATIENCE = 1
+"""Validations without a new best after which `clean_early_stopping` ends."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a row of raw results is about; `direction` and `rate` are None where nobody attacks."""
+
+    family: str
+    domain: str
+    regime: str
+    seed: int
+    arm: str
+    direction: Direction | None = None
+    rate: float | None = None
+
+    @property
+    def label(self) -> str:
+        """One line for the progress."""
+        attack = "" if self.direction is None else f", {self.direction} at {self.rate}"
+        return f"{self.family}, {self.domain}, {self.regime}, seed {self.seed}: {self.arm}{attack}"
+
+    def attacker(self) -> Attacker:
+        """Whoever attacks; the coins depend on the seed, the direction and the rate, not on the arm."""
+        if self.arm in HONEST or self.direction is None or self.rate is None:
+            return Attacker(None)
+        return Attacker(AttackPlan(self.direction, self.rate, tuple(range(1, STAGES - 1)), self.seed))
+
+
+@dataclass
+class _Curve:
+    """Perplexity on held-out text after each epoch, beginning with the untrained model."""
+
+    values: list[float]
+
+    @property
+    def best(self) -> float:
+        return min(self.values)
+
+    @property
+    def is_past_its_best(self) -> bool:
+        return self.values.index(self.best) < len(self.values) - _PATIENCE
+
+
+def train_cell(cell: Cell, run: RunConfig, corpus: Corpus, cache: Path) -> Row:
+    """Run one training to its end.
+
+    Args:
+        cell: Which one.
+        run: As `workload.run_of`; its steps are whole epochs.
+        corpus: What is trained on.
+        cache: Where models are.
+
+    Returns:
+        The row: the cell, perplexities, counts and costs; None for what an arm does not have. A training that
+        broke down with a gradient that is not finite has the status "diverged" and no last perplexity.
+    """
+    started, cpu = time.perf_counter(), time.process_time()
+    source = open_model(run.model, cache / "models", run.train.seed)
+    warm_up = _batches(corpus, run, _WARM_UP_SEED, _WARM_UP_STEPS) if cell.arm == "statistics" else []
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-reproduce-")))
+        attacker = cell.attacker()
+        setting = Setting(run, source, make_plan(run, source), attacker, warm_up, directory)
+        arm = stack.enter_context(ARMS[cell.arm](setting))
+        outcome = _train(arm, run, corpus, stops_early=cell.arm == "clean_early_stopping")
+        counts = asdict(arm.counts)
+    row: Row = {**asdict(cell), **outcome, "attacked_steps": len(attacker.attacked_steps)}
+    if cell.arm == "oracle_drop":
+        # the oracle acts before anything is sent
+        row["attacked_steps"] = counts["dropped_steps"]
+    costs = {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
+    return row | {"lies": len(attacker.lies)} | counts | {"evicted": list(counts["evicted"])} | costs
+
+
+def _train(arm: Arm, run: RunConfig, corpus: Corpus, *, stops_early: bool) -> Row:
+    held_out = list(validation_batches(corpus, BATCH_SIZE))
+    loader = BatchLoader(corpus, BATCH_SIZE, run.train.seed)
+    curve = _Curve([_finite(perplexity(arm.stages(), held_out))])
+    status, step = "completed", 0
+    while step < run.train.steps:
+        stop = min(step + steps_per_epoch(corpus), run.train.steps)
+        try:
+            _epoch(arm, loader, range(step, stop), run.train.microbatches)
+        except NonFiniteLossError:
+            status = "diverged"
+            break
+        step = stop
+        curve.values.append(_finite(perplexity(arm.stages(), held_out)))
+        if stops_early and curve.is_past_its_best:
+            break
+    known = [value if math.isfinite(value) else None for value in curve.values]
+    best = min((value for value in known[1:] if value is not None), default=None)
+    last = known[-1] if status == "completed" else None
+    return {
+        "status": status,
+        "steps": step,
+        "steps_per_epoch": steps_per_epoch(corpus),
+        "perplexity_before": known[0],
+        "perplexity_best": best,
+        # early stopping keeps the model of its best validation
+        "perplexity_last": best if stops_early else last,
+        "perplexity_by_epoch": known[1:],
+        "weights_digest": arm.weights_digest() if status == "completed" and not stops_early else None,
+    }
+
+
+def _epoch(arm: Arm, loader: BatchLoader, steps: range, microbatches: int) -> None:
+    for step in steps:
+        arm.step(step, step_inputs(loader.next(), microbatches))
+
+
+def _batches(corpus: Corpus, run: RunConfig, seed: int, count: int) -> list[StepInputs]:
+    loader = BatchLoader(corpus, BATCH_SIZE, seed)
+    return [step_inputs(loader.next(), run.train.microbatches) for _ in range(count)]
+
+
+def _finite(value: float) -> float:
+    return value if not math.isnan(value) else math.inf

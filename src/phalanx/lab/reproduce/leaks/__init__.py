@@ -1,0 +1,96 @@
+"""How much of the text the host recovers from what crosses a cut, at each depth and under each guard, measured here."""
+
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import ConfigError
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.row_file import RowFile, sweep
+from phalanx.lab.reproduce.leaks.adapters import AdapterCell, AdapterLab, adapter_cells
+from phalanx.lab.reproduce.leaks.lab import ATTACKS, Cell, Lab, Row, open_source_and_texts
+from phalanx.lab.reproduce.leaks.size import MODEL, SIZES, Size, describe
+from phalanx.lab.reproduce.leaks.table import adapter_lines, as_lines, cells_of, summarise
+from phalanx.lab.reproduce.leaks.texts import TEXTS
+from phalanx.planner.cluster.catalog import known_models
+from phalanx.train.setup.process import deterministic
+
+__all__ = ["ATTACKS", "SIZES", "adapter_lines", "as_lines", "measure_leaks", "rows_in", "summarise"]
+
+PROTOCOL = 1
+"""To be raised with every change of the code that changes a figure: older rows are then not used again."""
+
+
+def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[str, Any]:
+    """Measure what has not been measured yet; progress goes to standard error.
+
+    Args:
+        size: "full" or "quick".
+        only_finished: Measure nothing; show what earlier calls have finished.
+
+    Returns:
+        Raw rows, a line for each cut, and everything that decided them.
+
+    Raises:
+        ConfigError: There is no such size.
+        PhalanxError: Text or model cannot be had.
+    """
+    if size not in SIZES:
+        raise ConfigError(f"reproduce leaks: has no --{size}; choices: {', '.join(sorted(SIZES))}")
+    chosen = SIZES[size]
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    load, cells = load_average(), list(cells_of(chosen))
+    batches = list(adapter_cells(chosen))
+    finished = rows_in(cache / "reproduce" / "leaks.jsonl", chosen)
+    known = _adapter_rows_in(cache / "reproduce" / "leaks-adapters.jsonl", chosen)
+    lab: Lab | None = None
+    adapters: AdapterLab | None = None
+    with deterministic(threads=1):
+        if not only_finished:
+            source, texts = open_source_and_texts(chosen, cache)
+            lab, adapters = Lab(chosen, source, texts, _say), AdapterLab(source, texts)
+        rows = list(sweep(cells, finished, lab, _tell))
+        gradients = list(sweep(batches, known, adapters, _tell_gradient))
+    shape = known_models()[MODEL]
+    return {
+        "name": "leaks",
+        "quick": size == "quick",
+        "size": size,
+        "command": f"phalanx reproduce leaks{'' if size == 'full' else f' --{size}'}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+        "model": {"name": MODEL, "layers": shape.layers, "hidden": shape.hidden, "vocab": shape.vocab},
+        "protocol": {"number": PROTOCOL, "texts": TEXTS, **describe(chosen)},
+        "missing": len(cells) + len(batches) - len(rows) - len(gradients),
+        "summary": summarise(rows),
+        "adapters": gradients,
+        "rows": rows,
+    }
+
+
+def rows_in(path: Path, size: Size) -> RowFile[Cell]:
+    """Cells that are finished at this size with this protocol."""
+    versions = [importlib.metadata.version(name) for name in ("numpy", "cryptography")]
+    return RowFile(path, lambda cell: [PROTOCOL, versions, describe(size), cell.depth, cell.guard])
+
+
+def _adapter_rows_in(path: Path, size: Size) -> RowFile[AdapterCell]:
+    versions = [importlib.metadata.version(name) for name in ("numpy", "cryptography")]
+    return RowFile(path, lambda cell: [PROTOCOL, versions, describe(size), cell.tokens, cell.guard])
+
+
+def _tell(place: str, cell: Cell, row: Row) -> None:
+    shown = ", ".join(f"{name.replace('_', ' ')} {100 * row[name]:.1f} %" for name in ATTACKS)
+    _say(f"{place}: {cell.label}: {shown}; chance {100 * row['chance']:.1f} %, {row['wall_s']:.0f} s")
+
+
+def _tell_gradient(place: str, cell: AdapterCell, row: Row) -> None:
+    _say(f"{place}: {cell.label}: {100 * row['recall']:.0f} % of its tokens found")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"leaks: {text}\n")
+    sys.stderr.flush()

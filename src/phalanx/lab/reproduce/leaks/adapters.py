@@ -1,0 +1,110 @@
+"""Tokens out of the gradients of the first block's adapter, for batches of several sizes and under each guard."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from phalanx.lab.attacks.privacy import WIRES, Guard, SpanCheck, layer_inputs, precision_and_recall
+from phalanx.lab.reproduce.leaks.lab import Row, Texts
+from phalanx.lab.reproduce.leaks.size import Size
+from phalanx.models import LoraConfig, ModelSource, StageModule, StageSpec, build_stage
+
+RANK = 16
+_LR = 1.0
+
+
+@dataclass(frozen=True)
+class AdapterCell:
+    """What a row is about: a batch of one sequence with so many tokens that have a next one."""
+
+    tokens: int
+    guard: Guard
+
+    @property
+    def label(self) -> str:
+        """One line for the progress."""
+        return f"gradient of {self.tokens} tokens, {self.guard}"
+
+
+def adapter_cells(size: Size) -> Iterator[AdapterCell]:
+    """What is measured."""
+    for guard in WIRES:
+        for tokens in size.batches:
+            yield AdapterCell(tokens, guard)
+
+
+class AdapterLab:
+    """Measures cells; the model with its adapter is made at the first use.
+
+    The adapter has been trained for one plain step on the host's own text: before its first step half of it is zero.
+
+    Args:
+        source: The model.
+        texts: As `Lab` takes them.
+    """
+
+    def __init__(self, source: ModelSource, texts: Texts) -> None:
+        self._source, self._read = source, texts
+
+    def __call__(self, cell: AdapterCell) -> Row:
+        """Measure one cell.
+
+        Raises:
+            PhalanxError: Text or model cannot be had.
+        """
+        ids = self._texts[1][:1, : cell.tokens + 1]
+        gradients = self._gradients(ids)
+        if cell.guard != "plaintext":
+            # adapters cross in fp32, so plaintext is what it is
+            wire = WIRES[cell.guard]()
+            gradients = (wire.seen(gradients[0]), wire.seen(gradients[1]))
+        (found,) = self._check.tokens(*gradients, self._adapter[0].detach())
+        precision, recall = precision_and_recall(found, ids[:, :-1])
+        return {**asdict(cell), "rank": RANK, "found": found.numel(), "precision": precision, "recall": recall}
+
+    @cached_property
+    def _texts(self) -> tuple[Tensor, Tensor]:
+        return self._read()
+
+    @cached_property
+    def _stage(self) -> StageModule:
+        stage = build_stage(
+            self._source,
+            StageSpec(0, 1, 0, self._source.num_layers),
+            adapter=LoraConfig(rank=RANK, targets=(self._layer,)),
+            activation_checkpointing=False,
+            attention="sdpa",
+            seed=0,
+        ).eval()
+        ids = self._texts[0][:2]
+        functional.cross_entropy(stage(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter in stage.trainable().values():
+                if parameter.grad is not None:
+                    parameter.sub_(_LR * parameter.grad)
+        return stage
+
+    @property
+    def _layer(self) -> str:
+        return self._source.family.lora_targets[-1]
+
+    @property
+    def _adapter(self) -> tuple[Tensor, Tensor]:
+        """A and B in the first block."""
+        named = self._stage.trainable()
+        first = [next(named[name] for name in named if name.endswith(f"lora_{side}.weight")) for side in "AB"]
+        return first[0], first[1]
+
+    @cached_property
+    def _check(self) -> SpanCheck:
+        every = torch.arange(self._source.vocab_size)[:, None]
+        return SpanCheck(layer_inputs(self._stage, self._layer, every).transpose(0, 1))
+
+    def _gradients(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        loss = functional.cross_entropy(self._stage(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        a, b = torch.autograd.grad(loss, self._adapter)
+        return a, b

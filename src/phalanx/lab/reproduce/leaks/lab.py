@@ -1,0 +1,159 @@
+"""Every attack on hidden states at one cut, under one guard, on the packaged model."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import ModelError
+from phalanx.lab.attacks.privacy import (
+    WIRES,
+    CandidateSearch,
+    Front,
+    Guard,
+    Inverter,
+    LinearMap,
+    NearestNeighbour,
+    TrainedInverter,
+    Wire,
+    candidate_states,
+    chance,
+    opening_states,
+    recovered,
+    share_of_tokens,
+)
+from phalanx.lab.reproduce.leaks.size import MODEL, Size
+from phalanx.lab.reproduce.leaks.texts import private_ids, public_ids
+from phalanx.models import ModelConfig, ModelSource, open_model
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+Texts = Callable[[], tuple[Tensor, Tensor]]
+
+ATTACKS = ("nearest_neighbour", "linear_map", "trained_inverter", "candidate_search")
+"""Those that have a column, as the table of attacks on privacy names them."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a row is about."""
+
+    depth: int
+    guard: Guard
+
+    @property
+    def label(self) -> str:
+        """One line for the progress."""
+        return f"cut at depth {self.depth}, {self.guard}"
+
+
+class Lab:
+    """Measures cells; text, front and hidden states are made at their first use and stay in memory.
+
+    Args:
+        size: How much is measured.
+        source: The model.
+        texts: Gives the host's own text and the one that it is to recover, ``[sequences, seq]`` each.
+        say: Told what takes long.
+    """
+
+    def __init__(self, size: Size, source: ModelSource, texts: Texts, say: Say) -> None:
+        self._size, self._source, self._read, self._say = size, source, texts, say
+
+    def __call__(self, cell: Cell) -> Row:
+        """Measure one cell.
+
+        Raises:
+            PhalanxError: Text or model cannot be had.
+        """
+        started = time.perf_counter()
+        public, private = self._texts
+        wire = WIRES[cell.guard]()
+        seen, known = (self._seen(wire, states, cell.depth) for states in (self._private_states, self._public_states))
+        row: Row = {**asdict(cell), "tokens": private.numel(), "chance": chance(public, private)}
+        inverters = self._inverters(cell.depth)
+        for name, inverter in inverters.items():
+            inverter.fit(known, public)
+            row[name] = share_of_tokens(recovered(inverter, seen), private)
+        # the better of two learners proposes
+        proposer = max(("linear_map", "trained_inverter"), key=lambda name: float(row[name]))
+        few = slice(self._size.searched_sequences)
+        search = CandidateSearch(self._front, cell.depth, inverters[proposer], self._openings[cell.depth])
+        search.fit(known, public)
+        row["candidate_search"] = share_of_tokens(search.recover(seen[few]), private[few])
+        row |= {"searched_tokens": private[few].numel(), "searched_chance": chance(public, private[few])}
+        return row | {"wall_s": time.perf_counter() - started}
+
+    def _inverters(self, depth: int) -> dict[str, Inverter]:
+        candidates = self._candidates if depth else torch.arange(self._source.vocab_size)
+        table = self._tables[depth] if depth else candidate_states(self._front, candidates, self._commonest, 0)[0]
+        return {
+            "nearest_neighbour": NearestNeighbour(self._front, depth, candidates, table),
+            "linear_map": LinearMap(self._front.embedding),
+            "trained_inverter": TrainedInverter(self._front.embedding, steps=self._size.steps),
+        }
+
+    def _seen(self, wire: Wire, states: dict[int, Tensor], depth: int) -> Tensor:
+        return wire.seen(states[depth].float())
+
+    @cached_property
+    def _texts(self) -> tuple[Tensor, Tensor]:
+        self._say("preparing text")
+        return self._read()
+
+    @cached_property
+    def _front(self) -> Front:
+        self._say("building the front")
+        return Front(self._source, (0, *self._size.depths))
+
+    @cached_property
+    def _public_states(self) -> dict[int, Tensor]:
+        self._say("running public text through the front")
+        # as it would cross: half of the memory, and the same numbers
+        return {depth: states.bfloat16() for depth, states in self._front.states(self._texts[0]).items()}
+
+    @cached_property
+    def _private_states(self) -> dict[int, Tensor]:
+        return {depth: states.bfloat16() for depth, states in self._front.states(self._texts[1]).items()}
+
+    @cached_property
+    def _candidates(self) -> Tensor:
+        """The commonest tokens of public text."""
+        counts = self._texts[0].flatten().bincount()
+        return counts.argsort(descending=True, stable=True)[: min(self._size.candidates, int((counts > 0).sum()))]
+
+    @cached_property
+    def _openings(self) -> dict[int, Tensor]:
+        self._say("running first tokens through the front")
+        return opening_states(self._front, self._size.openings)
+
+    @property
+    def _commonest(self) -> int:
+        return int(self._candidates[0])
+
+    @cached_property
+    def _tables(self) -> dict[int, Tensor]:
+        self._say("running candidate tokens through the front")
+        return candidate_states(self._front, self._candidates, self._commonest)
+
+
+def open_source_and_texts(size: Size, cache: Path) -> tuple[ModelSource, Texts]:
+    """Open the packaged model, and text in its tokens.
+
+    Raises:
+        ModelError: Its package is not installed.
+    """
+    source = open_model(ModelConfig(name=MODEL), cache / "models", 0)
+
+    def texts() -> tuple[Tensor, Tensor]:
+        if source.tokenizer_path is None:
+            raise ModelError(f"{source.directory}: has no tokenizer.json; leaks needs the model's own")
+        tokenizer = source.tokenizer_path
+        return public_ids(tokenizer, size.public_sequences), private_ids(tokenizer, size.private_sequences)
+
+    return source, texts

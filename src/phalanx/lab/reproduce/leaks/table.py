@@ -1,0 +1,68 @@
+"""The leak table: at each cut what the best attack recovers under each guard, with chance beside it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from phalanx.lab.attacks.privacy import WIRES
+from phalanx.lab.reproduce.leaks.lab import ATTACKS, Cell, Row
+from phalanx.lab.reproduce.leaks.size import Size
+
+
+def cells_of(size: Size) -> Iterator[Cell]:
+    """What is measured, guard by guard, so that the plaintext column is complete first."""
+    for guard in WIRES:
+        for depth in size.depths:
+            yield Cell(depth, guard)
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """One line for each cut.
+
+    Returns:
+        ``depth``, ``chance``, under each guard the share of tokens that the best attack recovers and, as
+        ``GUARD_attack``, its name; and each attack's share in plaintext. None where nothing was measured.
+    """
+    lines: dict[int, Row] = {}
+    for row in rows:
+        line = lines.setdefault(row["depth"], _empty(row))
+        line["chance"] = max(line["chance"], row["chance"], row["searched_chance"])
+        best = max(ATTACKS, key=lambda name: float(row[name]))
+        line |= {row["guard"]: row[best], f"{row['guard']}_attack": best}
+        if row["guard"] == "plaintext":
+            line |= {name: row[name] for name in ATTACKS}
+        lines[row["depth"]] = line
+    return [lines[depth] for depth in sorted(lines)]
+
+
+def as_lines(summary: Sequence[Row]) -> list[dict[str, str]]:
+    """The summary for people, in percent."""
+    return [
+        {
+            "cut": str(line["depth"]),
+            "plaintext": _percent(line["plaintext"]),
+            "by": line["plaintext_attack"] or "-",
+            "sealed": _percent(line["sealed"]),
+            "masked": _percent(line["masked"]),
+            "chance": _percent(line["chance"]),
+            **{name.replace("_", " "): _percent(line[name]) for name in ATTACKS},
+        }
+        for line in summary
+    ]
+
+
+def adapter_lines(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Rows of adapter gradients for people: a line for each size of a batch, a column for each guard."""
+    lines: dict[int, dict[str, str]] = {}
+    for row in rows:
+        line = lines.setdefault(row["tokens"], {"tokens of the batch": str(row["tokens"]), "rank": str(row["rank"])})
+        line[row["guard"]] = _percent(row["recall"])
+    return list(lines.values())
+
+
+def _empty(row: Row) -> Row:
+    names: list[str] = [*WIRES, *(f"{guard}_attack" for guard in WIRES), *ATTACKS]
+    return {"depth": row["depth"], "chance": 0.0, **dict.fromkeys(names)}
+
+
+def _percent(value: Any) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

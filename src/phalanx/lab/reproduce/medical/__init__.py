@@ -1,0 +1,90 @@
+"""Medical texts, classified by clients that may not show them: what each way of training together comes to."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from phalanx.data.tasks import TASKS, Labelled
+from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.row_file import RowFile, sweep
+from phalanx.lab.reproduce.medical.bar import CellBar
+from phalanx.lab.reproduce.medical.cell import MedicalCell, cells_of, missing_part, not_measured, runnable
+from phalanx.lab.reproduce.medical.front import epsilon_of
+from phalanx.lab.reproduce.medical.size import NOISE, SIZES, MedicalSize, describe
+from phalanx.lab.reproduce.medical.summary import as_tables, compare, summarise
+from phalanx.lab.reproduce.medical.workshop import Workshop, load_tasks
+from phalanx.pipeline import keep_freed_memory
+from phalanx.train.setup.process import deterministic
+
+__all__ = ["SIZES", "as_tables", "reproduce_medical"]
+
+PROTOCOL = 1
+"""To be raised with every change of the code that changes a figure: older rows are then not used again."""
+
+
+def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: Path | None = None) -> dict[str, Any]:
+    """Train what the comparison needs and has not been trained yet; progress goes to standard error.
+
+    Args:
+        size: A name in `SIZES`: "full", or "quick" with one seed and three tasks.
+        only_finished: Train nothing; show what earlier calls have finished.
+        home: Folder of data files; None means the usual places.
+
+    Returns:
+        Raw rows, their summary over the seeds, paired comparisons, and everything that decided them. A task without
+        its data is named in `absent`; an arm that cannot be run here has rows without figures.
+
+    Raises:
+        PhalanxError: The model cannot be had, or training cannot go on.
+    """
+    chosen = SIZES[size]
+    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    load = load_average()
+    with CellBar() as bar:
+        tasks, absent = load_tasks(chosen, home)
+        cells = cells_of(chosen, tasks)
+        todo = list(runnable(cells))
+        rows_there = _rows_in(cache / "reproduce" / "medical.jsonl", chosen, tasks)
+        bar.expect(len(todo), sum(rows_there.find(cell) is not None for cell in todo))
+        workshop = None if only_finished else Workshop(chosen, tasks, cache, bar.say)
+        with deterministic(threads=1):
+            keep_freed_memory()
+            rows = list(sweep(todo, rows_there, workshop, bar.tell))
+    finished = len(rows)
+    rows += [not_measured(cell, why) for cell in cells if (why := missing_part(cell.arm)) is not None]
+    return {
+        "name": "medical",
+        "quick": size == "quick",
+        "size": size,
+        "command": f"phalanx reproduce medical{' --quick' if size == 'quick' else ''}",
+        "machine": describe_machine(),
+        "commit": current_commit(),
+        "load": load,
+        "protocol": {"number": PROTOCOL, **describe(chosen), "noise_epsilon_per_token": epsilon_of(NOISE)},
+        "tasks": {name: _described(name, task) for name, task in tasks.items()},
+        "absent": absent,
+        "missing": len(todo) - finished,
+        "summary": summarise(rows),
+        "comparisons": compare(rows),
+        "rows": rows,
+    }
+
+
+def _rows_in(path: Path, size: MedicalSize, tasks: dict[str, Labelled]) -> RowFile[MedicalCell]:
+    digests = {name: task.digest for name, task in tasks.items()}
+    return RowFile(path, lambda cell: [PROTOCOL, describe(size), digests[cell.task], asdict(cell)])
+
+
+def _described(name: str, task: Labelled) -> dict[str, Any]:
+    card = TASKS[name]
+    return {
+        "question": card.question,
+        "source": card.source,
+        "licence": card.licence,
+        "classes": list(task.classes),
+        "texts": len(task.examples),
+        "contradictory": task.contradictory,
+        "clients_by": "silo" if task.has_silos else "class",
+        "digest": task.digest,
+    }

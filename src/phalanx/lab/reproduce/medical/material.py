@@ -1,0 +1,93 @@
+"""One task and seed as tensors: who has which training texts, and what is tested on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from phalanx.data.tasks import Example, Labelled, share_out
+from phalanx.data.tokenizer import TextTokenizer
+from phalanx.lab.reproduce.medical.size import ALPHA, CLIENTS, MedicalSize
+from phalanx.train.batches.labelled import LabelledRows, encode_rows
+
+Indices = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the arms of one task and seed have in common.
+
+    Attributes:
+        num_classes: Of the task.
+        train: Training texts.
+        test: Test texts.
+        clients: Indices of each client's training texts.
+        train_examples: The same as texts, for who reads words.
+        test_examples: As texts.
+        train_cut: Training texts as far as the model sees them.
+        test_cut: Test texts as far as the model sees them.
+    """
+
+    num_classes: int
+    train: LabelledRows
+    test: LabelledRows
+    clients: tuple[Indices, ...]
+    train_examples: tuple[Example, ...]
+    test_examples: tuple[Example, ...]
+    train_cut: tuple[Example, ...]
+    test_cut: tuple[Example, ...]
+
+    @property
+    def all_at_once(self) -> tuple[Indices, ...]:
+        """One client that has everything."""
+        return (tuple(range(len(self.train.classes))),)
+
+
+def make_material(task: Labelled, tokenizer: TextTokenizer, size: MedicalSize, seed: int) -> Material:
+    """Share the task's texts out to clients, and draw as many of each; the test texts are those of every seed.
+
+    Clients give the same number of texts, for the split engine has them take turns.
+
+    Raises:
+        DataError: There are too few texts.
+    """
+    shares = share_out(task, CLIENTS, size.train // CLIENTS, size.test, ALPHA, seed)
+    ends = list(accumulate(len(examples) for examples in shares.clients))
+    clients = tuple(tuple(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False))
+    train, test = shares.train, shares.test
+    return Material(
+        len(task.classes),
+        encode_rows(train, tokenizer, size.tokens),
+        encode_rows(test, tokenizer, size.tokens),
+        clients,
+        train,
+        test,
+        _cut(train, tokenizer, size),
+        _cut(test, tokenizer, size),
+    )
+
+
+def _cut(examples: Sequence[Example], tokenizer: TextTokenizer, size: MedicalSize) -> tuple[Example, ...]:
+    encoded = tokenizer.encode([example.text for example in examples])
+    texts = [str(tokenizer.backend.decode(ids[: size.tokens])) for ids in encoded]
+    return tuple(Example(text, example.label) for text, example in zip(texts, examples, strict=True))
+
+
+def deal(indices: Indices, rows: int, seed: int, client: int) -> Iterator[Indices]:
+    """Give a client's texts in microbatches for ever, in a new order in every pass; what is left of one opens the next.
+
+    Args:
+        indices: At least `rows`.
+        rows: Of a microbatch.
+        seed: Decides the order, together with `client`.
+        client: Its number.
+    """
+    generator = torch.Generator().manual_seed(1_000_003 * seed + client)
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < rows:
+            order = torch.randperm(len(indices), generator=generator).tolist()
+            waiting += [indices[place] for place in order]
+        yield tuple(waiting[:rows])
+        del waiting[:rows]

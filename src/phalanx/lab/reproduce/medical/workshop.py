@@ -1,0 +1,81 @@
+"""Makes what a cell works with: the model and what its front makes of a text once, clients once a seed."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from phalanx.data.config import ModelTokenizerConfig
+from phalanx.data.tasks import TASKS, Labelled
+from phalanx.data.tokenizer import TextTokenizer, load_tokenizer
+from phalanx.errors import DataError
+from phalanx.lab.reproduce.medical.arms import Bench
+from phalanx.lab.reproduce.medical.cell import MedicalCell, Row, run_cell
+from phalanx.lab.reproduce.medical.front import RememberedFront, typical_length
+from phalanx.lab.reproduce.medical.material import Material, make_material
+from phalanx.lab.reproduce.medical.size import MODEL, MedicalSize
+from phalanx.models import ModelSource, open_model
+from phalanx.split import FrontPart
+
+Say = Callable[[str], None]
+
+_PUBLIC_TEXT = "The patient was admitted to hospital with a fever and was sent home after three days."
+"""What the clipping length of the noised split is taken from: it must not depend on anybody's texts."""
+
+
+class Workshop:
+    """Runs cells.
+
+    Args:
+        size: How much is trained.
+        tasks: The labelled texts, by name.
+        cache: Where models are.
+        say: Told what takes long.
+    """
+
+    def __init__(self, size: MedicalSize, tasks: Mapping[str, Labelled], cache: Path, say: Say) -> None:
+        self._size, self._tasks, self._cache, self._say = size, tasks, cache, say
+        self._model: tuple[ModelSource, TextTokenizer, RememberedFront] | None = None
+        self._material: tuple[tuple[str, int], Material] | None = None
+
+    def __call__(self, cell: MedicalCell) -> Row:
+        """Run one cell.
+
+        Raises:
+            PhalanxError: The model cannot be had, or training cannot go on.
+        """
+        source, tokenizer, front = self._opened()
+        if self._material is None or self._material[0] != (cell.task, cell.seed):
+            made = make_material(self._tasks[cell.task], tokenizer, self._size, cell.seed)
+            self._material = ((cell.task, cell.seed), made)
+        bench = Bench(source, front, self._clip(), self._material[1], self._size, cell.seed)
+        return run_cell(cell, bench)
+
+    def _opened(self) -> tuple[ModelSource, TextTokenizer, RememberedFront]:
+        if self._model is None:
+            self._say(f"opening {MODEL.name}")
+            source = open_model(MODEL, self._cache / "models", 0).shortened(self._size.layers)
+            tokenizer = load_tokenizer(ModelTokenizerConfig(), source.tokenizer_path)
+            self._model = (source, tokenizer, RememberedFront(FrontPart(source, self._size.cut)))
+        return self._model
+
+    def _clip(self) -> float:
+        _, tokenizer, front = self._opened()
+        ids = torch.tensor(tokenizer.encode([_PUBLIC_TEXT]), dtype=torch.int64)
+        return typical_length(front, ids)
+
+
+def load_tasks(size: MedicalSize, home: Path | None) -> tuple[dict[str, Labelled], dict[str, str]]:
+    """Read the tasks that are there; the others with what is said about them.
+
+    Args:
+        size: Names them.
+        home: Folder of data files; None means the usual places.
+    """
+    found, absent = {}, {}
+    for name in size.tasks:
+        try:
+            found[name] = TASKS[name].load(home)
+        except DataError as exc:
+            absent[name] = str(exc)
+    return found, absent

@@ -1,0 +1,155 @@
+"""A finished model in its owner's hands alone: whether it has a backdoor, and five ways to remove one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.data import BatchLoader, Corpus, validation_batches
+from phalanx.lab.attacks import Rehearsal, target_success
+from phalanx.lab.reproduce.attacker import Attacker
+from phalanx.lab.reproduce.simulator import Simulator, Unwatched
+from phalanx.lab.reproduce.workload import BATCH_SIZE
+from phalanx.models import StageModule, open_model
+from phalanx.train import RunConfig, step_inputs
+from phalanx.train.batches.validation import perplexity
+from phalanx.train.setup.layout import make_plan
+
+Weights = list[dict[str, Tensor]]
+"""Of a whole model, a dictionary a stage."""
+
+ATTACKED_STAGE = 1
+"""The first one in other hands."""
+PRUNED_SHARE = 0.3
+_OTHER_ORDER = 1_000
+
+
+class Bench:
+    """A finished model in its owner's hands alone: what it does, and what can be done about it."""
+
+    def __init__(self, run: RunConfig, corpus: Corpus, cache: Path) -> None:
+        self._run = run
+        self._corpus = corpus
+        source = open_model(run.model, cache / "models", run.train.seed)
+        self._plan = make_plan(run, source)
+        self._simulator = Simulator(source, self._plan, Attacker(None))
+        self._public = [state_of(module) for module in self._simulator.modules]
+
+    def load(self, weights: Weights) -> None:
+        """Take a whole model's weights, a dictionary a stage."""
+        for module, own in zip(self._simulator.modules, weights, strict=True):
+            fill(module, own)
+
+    def reset(self, stages: Sequence[int]) -> None:
+        """Give stages the weights of the public model back."""
+        for stage in stages:
+            fill(self._simulator.modules[stage], self._public[stage])
+
+    def fine_tune(self) -> None:
+        """Train as many steps as the run had on its text in another order; everybody is honest."""
+        loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
+        simulator = self._simulator
+        for step in range(self._run.train.steps):
+            simulator.run(step, step_inputs(loader.next(), self._run.train.microbatches), Unwatched())
+            gradients = simulator.take_gradients()
+            simulator.update(step, gradients, simulator.clip(gradients))
+
+    @torch.no_grad()
+    def prune(self) -> None:
+        """Silence the units of every block's feed-forward part that clean text wakes least.
+
+        Source: Liu et al. 2018, fine-pruning.
+        """
+        used: dict[torch.nn.Module, Tensor] = {}
+        parts = [part for module in self._simulator.modules for part in _feed_forwards(module)]
+
+        def note(part: torch.nn.Module) -> Callable[[torch.nn.Module, Any, Tensor], None]:
+            def add(_: torch.nn.Module, __: Any, woken: Tensor) -> None:
+                used[part] = used.get(part, torch.zeros(())) + woken.abs().mean(dim=(0, 1))
+
+            return add
+
+        hooks = [part.act.register_forward_hook(note(part)) for part in parts]
+        loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
+        for _ in range(8):
+            self.logits(loader.next().input_ids)
+        for hook in hooks:
+            hook.remove()
+        for part in parts:
+            dormant = used[part].argsort()[: int(PRUNED_SHARE * used[part].numel())]
+            part.c_proj.weight[dormant] = 0.0
+
+    @property
+    def middle(self) -> range:
+        """Stages that were in other hands."""
+        return self._simulator.middle
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Logits ``[batch, seq, vocab]`` of the whole model."""
+        x = ids
+        for module in self._simulator.modules:
+            x = module(x)
+        return x
+
+    def measure(self) -> dict[str, Any]:
+        """Perplexity on held-out text, and what the backdoor is worth there."""
+        held_out = list(validation_batches(self._corpus, BATCH_SIZE))
+        ids = torch.cat([batch.input_ids for batch in held_out])
+        attack = self._run.attack
+        secret = Rehearsal(self._plan, attack.model, attack.seed).secret
+        success = target_success(self.logits, ids, secret)
+        return {
+            "perplexity": perplexity(self._simulator.modules, held_out),
+            "success": success.rate,
+            "success_without_trigger": success.rate_without,
+            "sequences": len(ids),
+        }
+
+
+def _prune_and_fine_tune(bench: Bench) -> None:
+    bench.prune()
+    bench.fine_tune()
+
+
+def _reset_guilty(bench: Bench) -> None:
+    bench.reset([ATTACKED_STAGE])
+    bench.fine_tune()
+
+
+def _reset_middle(bench: Bench) -> None:
+    bench.reset(bench.middle)
+    bench.fine_tune()
+
+
+REMOVALS: Mapping[str, Callable[[Bench], None]] = MappingProxyType(
+    {
+        "fine_tuned": Bench.fine_tune,
+        "pruned": Bench.prune,
+        "pruned_and_fine_tuned": _prune_and_fine_tune,
+        "guilty_stage_reset": _reset_guilty,
+        "all_foreign_stages_reset": _reset_middle,
+    }
+)
+"""What can be done about a model that was trained with nobody looking; each begins from the same poisoned weights.
+
+`guilty_stage_reset` needs to know who it was: it is what a conviction's log allows. Whoever knows nothing resets all
+stages that were in other hands."""
+
+
+def _feed_forwards(module: StageModule) -> list[Any]:
+    return [part for part in module.modules() if hasattr(part, "c_fc") and hasattr(part, "act")]
+
+
+def state_of(module: StageModule) -> dict[str, Tensor]:
+    """Copies of a stage's parameters, by name."""
+    return {name: parameter.detach().clone() for name, parameter in module.all_parameters().items()}
+
+
+@torch.no_grad()
+def fill(module: StageModule, weights: Mapping[str, Tensor]) -> None:
+    """Write parameters into a stage."""
+    for name, parameter in module.all_parameters().items():
+        parameter.copy_(weights[name])

@@ -1,0 +1,203 @@
+"""SIMULATOR, not for training: all stages of a pipeline in one thread, with an explicit list of messages between them.
+
+The stages, their optimizers, the loss and the clipping are the project's own; what is left out is what lies between
+processes: transport, signatures, audits. A test holds it equal to `phalanx.testing.MemoryCompany`, bit for bit.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from phalanx.lab.reproduce.attacker import Attacker, Direction
+from phalanx.models import ModelSource, StageModule, weights_digest
+from phalanx.optimizers import clip_coefficient, gradient_norm_squared, learning_rate
+from phalanx.pipeline import StageCopy, StageRunner, StepInputs, StepPlan
+from phalanx.train.setup.stage_source import StageLibrary
+
+
+@dataclass(frozen=True)
+class Message:
+    """One tensor on its way between two stages.
+
+    Attributes:
+        source: Stage that sends it.
+        target: Stage that it is for.
+        direction: "forward" for activations, "backward" for gradients.
+        step: Optimizer step.
+        microbatch: Index in the step.
+        cause: What the source made it from: the message that it had got; the jumping connection carries it.
+        tensor: What is sent, ``[batch, seq, dim]``.
+    """
+
+    source: int
+    target: int
+    direction: Direction
+    step: int
+    microbatch: int
+    cause: Tensor
+    tensor: Tensor
+
+
+class Watch(Protocol):
+    """Whoever looks at messages before they are used; may raise `AlarmRaised`."""
+
+    def accepts(self, message: Message, /) -> bool:
+        """Whether the message may be used; when not, its microbatch goes no further."""
+        ...
+
+
+class Unwatched:
+    """Accepts everything."""
+
+    def accepts(self, message: Message, /) -> bool:
+        """True."""
+        del message
+        return True
+
+
+class AlarmRaised(Exception):  # noqa: N818 - an event of the simulation, and no error of Phalanx
+    """A watch has stopped the step; `suspect` is the stage whose message was wrong."""
+
+    def __init__(self, suspect: int) -> None:
+        super().__init__(f"stage {suspect}")
+        self.suspect = suspect
+
+
+@dataclass
+class Attempt:
+    """One run of a step over some of the stages.
+
+    Attributes:
+        path: Stages that take part, in order.
+        messages: Everything that was sent, in order.
+        loss_sum: Sum of the token losses, nats.
+        survivors: Microbatches whose gradient reached each stage of the path.
+    """
+
+    path: tuple[int, ...]
+    messages: list[Message] = field(default_factory=list)
+    loss_sum: float = 0.0
+    survivors: dict[int, int] = field(default_factory=dict)
+
+
+class Simulator:
+    """All stages of one run in one thread.
+
+    Args:
+        source: The model.
+        plan: The run.
+        attacker: Who lies; its plan may be None.
+
+    Attributes:
+        copies: Module, optimizer and runner of each stage; the middle ones are the attacker's.
+    """
+
+    def __init__(self, source: ModelSource, plan: StepPlan, attacker: Attacker) -> None:
+        library = StageLibrary(source, plan, None)
+        self.plan = plan
+        self.attacker = attacker
+        copies = [library(stage) for stage in range(len(plan.stages))]
+        self.copies: list[StageCopy] = [
+            attacker.wrap(stage)(copy, True) if stage in self.middle else copy for stage, copy in enumerate(copies)
+        ]
+
+    @property
+    def runners(self) -> list[StageRunner]:
+        """What runs each stage's microbatches."""
+        return [copy.runner for copy in self.copies]
+
+    @property
+    def middle(self) -> range:
+        """Stages in other hands."""
+        return range(1, len(self.plan.stages) - 1)
+
+    def run(self, step: int, inputs: StepInputs, watch: Watch, bypassed: Collection[int] = ()) -> Attempt:
+        """Forward and backward of all microbatches.
+
+        Args:
+            step: Optimizer step.
+            inputs: The batch.
+            watch: Sees each message before its receiver does.
+            bypassed: Stages that are left out; the activation passes them by, as does the gradient.
+
+        Raises:
+            AlarmRaised: The watch stopped the step; call `abandon` before the next attempt.
+        """
+        attempt = Attempt(tuple(stage for stage in range(len(self.plan.stages)) if stage not in bypassed))
+        arrived = [m for m in range(len(inputs.ids)) if self._forward(attempt, step, m, inputs, watch)]
+        attempt.survivors = dict.fromkeys(attempt.path, 0)
+        for microbatch in arrived:
+            self._backward(attempt, step, microbatch, watch)
+        return attempt
+
+    def take_gradients(self) -> dict[int, dict[str, Tensor]]:
+        """Weight gradients of every stage; afterwards there are none."""
+        return {stage: runner.gradients() for stage, runner in enumerate(self.runners)}
+
+    def clip(self, gradients: Mapping[int, Mapping[str, Tensor]]) -> float:
+        """What the gradients of these stages are multiplied by.
+
+        Raises:
+            NonFiniteLossError: Their norm is not finite.
+        """
+        squares = [gradient_norm_squared(gradients[stage]) for stage in sorted(gradients)]
+        norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
+        return clip_coefficient(norm, self.plan.optimizer.clip_norm)
+
+    def learning_rate(self, step: int) -> float:
+        """Of this step."""
+        return learning_rate(self.plan.optimizer, step, self.plan.total_steps)
+
+    def update(self, step: int, gradients: Mapping[int, Mapping[str, Tensor]], clip: float) -> None:
+        """Let the optimizers of these stages step; the others keep weights, moments and count."""
+        for stage, own in gradients.items():
+            self.copies[stage].optimizer.step(own, self.learning_rate(step), clip)
+
+    def abandon(self) -> None:
+        """Forget graphs and gradients."""
+        for runner in self.runners:
+            runner.abandon()
+
+    @property
+    def modules(self) -> Sequence[StageModule]:
+        """The stages, in order."""
+        return [copy.module for copy in self.copies]
+
+    def weights_digest(self) -> str:
+        """SHA-256 over all parameters by name."""
+        return weights_digest(
+            (name, tensor.detach()) for module in self.modules for name, tensor in module.all_parameters().items()
+        )
+
+    def _forward(self, attempt: Attempt, step: int, microbatch: int, inputs: StepInputs, watch: Watch) -> bool:
+        x = inputs.ids[microbatch]
+        for at, stage in enumerate(attempt.path):
+            y = self.runners[stage].forward(step, microbatch, x)
+            if stage == attempt.path[-1]:
+                labels = inputs.labels[microbatch]
+                attempt.loss_sum += self.runners[stage].loss(microbatch, labels, inputs.num_targets)
+                break
+            message = Message(stage, attempt.path[at + 1], "forward", step, microbatch, x, y)
+            attempt.messages.append(message)
+            if not watch.accepts(message):
+                return False
+            x = y
+        return True
+
+    def _backward(self, attempt: Attempt, step: int, microbatch: int, watch: Watch) -> None:
+        gradient: Tensor | None = None
+        for at, stage in reversed(list(enumerate(attempt.path))):
+            result = self.runners[stage].backward(step, microbatch, gradient)
+            attempt.survivors[stage] += 1
+            if result is None:
+                return
+            # what the last stage starts from is its own loss, which it tells nobody
+            cause = result if gradient is None else gradient
+            message = Message(stage, attempt.path[at - 1], "backward", step, microbatch, cause, result)
+            attempt.messages.append(message)
+            if not watch.accepts(message):
+                return
+            gradient = result

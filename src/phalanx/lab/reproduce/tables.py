@@ -1,0 +1,162 @@
+"""The paper's two tables: which cells each has, and what is said of them over the seeds."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, product
+from types import MappingProxyType
+from typing import Any
+
+from phalanx.lab.reproduce.arms import ARMS, HONEST
+from phalanx.lab.reproduce.attacker import KINDS, Direction
+from phalanx.lab.reproduce.cell import Cell, Row
+from phalanx.lab.reproduce.texts import DOMAINS
+from phalanx.lab.reproduce.workload import FAMILIES
+
+RATES = (0.3, 0.5, 0.7)
+FIRST_RATE = 0.5
+SEEDS = (0, 1, 2)
+
+_OVERFIT_ARMS = ("clean", "clean_early_stopping", "oracle_drop", "skip_layer")
+_MORE_OVERFIT_ARMS = ("attacked", "phalanx")
+_Attack = tuple[Direction | None, float | None]
+_Place = tuple[str, str]
+_NOBODY: tuple[_Attack, ...] = ((None, None),)
+_GROUP = ("family", "domain", "regime", "arm", "direction", "rate")
+
+
+def vulnerability(quick: bool) -> Iterator[Cell]:
+    """Table 1: clean against attacked, with the gradient clipped and not."""
+    regimes = product(_places(quick), ("plain", "unclipped"))
+    cells = (_arms(("clean", "attacked"), place, regime, quick) for place, regime in regimes)
+    yield from sorted(chain.from_iterable(cells), key=_turn)
+
+
+def defence(quick: bool) -> Iterator[Cell]:
+    """Table 2: every arm; and those that matter for the claim that a defence improves the model, when overfitted."""
+    yield from sorted(chain.from_iterable(_defended(place, quick) for place in _places(quick)), key=_turn)
+
+
+def _defended(place: _Place, quick: bool) -> Iterator[Cell]:
+    yield from _arms(tuple(ARMS), place, "plain", quick)
+    overfit = _OVERFIT_ARMS if quick else _OVERFIT_ARMS + _MORE_OVERFIT_ARMS
+    for seed in _seeds(quick):
+        yield from _cells(overfit, place, "overfit", seed, (("forward", FIRST_RATE),))
+
+
+def _turn(cell: Cell) -> tuple[bool, int]:
+    """One rate in all places comes first, seed by seed, for the whole takes long."""
+    return cell.rate not in (None, FIRST_RATE), cell.seed
+
+
+CELLS: Mapping[str, Callable[[bool], Iterator[Cell]]] = MappingProxyType(
+    {"vulnerability": vulnerability, "defence": defence}
+)
+"""By the name of the table; the argument is --quick."""
+
+
+def of_one_text(rows: Sequence[Row]) -> list[Row]:
+    """Leave out rows whose clean training, with which they are compared, had another text."""
+    texts = {_training(row): row["corpus_digest"] for row in rows if row["arm"] == "clean"}
+    return [row for row in rows if texts.get(_training(row), row["corpus_digest"]) == row["corpus_digest"]]
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """One line for each cell, over its seeds: mean and least and most; None where nothing was measured."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in _GROUP), []).append(row)
+    clean = {_training(row): row["weights_digest"] for row in rows if row["arm"] == "clean"}
+    return [
+        {
+            **dict(zip(_GROUP, group, strict=True)),
+            "seeds": len(members),
+            "diverged": sum(row["status"] == "diverged" for row in members),
+            **_spread("perplexity_best", members),
+            **_spread("perplexity_last", members),
+            **{name: _mean(row[name] for row in members) for name in ("steps", "attacked_steps", *_COUNTS)},
+            "evicted": _mean(len(row["evicted"]) for row in members),
+            "same_bits_as_clean": _same_bits(members, clean),
+        }
+        for group, members in groups.items()
+    ]
+
+
+_COUNTS = ("dropped_steps", "redone_steps", "lies", "lies_missed", "alarms", "honest_accused")
+
+
+def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
+    """The summary for people, a table for each model, domain and regime: an arm a line, an attack a column.
+
+    Returns:
+        By title: lines of best / last perplexity; below, where there are several seeds, least-most of both.
+    """
+    tables: dict[str, dict[str, dict[str, str]]] = {}
+    for row in summary:
+        lines = tables.setdefault(", ".join(row[name] for name in ("family", "domain", "regime")), {})
+        line = lines.setdefault(row["arm"], {"arm": row["arm"]})
+        line[_column(row)] = _figures(row)
+    return {title: list(lines.values()) for title, lines in tables.items()}
+
+
+def _places(quick: bool) -> Iterator[_Place]:
+    if quick:
+        yield next(iter(FAMILIES)), next(iter(DOMAINS))
+        return
+    yield from product(FAMILIES, DOMAINS)
+
+
+def _seeds(quick: bool) -> tuple[int, ...]:
+    return SEEDS[:1] if quick else SEEDS
+
+
+def _arms(arms: Sequence[str], place: _Place, regime: str, quick: bool) -> Iterator[Cell]:
+    for seed in _seeds(quick):
+        yield from _cells(arms, place, regime, seed, _attacks((FIRST_RATE,)))
+    others = () if quick else tuple(rate for rate in RATES if rate != FIRST_RATE)
+    attacked = [arm for arm in arms if arm not in HONEST]
+    for seed in _seeds(quick):
+        yield from _cells(attacked, place, regime, seed, _attacks(others))
+
+
+def _attacks(rates: Sequence[float]) -> tuple[_Attack, ...]:
+    return tuple(product(KINDS, rates))
+
+
+def _cells(arms: Iterable[str], place: _Place, regime: str, seed: int, attacks: tuple[_Attack, ...]) -> Iterator[Cell]:
+    family, domain = place
+    for arm in arms:
+        for direction, rate in _NOBODY if arm in HONEST else attacks:
+            yield Cell(family, domain, regime, seed, arm, direction, rate)
+
+
+def _training(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("family", "domain", "regime", "seed"))
+
+
+def _same_bits(rows: Sequence[Row], clean: Mapping[tuple[Any, ...], str | None]) -> int | None:
+    known = [row for row in rows if row["weights_digest"] is not None and clean.get(_training(row)) is not None]
+    return sum(row["weights_digest"] == clean[_training(row)] for row in known) if known else None
+
+
+def _spread(name: str, rows: Sequence[Row]) -> Row:
+    values = [row[name] for row in rows if row[name] is not None]
+    if not values:
+        return {name: None, f"{name}_min": None, f"{name}_max": None}
+    return {name: sum(values) / len(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _column(row: Row) -> str:
+    return "no attack" if row["direction"] is None else f"{row['direction']} {row['rate']}"
+
+
+def _figures(row: Row) -> str:
+    names = ("perplexity_best", "perplexity_last")
+    means = " / ".join("-" if row[name] is None else f"{row[name]:.1f}" for name in names)
+    if row["seeds"] == 1 or None in (row[name] for name in names):
+        return means
+    spreads = " / ".join(f"{row[f'{name}_min']:.1f}-{row[f'{name}_max']:.1f}" for name in names)
+    return f"{means}\n{spreads}"

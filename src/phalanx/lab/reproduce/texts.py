@@ -1,0 +1,171 @@
+"""Text that every installation has: three kinds to fine-tune on, and another one to pre-train on."""
+
+import ast
+import hashlib
+import importlib.util
+import json
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from phalanx.config import canonical_json
+from phalanx.data import BpeConfig, Corpus, DataConfig, PythonDocstringsConfig, PythonManualConfig, prepare
+from phalanx.data.config import FileTokenizerConfig, JsonlConfig
+from phalanx.data.sources import Document, Source, open_source
+from phalanx.data.sources.files import SourceFile, fingerprint_files, read_bytes
+from phalanx.data.sources.python_docstrings import PythonDocstrings
+from phalanx.errors import DataError
+from phalanx.lab.reproduce.workload import SEQUENCE_LENGTH, VOCAB_SIZE, Regime, Size
+
+SPLIT_SEED = 0
+_DOCUMENT_CHARACTERS = 4000
+_LEAST_CHARACTERS = 4 * _DOCUMENT_CHARACTERS
+"""Fewer documents may leave one of the two splits empty."""
+_MAX_VALIDATION_SEQUENCES = 128
+
+
+class StandardLibraryCode:
+    """Modules of the standard library as bare code: no comments, no docstrings."""
+
+    def __init__(self) -> None:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        self._files = sorted((SourceFile(path.name, path) for path in root.glob("*.py")), key=lambda file: file.name)
+        if not self._files:
+            raise DataError(f"{root}: holds no .py files; this Python was installed without its library's sources")
+
+    def fingerprint(self) -> str:
+        """Digest of names and contents of the modules."""
+        return fingerprint_files(self._files, "bare code")
+
+    def documents(self) -> Iterator[Document]:
+        """Modules by name.
+
+        Raises:
+            DataError: A module cannot be read or parsed.
+        """
+        for file in self._files:
+            yield Document(f"code of {file.name}", _bare_code(file.path))
+
+
+def library_docstrings() -> Source:
+    """Docstrings of the models in the installed transformers: English about something else than the three domains.
+
+    Raises:
+        DataError: Its sources are not there.
+    """
+    found = importlib.util.find_spec("transformers")
+    if found is None or found.origin is None:
+        raise DataError("transformers: its sources are not there; install it from a wheel")
+    return PythonDocstrings(PythonDocstringsConfig(), Path(found.origin).parent / "models")
+
+
+DOMAINS: Mapping[str, str] = MappingProxyType(
+    {
+        "manual": "the language reference that CPython carries (prose)",
+        "docstrings": "docstrings of the standard library (near the pre-training text)",
+        "code": "the standard library itself without comments and docstrings (far from it)",
+    }
+)
+"""Three kinds of text, as the paper has three data sets."""
+
+
+def pretraining_corpus(cache: Path, size: Size) -> Corpus:
+    """Text A, with the vocabulary that everything shares.
+
+    Raises:
+        DataError: The text is not there.
+    """
+    path = _selection(library_docstrings(), "pretraining", size.pretraining_characters, cache)
+    config = DataConfig(
+        sources=(JsonlConfig(path=path),),
+        tokenizer=BpeConfig(vocab_size=VOCAB_SIZE),
+        sequence_length=SEQUENCE_LENGTH,
+        max_validation_sequences=_MAX_VALIDATION_SEQUENCES,
+    )
+    return prepare(config, cache / "data", SPLIT_SEED)
+
+
+def later_text(size: Size, characters: int, tokenizer: Path, cache: Path) -> DataConfig:
+    """Documents of the kind of text A that come after those of text A: what a public model is trained on further."""
+    path = _selection(library_docstrings(), "later", characters, cache, after=size.pretraining_characters)
+    return DataConfig(
+        sources=(JsonlConfig(path=path),),
+        tokenizer=FileTokenizerConfig(path=tokenizer),
+        sequence_length=SEQUENCE_LENGTH,
+        validation_share=0.3,
+        max_validation_sequences=_MAX_VALIDATION_SEQUENCES,
+    )
+
+
+def domain_data(domain: str, regime: Regime, size: Size, tokenizer: Path, cache: Path) -> DataConfig:
+    """What a fine-tuning on one domain reads; documents are split, never sequences."""
+    sources: dict[str, Source] = {
+        "manual": open_source(PythonManualConfig()),
+        "docstrings": open_source(PythonDocstringsConfig()),
+        "code": StandardLibraryCode(),
+    }
+    characters = max(_LEAST_CHARACTERS, int(regime.characters * size.text_share))
+    path = _selection(sources[domain], domain, characters, cache)
+    return DataConfig(
+        sources=(JsonlConfig(path=path),),
+        tokenizer=FileTokenizerConfig(path=tokenizer),
+        sequence_length=SEQUENCE_LENGTH,
+        validation_share=regime.validation_share,
+        max_validation_sequences=size.validation_sequences,
+    )
+
+
+def _selection(source: Source, name: str, characters: int, cache: Path, *, after: int = 0) -> Path:
+    """Write the first part of each document to one file, documents in the order of their hash, until it is enough.
+
+    With `after`, the documents that so many characters take are left out.
+    """
+    key = canonical_json([name, source.fingerprint(), characters, _DOCUMENT_CHARACTERS, *([after] if after else [])])
+    path = cache / "reproduce" / f"{name}-{hashlib.sha256(key).hexdigest()[:16]}.jsonl"
+    if path.is_file():
+        return path
+    texts = sorted((d.text for d in source.documents()), key=_hash)
+    left_out = sum(1 for _ in _enough(texts, after)) if after else 0
+    kept = list(_enough(texts, after + characters))[left_out:]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text("".join(json.dumps({"text": text}) + "\n" for text in kept), encoding="utf-8")
+        unfinished.rename(path)
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be written ({exc.strerror}); set PHALANX_CACHE to another place") from exc
+    return path
+
+
+def _enough(texts: Iterable[str], characters: int) -> Iterator[str]:
+    total = 0
+    for text in texts:
+        part = text[:_DOCUMENT_CHARACTERS].strip()
+        if len(part) < 200:
+            continue
+        yield part
+        total += len(part)
+        if total >= characters:
+            return
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "replace")).digest()
+
+
+def _bare_code(path: Path) -> str:
+    try:
+        with warnings.catch_warnings():
+            # an invalid escape in somebody else's module is not the user's business
+            warnings.simplefilter("ignore")
+            tree = ast.parse(read_bytes(path))
+    except (SyntaxError, ValueError) as exc:
+        raise DataError(f"{path}: cannot be parsed ({exc}); repair this Python installation") from exc
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node, clean=False
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)

@@ -1,0 +1,183 @@
+"""Context parallel attention in a ring: each rank keeps its queries, keys and values go round, and nothing is whole.
+
+What comes next is under way while the block at hand is computed. Positions lie as `own_positions` deals them out, so
+that in every round all ranks have half of all pairs of their queries and the keys at hand to compute.
+
+Source: Liu et al. 2023, Ring Attention with Blockwise Transformers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName
+from transformers import AttentionInterface
+
+from phalanx.errors import ConfigError
+from phalanx.models import StageModule
+from phalanx.parallel.context.attention_block import Heads, attend, gradients, join
+from phalanx.parallel.groups.collectives import Group
+from phalanx.parallel.tensor.tensor_plans import PLANS
+
+_NAME = "phalanx_ring"
+_GROUP = "phalanx_context"
+
+
+def share_by_ring(stage: StageModule, group: Group) -> None:
+    """Let a stage's attention see the whole sequence although each rank has some chunks of it.
+
+    Args:
+        stage: Of a family whose attention adds nothing to scores; changed in place, by transformers' registry.
+        group: The context parallel ranks; one alone changes nothing.
+    """
+    if group.size() == 1:
+        return
+    AttentionInterface.register(_NAME, _attend)
+    for block in stage.own_blocks:
+        attention: Any = block.get_submodule(PLANS[stage.family.model_type].attention)
+        setattr(attention, _GROUP, group)
+        attention.config._attn_implementation = _NAME
+    stage.hub_config._attn_implementation = _NAME
+
+
+def ring_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: Group) -> Tensor:
+    """Causal attention over the positions of all ranks; all of them call this together.
+
+    Args:
+        query: ``[batch, heads, seq / ranks, width]``: an earlier chunk of the sequence, then a later one.
+        key: Likewise; it may have fewer heads, which divide those of the queries.
+        value: Like the keys.
+        scale: Of the scores; None is one over the square root of the width.
+        group: The ranks.
+
+    Returns:
+        ``[batch, heads, seq / ranks, width]`` in the queries' type. Parts are joined, and gradients added up, in
+        float32 at least.
+    """
+    out: Tensor = _ring(query, key, value, scale, group.group_name)[0]
+    return out
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """As transformers calls it; out ``[batch, seq / ranks, heads, width]``."""
+    del mask
+    if options.get("dropout"):
+        raise ConfigError('ring attention drops nothing; set its dropout to 0, or parallel.context to "ulysses"')
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        narrow = torch.get_autocast_dtype(device)
+        query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
+    out = ring_attention(query, key, value, options.get("scaling"), getattr(module, _GROUP))
+    return out.transpose(1, 2).contiguous(), None
+
+
+# one operator, so that checkpointing can keep what it gives instead of sending everything again
+@torch.library.custom_op("phalanx::ring_attention", mutates_args=())
+def _ring(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: str) -> tuple[Tensor, Tensor]:
+    return go_round(query, key, value, scale, _resolve_process_group(GroupName(group)))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, ctx.scale, ctx.group = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _back(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    found = go_back(gradient, ctx.saved_tensors, ctx.scale, _resolve_process_group(ctx.group))
+    return *found, None, None
+
+
+_ring.register_autograd(_back, setup_context=_keep)
+RING = torch.ops.phalanx.ring_attention.default
+"""The operator that computes attention in a ring, as dispatching sees it."""
+
+
+def go_round(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: Group) -> tuple[Tensor, Tensor]:
+    """Return the output and its log-sum-exp; see `ring_attention`."""
+    exact = torch.promote_types(query.dtype, torch.float32)
+    out = torch.zeros_like(query, dtype=exact)
+    sums = query.new_full(query.shape[:-1], -torch.inf, dtype=exact)
+    at_hand = torch.stack((key, value))
+    for distance in range(group.size()):
+        coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
+        queries, keys = _meeting(group, distance, query.shape[2])
+        block = Heads(query[:, :, queries], at_hand[0][:, :, keys], at_hand[1][:, :, keys], distance == 0, scale)
+        join(out[:, :, queries], sums[:, :, queries], *attend(block))
+        at_hand = coming.arrived()
+    return out.to(query.dtype), sums
+
+
+def go_back(
+    gradient: Tensor, kept: Sequence[Tensor], scale: float | None, group: Group
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values.
+
+    Args:
+        gradient: Of the output.
+        kept: Queries, keys, values, output and log-sum-exp.
+        scale: As forward.
+        group: As forward.
+    """
+    query, key, value, out, sums = kept
+    gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+    at_hand = torch.stack((key, value))
+    of_queries = torch.zeros_like(query, dtype=sums.dtype)
+    moving = _Passing(torch.zeros_like(at_hand, dtype=sums.dtype))
+    for distance in range(group.size()):
+        coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
+        queries, keys = _meeting(group, distance, query.shape[2])
+        block = Heads(query[:, :, queries], at_hand[0][:, :, keys], at_hand[1][:, :, keys], distance == 0, scale)
+        found = gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
+        of_queries[:, :, queries] += found[0]
+        # what others have found about these keys follows the keys, and after the last round it is home
+        of_hand = moving.arrived()
+        of_hand[0][:, :, keys] += found[1]
+        of_hand[1][:, :, keys] += found[2]
+        moving = _passed_on(of_hand, group)
+        at_hand = coming.arrived()
+    of_key, of_value = moving.arrived()
+    return of_queries.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+
+
+def _meeting(group: Group, distance: int, length: int) -> tuple[slice, slice]:
+    """Which of one's queries see which of the keys that have come so far, from a rank so far behind.
+
+    One's own see each other causally. Of an earlier rank's keys all see the early chunk and none the late one; a later
+    rank's are all behind one's early chunk and before one's late one.
+    """
+    if distance == 0:
+        return slice(None), slice(None)
+    if group.rank() >= distance:
+        return slice(None), slice(length // 2)
+    return slice(length // 2, None), slice(None)
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """A tensor that comes from the rank behind, and what must be waited for before it is there."""
+
+    came: Tensor
+    works: Sequence[Any] = ()
+
+    def arrived(self) -> Tensor:
+        """Wait for it, and until one's own may be forgotten."""
+        for work in self.works:
+            work.wait()
+        return self.came
+
+
+def _passed_on(x: Tensor, group: Group, *, is_last: bool = False) -> _Passing:
+    """Begin to send a contiguous tensor ahead and to receive the one from behind; the last one stays where it is."""
+    if is_last:
+        return _Passing(x)
+    rank, ranks = group.rank(), group.size()
+    came = torch.empty_like(x)
+    sending = dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % ranks)
+    receiving = dist.P2POp(dist.irecv, came, group=group, group_peer=(rank - 1) % ranks)
+    return _Passing(came, dist.batch_isend_irecv([sending, receiving]))

@@ -1,0 +1,172 @@
+"""Local ranks: one child process each, ended by id, never outliving rank 0."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from phalanx.errors import PeerLostError
+from phalanx.parallel.groups.heartbeat import BEAT_EVERY_S, FilePulse, Silence
+from phalanx.parallel.groups.rank_env import Place
+
+_SECONDS_TO_END = 5.0
+_LOOK_EVERY_S = 0.2
+_GRACE_S = 3.0
+_LAST_LINES = 3
+
+
+class LocalRanks:
+    """Child processes for ranks 1 and up; a context manager that ends them all.
+
+    When one ends before it should, or gives no sign of life any more, the others are ended a few seconds later: whoever
+    waits for it on a socket is woken by that, since gloo's waits cannot be cancelled otherwise.
+
+    Args:
+        directory: Gets a log of each rank, its signs of life and the file by which they find each other; made private.
+        command: Module and arguments of a rank.
+        world: How many ranks there are, rank 0 included.
+        threads: Threads of tensor kernels in each.
+        silence_s: Seconds after which one that gives no sign of life is taken for hung.
+    """
+
+    def __init__(
+        self, directory: Path, command: Sequence[str], world: int, threads: int, silence_s: float = 30.0
+    ) -> None:
+        self._directory = directory
+        self._command = command
+        self._world = world
+        self._threads = threads
+        self._rendezvous = (directory / "rendezvous").resolve()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._pulse = FilePulse(directory, 0, range(world))
+        self._silence = Silence(silence_s, time.monotonic())
+        self._hung: dict[int, float] = {}
+        self._is_over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._first_gone: int | None = None
+
+    def place(self, rank: int) -> Place:
+        """The place of a rank."""
+        return Place(rank, self._world, rank, self._world, self._rendezvous, is_kept=True)
+
+    def start(self) -> None:
+        """Start them; their output goes to ``rank-N.log``."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.chmod(0o700)
+        # one that an earlier session left would send ranks to addresses where nobody is
+        self._rendezvous.unlink(missing_ok=True)
+        self._pulse.forget()
+        for rank in range(1, self._world):
+            self._processes[rank] = self._start(rank)
+        self._watcher.start()
+
+    def find_lost(self, patience_s: float = 0.0) -> PeerLostError | None:
+        """What to raise about the first rank that ended, waiting a little for it; None when all run."""
+        deadline = time.monotonic() + patience_s
+        while self._first_gone is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
+        if self._first_gone is None:
+            return None
+        rank, code = self._first_gone, self._processes[self._first_gone].wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if rank in self._hung:
+            how = f"{how}, after {self._hung[rank]:.0f} s without a sign of life"
+        return PeerLostError(f"rank {rank} ended with {how}: {self._last_words(rank)}; go on with --resume")
+
+    def check(self) -> None:
+        """Look whether all run.
+
+        Raises:
+            PeerLostError: One has ended.
+        """
+        lost = self.find_lost()
+        if lost is not None:
+            raise lost
+
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def close(self) -> None:
+        """They have been told to end: give them a moment, then end them."""
+        self._is_over.set()
+        for process in self._processes.values():
+            try:
+                process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                _end(process)
+
+    def __enter__(self) -> "LocalRanks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for process in self._processes.values():
+            _end(process)
+        if self._watcher.is_alive():
+            self._watcher.join(_SECONDS_TO_END)
+
+    def _last_words(self, rank: int) -> str:
+        """The last lines of a rank's log, for an error message."""
+        path = self._log(rank)
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+        return " | ".join(lines[-_LAST_LINES:]) or "(no output)"
+
+    def _log(self, rank: int) -> Path:
+        return self._directory / f"rank-{rank}.log"
+
+    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+        settings = {"OMP_NUM_THREADS": str(self._threads), "PHALANX_PARENT": str(os.getpid())}
+        with self._log(rank).open("wb") as output:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter and our own command
+                [sys.executable, "-m", *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in a terminal is for rank 0, which ends the others
+                process_group=0,
+                env={**os.environ, **settings, **self.place(rank).environment()},
+            )
+
+    def _watch(self) -> None:
+        beaten = -BEAT_EVERY_S
+        while not self._is_over.wait(_LOOK_EVERY_S):
+            now = time.monotonic()
+            if now - beaten >= BEAT_EVERY_S:
+                beaten = now
+                self._look_for_signs(now)
+            gone = [rank for rank, process in self._processes.items() if process.poll() is not None]
+            if gone:
+                self._first_gone = gone[0]
+                self._is_over.wait(_GRACE_S)
+                break
+        if self._is_over.is_set():
+            with contextlib.suppress(OSError):
+                self._pulse.end()
+        else:
+            # rank 0 gives no more signs of life: it has to come to its end soon
+            for process in self._processes.values():
+                _end(process)
+
+    def _look_for_signs(self, now: float) -> None:
+        """End ranks that hang: what waits for them learns of a process that has ended, and of nothing else."""
+        try:
+            self._pulse.beat()
+            self._silence.hear(self._pulse.counts(), now)
+        except OSError:
+            # the directory is gone; who has ended is still seen
+            return
+        for rank, seconds in self._silence.overdue(now).items():
+            if self._processes[rank].poll() is None:
+                self._hung[rank] = seconds
+                _end(self._processes[rank])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait(_SECONDS_TO_END)

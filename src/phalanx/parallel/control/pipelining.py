@@ -1,0 +1,118 @@
+"""One rank's stages in the order of a schedule; without a pipeline, microbatches one behind the other."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
+
+from phalanx.parallel.data.data_parallel import average_gradients, averages_afterwards, microbatch_scope
+from phalanx.parallel.groups.mesh import Domain
+from phalanx.parallel.model.part import StagePart
+
+_GRADIENTS_ALONE = 2
+"""ZeRO level whose parameters are shared between steps only."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+RunStep = Callable[[Tensor, Tensor], None]
+"""Forward and backward of a step from this rank's ids and labels; gradients stay in the parameters."""
+
+
+def accumulate(module: nn.Module, domain: Domain, microbatches: int, loss: Loss) -> RunStep:
+    """Return what runs the microbatches of a rank that has all layers.
+
+    Args:
+        module: From `share_with_copies`.
+        domain: This rank's place.
+        microbatches: Equal parts of the rows.
+        loss: From logits and labels to the number whose gradient is taken.
+    """
+    keeps_whole = domain.config.zero == _GRADIENTS_ALONE
+
+    def run(ids: Tensor, labels: Tensor) -> None:
+        pairs = list(zip(ids.chunk(microbatches), labels.chunk(microbatches), strict=True))
+        for number, (x, y) in enumerate(pairs, start=1):
+            with microbatch_scope(module, is_last=number == microbatches, keeps_whole=keeps_whole):
+                torch.autograd.backward(loss(module(x), y))
+
+    return run
+
+
+def pipelined(
+    parts: Sequence[StagePart],
+    modules: Sequence[nn.Module],
+    domain: Domain,
+    shape: tuple[int, int],
+    microbatches: int,
+    loss: Loss,
+) -> RunStep:
+    """Return what runs a pipeline.
+
+    Shapes are given, and so fixed: otherwise torch's stages would tell each other by pickle.
+
+    Args:
+        parts: This rank's, in the order of the model.
+        modules: What is called in their place.
+        domain: This rank's place.
+        shape: Rows of a microbatch, and tokens of a whole row.
+        microbatches: Equal parts of this rank's rows.
+        loss: From logits and labels to the number whose gradient is taken.
+    """
+    stages = [
+        PipelineStage(
+            module,
+            part.stage.spec.index,
+            part.stage.spec.num_stages,
+            domain.device,
+            input_args=_input(part, domain, shape),
+            output_args=_output(part, domain, shape),
+            group=domain.pipeline,
+        )
+        for part, module in zip(parts, modules, strict=True)
+    ]
+    schedule = _schedule(domain.config.schedule, stages, microbatches, loss)
+    has_first = any(part.stage.spec.is_first for part in parts)
+    has_last = any(part.stage.spec.is_last for part in parts)
+
+    def run(ids: Tensor, labels: Tensor) -> None:
+        inputs = (ids,) if has_first else ()
+        schedule.step(*inputs, target=labels if has_last else None, return_outputs=False)
+        if averages_afterwards(domain.config):
+            for part in parts:
+                average_gradients(part, domain)
+
+    return run
+
+
+def _schedule(name: str, stages: list[PipelineStage], microbatches: int, loss: Loss) -> Any:
+    if name == "gpipe":
+        return pipelining.ScheduleGPipe(stages[0], microbatches, loss, scale_grads=False)
+    if name == "1f1b":
+        return pipelining.Schedule1F1B(stages[0], microbatches, loss, scale_grads=False)
+    many: list[Any] = list(stages)
+    if name == "interleaved":
+        return pipelining.ScheduleInterleaved1F1B(many, microbatches, loss, scale_grads=False)
+    return pipelining.ScheduleInterleavedZeroBubble(many, microbatches, loss, scale_grads=False)
+
+
+def _hidden(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
+    rows, tokens = shape
+    size = part.stage.hidden_shape(rows, tokens // part.slices)
+    return torch.empty(size, device=domain.device, requires_grad=True)
+
+
+def _input(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
+    if part.stage.spec.is_first:
+        return torch.zeros(shape, dtype=torch.int64, device=domain.device)
+    return _hidden(part, domain, shape)
+
+
+def _output(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
+    if not part.stage.spec.is_last:
+        return _hidden(part, domain, shape)
+    rows, tokens = shape
+    ranks = domain.config.tp if part.cut.shares_vocabulary else 1
+    columns = int(part.stage.hub_config.vocab_size) // ranks
+    return torch.empty((rows, tokens // domain.config.cp, columns), device=domain.device, requires_grad=True)

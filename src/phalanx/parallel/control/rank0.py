@@ -1,0 +1,252 @@
+"""Rank 0 decides what comes next, and tells the others in one short message each time."""
+
+import contextlib
+import enum
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
+from phalanx.parallel.control.local_ranks import LocalRanks
+from phalanx.parallel.control.rank_trainer import Outcome
+from phalanx.parallel.control.saving import Saving
+from phalanx.telemetry import PhaseTimer
+
+_PATIENCE_S = 3.0
+"""A broken connection is seen before the process at its other end is."""
+_GLOO, _LONG = "gloo", 300
+
+
+class Order(enum.IntEnum):
+    """What all ranks do next."""
+
+    STEP = 1
+    EVALUATE = 2
+    COLLECT = 3
+    LOAD = 4
+    END = 5
+    DUPLICATE = 6
+
+
+class RankWork(Protocol):
+    """What each rank does when rank 0 says so; `Member` is one, and what they mean is said there."""
+
+    timer: PhaseTimer
+
+    @property
+    def num_stages(self) -> int:
+        """Parts in which the state is collected and loaded."""
+        ...
+
+    def step(self, step: int, ids: Tensor, labels: Tensor) -> Outcome:
+        """Run one optimizer step on a whole batch."""
+        ...
+
+    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
+        """Summed loss and number of targets."""
+        ...
+
+    def collect(self, stage: int) -> dict[str, Tensor]:
+        """Bring one stage's whole tensors to rank 0."""
+        ...
+
+    def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
+        """Take one stage's state from rank 0."""
+        ...
+
+    def names(self, stage: int) -> list[str]:
+        """Names of a stage's tensors."""
+        ...
+
+
+class Lead:
+    """The domain as rank 0 sees it: each call is carried out by all ranks together.
+
+    Args:
+        member: Rank 0's own part.
+        ranks: Children that play the other ranks; None where somebody else started them.
+        saving: Brings copies of the state here while training goes on; None where nobody asked for that.
+    """
+
+    def __init__(self, member: RankWork, ranks: LocalRanks | None, saving: Saving | None = None) -> None:
+        self._member = member
+        self._ranks = ranks
+        self._saving = saving
+
+    @property
+    def timer(self) -> PhaseTimer:
+        """Where rank 0's time goes."""
+        return self._member.timer
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return self._member.num_stages
+
+    def step(self, step: int, ids: Tensor, labels: Tensor) -> Outcome:
+        """Run one optimizer step.
+
+        Args:
+            step: From 0.
+            ids: int64 ``[batch, seq]``.
+            labels: Next tokens, likewise.
+
+        Raises:
+            FailedBatchError: Loss or gradient is not finite; nothing was updated.
+            PeerLostError: A rank has ended.
+        """
+        with self._all_there():
+            _tell(Order.STEP, step, *ids.shape)
+            with self._member.timer.phase("batch"):
+                _share(ids, labels)
+            return self._member.step(step, ids, labels)
+
+    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
+        """Summed loss and number of targets of a batch whose rows are a multiple of dp.
+
+        Raises:
+            PeerLostError: A rank has ended.
+        """
+        with self._all_there():
+            _tell(Order.EVALUATE, 0, *ids.shape)
+            _share(ids, labels)
+            return self._member.evaluate(ids, labels)
+
+    def collect(self, stage: int) -> dict[str, Tensor]:
+        """One stage's whole state by name: ``weight/...`` and moments.
+
+        Raises:
+            PeerLostError: A rank has ended.
+        """
+        with self._all_there():
+            _tell(Order.COLLECT, stage)
+            return self._member.collect(stage)
+
+    def duplicate(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Have all ranks copy their state as it is now.
+
+        Returns:
+            Stages with their whole tensors, as `collect` has them; any thread may go through them, and one must, to
+            the end, before the next copy is asked for. That ends with a `CheckpointError` where a rank is lost.
+
+        Raises:
+            ConfigError: The domain was opened without `saving`.
+            PeerLostError: A rank has ended.
+        """
+        if self._saving is None:
+            raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
+        with self._all_there():
+            _tell(Order.DUPLICATE)
+            self._saving.take()
+        return self._saving.receive()
+
+    def load(self, num_steps: int, read: Callable[[str], Tensor]) -> None:
+        """Give all ranks a state, whatever layout it was saved under.
+
+        Args:
+            num_steps: Steps that the optimizer has made.
+            read: From a name, as `collect` has them, to the whole tensor.
+
+        Raises:
+            PeerLostError: A rank has ended.
+        """
+        for stage in range(self.num_stages):
+            # read first: an error must not leave the others waiting
+            tensors = {name: read(name) for name in self._member.names(stage)}
+            with self._all_there():
+                _tell(Order.LOAD, num_steps, stage)
+                self._member.load(num_steps, stage, tensors)
+
+    def end(self) -> None:
+        """Tell all ranks that the run is over, and wait until they know."""
+        with self._all_there():
+            _tell(Order.END)
+            dist.barrier()
+        if self._ranks is not None:
+            self._ranks.close()
+
+    @contextlib.contextmanager
+    def _all_there(self) -> Iterator[None]:
+        """Say which rank was lost where torch only knows that a connection broke."""
+        try:
+            yield
+        except RuntimeError as exc:
+            lost = None if self._ranks is None else self._ranks.find_lost(_PATIENCE_S)
+            lost = lost or _lost_connection(exc)
+            if lost is None:
+                raise
+            raise lost from exc
+
+
+def follow(member: RankWork, saving: Saving | None = None) -> None:
+    """Carry out what rank 0 says until the run is over.
+
+    Raises:
+        PeerLostError: The connection to a rank is broken.
+    """
+    try:
+        _follow(member, saving)
+    except RuntimeError as exc:
+        lost = _lost_connection(exc)
+        if lost is None:
+            raise
+        raise lost from exc
+
+
+def _follow(member: RankWork, saving: Saving | None) -> None:
+    while True:
+        order, *numbers = _hear()
+        if order == Order.STEP:
+            ids, labels = _take(numbers[1], numbers[2])
+            with contextlib.suppress(FailedBatchError):
+                # rank 0 has come to the same conclusion
+                member.step(numbers[0], ids, labels)
+            member.timer.take()
+        elif order == Order.EVALUATE:
+            member.evaluate(*_take(numbers[1], numbers[2]))
+        elif order == Order.COLLECT:
+            member.collect(numbers[0])
+        elif order == Order.LOAD:
+            member.load(numbers[0], numbers[1], None)
+        elif order == Order.DUPLICATE and saving is not None:
+            saving.take()
+            saving.begin_sending()
+        else:
+            if saving is not None:
+                saving.wait()
+            dist.barrier()
+            return
+
+
+def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
+    """What to raise for an error of torch's that says that somebody is gone; None for other errors."""
+    words = str(exc)
+    # gloo says so in an error of the most general kind
+    if not (isinstance(exc, dist.DistError) or _GLOO in words):
+        return None
+    return PeerLostError(f"a rank was lost: {words.splitlines()[0][:_LONG]}; go on with --resume")
+
+
+def _tell(order: Order, *numbers: int) -> None:
+    words = [int(order), *numbers]
+    dist.broadcast(torch.tensor(words + [0] * (4 - len(words))), src=0)
+
+
+def _hear() -> list[int]:
+    words = torch.zeros(4, dtype=torch.int64)
+    dist.broadcast(words, src=0)
+    heard: list[int] = words.tolist()
+    return heard
+
+
+def _share(ids: Tensor, labels: Tensor) -> None:
+    dist.broadcast(torch.stack((ids, labels)), src=0)
+
+
+def _take(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+    both = torch.zeros((2, rows, tokens), dtype=torch.int64)
+    dist.broadcast(both, src=0)
+    return both[0], both[1]

@@ -1,0 +1,279 @@
+"""What every rank does: the same calls in the same order on all of them."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from phalanx.errors import FailedBatchError
+from phalanx.models import LoraConfig, ModelSource, StageSpec, build_stage, estimate_costs, partition
+from phalanx.objectives import IGNORE
+from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
+from phalanx.parallel.config import ParallelConfig
+from phalanx.parallel.control.pipelining import accumulate, pipelined
+from phalanx.parallel.data.data_parallel import share_again, share_with_copies
+from phalanx.parallel.data.diloco import OuterStep
+from phalanx.parallel.data.loss_scale import LossScale
+from phalanx.parallel.data.parameters import Held, counted_gradients, held_parameters, settle_gradients
+from phalanx.parallel.data.state_dict import Keeper, catalogue
+from phalanx.parallel.data.update import Update
+from phalanx.parallel.groups.mesh import Domain
+from phalanx.parallel.model.activations import fuse_activations
+from phalanx.parallel.model.part import StagePart
+from phalanx.telemetry import PhaseTimer
+
+_NARROW = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all ranks of a run agree on.
+
+    Attributes:
+        parallel: The layout.
+        optimizer: Which one.
+        batch_size: Sequences of a step, all ranks together.
+        microbatches: Parts that each copy's sequences are cut into.
+        sequence_length: Tokens of a sequence.
+        total_steps: Of the run.
+        seed: Of dropout.
+        attention: Kernel.
+        precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
+        adapter: What is trained, where not all parameters are.
+    """
+
+    parallel: ParallelConfig
+    optimizer: OptimizerConfig
+    batch_size: int
+    microbatches: int
+    sequence_length: int
+    total_steps: int
+    seed: int = 0
+    attention: str = "sdpa"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    adapter: LoraConfig | None = None
+
+    def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
+        """The model's layers, balanced over the pipeline by estimated cost."""
+        layout = self.parallel.layout
+        embedding, head = estimate_costs(source.hub_config)
+        return partition(source.num_layers, layout.pp * layout.stages_per_rank, None, embedding, head)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One applied step: mean loss in nats, and the norm of the whole gradient before clipping."""
+
+    loss: float
+    gradient_norm: float
+
+
+class Member:
+    """One rank's parts, optimizer and schedule.
+
+    Args:
+        recipe: The same on every rank.
+        source: The model; each rank reads its own stages.
+        domain: This rank's place.
+
+    Attributes:
+        timer: Where the time of this rank goes.
+
+    Raises:
+        ModelError: A tensor is missing or wrong.
+    """
+
+    def __init__(self, recipe: Recipe, source: ModelSource, domain: Domain) -> None:
+        self.timer = PhaseTimer()
+        self._recipe = recipe
+        self._domain = domain
+        self._specs = recipe.stages(source)
+        mine = self._specs[domain.pp :: recipe.parallel.pp]
+        self._parts = [self._build(source, spec) for spec in mine]
+        self._modules: list[nn.Module] = [share_with_copies(part, domain) for part in self._parts]
+        self._held = [one for part in self._parts for one in held_parameters(part, domain)]
+        self._update = Update(self._held, recipe.optimizer, domain)
+        self._outer = _outer_step(self._held, domain)
+        stages = catalogue(source, self._specs, recipe.adapter)
+        self._keeper = Keeper(stages, self._held, self._update, self._outer, domain, recipe.optimizer)
+        self._scale = LossScale(is_needed=recipe.precision == "fp16")
+        self._num_targets = 1
+        self._losses: list[Tensor] = []
+        rows = recipe.batch_size // (recipe.parallel.dp * recipe.microbatches)
+        if recipe.parallel.pp == 1:
+            self._run = accumulate(self._modules[0], domain, recipe.microbatches, self._loss)
+        else:
+            shape = (rows, recipe.sequence_length)
+            self._run = pipelined(self._parts, self._modules, domain, shape, recipe.microbatches, self._loss)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return len(self._specs)
+
+    def step(self, step: int, ids: Tensor, labels: Tensor) -> Outcome:
+        """Run one optimizer step on a whole batch.
+
+        Args:
+            step: From 0.
+            ids: int64 ``[batch, seq]``, the same on every rank.
+            labels: Next tokens, likewise.
+
+        Raises:
+            FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
+                updated.
+        """
+        timer, config = self.timer, self._recipe.optimizer
+        all_targets = int((labels != IGNORE).sum())
+        if not all_targets:
+            raise FailedBatchError(f"step {step}: the batch has no token to predict")
+        self._num_targets = max(1, int((self._island_rows(labels) != IGNORE).sum()))
+        loss, norms = self._compute(step, ids, labels)
+        while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.lower():
+            self._update.clear()
+            loss, norms = self._compute(step, ids, labels)
+        if not (math.isfinite(loss) and all(map(math.isfinite, norms))):
+            self._update.clear()
+            raise FailedBatchError(
+                f"step {step}: loss {loss}, gradient norm {max(norms)}; lower optimizer.lr or set optimizer.clip_norm"
+            )
+        with timer.phase("update"):
+            lr = learning_rate(config, step, self._recipe.total_steps)
+            clipped = clip_coefficient(norms[self._domain.island], config.clip_norm)
+            self._update.step(lr, clipped / self._scale.value)
+            self._scale.settle()
+        if self._outer is not None and self._outer.is_due(step + 1):
+            with timer.phase("outer"):
+                self._outer.step()
+        return Outcome(loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms)))
+
+    @torch.no_grad()
+    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
+        """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp."""
+        ids, labels = self._own_rows(ids), self._own_labels(labels)
+        total = torch.zeros(2, dtype=torch.float64)
+        for part in self._parts:
+            part.eval()
+        for part in self._parts:
+            # not through DDP, which has nothing to say without a backward pass
+            y = part(ids if part.stage.spec.is_first else self._receive(part, len(ids)))
+            if not part.stage.spec.is_last:
+                self._send(part, y)
+                continue
+            loss = part.loss(y, labels)
+            if self._domain.tp == 0:
+                total[0], total[1] = float(loss), int((labels != IGNORE).sum())
+        for part in self._parts:
+            part.train()
+            share_again(part)
+        dist.all_reduce(total)
+        return float(total[0]), int(total[1])
+
+    def collect(self, stage: int) -> dict[str, Tensor]:
+        """Bring one stage's whole tensors to rank 0: ``weight/...``, moments, what joins islands; others get none."""
+        return self._keeper.collect(stage)
+
+    def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
+        """Take one stage's state from rank 0, whatever layout it was saved under.
+
+        Args:
+            num_steps: Steps that the optimizer has made.
+            stage: Which one.
+            tensors: As `collect` names them; on rank 0 alone.
+        """
+        self._keeper.load(num_steps, stage, tensors)
+
+    def held_state(self) -> Iterator[tuple[int, Held, Tensor]]:
+        """What this rank has of each tensor of the state, with its number in the catalogue."""
+        return self._keeper.held()
+
+    def catalogue(self) -> list[list[tuple[str, tuple[int, ...]]]]:
+        """Names and whole shapes of the tensors of each stage, as `collect` has them."""
+        return self._keeper.catalogue()
+
+    def names(self, stage: int) -> list[str]:
+        """Names of the tensors of a stage, as `collect` and `load` have them."""
+        return self._keeper.names(stage)
+
+    def _build(self, source: ModelSource, spec: StageSpec) -> StagePart:
+        recipe = self._recipe
+        stage = build_stage(
+            source,
+            spec,
+            adapter=recipe.adapter,
+            activation_checkpointing=False,
+            attention="eager" if recipe.attention == "eager" else "sdpa",
+            seed=recipe.seed,
+            device=str(self._domain.device),
+        )
+        fuse_activations(stage)
+        return StagePart(stage, self._domain, narrow=_NARROW[recipe.precision])
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        part = self._parts[-1]
+        total = part.loss(logits, labels)
+        self._losses.append(total.detach())
+        # copies average their gradients, the step wants their sum
+        return total * (self._scale.value * self._recipe.parallel.partners / self._num_targets)
+
+    def _compute(self, step: int, ids: Tensor, labels: Tensor) -> tuple[float, list[float]]:
+        """Forward and backward; summed loss of all ranks, and the norm of each island's gradient."""
+        self._losses.clear()
+        self._seed(step)
+        with self.timer.phase("compute"):
+            self._run(self._own_rows(ids), self._own_labels(labels))
+        with self.timer.phase("reduce"):
+            settle_gradients(self._held, self._domain)
+            return self._loss_and_norms()
+
+    def _loss_and_norms(self) -> tuple[float, list[float]]:
+        gradients = dict(counted_gradients(self._held, self._domain))
+        sums = torch.zeros(1 + self._recipe.parallel.islands, dtype=torch.float64)
+        if self._losses and self._domain.tp == 0:
+            sums[0] = sum(float(loss) for loss in self._losses)
+        sums[1 + self._domain.island] = gradient_norm_squared(gradients)
+        dist.all_reduce(sums)
+        loss, *squares = sums.tolist()
+        return loss, [math.sqrt(square) / self._scale.value if square >= 0 else math.nan for square in squares]
+
+    def _own_rows(self, x: Tensor) -> Tensor:
+        return x.chunk(self._recipe.parallel.dp)[self._domain.dp].to(self._domain.device)
+
+    def _island_rows(self, x: Tensor) -> Tensor:
+        return x.chunk(self._recipe.parallel.islands)[self._domain.island]
+
+    def _own_labels(self, labels: Tensor) -> Tensor:
+        return self._parts[-1].own_labels(self._own_rows(labels)).contiguous()
+
+    def _receive(self, part: StagePart, rows: int) -> Tensor:
+        size = part.stage.hidden_shape(rows, self._recipe.sequence_length // part.slices)
+        x = torch.empty(size, device=self._domain.device)
+        previous = (part.stage.spec.index - 1) % self._recipe.parallel.pp
+        dist.recv(x, src=self._domain.peer(previous), group=self._domain.pipeline)
+        return x
+
+    def _send(self, part: StagePart, y: Tensor) -> None:
+        following = (part.stage.spec.index + 1) % self._recipe.parallel.pp
+        dist.send(y.contiguous(), dst=self._domain.peer(following), group=self._domain.pipeline)
+
+    def _seed(self, step: int) -> None:
+        seed_dropout(self._recipe, step, self._domain)
+
+
+def seed_dropout(recipe: Recipe, step: int, domain: Domain) -> None:
+    """Seed what a step drops, by the run's seed, the step and the rank's place."""
+    # ranks that do the same work must drop the same numbers
+    place = (domain.pp, domain.copy, domain.tp if recipe.parallel.sequence_parallel else 0)
+    text = f"phalanx parallel {recipe.seed} {step} {place}"
+    torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
+
+
+def _outer_step(held: Sequence[Held], domain: Domain) -> OuterStep | None:
+    if domain.config.outer is None or domain.islands is None:
+        return None
+    return OuterStep(held, domain.config.outer, domain.islands)

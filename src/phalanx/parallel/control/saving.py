@@ -1,0 +1,188 @@
+"""A copy of the state on its way to rank 0 while training goes on: over a group of its own, from a thread of its own.
+
+Collectives of two threads on one group would be mixed up, so nothing here touches the groups of the training.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+
+from phalanx.errors import CheckpointError
+from phalanx.parallel.control.rank_trainer import Member
+from phalanx.parallel.data.parameters import Held, local
+from phalanx.parallel.groups.mesh import Domain
+from phalanx.parallel.tensor.split import Split
+
+_PATIENCE = timedelta(minutes=30)
+_UNCUT = -1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Which part of a whole tensor one rank contributes.
+
+    Attributes:
+        tensor: Number of the tensor in the member's catalogue.
+        slice: Which slice among tensor parallel ranks; 0 where they do not cut it.
+        dim: Along which dimension they cut it; -1 where they do not.
+        parts: Matrices that lie side by side in that dimension.
+        first_row: Where the piece begins in the slice.
+        rows: How many rows of the slice it has.
+    """
+
+    tensor: int
+    slice: int
+    dim: int
+    parts: int
+    first_row: int
+    rows: int
+
+    def slice_shape(self, whole: tuple[int, ...], tp: int) -> tuple[int, ...]:
+        """Shape of the slice that this is a piece of."""
+        return tuple(size // tp if dim == self.dim else size for dim, size in enumerate(whole))
+
+
+class Saving:
+    """One rank's end of it; every rank makes one, together.
+
+    Args:
+        member: This rank's part.
+        domain: Its place.
+
+    Raises:
+        CheckpointError: A parameter is cut in a way that is not known here.
+    """
+
+    def __init__(self, member: Member, domain: Domain) -> None:
+        self._member = member
+        self._domain = domain
+        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._own = {number: _piece(number, one, value, domain) for number, one, value in member.held_state()}
+        self._plan = self._share_plans()
+        self._taken: dict[int, Tensor] = {}
+        self._sender: threading.Thread | None = None
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy what this rank contributes, as it is now; the one before must have arrived."""
+        self.wait()
+        for number, _, value in self._member.held_state():
+            piece = self._own[number]
+            if piece is not None:
+                # not a view of what the next step changes
+                self._taken[number] = local(value).to("cpu", torch.float32, copy=True).contiguous()
+
+    def begin_sending(self) -> None:
+        """Let a thread send to rank 0 what was taken."""
+        self._sender = threading.Thread(target=self._send, name="saving", daemon=True)
+        self._sender.start()
+
+    def wait(self) -> None:
+        """Wait until what was taken has been sent."""
+        if self._sender is not None:
+            self._sender.join()
+            self._sender = None
+
+    def receive(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """On rank 0: the state that all ranks have taken, a stage at a time; to be gone through to its end.
+
+        Raises:
+            CheckpointError: A rank is gone.
+        """
+        number = 0
+        for stage, tensors in enumerate(self._member.catalogue()):
+            found = {}
+            for name, shape in tensors:
+                found[name] = self._whole(number, shape)
+                number += 1
+            yield stage, found
+
+    def _send(self) -> None:
+        try:
+            for number in sorted(self._taken):
+                dist.send(self._taken.pop(number), dst=0, group=self._group)
+        except RuntimeError:
+            # rank 0 is gone, and the training learns of that by itself
+            self._taken.clear()
+
+    def _whole(self, number: int, shape: tuple[int, ...]) -> Tensor:
+        slices: dict[int, Tensor] = {}
+        how: Piece | None = None
+        for rank, pieces in enumerate(self._plan):
+            piece = pieces.get(number)
+            if piece is None:
+                continue
+            how = piece
+            if piece.slice not in slices:
+                slices[piece.slice] = torch.empty(piece.slice_shape(shape, self._domain.config.tp))
+            place = slices[piece.slice]
+            self._fetch(number, rank, place[piece.first_row : piece.first_row + piece.rows] if shape else place)
+        if how is None:
+            raise CheckpointError(f"parallel: no rank has tensor {number} of the state; this is a fault of Phalanx")
+        if how.dim == _UNCUT:
+            return slices[0]
+        return Split(how.dim, how.parts).join([slices[index] for index in sorted(slices)])
+
+    def _fetch(self, number: int, rank: int, place: Tensor) -> None:
+        if rank == 0:
+            place.copy_(self._taken.pop(number))
+            return
+        try:
+            dist.recv(place, src=rank, group=self._group)
+        except RuntimeError as exc:
+            raise CheckpointError(f"rank {rank} was lost while its state was collected: {exc}") from exc
+
+    def _share_plans(self) -> list[dict[int, Piece]]:
+        """What each rank contributes, exchanged once: it does not change while the layout does not."""
+        own = [list(astuple(piece)) for piece in self._own.values() if piece is not None]
+        world, width = dist.get_world_size(), len(astuple(Piece(0, 0, 0, 0, 0, 0)))
+        most = torch.tensor(len(own))
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
+        mine = torch.full((int(most), width), _UNCUT, dtype=torch.int64)
+        if own:
+            mine[: len(own)] = torch.tensor(own)
+        everybody = [torch.empty_like(mine) for _ in range(world)]
+        dist.all_gather(everybody, mine, group=self._group)
+        plans = []
+        for rows in everybody:
+            pieces = [Piece(*row) for row in rows.tolist() if row[0] != _UNCUT]
+            plans.append({piece.tensor: piece for piece in pieces})
+        return plans
+
+
+def _piece(number: int, one: Held, value: Tensor, domain: Domain) -> Piece | None:
+    """What this rank contributes of a tensor; None where another one has the same."""
+    rows = _rows(one.name, value, domain)
+    if rows is None or (one.split is None and domain.tp != 0):
+        return None
+    if one.split is None:
+        return Piece(number, 0, _UNCUT, 1, *rows)
+    return Piece(number, domain.tp, one.split.dim % value.ndim, one.split.parts, *rows)
+
+
+def _rows(name: str, value: Tensor, domain: Domain) -> tuple[int, int] | None:
+    """First row and number of rows that this copy contributes; None where another one has them."""
+    first, rows = 0, value.shape[0] if value.ndim else 1
+    if not isinstance(value, DTensor):
+        return (first, rows) if domain.partner == 0 else None
+    coordinates: Sequence[int] = value.device_mesh.get_coordinate() or ()
+    for dim, (placement, place) in enumerate(zip(value.placements, coordinates, strict=True)):
+        if placement.is_replicate():
+            # the first of those who have the same speaks for them
+            rows = rows if place == 0 else 0
+        elif placement.is_shard(0):
+            # as torch cuts: equal shares but for the last ones
+            share = -(-rows // value.device_mesh.size(dim))
+            first, rows = first + min(place * share, rows), max(0, min(share, rows - place * share))
+        else:
+            raise CheckpointError(
+                f"{name}: is cut as {placement}, which cannot be collected beside the training; leave "
+                "checkpoint.asynchronous out"
+            )
+    return (first, rows) if rows else None

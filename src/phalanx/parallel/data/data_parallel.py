@@ -1,0 +1,135 @@
+"""Data and context parallel copies of a part: DDP where each has all parameters, FSDP2 where they share them."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
+from phalanx.parallel.data.compress import compress_gradients
+from phalanx.parallel.groups.direct import DirectGather, DirectScatter
+from phalanx.parallel.groups.mesh import Domain
+from phalanx.parallel.model.part import StagePart
+
+_BUCKET = 1 << 23
+"""Numbers that are averaged at once, 32 MiB."""
+
+
+def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
+    """Join a part with its copies on other ranks.
+
+    Gradients are averaged over the copies of an island; with ZeRO 2 and 3 each copy ends up with a slice of them.
+    ZeRO 1 concerns the optimizer alone.
+
+    Returns:
+        What is called in the part's place.
+    """
+    config = domain.config
+    if config.partners == 1 or averages_afterwards(config):
+        return part
+    if config.zero < SHARED_GRADIENTS:
+        for parameter in part.parameters():
+            # these become parts of the buffers that are exchanged, so that no gradient is ever there twice
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        with warnings.catch_warnings():
+            # the new name of this option, which older versions do not know
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+            copies = DistributedDataParallel(
+                part, process_group=domain.copies, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+        compress_gradients(copies, config.gradient_compression, domain.copies)
+        return copies
+    # blocks of some families return a view, and nobody writes into it
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    on_gpu = domain.device.type == "cuda"
+    policy = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
+    reshard = config.zero > SHARED_GRADIENTS
+    for block in part.stage.own_blocks:
+        shard(block, domain.copy_mesh, reshard=reshard, policy=policy)
+    # the head is the first to be needed again, by the backward pass that begins where the forward pass has ended
+    shard(part, domain.copy_mesh, reshard=reshard and config.pp > 1, policy=policy)
+    return part
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool, policy: OffloadPolicy) -> None:
+    """Share the parameters of a module that no module inside it shares, and their gradients.
+
+    Args:
+        module: What is shared; changed in place.
+        mesh: The ranks.
+        reshard: Whether parameters are given up between forward and backward pass.
+        policy: Where they are kept.
+    """
+    fully_shard(module, mesh=mesh, reshard_after_forward=reshard, offload_policy=policy)
+    if isinstance(module, FSDPModule) and mesh.device_type == "cpu":
+        module.set_custom_all_gather(DirectGather())  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(DirectScatter())  # type: ignore[arg-type]
+
+
+def averages_afterwards(config: ParallelConfig) -> bool:
+    """Whether copies average their gradients by `average_gradients`, after the last microbatch.
+
+    torch computes the weight gradients of a split backward pass by ``autograd.grad`` and assigns them, so that hooks of
+    parameters, by which DDP joins its copies, never run.
+    """
+    is_split = config.schedule == "zero-bubble" and config.pp > 1
+    return is_split and config.partners > 1 and config.zero < SHARED_GRADIENTS
+
+
+@torch.no_grad()
+def average_gradients(part: StagePart, domain: Domain) -> None:
+    """Average a part's gradients over the copies of its island."""
+    gradients = [one.grad for one in part.parameters() if one.grad is not None]
+    for bucket in _buckets(gradients):
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(domain.config.partners)
+        dist.all_reduce(flat, group=domain.copies)
+        pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
+        for gradient, piece in zip(bucket, pieces, strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        if bucket and sum(one.numel() for one in bucket) + tensor.numel() > _BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
+
+
+def microbatch_scope(
+    module: nn.Module, *, is_last: bool, keeps_whole: bool
+) -> contextlib.AbstractContextManager[object]:
+    """Around forward and backward of one microbatch: copies with all parameters talk after the last one only.
+
+    Copies that share gradients talk after each one, so that none of them ever holds a whole gradient; groups of them
+    that are replicas of each other after the last.
+
+    Args:
+        module: From `share_with_copies`.
+        is_last: Whether it is the last microbatch of the step.
+        keeps_whole: Parameters stay whole until the last one.
+    """
+    if isinstance(module, DistributedDataParallel):
+        return contextlib.nullcontext() if is_last else module.no_sync()
+    if isinstance(module, FSDPModule):
+        # groups that are replicas of each other add up what their microbatches gave before they tell each other
+        module.set_requires_all_reduce(is_last)
+        if keeps_whole:
+            module.set_reshard_after_backward(is_last)
+    return contextlib.nullcontext()
+
+
+def share_again(module: nn.Module) -> None:
+    """Give up whole parameters that a forward pass without a backward pass has left."""
+    for inner in module.modules():
+        if isinstance(inner, FSDPModule):
+            inner.reshard()

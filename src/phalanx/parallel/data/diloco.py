@@ -1,0 +1,110 @@
+"""Islands that train apart, and the outer step that joins them.
+
+Source: Douillard et al. 2023 (DiLoCo); Stich 2019 (local SGD); Seide et al. 2014 (what rounding loses is sent later).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional
+
+from phalanx.parallel.data.parameters import Held, local
+from phalanx.parallel.outer_config import OuterConfig
+
+MOMENTUM = "outer_momentum"
+RESIDUAL = "outer_residual"
+
+_BLOCK = 1024
+"""Numbers that share one scale when they are sent as bytes."""
+_LARGEST = 127.0
+
+
+class OuterStep:
+    """Nesterov's method over what islands have moved since they were last alike.
+
+    Every rank does this with its own slices, and with the ranks that have the same slices on the other islands; all of
+    them come to the same bits.
+
+    Args:
+        held: Parameters of this rank, which are alike on all islands now.
+        config: How.
+        islands: The ranks that have the same slices.
+    """
+
+    def __init__(self, held: Sequence[Held], config: OuterConfig, islands: dist.ProcessGroup) -> None:
+        self._config = config
+        self._islands = islands
+        self._parameters = [one.parameter for one in held]
+        self._anchors = [local(parameter).clone() for parameter in self._parameters]
+        self._momenta = self._zeros()
+        self._residuals = self._zeros() if config.compression != "none" else []
+
+    def is_due(self, num_steps: int) -> bool:
+        """Whether islands are joined after so many finished steps."""
+        return num_steps % self._config.every == 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Join the islands; all ranks call this together, and have the same parameters afterwards."""
+        for number, (parameter, anchor) in enumerate(zip(self._parameters, self._anchors, strict=True)):
+            gradient = self._mean(anchor - local(parameter), number)
+            momentum = local(self._momenta[number]).mul_(self._config.momentum).add_(gradient)
+            anchor.sub_(gradient.add_(momentum, alpha=self._config.momentum), alpha=self._config.lr)
+            local(parameter).copy_(anchor)
+
+    @torch.no_grad()
+    def begin_here(self) -> None:
+        """Take the parameters as they are, alike on all islands, for the point from which they move."""
+        for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
+            anchor.copy_(local(parameter))
+
+    def kept(self, one: Held, kind: str) -> Tensor:
+        """`MOMENTUM` or `RESIDUAL` of a parameter, shared out as the parameter is."""
+        number = next(n for n, parameter in enumerate(self._parameters) if parameter is one.parameter)
+        return self._momenta[number] if kind == MOMENTUM else self._residuals[number]
+
+    def _zeros(self) -> list[Tensor]:
+        return [torch.zeros_like(parameter.detach()) for parameter in self._parameters]
+
+    def _mean(self, moved: Tensor, number: int) -> Tensor:
+        if not moved.numel():
+            return moved
+        if not self._residuals:
+            dist.all_reduce(moved, group=self._islands)
+            return moved.div_(self._islands.size())
+        residual = local(self._residuals[number])
+        wanted = moved + residual
+        sent, scales = to_bytes(wanted)
+        total = torch.zeros_like(moved)
+        # added in the order of the islands, so that all have the same sum
+        for theirs, their_scales in zip(_from_all(sent, self._islands), _from_all(scales, self._islands), strict=True):
+            total.add_(from_bytes(theirs, their_scales, moved))
+        residual.copy_(wanted.sub_(from_bytes(sent, scales, moved)))
+        return total.div_(self._islands.size())
+
+
+def to_bytes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Round numbers to int8, each block of 1024 by a scale of its own.
+
+    Returns:
+        int8 ``[blocks, 1024]``, zeros behind the last number; float32 ``[blocks, 1]``, what a unit of a block is worth.
+        No number is off by more than half a unit.
+    """
+    flat = values.reshape(-1)
+    blocks = functional.pad(flat, (0, -flat.numel() % _BLOCK)).view(-1, _BLOCK)
+    scales = blocks.abs().amax(dim=1, keepdim=True) / _LARGEST
+    units = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)
+    return units.round().clamp(-_LARGEST, _LARGEST).to(torch.int8), scales
+
+
+def from_bytes(sent: Tensor, scales: Tensor, like: Tensor) -> Tensor:
+    """Return what `to_bytes` has sent, in the shape of `like`."""
+    return (sent.to(torch.float32) * scales).reshape(-1)[: like.numel()].view_as(like)
+
+
+def _from_all(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    found = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(found, mine, group=group)
+    return found

@@ -1,0 +1,125 @@
+"""The parameters of one rank: by name, with who else has them, and whole again for a checkpoint."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from phalanx.parallel.groups.mesh import Domain
+from phalanx.parallel.model.part import StagePart
+from phalanx.parallel.tensor.split import Split
+
+_HEAD_WEIGHT = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Held:
+    """One parameter on this rank.
+
+    Attributes:
+        name: In the whole model.
+        parameter: What the optimizer moves: a slice where tensor parallel ranks or copies share it.
+        split: How tensor parallel ranks cut it; None where each has it.
+        is_partial: Its gradient is one tensor parallel rank's part of the sum, although each rank has the parameter.
+        is_second: The last stage's own copy of the embedding, which a tied head is.
+        is_tied: This parameter has a copy at the other end of the pipeline.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    split: Split | None
+    is_partial: bool
+    is_second: bool
+    is_tied: bool
+
+
+def held_parameters(part: StagePart, domain: Domain) -> list[Held]:
+    """What is trained of a part, after it was joined with its copies, in the order of the model."""
+    stage = part.stage
+    ends_apart = domain.config.pp > 1 and stage.ties_head
+    blocks = f"{stage.family.trunk}.{stage.family.blocks}."
+    last = tuple(f"{stage.family.trunk}.{name}." for name in stage.family.last_parts)
+    found = []
+    for name, parameter in stage.trainable().items():
+        split = part.cut.splits.get(name)
+        is_second = ends_apart and stage.spec.is_last and name == _HEAD_WEIGHT
+        is_sliced = domain.config.sequence_parallel and split is None and name.startswith((blocks, *last))
+        is_embedding = ends_apart and stage.spec.is_first and name == stage.family.embedding_weight
+        found.append(
+            Held(
+                name=stage.family.embedding_weight if is_second else name,
+                parameter=parameter,
+                split=split,
+                is_partial=is_sliced or name in part.cut.partial,
+                is_second=is_second,
+                is_tied=is_second or is_embedding,
+            )
+        )
+    return found
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's slice of a tensor that copies share; the tensor itself where they do not."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    with torch.no_grad():
+        part: Tensor = tensor.to_local()
+    return part.detach()
+
+
+def settle_gradients(held: Sequence[Held], domain: Domain) -> None:
+    """After the copies have talked: complete what other ranks have parts of."""
+    for one in held:
+        gradient = one.parameter.grad
+        if gradient is None:
+            continue
+        if one.is_partial:
+            dist.all_reduce(local(gradient), group=domain.tensors)
+        if one.is_tied and domain.ends is not None:
+            dist.all_reduce(local(gradient), group=domain.ends)
+
+
+def counted_gradients(held: Sequence[Held], domain: Domain) -> Iterator[tuple[str, Tensor]]:
+    """Slices of an island's whole gradient; over its ranks each number of it occurs once, and copies take turns."""
+    for number, one in enumerate(held):
+        gradient = one.parameter.grad
+        if gradient is None or one.is_second:
+            continue
+        shares = isinstance(one.parameter, DTensor)
+        alone_among_copies = domain.replica == 0 if shares else number % domain.config.partners == domain.partner
+        alone_among_tensors = one.split is not None or domain.tp == 0
+        if alone_among_copies and alone_among_tensors:
+            yield one.name, local(gradient)
+
+
+def whole(one: Held, tensor: Tensor, domain: Domain) -> Tensor:
+    """Join a parameter, or what belongs to it, from the ranks that share it; all of them call this together."""
+    value = tensor.detach()
+    full = value.full_tensor() if isinstance(value, DTensor) else value
+    if one.split is None or domain.config.tp == 1:
+        return full.cpu()
+    slices = [torch.empty_like(full) for _ in range(domain.config.tp)]
+    dist.all_gather(slices, full.contiguous(), group=domain.tensors)
+    return one.split.join(slices).cpu()
+
+
+@torch.no_grad()
+def fill(one: Held, tensor: Tensor, full: Tensor, domain: Domain) -> None:
+    """Copy this rank's slice of a whole tensor into a parameter, or into what belongs to it."""
+    part = full if one.split is None else one.split.take(full, domain.tp, domain.config.tp)
+    if isinstance(tensor, DTensor):
+        shared = distribute_tensor(part.to(domain.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
+        local(tensor).copy_(shared.to_local())
+    else:
+        tensor.detach().copy_(part)
+
+
+def by_name(held: Sequence[Held]) -> Mapping[str, list[Held]]:
+    """What this rank has of each name of the whole model."""
+    found: dict[str, list[Held]] = {}
+    for one in held:
+        found.setdefault(one.name, []).append(one)
+    return found

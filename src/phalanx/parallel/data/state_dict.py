@@ -1,0 +1,192 @@
+"""The state of all ranks by name: brought together for a checkpoint, and spread from one, whatever the layout."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from phalanx.models import LoraConfig, ModelSource, StageSpec, trained_shapes
+from phalanx.optimizers import OptimizerConfig, moment_names, moment_shapes
+from phalanx.parallel.data.diloco import MOMENTUM, RESIDUAL, OuterStep
+from phalanx.parallel.data.parameters import Held, by_name, fill, whole
+from phalanx.parallel.data.update import Update
+from phalanx.parallel.groups.mesh import Domain
+
+WEIGHT = "weight"
+
+Catalogue = list[list[tuple[str, tuple[int, ...]]]]
+"""Names and shapes of what is trained, by stage."""
+
+
+def catalogue(source: ModelSource, specs: Sequence[StageSpec], adapter: LoraConfig | None) -> Catalogue:
+    """Names and shapes of what is trained of the whole model, by stage; a tied head is the first stage's embedding."""
+    family = source.family
+    found: Catalogue = [[] for _ in specs]
+    blocks = f"{family.trunk}.{family.blocks}."
+    first = tuple(f"{family.trunk}.{part}." for part in family.first_parts)
+    for name, shape in trained_shapes(source.hub_config, adapter).items():
+        if name.startswith(blocks):
+            layer = int(name.removeprefix(blocks).partition(".")[0])
+            index = next(spec.index for spec in specs if spec.first_layer <= layer < spec.end_layer)
+        else:
+            index = 0 if name.startswith(first) else len(specs) - 1
+        found[index].append((name, shape))
+    return found
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One tensor of a stage's state; what every island has is asked of the first."""
+
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    island: int = 0
+
+    @property
+    def key(self) -> str:
+        where = f"@{self.island}" if self.island else ""
+        return f"{self.kind}{where}/{self.name}"
+
+
+def stand_in(key: str, known: Mapping[str, object]) -> str | None:
+    """What to read in a checkpoint in the place of a tensor that it lacks since it is of a run with other islands.
+
+    Args:
+        key: Name of the tensor.
+        known: What the checkpoint has.
+
+    Returns:
+        The name to read; None for zeros.
+    """
+    if key in known:
+        return key
+    kind, _, name = key.partition("/")
+    kind = kind.partition("@")[0]
+    # moments of an island that was not there: those of the first
+    return None if kind in (MOMENTUM, RESIDUAL) else f"{kind}/{name}"
+
+
+class Keeper:
+    """Moves the state between the ranks and rank 0, one stage at a time; all ranks call it together.
+
+    Args:
+        stages: From `catalogue`.
+        held: This rank's parameters.
+        update: Their optimizer.
+        outer: What joins islands, where there are many.
+        domain: This rank's place.
+        config: Of the optimizer.
+    """
+
+    def __init__(
+        self,
+        stages: Catalogue,
+        held: Sequence[Held],
+        update: Update,
+        outer: OuterStep | None,
+        domain: Domain,
+        config: OptimizerConfig,
+    ) -> None:
+        self._stages = stages
+        self._held = held
+        self._update = update
+        self._outer = outer
+        self._domain = domain
+        self._kind = config.kind
+
+    def names(self, stage: int) -> list[str]:
+        """Names of a stage's tensors."""
+        return [entry.key for entry in self._entries(stage)]
+
+    def catalogue(self) -> Catalogue:
+        """Names and whole shapes of the tensors of each stage, as `collect` has them."""
+        return [[(entry.key, entry.shape) for entry in self._entries(stage)] for stage in range(len(self._stages))]
+
+    def held(self) -> Iterator[tuple[int, Held, Tensor]]:
+        """What this rank has of each tensor, with its number in the catalogue; the first island has what all share."""
+        mine = by_name([one for one in self._held if not one.is_second])
+        entries = (entry for stage in range(len(self._stages)) for entry in self._entries(stage))
+        for number, entry in enumerate(entries):
+            if entry.name in mine and entry.island == self._domain.island:
+                one = mine[entry.name][0]
+                yield number, one, self._value(one, entry.kind)
+
+    @torch.no_grad()
+    def collect(self, stage: int) -> dict[str, Tensor]:
+        """Bring one stage's whole tensors to rank 0; other ranks get none."""
+        domain = self._domain
+        owner = stage % domain.config.pp
+        found: dict[str, Tensor] = {}
+        mine = by_name([one for one in self._held if not one.is_second])
+        for entry in self._entries(stage):
+            sender = domain.leader_of(owner, entry.island)
+            if (domain.pp, domain.island) == (owner, entry.island):
+                one = mine[entry.name][0]
+                full = whole(one, self._value(one, entry.kind), domain)
+                if dist.get_rank() == 0:
+                    # not a view of what the next step changes
+                    found[entry.key] = full.clone()
+                elif domain.is_leader:
+                    dist.send(full.contiguous(), dst=0)
+            elif dist.get_rank() == 0:
+                found[entry.key] = torch.empty(entry.shape)
+                dist.recv(found[entry.key], src=sender)
+        return found
+
+    @torch.no_grad()
+    def load(self, num_steps: int, stage: int, tensors: Mapping[str, Tensor] | None) -> None:
+        """Take one stage's state from rank 0.
+
+        Args:
+            num_steps: Steps that the optimizer has made.
+            stage: Which one.
+            tensors: By name; on rank 0 alone.
+        """
+        mine = by_name(self._held)
+        for entry in self._entries(stage):
+            full = torch.empty(entry.shape) if tensors is None else tensors[entry.key].contiguous()
+            dist.broadcast(full, src=0)
+            if not (_is_everywhere(entry.kind) or entry.island == self._domain.island):
+                continue
+            for one in mine.get(entry.name, ()):
+                place = self._place(one, entry.kind, num_steps)
+                if place is not None:
+                    fill(one, place, full, self._domain)
+        if self._outer is not None:
+            self._outer.begin_here()
+
+    def _entries(self, stage: int) -> Iterator[_Entry]:
+        config = self._domain.config.outer
+        islands = range(self._domain.config.islands)
+        for kind in (WEIGHT, *moment_names(self._kind)):
+            for island in (0,) if _is_everywhere(kind) else islands:
+                for name, shape in self._stages[stage]:
+                    shapes = {WEIGHT: shape, **moment_shapes(self._kind, shape)}
+                    if kind in shapes:
+                        yield _Entry(kind, name, shapes[kind], island)
+        if config is None:
+            return
+        for name, shape in self._stages[stage]:
+            yield _Entry(MOMENTUM, name, shape)
+            for island in islands if config.compression != "none" else ():
+                yield _Entry(RESIDUAL, name, shape, island)
+
+    def _value(self, one: Held, kind: str) -> Tensor:
+        if kind == WEIGHT:
+            return one.parameter
+        if self._outer is not None and kind in (MOMENTUM, RESIDUAL):
+            return self._outer.kept(one, kind)
+        return self._update.moment(one, kind)
+
+    def _place(self, one: Held, kind: str, num_steps: int) -> Tensor | None:
+        if kind in (WEIGHT, MOMENTUM, RESIDUAL):
+            return self._value(one, kind)
+        return self._update.target(one, kind, num_steps)
+
+
+def _is_everywhere(kind: str) -> bool:
+    """Whether all islands have the same of it after an outer step."""
+    return kind in (WEIGHT, MOMENTUM)

@@ -1,0 +1,121 @@
+"""The optimizer of one rank, and its state by name."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from phalanx.optimizers import OptimizerConfig, moment_shapes
+from phalanx.parallel.config import SHARED_GRADIENTS
+from phalanx.parallel.data.parameters import Held, local
+from phalanx.parallel.groups.mesh import Domain
+
+_OPTIMIZER_STATE_ALONE = 1
+_STEP = "step"
+
+
+class Update:
+    """torch's optimizer over one rank's parameters; with ZeRO 1, over its share of them.
+
+    Args:
+        held: Parameters of this rank.
+        config: Which optimizer.
+        domain: This rank's place.
+    """
+
+    def __init__(self, held: Sequence[Held], config: OptimizerConfig, domain: Domain) -> None:
+        self._config = config
+        self._domain = domain
+        parameters = [one.parameter for one in held]
+        groups = [
+            {"params": [p for p in parameters if (p.ndim >= 2) == is_decayed], "weight_decay": decay}
+            for is_decayed, decay in ((True, config.weight_decay), (False, 0.0))
+        ]
+        groups = [group for group in groups if group["params"]]
+        kind, options = _settings(config, domain.config.zero)
+        self._zero: Any = None
+        if domain.config.zero == _OPTIMIZER_STATE_ALONE:
+            self._zero = _sharing()(groups, kind, process_group=domain.copies, **options)
+        self._optimizer: torch.optim.Optimizer = kind(groups, **options) if self._zero is None else self._zero
+        self._parameters = parameters
+        # DDP's gradients are parts of the buffers that it exchanges
+        self._keeps_gradients = domain.config.copies > 1 and domain.config.zero <= _OPTIMIZER_STATE_ALONE
+
+    @torch.no_grad()
+    def step(self, lr: float, clip_coefficient: float) -> None:
+        """Make one step with the gradients that are in the parameters, and clear them."""
+        if clip_coefficient != 1.0:
+            torch._foreach_mul_([local(p.grad) for p in self._parameters if p.grad is not None], clip_coefficient)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget gradients."""
+        if self._keeps_gradients:
+            torch._foreach_zero_([p.grad for p in self._parameters if p.grad is not None])
+            return
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def moment(self, one: Held, name: str) -> Tensor:
+        """What is kept for a parameter; with ZeRO 1 all copies call this together."""
+        kept = self._state.get(one.parameter, {}).get(name)
+        value: Tensor = self._nothing(one, name) if kept is None else kept
+        if self._zero is None:
+            return value
+        # one copy has it and the others have zeros
+        total = value.clone()
+        dist.all_reduce(total, group=self._domain.copies)
+        return total
+
+    def target(self, one: Held, name: str, num_steps: int) -> Tensor | None:
+        """Where a loaded moment goes; None where another copy keeps it."""
+        if self._zero is not None and not self._is_mine(one.parameter):
+            return None
+        kept = self._state.setdefault(one.parameter, {})
+        if self._config.kind != "sgd":
+            kept[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
+        value: Tensor = kept.setdefault(name, self._nothing(one, name))
+        return value
+
+    def _nothing(self, one: Held, name: str) -> Tensor:
+        shape = moment_shapes(self._config.kind, one.parameter.shape)[name]
+        if shape == tuple(one.parameter.shape):
+            # shared out as the parameter is
+            return torch.zeros_like(one.parameter.detach())
+        return one.parameter.detach().new_zeros(shape)
+
+    @property
+    def _inner(self) -> torch.optim.Optimizer:
+        inner: torch.optim.Optimizer = self._optimizer if self._zero is None else self._zero.optim
+        return inner
+
+    @property
+    def _state(self) -> dict[Tensor, Any]:
+        return self._inner.state
+
+    def _is_mine(self, parameter: nn.Parameter) -> bool:
+        return any(parameter is mine for group in self._inner.param_groups for mine in group["params"])
+
+
+def _sharing() -> Any:
+    """Torch's optimizer that shares its state; the package around it compiles others by a deprecated way."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415
+
+        return ZeroRedundancyOptimizer
+
+
+def _settings(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
+    if config.kind == "sgd":
+        # torch's fused kernel has no rule for tensors that copies share
+        return torch.optim.SGD, {"lr": config.lr, "momentum": config.momentum, "fused": zero < SHARED_GRADIENTS}
+    if config.kind == "adafactor":
+        return torch.optim.Adafactor, {"lr": config.lr}
+    return torch.optim.AdamW, {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}

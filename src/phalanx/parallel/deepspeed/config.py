@@ -1,0 +1,112 @@
+"""The ``[deepspeed]`` section: DeepSpeed's ZeRO in the place of torch's, and what it keeps where; imports no torch."""
+
+from collections.abc import Iterator
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from phalanx.config import StrictModel
+from phalanx.parallel.config import ParallelConfig
+
+Home = Literal["none", "cpu", "nvme"]
+
+ALL_IS_SHARED = 3
+"""The ZeRO level at which parameters are shared out too."""
+
+
+class AioConfig(StrictModel):
+    """How a rank reads and writes its directory.
+
+    Attributes:
+        block_bytes: Bytes of one request to the disk. What is smaller than this, and than 1 MiB, stays in memory.
+        queue_depth: Requests that are under way at once.
+        threads: Threads that share one tensor.
+        single_submit: Requests are handed over one by one instead of as many as the queue takes.
+        overlap_events: Further requests are handed over while finished ones are awaited.
+    """
+
+    block_bytes: int = Field(default=2**20, ge=4096, le=2**30, multiple_of=4096)
+    queue_depth: int = Field(default=8, ge=1, le=4096)
+    threads: int = Field(default=1, ge=1, le=64)
+    single_submit: bool = False
+    overlap_events: bool = True
+
+
+class DeepSpeedConfig(StrictModel):
+    """What DeepSpeed shares out among the copies, and what it keeps outside the device's memory.
+
+    Attributes:
+        zero: What the copies share instead of each having it: 1 optimizer state, 2 gradients too, 3 parameters too.
+        offload_optimizer: Where fp32 weights, both moments and gradients of the update are kept, and the update is
+            made: "none" is the device, "cpu" the host's memory, "nvme" files in `directory`; the last with zero 3.
+        offload_parameters: Where each copy's share of the parameters is kept between uses; with zero 3, and the
+            optimizer offloaded too.
+        directory: Of files on a local disk, on every machine; it must be there. Each rank has a folder in it while
+            the run lasts.
+        update_at_once: Numbers of a rank's share that the optimizer updates at once. With "nvme" so many are in the
+            host's memory at a time, 16 bytes each.
+        aio: How files are read and written.
+    """
+
+    zero: Literal[1, 2, 3] = 3
+    offload_optimizer: Home = "none"
+    offload_parameters: Home = "none"
+    directory: str | None = Field(default=None, min_length=1)
+    update_at_once: int = Field(default=25_000_000, ge=1024)
+    aio: AioConfig = AioConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.offload_parameters != "none" and self.zero < ALL_IS_SHARED:
+            raise ValueError(
+                f'offload_parameters = "{self.offload_parameters}" needs zero = 3, found {self.zero}: below it every '
+                'rank has all parameters; set zero to 3, or offload_parameters to "none"'
+            )
+        if self.offload_parameters != "none" and self.offload_optimizer == "none":
+            raise ValueError(
+                f'offload_parameters = "{self.offload_parameters}" leaves the optimizer\'s state on the device, which '
+                'is three times as large; set offload_optimizer to "cpu" or "nvme" too'
+            )
+        if self.offload_optimizer == "nvme" and self.zero < ALL_IS_SHARED:
+            raise ValueError(
+                f'offload_optimizer = "nvme" needs zero = 3, found {self.zero}: below it DeepSpeed keeps the state in '
+                'the host\'s memory without a word; set zero to 3, or offload_optimizer to "cpu"'
+            )
+        self._check_files()
+        return self
+
+    def _check_files(self) -> None:
+        if self.uses_disk and self.directory is None:
+            raise ValueError('"nvme" needs directory, a folder on a local disk; add it')
+        if not self.uses_disk and self.directory is not None:
+            raise ValueError('directory has no meaning without "nvme"; leave it out')
+        if not self.uses_disk and self.aio != AioConfig():
+            raise ValueError('aio has no meaning without "nvme"; leave it out')
+
+    @property
+    def uses_disk(self) -> bool:
+        """Whether anything is kept in files."""
+        return "nvme" in (self.offload_optimizer, self.offload_parameters)
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes of files for each number that is trained, all ranks together."""
+        state = 16 if self.offload_optimizer == "nvme" else 0
+        return state + (4 if self.offload_parameters == "nvme" else 0)
+
+
+def contradictions(config: DeepSpeedConfig, parallel: ParallelConfig) -> Iterator[str]:
+    """What ``[parallel]`` asks for that DeepSpeed's ranks do not do, with what to change."""
+    for axis in ("tp", "pp", "cp"):
+        if getattr(parallel, axis) > 1:
+            yield f"parallel.{axis} = {getattr(parallel, axis)}: only data parallel copies; set it to 1"
+    refused = {
+        f"parallel.zero = {parallel.zero}": parallel.zero,
+        f'parallel.gradient_compression = "{parallel.gradient_compression}"': parallel.gradient_compression != "none",
+        "parallel.outer": parallel.outer is not None,
+        "parallel.compile": parallel.compile,
+    }
+    for name, is_set in refused.items():
+        if is_set:
+            advice = f"deepspeed.zero = {config.zero} says what is shared" if "zero" in name else "it is not tried here"
+            yield f"{name}: {advice}; leave it out"

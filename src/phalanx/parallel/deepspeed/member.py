@@ -1,0 +1,259 @@
+"""One rank whose share DeepSpeed keeps: the same calls as any other rank of a domain, the same numbers."""
+
+import contextlib
+import importlib
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from phalanx.errors import FailedBatchError
+from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, partition
+from phalanx.objectives import IGNORE, causal_lm
+from phalanx.optimizers import learning_rate, moment_names
+from phalanx.parallel.control.rank_trainer import Outcome, Recipe, seed_dropout
+from phalanx.parallel.data.state_dict import WEIGHT, catalogue
+from phalanx.parallel.deepspeed.config import ALL_IS_SHARED, DeepSpeedConfig
+from phalanx.parallel.deepspeed.disk import own_folder
+from phalanx.parallel.deepspeed.extra import NAME, environment, forget, load
+from phalanx.parallel.deepspeed.settings import settings
+from phalanx.parallel.deepspeed.state import ZeroState
+from phalanx.parallel.groups.mesh import Domain
+from phalanx.parallel.groups.rank_env import Place
+from phalanx.parallel.model.part import StagePart
+from phalanx.telemetry import PhaseTimer
+
+_SHARD_BYTES = 4 * 2**30
+_STATE_BYTES = 12
+_NARROW = {"fp32": None, "bf16": torch.bfloat16}
+
+
+@contextlib.contextmanager
+def opened_member(
+    config: DeepSpeedConfig, recipe: Recipe, source: ModelSource, domain: Domain, place: Place, digest: str
+) -> Iterator["DeepSpeedMember"]:
+    """Be a rank of DeepSpeed's while the context lasts; its folder on disk is gone afterwards.
+
+    Args:
+        config: The section.
+        recipe: The same on every rank.
+        source: The model, which every rank reads whole before it gives up what is not its share.
+        domain: This rank's place among the copies.
+        place: The same, among processes.
+        digest: Of the run's config, in hex.
+
+    Raises:
+        ConfigError: Its folder is in use.
+        ModelError: A tensor is missing or wrong.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if config.directory is not None:
+            folder = stack.enter_context(own_folder(Path(config.directory), digest, place.rank))
+        stack.enter_context(environment(domain.device.type, place.local_rank))
+        stack.enter_context(warnings.catch_warnings())
+        # of its own modules, and of functions of torch's that have a new name
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        member = DeepSpeedMember(config, recipe, source, domain, folder)
+        stack.callback(member.close)
+        yield member
+
+
+class DeepSpeedMember:
+    """One rank's share of the model and the optimizer, in DeepSpeed's hands.
+
+    Args:
+        config: The section.
+        recipe: The same on every rank.
+        source: The model.
+        domain: This rank's place.
+        folder: Of this rank alone; None where nothing is kept on disk.
+
+    Attributes:
+        timer: Where the time of this rank goes.
+    """
+
+    def __init__(
+        self, config: DeepSpeedConfig, recipe: Recipe, source: ModelSource, domain: Domain, folder: Path | None
+    ) -> None:
+        self.timer = PhaseTimer()
+        self._recipe = recipe
+        self._domain = domain
+        part = _part(config, recipe, source, domain)
+        stages = catalogue(source, _shards(source, part), recipe.adapter)
+        self._names = [[name for name, _ in stage] for stage in stages]
+        self._shapes = {name: shape for stage in stages for name, shape in stage}
+        trained = part.stage.trainable()
+        said = settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
+        package = load()
+        optimizer = _optimizer(config, recipe, list(trained.values()))
+        if config.offload_parameters != "none":
+            _share_out(package, part, said, domain.device)
+        self._engine, *_ = package.initialize(model=part, optimizer=optimizer, config=said, dist_init_required=False)
+        self._state = ZeroState(self._engine, trained, self._shapes, shares_parameters=config.zero == ALL_IS_SHARED)
+
+    @property
+    def num_stages(self) -> int:
+        """Parts in which the state is collected and loaded, so that rank 0 never has all of a large one."""
+        return len(self._names)
+
+    def step(self, step: int, ids: Tensor, labels: Tensor) -> Outcome:
+        """Run one optimizer step on a whole batch.
+
+        Args:
+            step: From 0.
+            ids: int64 ``[batch, seq]``, the same on every rank.
+            labels: Next tokens, likewise.
+
+        Raises:
+            FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
+                updated.
+        """
+        all_targets = int((labels != IGNORE).sum())
+        if not all_targets:
+            raise FailedBatchError(f"step {step}: the batch has no token to predict")
+        self._set_rate(learning_rate(self._recipe.optimizer, step, self._recipe.total_steps))
+        seed_dropout(self._recipe, step, self._domain)
+        # copies average their gradients, the step wants their sum
+        loss = self._run(self._own_rows(ids), self._own_rows(labels), self._recipe.parallel.dp / all_targets)
+        norm = float(self._engine.get_global_grad_norm())
+        if not self._engine.was_step_applied():
+            raise FailedBatchError(
+                f"step {step}: loss {loss / all_targets}, gradient norm {norm}; lower optimizer.lr or set "
+                "optimizer.clip_norm"
+            )
+        return Outcome(loss / all_targets, norm)
+
+    @torch.no_grad()
+    def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
+        """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp."""
+        self._engine.eval()
+        own = self._own_rows(labels)
+        loss, _ = causal_lm(self._engine(self._own_rows(ids)), own)
+        self._engine.train()
+        total = torch.tensor([float(loss), float((own != IGNORE).sum())], dtype=torch.float64)
+        dist.all_reduce(total)
+        return float(total[0]), int(total[1])
+
+    def collect(self, stage: int) -> dict[str, Tensor]:
+        """Bring one stage's whole tensors to rank 0: ``weight/...`` and moments; others get none."""
+        found = {}
+        for kind, name in self._entries(stage):
+            full = self._state.whole(kind, name)
+            if self._domain.is_leader:
+                found[f"{kind}/{name}"] = full
+        return found
+
+    def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
+        """Take one stage's state from rank 0, whatever layout and engine it was saved under.
+
+        Args:
+            num_steps: Steps that the optimizer has made.
+            stage: Which one.
+            tensors: As `collect` names them; on rank 0 alone.
+        """
+        if not self._state.has_moments:
+            self._make_moments()
+        for kind, name in self._entries(stage):
+            key = f"{kind}/{name}"
+            full = torch.empty(self._shapes[name]) if tensors is None else tensors[key].contiguous()
+            dist.broadcast(full, src=0)
+            self._state.fill(kind, name, full)
+        self._state.set_steps(num_steps)
+
+    def names(self, stage: int) -> list[str]:
+        """Names of the tensors of a stage, as `collect` and `load` have them."""
+        return [f"{kind}/{name}" for kind, name in self._entries(stage)]
+
+    def close(self) -> None:
+        """Let go of everything; another member may be made in this process afterwards."""
+        self._engine.destroy()
+        forget()
+
+    def _entries(self, stage: int) -> list[tuple[str, str]]:
+        kinds = (WEIGHT, *moment_names(self._recipe.optimizer.kind))
+        return [(kind, name) for kind in kinds for name in self._names[stage]]
+
+    def _run(self, ids: Tensor, labels: Tensor, scale: float) -> float:
+        """All microbatches of this rank and the update; summed loss of all ranks."""
+        engine, count = self._engine, self._recipe.microbatches
+        total = torch.zeros(1, dtype=torch.float64)
+        for number, (x, y) in enumerate(zip(ids.chunk(count), labels.chunk(count), strict=True), start=1):
+            is_last = number == count
+            engine.set_gradient_accumulation_boundary(is_last)
+            with self.timer.phase("compute"):
+                loss, _ = causal_lm(engine(x), y)
+                total += float(loss.detach())
+                if is_last:
+                    dist.all_reduce(total)
+                    # deepspeed gives up a step whose gradient is not finite; so does one whose loss is not
+                    scale = scale if math.isfinite(float(total)) else math.nan
+                engine.backward(loss * scale, scale_wrt_gas=False)
+            with self.timer.phase("update"):
+                engine.step()
+        return float(total)
+
+    def _make_moments(self) -> None:
+        """Have the optimizer make its moments by a step with no gradient and no rate, which changes nothing."""
+        self._set_rate(0.0)
+        ids = torch.zeros((1, self._recipe.sequence_length), dtype=torch.int64, device=self._domain.device)
+        self._engine.set_gradient_accumulation_boundary(True)
+        self._engine.backward(self._engine(ids).sum() * 0.0, scale_wrt_gas=False)
+        self._engine.step()
+
+    def _set_rate(self, lr: float) -> None:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _own_rows(self, x: Tensor) -> Tensor:
+        return x.chunk(self._recipe.parallel.dp)[self._domain.dp].to(self._domain.device)
+
+
+def _share_out(package: Any, part: StagePart, said: dict[str, Any], device: torch.device) -> None:
+    """Leave each rank its share of the parameters, one after another: the device never has all of them."""
+    package.zero.Init(module=part, config_dict_or_path=said)
+    for module in part.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+
+
+def _part(config: DeepSpeedConfig, recipe: Recipe, source: ModelSource, domain: Domain) -> StagePart:
+    stage = build_stage(
+        source,
+        StageSpec(0, 1, 0, source.num_layers),
+        adapter=recipe.adapter,
+        activation_checkpointing=False,
+        attention="eager" if recipe.attention == "eager" else "sdpa",
+        seed=recipe.seed,
+        device=str(domain.device) if config.offload_parameters == "none" else "cpu",
+    )
+    return StagePart(stage, domain, narrow=_NARROW[recipe.precision])
+
+
+def _shards(source: ModelSource, part: StagePart) -> tuple[StageSpec, ...]:
+    """Layers by parts of about 4 GiB of state."""
+    size = _STATE_BYTES * sum(parameter.numel() for parameter in part.stage.trainable().values())
+    embedding, head = estimate_costs(source.hub_config)
+    return partition(source.num_layers, min(source.num_layers, 1 + size // _SHARD_BYTES), None, embedding, head)
+
+
+def _optimizer(config: DeepSpeedConfig, recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW: deepspeed's kernel where the update is made on the host, torch's elsewhere."""
+    wanted = recipe.optimizer
+    groups = [
+        {"params": [p for p in parameters if (p.ndim >= 2) == is_decayed], "weight_decay": decay}
+        for is_decayed, decay in ((True, wanted.weight_decay), (False, 0.0))
+    ]
+    groups = [group for group in groups if group["params"]]
+    options: dict[str, Any] = {"lr": wanted.lr, "betas": wanted.betas, "eps": wanted.eps}
+    if config.offload_optimizer == "none":
+        return torch.optim.AdamW(groups, fused=True, **options)
+    adam = importlib.import_module(f"{NAME}.ops.adam").DeepSpeedCPUAdam
+    found: torch.optim.Optimizer = adam(groups, adamw_mode=True, **options)
+    return found

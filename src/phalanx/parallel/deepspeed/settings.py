@@ -1,0 +1,83 @@
+"""The run file in deepspeed's own words."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.parallel.deepspeed.config import DeepSpeedConfig
+
+if TYPE_CHECKING:
+    from phalanx.parallel.control.rank_trainer import Recipe
+
+_PARAMETER_BUFFERS, _STATE_BUFFERS = 5, 4
+"""deepspeed's own numbers: parameters in memory at once; weights, two moments and a gradient."""
+_BYTES = 4
+
+
+def largest_share(largest: int, copies: int) -> int:
+    """Numbers of the largest share of one parameter that a rank has."""
+    return -(-largest // copies)
+
+
+def locked_bytes(config: DeepSpeedConfig, total: int, largest: int, copies: int) -> int:
+    """Bytes of memory that a rank locks for the disk.
+
+    Args:
+        config: The section.
+        total: Numbers that are trained.
+        largest: Numbers of the largest parameter.
+        copies: How many ranks share them.
+    """
+    share = largest_share(largest, copies)
+    found = 0
+    if config.offload_optimizer == "nvme":
+        found += _STATE_BUFFERS * min(config.update_at_once + share, largest_share(total, copies)) * _BYTES
+    if config.offload_parameters == "nvme":
+        found += _PARAMETER_BUFFERS * share * _BYTES
+    return found
+
+
+def settings(config: DeepSpeedConfig, recipe: "Recipe", largest: int, folder: Path | None) -> dict[str, Any]:
+    """What ``deepspeed.initialize`` gets.
+
+    Args:
+        config: The section.
+        recipe: Of the run.
+        largest: Numbers of the largest parameter.
+        folder: This rank's own; None where nothing is kept on disk.
+    """
+    copies = recipe.parallel.dp
+    zero: dict[str, Any] = {"stage": config.zero, "sub_group_size": config.update_at_once}
+    if config.offload_optimizer != "none":
+        zero["offload_optimizer"] = _home(config.offload_optimizer, folder) | {"buffer_count": _STATE_BUFFERS}
+    if config.offload_parameters != "none":
+        zero["offload_param"] = _home(config.offload_parameters, folder) | {
+            "buffer_count": _PARAMETER_BUFFERS,
+            "buffer_size": largest_share(largest, copies),
+            # else deepspeed keeps the first 10^9 numbers in memory, whatever the file says
+            "max_in_cpu": 0,
+        }
+    if config.offload_parameters == "nvme":
+        # its reading ahead asks twice for a parameter that occurs twice among the next ones, and ends the rank
+        zero["stage3_prefetch_bucket_size"] = 0
+        # what is kept for its next use keeps its buffer, and there are five
+        zero["stage3_max_reuse_distance"] = 0
+    aio = config.aio
+    return {
+        "train_micro_batch_size_per_gpu": recipe.batch_size // (copies * recipe.microbatches),
+        "gradient_accumulation_steps": recipe.microbatches,
+        "gradient_clipping": recipe.optimizer.clip_norm or 0.0,
+        "steps_per_print": None,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "aio": {
+            "block_size": aio.block_bytes,
+            "queue_depth": aio.queue_depth,
+            "intra_op_parallelism": aio.threads,
+            "single_submit": aio.single_submit,
+            "overlap_events": aio.overlap_events,
+        },
+    }
+
+
+def _home(kind: str, folder: Path | None) -> dict[str, Any]:
+    return {"device": kind} if kind == "cpu" or folder is None else {"device": kind, "nvme_path": str(folder)}

@@ -1,0 +1,129 @@
+"""Whole tensors out of DeepSpeed's shares, and into them, wherever they are kept.
+
+deepspeed keeps the numbers that are trained twice: as the layers use them, and in fp32 beside the moments. Both are
+filled here, and the second is what a checkpoint has. Its own checkpoints are pickles; none is written or read.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional
+
+from phalanx.errors import TrainingError
+from phalanx.parallel.data.state_dict import WEIGHT
+from phalanx.parallel.deepspeed.extra import NAME
+
+_STEP = "step"
+
+
+class ZeroState:
+    """The state of one rank's share; all ranks call each method together.
+
+    Args:
+        engine: From ``deepspeed.initialize``.
+        parameters: What is trained, by name.
+        shapes: Their whole shapes.
+        shares_parameters: ZeRO 3, where a layer has its parameters only while it runs.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        parameters: Mapping[str, nn.Parameter],
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        shares_parameters: bool,
+    ) -> None:
+        self._engine = engine
+        self._parameters = parameters
+        self._shapes = shapes
+        self._shares_parameters = shares_parameters
+        self._api: Any = importlib.import_module(f"{NAME}.utils")
+        self._is_linked = shares_parameters
+        self._gathered: Any = importlib.import_module(NAME).zero.GatheredParameters
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether a step has been made; before the first one the optimizer keeps nothing."""
+        return any(_STEP in kept for kept in self._kept.values())
+
+    @torch.no_grad()
+    def whole(self, kind: str, name: str) -> Tensor:
+        """One tensor in memory of its own, on the CPU.
+
+        Args:
+            kind: Of the weight, or one of the optimizer's moments.
+            name: Of the parameter.
+        """
+        parameter, shape = self._parameters[name], self._shapes[name]
+        if kind != WEIGHT and not self.has_moments:
+            return torch.zeros(shape)
+        api = self._api
+        if kind == WEIGHT:
+            found = api.safe_get_full_fp32_param(parameter)
+        else:
+            self._link()
+            found = api.safe_get_full_optimizer_state(parameter, kind)
+        if found is None:
+            raise TrainingError(f"{name}: deepspeed has no {kind} of it; this is a fault of Phalanx")
+        full: Tensor = found.detach().to("cpu", torch.float32, copy=True).reshape(shape)
+        return full
+
+    @torch.no_grad()
+    def fill(self, kind: str, name: str, full: Tensor) -> None:
+        """Take this rank's share of a whole tensor, which every rank has; moments once there are some."""
+        parameter, api = self._parameters[name], self._api
+        if self._shares_parameters:
+            self._fill_share(kind, parameter, full)
+        elif kind == WEIGHT:
+            parameter.copy_(full)
+            api.safe_set_full_fp32_param(parameter, full)
+        else:
+            self._link()
+            api.safe_set_full_optimizer_state(parameter, full, kind)
+
+    def set_steps(self, num_steps: int) -> None:
+        """Say how many steps the moments are of."""
+        for kept in self._kept.values():
+            if isinstance(kept.get(_STEP), Tensor):
+                kept[_STEP].fill_(float(num_steps))
+            elif _STEP in kept:
+                kept[_STEP] = num_steps
+
+    @property
+    def _kept(self) -> Mapping[Any, dict[str, Any]]:
+        kept: Mapping[Any, dict[str, Any]] = self._engine.optimizer.optimizer.state
+        return kept
+
+    def _link(self) -> None:
+        """With ZeRO 1 and 2: have deepspeed find its moments.
+
+        It looks for them once, in the first step, when the first group of parameters has moments and the others not.
+        """
+        if not self._is_linked:
+            zero = self._engine.optimizer
+            zero._hp_optimizer_states_linked = False
+            zero._lazy_init_hp_params_optimizer_state()
+            self._is_linked = True
+
+    def _fill_share(self, kind: str, parameter: nn.Parameter, full: Tensor) -> None:
+        is_weight = kind == WEIGHT
+        # a share in a file can be filled while its layer has it, and not else
+        with self._gathered([parameter], modifier_rank=0 if is_weight else None):
+            share = self._share(parameter, full)
+            if is_weight:
+                parameter.copy_(full)
+                self._api.safe_set_local_fp32_param(parameter, share)
+            else:
+                self._api.safe_set_local_optimizer_state(parameter, share, kind)
+
+    def _share(self, parameter: nn.Parameter, full: Tensor) -> Tensor:
+        """Equal shares of the flat numbers in the order of ranks, the last filled up with zeros."""
+        ranks = dist.get_world_size()
+        numbers = -(-full.numel() // ranks)
+        padded = functional.pad(full.reshape(-1), (0, ranks * numbers - full.numel()))
+        return padded.narrow(0, dist.get_rank() * numbers, numbers).to(parameter.device)

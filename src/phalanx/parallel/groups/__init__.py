@@ -1,0 +1,1 @@
+"""Ranks among each other: environment, rendezvous, mesh, heartbeat, exchanges."""

@@ -1,0 +1,1 @@
+"""One rank's part of the model, and how it is computed."""

@@ -1,0 +1,152 @@
+"""One rank's part of the model: a stage, of which tensor and context parallel ranks share the work."""
+
+import contextlib
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.models import StageModule
+from phalanx.objectives import causal_lm
+from phalanx.parallel.context.positions import own_positions
+from phalanx.parallel.context.ring import share_by_ring
+from phalanx.parallel.context.ulysses import share_context
+from phalanx.parallel.groups.collectives import enter, gather_copies, gather_parts, keep_slice
+from phalanx.parallel.groups.mesh import Domain
+from phalanx.parallel.model.compiled import compile_blocks
+from phalanx.parallel.model.recompute import recomputing
+from phalanx.parallel.tensor.tensor_parallel import Cut, cut_stage
+from phalanx.parallel.tensor.vocabulary import shared_causal_lm
+
+_SEQUENCE = 1
+_HEAD = "lm_head"
+_ALIBI, _COSINES, _POSITIONS, _MASK = "alibi", "position_embeddings", "position_ids", "attention_mask"
+
+
+class StagePart(nn.Module):
+    """Runs a stage's modules in the stage's own order, each rank on its share of heads and sequence.
+
+    The first stage takes whole rows of ids ``[batch, seq]``, others this rank's slice of hidden states.
+
+    Args:
+        stage: Whole; it is cut here.
+        domain: This rank's place.
+        narrow: Type in which products of matrices are computed while training; None is float32. Parameters, and what
+            passes between stages, are in float32 either way.
+
+    Attributes:
+        stage: What is left of it on this rank.
+        cut: How parameters were cut.
+    """
+
+    def __init__(self, stage: StageModule, domain: Domain, *, narrow: torch.dtype | None = None) -> None:
+        super().__init__()
+        config = domain.config
+        self._domain = domain
+        self._narrow = narrow
+        self._cuts_sequence = config.sequence_parallel
+        # masks and tables are made by the config as it was, whatever kernel runs
+        self._tables_by = copy.deepcopy(stage.hub_config)
+        self.cut: Cut = cut_stage(stage, domain.tensors, cuts_sequence=self._cuts_sequence)
+        share = share_by_ring if config.context == "ring" else share_context
+        share(stage, domain.context)
+        self.stage = stage
+        if config.compile:
+            compile_blocks(stage)
+        self._run = recomputing(_run_block, config.activation_checkpointing)
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices the sequence is cut between blocks."""
+        return self._domain.config.cp * (self._domain.config.tp if self._cuts_sequence else 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the part.
+
+        Args:
+            x: Ids ``[batch, seq]`` at the first stage, else hidden states ``[batch, seq / slices, hidden]``.
+
+        Returns:
+            At the last stage logits ``[batch, seq / cp, columns]`` of this rank's columns, else hidden states.
+        """
+        with self._autocast():
+            stage = self.stage
+            hidden = self._embed(x) if stage.spec.is_first else x
+            context = self._context(hidden)
+            for block in stage.own_blocks:
+                hidden = self._run(block, hidden, context)
+            result = self._finish(hidden) if stage.spec.is_last else hidden
+        # the shapes that a pipeline was told of are those of float32
+        return result.to(torch.float32)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Summed loss of this rank's slice of the sequence, the same on all tensor parallel ranks.
+
+        Args:
+            logits: What the last stage returned.
+            labels: ``[batch, seq / cp]``.
+        """
+        if self.cut.shares_vocabulary:
+            return shared_causal_lm(logits, labels, self._domain.tensors)
+        return causal_lm(logits, labels)[0]
+
+    def own_labels(self, labels: Tensor) -> Tensor:
+        """This rank's positions of labels ``[batch, seq]``."""
+        return self._own_positions(labels)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        # every rank looks up the whole row: positions count from its beginning
+        hidden = self.stage.family.embed(self.stage.trunk, ids)
+        hidden = self._own_positions(hidden).contiguous()
+        return keep_slice(hidden, _SEQUENCE, self._domain.tensors) if self._cuts_sequence else hidden
+
+    def _finish(self, hidden: Tensor) -> Tensor:
+        hidden = self.stage.family.finish(self.stage.trunk, hidden)
+        tensors = self._domain.tensors
+        if self.cut.shares_vocabulary:
+            hidden = gather_parts(hidden, _SEQUENCE, tensors) if self._cuts_sequence else enter(hidden, tensors)
+        elif self._cuts_sequence:
+            hidden = gather_copies(hidden, _SEQUENCE, tensors)
+        logits: Tensor = self.stage.get_submodule(_HEAD)(hidden)
+        return logits
+
+    def _context(self, hidden: Tensor) -> dict[str, Any]:
+        """What blocks are called with, made for whole rows and all heads, then sliced."""
+        stage, config = self.stage, self._domain.config
+        length = hidden.shape[_SEQUENCE] * self.slices
+        whole = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
+        context = stage.family.context(stage.trunk, self._tables_by, whole)
+        if config.cp > 1:
+            context[_MASK] = None
+            for key in (_COSINES, _POSITIONS):
+                if key in context:
+                    context[key] = self._own_table(context[key])
+        if config.tp > 1 and _ALIBI in context:
+            context[_ALIBI] = self._own_heads(context[_ALIBI], hidden.shape[0])
+        return context
+
+    def _own_table(self, table: Any) -> Any:
+        if isinstance(table, tuple):
+            return tuple(self._own_positions(one) for one in table)
+        return self._own_positions(table)
+
+    def _own_positions(self, whole: Tensor) -> Tensor:
+        return own_positions(whole, _SEQUENCE, self._domain.config, self._domain.cp)
+
+    def _own_heads(self, table: Tensor, batch: int) -> Tensor:
+        by_head = table.view(batch, -1, *table.shape[1:])
+        return by_head.chunk(self._domain.config.tp, 1)[self._domain.tp].flatten(0, 1)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        # as for a whole model: validation is in float32
+        if self._narrow is None or not torch.is_grad_enabled():
+            return contextlib.nullcontext()
+        return torch.autocast(self._domain.device.type, dtype=self._narrow)
+
+
+def _run_block(block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:
+    out = block(hidden, **context)
+    # some families return attention weights or a cache beside the hidden states
+    result: Tensor = out[0] if isinstance(out, tuple) else out
+    return result

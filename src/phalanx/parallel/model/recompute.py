@@ -1,0 +1,54 @@
+"""What the backward pass computes again instead of keeping it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from phalanx.parallel.config import Recompute
+from phalanx.parallel.context.ring import RING
+
+Run = Callable[..., Tensor]
+
+_OPS = torch.ops.aten
+_KEPT = {
+    _OPS.mm.default,
+    _OPS.addmm.default,
+    _OPS.bmm.default,
+    _OPS.baddbmm.default,
+    _OPS._scaled_dot_product_flash_attention_for_cpu.default,
+    _OPS._scaled_dot_product_flash_attention.default,
+    _OPS._scaled_dot_product_efficient_attention.default,
+    _OPS._scaled_dot_product_cudnn_attention.default,
+    RING,
+}
+
+
+def recomputing(run: Run, how: Recompute) -> Run:
+    """Return a function that gives the same result and keeps less for its backward pass.
+
+    Args:
+        run: What computes a block.
+        how: "none" keeps everything; "selective" keeps products of matrices and attention, which cost most to compute
+            and little to keep; "full" keeps the inputs alone.
+    """
+    if how == "none":
+        return run
+    if how == "full":
+        return functools.partial(_again, run)
+    contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
+    return functools.partial(_again, run, context_fn=contexts)
+
+
+def _again(run: Run, *args: Any, **options: Any) -> Tensor:
+    if not torch.is_grad_enabled():
+        return run(*args)
+    result: Tensor = checkpoint(run, *args, use_reentrant=False, **options)
+    return result
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,1 @@
+"""Tensor parallelism: matrices and vocabularies that several ranks share."""

@@ -1,0 +1,131 @@
+"""Cut a stage so that tensor parallel ranks share its matrices; every parameter stays an ordinary tensor."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from phalanx.models import StageModule
+from phalanx.parallel.groups.collectives import Group
+from phalanx.parallel.tensor.shared_layers import RowEmbedding, RowLinear, entry_hook, local_parameter
+from phalanx.parallel.tensor.split import Split
+from phalanx.parallel.tensor.tensor_plans import PLANS, BlockPlan
+
+_HEAD = "lm_head"
+_ADAPTED = "base_layer"
+"""Where an adapter has put the layer that it stands before."""
+
+
+@dataclass
+class Cut:
+    """What was done to a stage.
+
+    Attributes:
+        splits: How each cut parameter lies in the whole one, by name.
+        partial: Names of parameters that every rank has, and of whose gradient it has a part of the sum.
+        shares_vocabulary: Embedding and head are cut along the vocabulary.
+    """
+
+    splits: dict[str, Split] = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
+    shares_vocabulary: bool = False
+
+
+def cut_stage(stage: StageModule, group: Group, *, cuts_sequence: bool) -> Cut:
+    """Give a stage this rank's slices.
+
+    Embedding and head are cut too where the ranks divide the vocabulary; otherwise all ranks do that work.
+
+    Args:
+        stage: With whole parameters; changed in place.
+        group: The tensor parallel ranks; one alone changes nothing.
+        cuts_sequence: Between the shared layers each rank has a slice of the sequence.
+    """
+    cut = Cut()
+    if group.size() == 1:
+        return cut
+    knife = _Knife(stage, group, cut, cuts_sequence)
+    for block, name in zip(stage.own_blocks, _block_names(stage), strict=True):
+        knife.cut_block(block, name, PLANS[stage.family.model_type])
+    cut.shares_vocabulary = int(stage.hub_config.vocab_size) % group.size() == 0
+    if cut.shares_vocabulary:
+        knife.cut_vocabulary()
+    return cut
+
+
+def _block_names(stage: StageModule) -> list[str]:
+    prefix = f"{stage.family.trunk}.{stage.family.blocks}"
+    return [f"{prefix}.{layer}" for layer in range(stage.spec.first_layer, stage.spec.end_layer)]
+
+
+class _Knife:
+    """Cuts modules in place and notes how."""
+
+    def __init__(self, stage: StageModule, group: Group, cut: Cut, cuts_sequence: bool) -> None:
+        self._stage = stage
+        self._group = group
+        self._cut = cut
+        self._cuts_sequence = cuts_sequence
+
+    def cut_block(self, block: nn.Module, name: str, plan: BlockPlan) -> None:
+        """Cut one block."""
+        # Conv1D stores [in, out]
+        out = 1 if self._stage.family.fan_in_fan_out else 0
+        for path, parts in plan.columns.items():
+            self._cut_columns(block.get_submodule(path), f"{name}.{path}", out, parts)
+        for path in plan.rows:
+            self._cut_rows(block, path, f"{name}.{path}", 1 - out)
+        for path in plan.entries:
+            hook = entry_hook(self._group, cuts_sequence=self._cuts_sequence)
+            block.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)
+        attention: Any = block.get_submodule(plan.attention)
+        for attribute in plan.per_head:
+            setattr(attention, attribute, getattr(attention, attribute) // self._group.size())
+
+    def cut_vocabulary(self) -> None:
+        """Cut embedding and head; where they are one parameter they stay one."""
+        stage = self._stage
+        made: dict[int, nn.Parameter] = {}
+        if stage.spec.is_first:
+            path = stage.family.embedding_weight.removesuffix(".weight")
+            table: Any = stage.get_submodule(path)
+            made[id(table.weight)] = weight = self._slice(table.weight, f"{path}.weight", Split(0))
+            parent, _, leaf = path.rpartition(".")
+            setattr(stage.get_submodule(parent), leaf, RowEmbedding(weight, self._group, table.padding_idx))
+        if stage.spec.is_last:
+            head: Any = stage.get_submodule(_HEAD)
+            known = made.get(id(head.weight))
+            head.weight = known if known is not None else self._slice(head.weight, f"{_HEAD}.weight", Split(0))
+
+    def _cut_columns(self, layer: Any, name: str, dim: int, parts: int) -> None:
+        linear = getattr(layer, _ADAPTED, layer)
+        if linear is not layer:
+            self._cut_adapter(layer, name, parts)
+        linear.weight = self._slice(linear.weight, f"{name}.weight", Split(dim, parts))
+        if linear.bias is not None:
+            linear.bias = self._slice(linear.bias, f"{name}.bias", Split(0, parts))
+        if hasattr(linear, "nf"):
+            linear.nf = linear.weight.shape[dim]
+
+    def _cut_adapter(self, layer: Any, name: str, parts: int) -> None:
+        """Of what an adapter adds each rank has the columns that it has of the layer itself."""
+        for adapter in layer.lora_B.values():
+            adapter.weight = self._slice(adapter.weight, f"{name}.lora_B.weight", Split(0, parts))
+        # a rank's columns alone say what its gradient is
+        self._cut.partial.add(f"{name}.lora_A.weight")
+
+    def _cut_rows(self, block: nn.Module, path: str, name: str, dim: int) -> None:
+        linear: Any = block.get_submodule(path)
+        rows = RowLinear(
+            self._slice(linear.weight, f"{name}.weight", Split(dim)),
+            linear.bias,
+            self._group,
+            is_transposed=self._stage.family.fan_in_fan_out,
+            cuts_sequence=self._cuts_sequence,
+        )
+        parent, _, leaf = path.rpartition(".")
+        setattr(block.get_submodule(parent), leaf, rows)
+
+    def _slice(self, whole: nn.Parameter, name: str, split: Split) -> nn.Parameter:
+        self._cut.splits[name] = split
+        return local_parameter(split.take(whole.detach(), self._group.rank(), self._group.size()), whole)

@@ -1,0 +1,224 @@
+"""L5: who holds and who shadows each stage, at the start and after a party is gone."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from phalanx.errors import NoHolderError
+from phalanx.pipeline.assignment.memory import UNBOUNDED, Memory
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.messages import Activation, Role
+
+Share = tuple[int, int]
+"""(stage, lane): the part of a stage's work that one party serves; one commitment and one weight gradient a step."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Holder and shadow of every stage; the owner's stages need no shadow, for the owner is trusted.
+
+    Who sends and receives the messages of a microbatch is decided here and nowhere else: its server. With one
+    lane that is the holder for all of them, and the shadow audits. With two lanes the holder serves the even
+    microbatches, the shadow the odd ones, and each of the two is the other's auditor.
+    """
+
+    holders: Mapping[int, str]
+    shadows: Mapping[int, str]
+    lanes: int = 1
+
+    def share(self, stage: int, microbatch: int) -> Share:
+        """The share of a stage's work that a microbatch belongs to; a stage with one copy has one share."""
+        return (stage, microbatch % self.lanes if stage in self.shadows else 0)
+
+    def shares_of(self, stage: int) -> tuple[Share, ...]:
+        """All shares of a stage, in order of lanes."""
+        return tuple((stage, lane) for lane in range(self.lanes if stage in self.shadows else 1))
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """All shares of all stages."""
+        return tuple(share for stage in sorted(self.holders) for share in self.shares_of(stage))
+
+    def server_of(self, share: Share) -> str:
+        """Who serves a share of a stage."""
+        return self.holders[share[0]] if share[1] == 0 else self.shadows[share[0]]
+
+    def auditor_of(self, share: Share) -> str:
+        """Who has the other copy of a stage and audits this share of it."""
+        return self.shadows[share[0]] if share[1] == 0 else self.holders[share[0]]
+
+    def server(self, stage: int, microbatch: int) -> str:
+        """Who sends, receives and computes the messages of one microbatch of a stage."""
+        return self.server_of(self.share(stage, microbatch))
+
+    def auditor(self, stage: int, microbatch: int) -> str:
+        """Who recomputes one microbatch of a stage when it is audited."""
+        return self.auditor_of(self.share(stage, microbatch))
+
+    def link_of(self, message: Activation) -> tuple[str, str] | None:
+        """Who sends a tensor to whom; None when it is of no two neighbouring stages."""
+        neighbour = message.source + (1 if message.direction == "forward" else -1)
+        if message.target != neighbour or not self.holders.keys() >= {message.source, message.target}:
+            return None
+        return self.server(message.source, message.microbatch), self.server(message.target, message.microbatch)
+
+    def microbatches(self, share: Share, num_microbatches: int) -> tuple[int, ...]:
+        """The microbatches of a share."""
+        return tuple(m for m in range(num_microbatches) if self.share(share[0], m) == share)
+
+    def served_by(self, party: str) -> list[Share]:
+        """The shares that a party serves."""
+        return [share for share in self.shares if self.server_of(share) == party]
+
+    def copies_of(self, party: str) -> tuple[int, ...]:
+        """The stages that a party has a copy of."""
+        return tuple(s for s in sorted(self.holders) if party in (self.holders[s], self.shadows.get(s)))
+
+
+def first_assignment(
+    num_stages: int, workers: Sequence[str], *, guarded: bool, lanes: int = 1, memory: Memory = UNBOUNDED
+) -> Assignment:
+    """First and last stage to the owner, the middle ones to workers in order; too few workers hold several each.
+
+    Workers beyond one for each middle stage are spares. Who shadows depends on `memory`, who holds does not.
+    """
+    holders = {stage: OWNER for stage in range(num_stages)}
+    middle = range(1, num_stages - 1)
+    busy = workers[: len(middle)]
+    for n, stage in enumerate(middle if busy else ()):
+        holders[stage] = busy[n * len(busy) // len(middle)]
+    if not guarded:
+        return Assignment(holders, {}, lanes)
+    return Assignment(holders, cover(holders, {}, workers, memory), lanes)
+
+
+def without(
+    assignment: Assignment,
+    gone: str,
+    workers: Sequence[str],
+    *,
+    guarded: bool,
+    has_heirs: bool = True,
+    memory: Memory = UNBOUNDED,
+) -> Assignment:
+    """Promote the shadows of what `gone` held, and cover again what is left uncovered.
+
+    Args:
+        assignment: The present one.
+        gone: Who was evicted or lost.
+        workers: Those who remain.
+        guarded: Whether stages are shadowed at all.
+        has_heirs: Whether a shadow can take over.
+        memory: Who has room for what is left uncovered.
+
+    Raises:
+        NoHolderError: A stage of `gone` had no shadow, or one that cannot take over.
+    """
+    holders = dict(assignment.holders)
+    for stage, holder in assignment.holders.items():
+        if holder != gone:
+            continue
+        heir = assignment.shadows.get(stage)
+        if not has_heirs and guarded:
+            raise NoHolderError(
+                f"stage {stage}: {gone} is gone and its shadow has no optimizer state to take over with; "
+                "resume from the last checkpoint with --resume"
+            )
+        if heir is None or heir == gone:
+            raise NoHolderError(
+                f"stage {stage}: {gone} is gone and nobody shadowed it; resume from the last checkpoint with --resume"
+            )
+        holders[stage] = heir
+    if not guarded:
+        return Assignment(holders, {}, assignment.lanes)
+    kept = {
+        stage: shadow
+        for stage, shadow in assignment.shadows.items()
+        if shadow != gone and holders[stage] not in (shadow, OWNER)
+    }
+    return Assignment(holders, cover(holders, kept, workers, memory), assignment.lanes)
+
+
+def settled(
+    new: Assignment, old: Assignment, present: Collection[str], confirmed: Collection[tuple[int, str]] = ()
+) -> Assignment:
+    """What of an interrupted change of roles can be built upon: copies that were there before, or are the agreed ones.
+
+    Args:
+        new: The assignment that was interrupted.
+        old: The one before; whoever was replaced still has its copy.
+        present: Everybody who is still there.
+        confirmed: Newcomers that have signed for the agreed state, with its stage.
+    """
+    holders, shadows = {}, {}
+    for stage, holder in new.holders.items():
+        had = [old.holders.get(stage), old.shadows.get(stage), *(name for at, name in confirmed if at == stage)]
+        holders[stage] = holder if holder in had else old.holders[stage]
+        candidates = (new.shadows.get(stage), old.shadows.get(stage))
+        able = [name for name in candidates if name and name in had and name in present and name != holders[stage]]
+        if able and stage in new.shadows:
+            shadows[stage] = able[0]
+    return Assignment(holders, shadows, new.lanes)
+
+
+def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str] = ()) -> tuple[Role, ...]:
+    """Write an assignment as roles: who sends the state of a stage to those who are new to it.
+
+    Args:
+        new: Who has what from now on.
+        old: The same until now; None when everybody begins anew.
+        reachable: Who can send what it held until now, even if it holds it no more.
+    """
+    return tuple(_role(stage, new, old, reachable) for stage in sorted(new.holders))
+
+
+def assignment_of(roles: Sequence[Role], lanes: int) -> Assignment:
+    """Read roles as an assignment."""
+    shadows = {role.stage: role.shadow for role in roles if role.shadow is not None}
+    return Assignment({role.stage: role.holder for role in roles}, shadows, lanes)
+
+
+def _role(stage: int, new: Assignment, old: Assignment | None, reachable: Collection[str]) -> Role:
+    present = [name for name in (new.holders[stage], new.shadows.get(stage)) if name is not None]
+    had = [] if old is None else [old.holders[stage], old.shadows.get(stage)]
+    informed = [name for name in present if name in had]
+    giving = [] if old is None or old.holders[stage] not in reachable else [old.holders[stage]]
+    source = next(iter([*giving, *informed]), OWNER)
+    return Role(
+        stage=stage,
+        holder=new.holders[stage],
+        shadow=new.shadows.get(stage),
+        source=source,
+        newcomers=tuple(name for name in present if name not in informed),
+    )
+
+
+def cover(
+    holders: Mapping[int, str], kept: Mapping[int, str], workers: Sequence[str], memory: Memory = UNBOUNDED
+) -> dict[int, str]:
+    """Find a shadow for every stage in other hands that has none.
+
+    Args:
+        holders: Who holds each stage.
+        kept: Shadows that stay.
+        workers: Who can be one.
+        memory: Who has room for one; where nobody has, whoever then has least too much.
+    """
+    shadows = dict(kept)
+    for stage in sorted(holders):
+        if holders[stage] != OWNER and stage not in shadows:
+            candidates = _shadows_for(stage, holders, shadows, workers)
+            excess = {name: memory.excess(holders, {**shadows, stage: name}) for name in candidates}
+            # of several with the least excess, which is none in most runs, the first
+            shadows[stage] = min(candidates, key=excess.__getitem__)
+    return shadows
+
+
+def _shadows_for(
+    stage: int, holders: Mapping[int, str], shadows: Mapping[int, str], workers: Sequence[str]
+) -> list[str]:
+    """Spares first, then the workers next door, then all other workers, then the owner."""
+    others = [worker for worker in workers if worker != holders[stage]]
+    busy = {*holders.values(), *shadows.values()}
+    spares = [worker for worker in others if worker not in busy]
+    next_door = [holders[n] for n in (stage + 1, stage - 1) if n in holders and holders[n] in others]
+    return [*spares, *next_door, *others, OWNER]

@@ -1,0 +1,88 @@
+"""What an honest party sends to another one in a step at most, and what a step may write to disk, from the plan."""
+
+from phalanx.pipeline.assignment.stage_memory import stage_counts
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.protocol.tensor_stream import PART_BYTES
+from phalanx.transport import Allowance
+
+_NUMBER = 4
+_WORD_BYTES = 2048
+"""Of a message without payload; what holds passed-on headers is counted by these."""
+
+_TWICE = 2
+"""Straight and, where a link has failed, once more by way of the owner."""
+
+LINES_AT_FIRST = 16
+"""Of each party's refused messages in a step, and of what it reports, before only powers of two are written down."""
+
+LINE_BYTES = 4096
+"""Longest line of the audit log about one of them: 500 characters of what was said, of four bytes, and the rest."""
+
+_LEAF_BYTES = 8192
+"""Of a signed report with the headers of its two inputs, whose fields have bounds."""
+
+
+def allowance_of(plan: StepPlan) -> Allowance:
+    """What one party may send to another one in one attempt at a step, beside what it was asked for.
+
+    | what | messages |
+    |---|---|
+    | tensors to both neighbours of every stage | 2 M K |
+    | the same for auditors and for those who missed one | 2 M K |
+    | commitments, reports, hits, standings | 4 M K + 16 K + 256 |
+    | gradients, and states: of an upkeep, and of changed roles | their parts |
+
+    All of it twice. An honest party has none refused but in a race with changing roles: 4 M K + 64.
+    """
+    num_stages, tensors = len(plan.stages), 2 * plan.microbatches * len(plan.stages)
+    rows = [stage_counts(plan, stage) for stage in range(num_stages)]
+    states = sum(row.size_bytes + 2 * _NUMBER * row.trainable for row in rows)
+    bulk = sum(_NUMBER * row.trainable for row in rows) + 2 * states
+    parts = bulk // PART_BYTES + 3 * num_stages
+    words = 4 * tensors + 16 * num_stages + 256
+    frames = 2 * tensors + parts + words
+    return Allowance(
+        messages=_TWICE * frames,
+        size_bytes=_TWICE * (2 * tensors * plan.hidden_bytes + bulk + frames * _WORD_BYTES),
+        refusals=2 * tensors + 64,
+    )
+
+
+def answer_bytes(plan: StepPlan) -> int:
+    """Of one frame that was asked for, at most, where it is not part of something longer."""
+    return plan.hidden_bytes + _WORD_BYTES
+
+
+def disk_bytes(plan: StepPlan, num_workers: int) -> int:
+    """What the logs of one attempt at a step take at most, whatever workers send; evidence of verdicts comes on top.
+
+    | what | lines |
+    |---|---|
+    | refused messages, and faults reported, of each worker | `LINES_AT_FIRST` and one for each power of two |
+    | odd and audited messages | 8 M K |
+    | leaves of the step's proof, `_LEAF_BYTES` each | 2 M K + 8 K |
+    | verdicts, losses, takeovers, changed roles, words at the door | 16 for each worker |
+    | metrics | one line, with one figure for each pair of parties |
+    """
+    each = allowance_of(plan)
+    sampled = sum(LINES_AT_FIRST + bound.bit_length() for bound in (each.refusals, each.messages))
+    audits = plan.microbatches * len(plan.stages)
+    lines = num_workers * (sampled + 16) + 8 * audits + 1
+    leaves = 2 * audits + 8 * len(plan.stages)
+    return lines * LINE_BYTES + leaves * _LEAF_BYTES + 256 * (num_workers + 1) ** 2
+
+
+class Sample:
+    """Which of many like events are written down: the first few, then the second, fourth, eighth time as many."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def renew(self) -> None:
+        """Begin anew, with another step or attempt."""
+        self._seen.clear()
+
+    def number(self, kind: str, party: str) -> int | None:
+        """Count one more; returns which one it is, or None when it is not written down."""
+        number = self._seen[kind, party] = self._seen.get((kind, party), 0) + 1
+        return number if number <= LINES_AT_FIRST or number & (number - 1) == 0 else None

@@ -1,0 +1,102 @@
+"""An assignment that fits into everybody's memory: the wanted one, or as much of it as fits."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.assignment.memory import Memory
+from phalanx.pipeline.config import OWNER
+
+_TRIES = 20_000
+"""Placements of one stage that are tried; all there are for a handful of stages and workers."""
+
+
+def fitting(wanted: Assignment, workers: Sequence[str], memory: Memory, *, holders_stay: bool = False) -> Assignment:
+    """The wanted assignment if it fits; else one that does, with as much of it as can be; else the wanted one.
+
+    Args:
+        wanted: Where every stage in other hands has a shadow, or none has.
+        workers: Who can hold and shadow; the owner shadows where nobody else can, and holds no further stage.
+        memory: What stages need and what parties have.
+        holders_stay: Only shadows may be others: nobody else has the states of the stages.
+
+    Guarantees:
+        Where any assignment fits, it is found, unless there are too many to try them all.
+    """
+    if memory.excess(wanted.holders, wanted.shadows) == 0:
+        return wanted
+    found = _Search(wanted, workers, memory, holders_stay).run()
+    return wanted if found is None else found
+
+
+@dataclass
+class _Search:
+    wanted: Assignment
+    workers: Sequence[str]
+    memory: Memory
+    holders_stay: bool
+    tries: int = 0
+    needs: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> Assignment | None:
+        """The first assignment that fits, the largest stages placed first; None when none was found."""
+        last = max(self.wanted.holders, default=0)
+        ends = {stage: holder for stage, holder in self.wanted.holders.items() if not 0 < stage < last}
+        self.needs = self.memory.needs(ends, {})
+        stages = sorted(self.wanted.holders.keys() - ends.keys(), key=self._size, reverse=True)
+        placed = self._place(stages) if self.memory.excess_of(self.needs) == 0 else None
+        if placed is None:
+            return None
+        holders = {
+            stage: placed[stage][0] if stage in placed else holder for stage, holder in self.wanted.holders.items()
+        }
+        shadows = {stage: shadow for stage in sorted(placed) if (shadow := placed[stage][1]) is not None}
+        return Assignment(holders, shadows, self.wanted.lanes)
+
+    def _size(self, stage: int) -> int:
+        needed = self.memory.footprint(stage)
+        return needed.held + needed.shadowed
+
+    def _place(self, stages: Sequence[int]) -> dict[int, tuple[str, str | None]] | None:
+        if not stages:
+            return {}
+        stage, rest = stages[0], stages[1:]
+        for holder, shadow in self._pairs(stage):
+            self.tries += 1
+            if self.tries > _TRIES:
+                return None
+            self._count(stage, holder, shadow, 1)
+            placed = self._place(rest) if self.memory.excess_of(self.needs) == 0 else None
+            self._count(stage, holder, shadow, -1)
+            if placed is not None:
+                return {stage: (holder, shadow), **placed}
+        return None
+
+    def _pairs(self, stage: int) -> Iterator[tuple[str, str | None]]:
+        """Who could hold and shadow a stage: the wanted ones first, then who has most room."""
+        wanted, shadow = self.wanted.holders[stage], self.wanted.shadows.get(stage)
+        ranks = {worker: self._room(worker) for worker in self.workers}
+        roomy = sorted(self.workers, key=lambda worker: -ranks[worker])
+        for holder in _first(wanted, [] if self.holders_stay else roomy):
+            if shadow is None:
+                yield holder, None
+                continue
+            for other in _first(shadow, [*roomy, OWNER]):
+                if other != holder:
+                    yield holder, other
+
+    def _room(self, worker: str) -> float:
+        left = self.memory.left(worker, self.needs)
+        return math.inf if left is None else float(left)
+
+    def _count(self, stage: int, holder: str, shadow: str | None, sign: int) -> None:
+        roles: Mapping[int, str] = {} if shadow is None else {stage: shadow}
+        for party, size in self.memory.needs({stage: holder}, roles).items():
+            self.needs[party] = self.needs.get(party, 0) + sign * size
+
+
+def _first(wanted: str, others: Sequence[str]) -> Iterator[str]:
+    """The wanted one, and then the others."""
+    yield wanted
+    yield from (other for other in others if other != wanted)

@@ -1,0 +1,141 @@
+"""Whether what parties are given to hold and to shadow fits into the memory that they say they have."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from phalanx.errors import ConfigError
+from phalanx.pipeline.processes.own_memory import ALONE
+
+Rooms = Mapping[str, int]
+"""Bytes that a party may use, by the name of what it shares them with; see `own_rooms`."""
+
+_ADVICE = (
+    "add workers, give them more memory (memory_mib in a worker file says how much one may use), raise pipeline.stages "
+    "so that each stage is smaller, or train.microbatches so that each microbatch is"
+)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that one stage takes.
+
+    Attributes:
+        held: At who serves it.
+        shadowed: At who shadows it.
+    """
+
+    held: int
+    shadowed: int
+
+
+class Memory:
+    """What stages need and what parties have, at one moment.
+
+    Parties that name the same thing share it. What each of them says is a limit for itself, and for itself together
+    with all those that say less: beside a liar that gives the same name an honest party is given neither less than
+    without the liar, nor more than it has.
+
+    Args:
+        footprints: Of each stage; none, and everything fits.
+        rooms: By party; whoever is not in it has no limit.
+    """
+
+    def __init__(
+        self,
+        footprints: Sequence[Footprint] = (),
+        rooms: Mapping[str, Rooms] = MappingProxyType({}),
+    ) -> None:
+        self._footprints = footprints
+        ladders: dict[tuple[str, str], list[tuple[int, str]]] = {}
+        limited = rooms if footprints else {}
+        for party, own in limited.items():
+            for name, size in own.items():
+                ladders.setdefault((name, party if name == ALONE else ""), []).append((size, party))
+        self._ladders = [sorted(ladder) for ladder in ladders.values()]
+
+    def footprint(self, stage: int) -> Footprint:
+        """What a stage needs."""
+        return self._footprints[stage] if self._footprints else Footprint(0, 0)
+
+    def needs(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> dict[str, int]:
+        """Bytes that each party would use."""
+        total: dict[str, int] = {}
+        for stage, party in holders.items():
+            total[party] = total.get(party, 0) + self.footprint(stage).held
+        for stage, party in shadows.items():
+            total[party] = total.get(party, 0) + self.footprint(stage).shadowed
+        return total
+
+    def excess(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> int:
+        """Bytes by which limits would be exceeded, added up; 0 where everything fits."""
+        return self.excess_of(self.needs(holders, shadows)) if self._ladders else 0
+
+    def excess_of(self, needs: Mapping[str, int]) -> int:
+        """The same, from what each party would use."""
+        total = 0
+        for ladder in self._ladders:
+            used = 0
+            for size, party in ladder:
+                used += needs.get(party, 0)
+                total += max(0, used - size)
+        return total
+
+    def left(self, party: str, needs: Mapping[str, int]) -> int | None:
+        """Bytes that a party could still use beside what everybody does; None where it has no limit."""
+        found: int | None = None
+        for ladder in self._ladders:
+            used, is_in = 0, False
+            for size, other in ladder:
+                used += needs.get(other, 0)
+                is_in = is_in or other == party
+                if is_in:
+                    found = size - used if found is None else min(found, size - used)
+        return found
+
+    def shortages(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> list[str]:
+        """Say who would have too little, how much it has, and what it would need it for."""
+        needs = self.needs(holders, shadows)
+        found = []
+        for ladder in self._ladders:
+            used, worst = 0, (0, "")
+            for rung, (size, party) in enumerate(ladder):
+                used += needs.get(party, 0)
+                users = sorted(other for _, other in ladder[: rung + 1] if needs.get(other))
+                if used - size > worst[0]:
+                    roles = "; ".join(_roles_of(user, holders, shadows) for user in users)
+                    together = " together" if len(users) > 1 else ""
+                    verbs = ("have", "need") if together else ("has", "needs")
+                    names = " and ".join(users)
+                    said = f"{names}{together} {verbs[0]} {_mib(size)} for stages and {verbs[1]} {_mib(used)} ({roles})"
+                    worst = (used - size, said)
+            if worst[1]:
+                found.append(worst[1])
+        return sorted(set(found))
+
+    def check(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            ConfigError: Names who has too little.
+        """
+        short = self.shortages(holders, shadows)
+        if short:
+            raise ConfigError(f"memory: the stages fit nowhere: {'. '.join(short)}; {_ADVICE}")
+
+
+UNBOUNDED = Memory()
+"""Everything fits."""
+
+
+def _roles_of(party: str, holders: Mapping[int, str], shadows: Mapping[int, str]) -> str:
+    parts = []
+    for verb, roles in (("holds", holders), ("shadows", shadows)):
+        stages = [str(stage) for stage in sorted(roles) if roles[stage] == party]
+        if stages:
+            parts.append(f"{verb} {', '.join(stages)}")
+    return f"{party} {' and '.join(parts)}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,164 @@
+"""Who holds and shadows what when workers have come or are about to leave: as few stages move as possible."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from phalanx.pipeline.assignment.assignment import Assignment, cover
+from phalanx.pipeline.assignment.fit import fitting
+from phalanx.pipeline.assignment.memory import UNBOUNDED, Memory
+from phalanx.pipeline.config import OWNER
+
+_ROUNDING = 1e-9
+
+
+def regrouped(
+    old: Assignment,
+    workers: Sequence[str],
+    *,
+    guarded: bool,
+    costs: Sequence[float] = (),
+    pace: Mapping[str, float] = MappingProxyType({}),
+    memory: Memory = UNBOUNDED,
+) -> Assignment:
+    """Spread the middle stages over the workers that are there, and let idle workers shadow.
+
+    Args:
+        old: The present assignment; everybody in it can still send what it holds.
+        workers: Who takes part from now on.
+        guarded: Whether stages are shadowed at all.
+        costs: Work of each stage; left out, each is as much as another.
+        pace: Time that a worker needs for a unit of work; who is left out is as fast as the mean of the others.
+        memory: What stages need and what parties have. Where something that fits is found, nothing else is chosen; else
+            what exceeds the limits least.
+    """
+    field = _Field(workers, costs, pace, memory)
+    new = _moved(old, field, guarded=guarded)
+    if field.excess(new) == 0:
+        return new
+    packed = fitting(new, workers, memory)
+    stays = [old] if _can_stay(old, workers, guarded=guarded) else []
+    options = [new, packed, _moved(packed, field, guarded=guarded), *stays]
+    return min(options, key=lambda option: (field.excess(option), field.slowest(option)))
+
+
+def loads(
+    holders: Mapping[int, str],
+    workers: Sequence[str],
+    costs: Sequence[float] = (),
+    pace: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, float]:
+    """Time that each worker needs for what it holds."""
+    known = [pace[worker] for worker in workers if worker in pace]
+    usual = sum(known) / len(known) if known else 1.0
+    return {
+        worker: pace.get(worker, usual) * sum(_cost(costs, stage) for stage, who in holders.items() if who == worker)
+        for worker in workers
+    }
+
+
+@dataclass(frozen=True)
+class _Field:
+    """Who could have stages, what these cost, and how an assignment is judged."""
+
+    workers: Sequence[str]
+    costs: Sequence[float]
+    pace: Mapping[str, float]
+    memory: Memory
+
+    def loads(self, holders: Mapping[int, str]) -> dict[str, float]:
+        """Time that each worker needs."""
+        return loads(holders, self.workers, self.costs, self.pace)
+
+    def slowest(self, assignment: Assignment) -> float:
+        """Time that the slowest one needs."""
+        return max(self.loads(assignment.holders).values(), default=0.0)
+
+    def excess(self, assignment: Assignment) -> int:
+        """Bytes too many."""
+        return self.memory.excess(assignment.holders, assignment.shadows)
+
+    def excess_with(self, holders: Mapping[int, str], old: Assignment) -> int:
+        """Bytes too many with these holders, and with those shadows that can stay."""
+        return self.memory.excess(holders, _kept(old, holders, self.workers))
+
+
+def _moved(old: Assignment, field: _Field, *, guarded: bool) -> Assignment:
+    holders = _spread(old, field)
+    shadows: dict[int, str] = {}
+    if guarded:
+        shadows = cover(holders, _kept(old, holders, field.workers), field.workers, field.memory)
+        _relieve(holders, shadows, field)
+    return Assignment(holders, shadows, old.lanes)
+
+
+def _spread(old: Assignment, field: _Field) -> dict[int, str]:
+    """Middle stages of the owner and of those who leave go to workers; then none moves that would not help."""
+    holders, workers = dict(old.holders), field.workers
+    if not workers:
+        return dict.fromkeys(holders, OWNER)
+    middle = [stage for stage in sorted(holders) if 0 < stage < max(holders)]
+    for stage in [stage for stage in middle if holders[stage] not in workers]:
+        ranks = {}
+        for worker in workers:
+            there = {**holders, stage: worker}
+            # a shadow has the state already
+            is_new = worker != old.shadows.get(stage)
+            ranks[worker] = (field.excess_with(there, old), field.loads(there)[worker], is_new)
+        holders[stage] = min(workers, key=ranks.__getitem__)
+    while (moved := _best_move(holders, old, field)) is not None:
+        holders[moved[0]] = moved[1]
+    return holders
+
+
+def _best_move(holders: Mapping[int, str], old: Assignment, field: _Field) -> tuple[int, str] | None:
+    """A stage of the slowest worker and who would be done with it soonest; None when nobody would be sooner.
+
+    Whoever has no room for a stage is not given it.
+    """
+    before, crowded = field.loads(holders), field.excess_with(holders, old)
+    slowest = max(field.workers, key=before.__getitem__)
+    mine = [stage for stage, who in holders.items() if who == slowest]
+    moves = [
+        (stage, worker)
+        for stage in mine
+        for worker in field.workers
+        if worker != slowest and field.excess_with({**holders, stage: worker}, old) <= crowded
+    ]
+    after = {(stage, worker): field.loads({**holders, stage: worker})[worker] for stage, worker in moves}
+    best = min(moves, key=lambda move: (after[move], old.shadows.get(move[0]) != move[1], -move[0]), default=None)
+    return best if best is not None and after[best] < before[slowest] * (1 - _ROUNDING) else None
+
+
+def _kept(old: Assignment, holders: Mapping[int, str], workers: Sequence[str]) -> dict[int, str]:
+    """The shadows that can go on with other holders."""
+    return {
+        stage: shadow
+        for stage, shadow in old.shadows.items()
+        if shadow in workers and holders[stage] not in (shadow, OWNER)
+    }
+
+
+def _can_stay(old: Assignment, workers: Sequence[str], *, guarded: bool) -> bool:
+    """Whether everybody who has a role stays, and every stage in other hands has a shadow."""
+    others = {stage for stage, holder in old.holders.items() if holder != OWNER}
+    is_watched = set(old.shadows) == (others if guarded else set())
+    return is_watched and {*old.holders.values(), *old.shadows.values()} <= {*workers, OWNER}
+
+
+def _cost(costs: Sequence[float], stage: int) -> float:
+    return costs[stage] if costs else 1.0
+
+
+def _relieve(holders: Mapping[int, str], shadows: dict[int, str], field: _Field) -> None:
+    """Let each worker without a role take the place of a shadow with several, the owner's first, if it has room."""
+    for worker in field.workers:
+        roles = Counter([*holders.values(), *shadows.values()])
+        if roles[worker]:
+            continue
+        crowded = field.memory.excess(holders, shadows)
+        could = [stage for stage in shadows if field.memory.excess(holders, {**shadows, stage: worker}) <= crowded]
+        stage = max(could, key=lambda s: (shadows[s] == OWNER, roles[shadows[s]], -s), default=None)
+        if stage is not None and (shadows[stage] == OWNER or roles[shadows[stage]] > 1):
+            shadows[stage] = worker

@@ -1,0 +1,112 @@
+"""What a stage needs in bytes, computed from its shapes: at who holds it, and at who shadows it."""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from phalanx.config import canonical_json
+from phalanx.models import FAMILIES, LoraConfig, StageRow, StageSpec, parse_hub_config, stage_table
+from phalanx.pipeline.assignment.memory import Footprint
+from phalanx.pipeline.config import GuardConfig
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.stage.stage_copy import stage_spec
+
+_NUMBER = 4
+"""Bytes of one number: weights, moments, gradients and messages are float32; so are activations, at most."""
+
+_PER_BLOCK = 16
+"""Numbers of the hidden size that a block keeps for its backward pass, per token; measured, with fused attention."""
+
+_EAGER_SCORES = 2
+"""Numbers that eager attention keeps for each pair of tokens and head: scores and their softmax."""
+
+
+def stage_counts(plan: StepPlan, stage: int) -> StageRow:
+    """How many numbers a stage has, and how many of them are trained; a tied head counts in the first stage."""
+    return _counted(canonical_json(plan.hub_config), stage_spec(plan, stage), plan.adapter)
+
+
+def footprints(plan: StepPlan) -> tuple[Footprint, ...]:
+    """What each stage needs, the middle ones with everything that the guard asks of holder and shadow.
+
+    Counted are weights, moments, gradients, the optimizer's buffer for clipping, what is kept in order to go back,
+    activations of the microbatches in flight, and messages that are kept until the step is decided. Not counted are
+    the process itself with its libraries, the copy of a state that is on its way while roles change, and a stage that a
+    third party visits for an audit.
+    """
+    return tuple(Footprint(_held(plan, stage), _shadowed(plan, stage)) for stage in range(len(plan.stages)))
+
+
+def activation_bytes(plan: StepPlan, stage: int) -> int:
+    """What one microbatch keeps between its forward and its backward pass through a stage."""
+    config, spec = _config(canonical_json(plan.hub_config)), stage_spec(plan, stage)
+    tokens = plan.microbatch_size * plan.sequence_length
+    block = _PER_BLOCK * tokens * plan.hidden_size
+    if FAMILIES[config.model_type].attention(plan.attention) == "eager":
+        block += _EAGER_SCORES * tokens * plan.sequence_length * int(config.num_attention_heads)
+    blocks = spec.num_layers * block
+    if plan.activation_checkpointing:
+        # the inputs of all blocks, and one block while it is computed again
+        blocks = spec.num_layers * tokens * plan.hidden_size + block
+    head = 2 * tokens * int(config.vocab_size) if spec.is_last else 0
+    return _NUMBER * (blocks + head)
+
+
+def _held(plan: StepPlan, stage: int) -> int:
+    row, guard, spec = stage_counts(plan, stage), plan.guard, stage_spec(plan, stage)
+    is_middle = not (spec.is_first or spec.is_last)
+    # moments, gradient, gradient times the clip coefficient
+    per_trained = 2 + 1 + 1 + _kept_to_go_back(guard)
+    if guard.keeps_snapshots:
+        per_trained += 3
+    if guard.enabled and is_middle and guard.sends_gradient:
+        # on its way to the other copy; of a shared stage the other lane's as well
+        per_trained += 2 if plan.lanes > 1 else 1
+    messages = (2 if is_middle else 1) * _boundaries(plan, kept_steps=guard.undoable_steps)
+    activations = _in_flight(plan, stage) * activation_bytes(plan, stage)
+    return row.size_bytes + _NUMBER * per_trained * row.trainable + messages + activations
+
+
+def _shadowed(plan: StepPlan, stage: int) -> int:
+    row, guard = stage_counts(plan, stage), plan.guard
+    # inputs that are fetched for audits, and what came out
+    audits = 2 * _boundaries(plan) + activation_bytes(plan, stage)
+    if guard.keeps_snapshots:
+        # the last snapshot, the next one while it comes in, and a visitor's copy with its gradient
+        kept = 2 * _NUMBER * 3 * row.trainable + row.size_bytes - _NUMBER * row.trainable
+        return kept + row.size_bytes + _NUMBER * 3 * row.trainable + audits
+    if guard.verify_only:
+        return row.size_bytes + _NUMBER * row.trainable + audits
+    # moments, undo copy of weights and moments, this gradient and the last one, gradient times the clip coefficient
+    per_trained = 2 + 3 + 2 + 1 + _kept_to_go_back(guard)
+    if plan.lanes > 1:
+        # the other lane's gradient; this party serves microbatches as well
+        per_trained += 1
+        audits += 2 * _boundaries(plan) + (_in_flight(plan, stage) - 1) * activation_bytes(plan, stage)
+    return row.size_bytes + _NUMBER * per_trained * row.trainable + audits
+
+
+def _kept_to_go_back(guard: GuardConfig) -> int:
+    """Numbers per trained number in a `History`: states, and the gradients since; two states more in `KeptPoints`."""
+    states = min(guard.undoable_steps, 2)
+    return 3 * states + states * guard.undoable_steps + (6 if guard.keep_states else 0)
+
+
+def _in_flight(plan: StepPlan, stage: int) -> int:
+    return plan.microbatches if plan.schedule == "gpipe" else min(plan.microbatches, len(plan.stages) - stage)
+
+
+def _boundaries(plan: StepPlan, kept_steps: int = 0) -> int:
+    """What came in from one side of a stage in a step and what went out there; of kept steps what went out."""
+    return plan.microbatches * plan.hidden_bytes * (2 + kept_steps)
+
+
+@lru_cache(maxsize=256)
+def _counted(hub_config: bytes, spec: StageSpec, adapter: LoraConfig | None) -> StageRow:
+    (row,) = stage_table(_config(hub_config), (spec,), adapter)
+    return row
+
+
+@lru_cache(maxsize=16)
+def _config(hub_config: bytes) -> Any:
+    return parse_hub_config(json.loads(hub_config), "model config")

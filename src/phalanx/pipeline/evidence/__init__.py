@@ -1,0 +1,1 @@
+"""What a verdict rests on: written to files, read and judged again offline."""

@@ -1,0 +1,166 @@
+"""Evidence as an outsider reads it: whose certificates hold, and which headers were really signed."""
+
+import hashlib
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from phalanx.errors import CertificateError, EvidenceError, FrameError, PeerRefusedError, SignatureError
+from phalanx.pipeline.evidence.files import EvidenceRecord, read_evidence
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import parse_message
+from phalanx.pipeline.protocol.signed import Statement, Statements
+from phalanx.security.crypto import Peer, certificate_facts, digest_hex, peer_from_certificate
+from phalanx.transport import SignedHeader
+from phalanx.transport.tensors import tensor_buffers
+
+_Said = TypeVar("_Said", bound=Message)
+
+ON_DISPLAY = ("message", "input")
+"""Headers that a forger showed: that nobody said that is what the verdict says."""
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What a reader of evidence knows from elsewhere.
+
+    Attributes:
+        authority: PEM of the authority's certificate; None believes the one in the file.
+        session: Name of the session; None believes the one in the file.
+        in_run: Whether the reader is the run itself, which recomputes on its own device and threads.
+    """
+
+    authority: bytes | None = None
+    session: str | None = None
+    in_run: bool = False
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """One evidence file whose digests, certificates and signatures have been checked.
+
+    Attributes:
+        where: How errors call it.
+        record: What it says.
+        tensors: What lies beside it.
+        peers: The parties by name, as the authority vouches for them.
+        statements: Opens what the parties passed on.
+        headers: Headers by role, signed in this session by whom they name as sender.
+        unsigned: Roles of headers that nobody signed in this session; only forgery may have any.
+        fingerprint: SHA-256 over the authority's certificate, hex.
+        sha256: Of the record's file.
+        pins: What was known from elsewhere.
+    """
+
+    where: str
+    record: EvidenceRecord
+    tensors: Mapping[str, Tensor]
+    peers: Mapping[str, Peer]
+    statements: Statements
+    headers: Mapping[str, SignedHeader]
+    unsigned: tuple[str, ...]
+    fingerprint: str
+    sha256: str
+    pins: Pins
+
+    def refuse(self, reason: str) -> EvidenceError:
+        """Build the error that says what does not hold."""
+        return EvidenceError(f"{self.where}: {reason}")
+
+    def said(self, role: str, kind: type[_Said]) -> Statement[_Said]:
+        """What a header of this role says, parsed strictly.
+
+        Raises:
+            EvidenceError: It is missing, of another kind or malformed.
+        """
+        header = self.headers.get(role)
+        if header is None:
+            raise self.refuse(f"has no signed header for {role!r}, which its verdict rests on")
+        try:
+            message = parse_message(header.fields.kind, header.fields.body)
+        except FrameError as exc:
+            raise self.refuse(f"header {role!r}: {exc}") from exc
+        if not isinstance(message, kind):
+            raise self.refuse(f"header {role!r} is a {message.kind!r} message, expected {kind.kind!r}")
+        return Statement(message, header)
+
+    def digest_of(self, name: str) -> str | None:
+        """BLAKE3 over the bytes of a tensor, None when it is not there."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return None
+        return digest_hex(tensor_buffers(tensor.contiguous()))
+
+
+def open_hearing(path: Path, pins: Pins) -> Hearing:
+    """Read evidence and check what does not depend on the verdict.
+
+    Args:
+        path: The JSON file.
+        pins: What its reader knows from elsewhere.
+
+    Raises:
+        EvidenceError: A file is missing, altered or malformed, a certificate is not the authority's, a
+            header is not its sender's, or something is of another session.
+    """
+    record, tensors, sha256 = read_evidence(path, own=pins.in_run)
+    fingerprint = _fingerprint(record.authority.encode(), f"{path}: authority")
+    if pins.authority is not None:
+        known = _fingerprint(pins.authority, "the authority to compare with")
+        if known != fingerprint:
+            raise EvidenceError(f"{path}: is vouched for by the authority {fingerprint}, expected {known}")
+    if pins.session not in (None, record.session):
+        raise EvidenceError(f"{path}: is of the session {record.session!r}, expected {pins.session!r}")
+    peers = {name: _peer(path, record, name) for name in sorted(record.certificates)}
+    statements = Statements(record.session, _known(peers))
+    headers, unsigned = _open_headers(path, record, statements)
+    return Hearing(str(path), record, tensors, peers, statements, headers, unsigned, fingerprint, sha256, pins)
+
+
+def _known(peers: Mapping[str, Peer]) -> Callable[[str], Peer]:
+    def peer(name: str) -> Peer:
+        if name not in peers:
+            raise PeerRefusedError(f"{name[:80]!r} has no certificate here")
+        return peers[name]
+
+    return peer
+
+
+def _open_headers(
+    path: Path, record: EvidenceRecord, statements: Statements
+) -> tuple[dict[str, SignedHeader], tuple[str, ...]]:
+    headers, unsigned = {}, []
+    for role, signed in sorted(record.headers.items()):
+        try:
+            headers[role] = statements.frame(signed, (None, None))
+        except (FrameError, SignatureError) as exc:
+            if record.verdict.offence != "forgery" or role not in ON_DISPLAY:
+                raise EvidenceError(f"{path}: header {role!r} does not hold: {exc}") from exc
+            unsigned.append(role)
+    return headers, tuple(unsigned)
+
+
+def _peer(path: Path, record: EvidenceRecord, name: str) -> Peer:
+    where = f"{path}: certificate of {name[:80]!r}"
+    pem = record.certificates[name].encode()
+    try:
+        # as of its first day: evidence outlives certificates
+        since = certificate_facts(pem, where).not_before
+        peer = peer_from_certificate(pem, record.authority.encode(), since, where)
+    except CertificateError as exc:
+        raise EvidenceError(str(exc)) from exc
+    try:
+        return peer.called(name)
+    except CertificateError as exc:
+        raise EvidenceError(f"{where}: is that of {peer.name!r}") from exc
+
+
+def _fingerprint(pem: bytes, where: str) -> str:
+    try:
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode("ascii").strip())).hexdigest()
+    except ValueError as exc:
+        raise EvidenceError(f"{where}: is no PEM certificate") from exc

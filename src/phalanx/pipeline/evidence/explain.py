@@ -1,0 +1,229 @@
+"""Read the evidence of one verdict offline, believe nothing that can be checked, and say what is left to believe."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from phalanx.errors import EvidenceError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.evidence.checked import Hearing, Pins, open_hearing
+from phalanx.pipeline.evidence.forgery import explain_forgery
+from phalanx.pipeline.evidence.message_dispute import explain_message
+from phalanx.pipeline.evidence.verdict import Offence
+from phalanx.pipeline.evidence.weight_dispute import explain_sent_weights, part_name
+from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.protocol.messages import Activation, Commit, GradientHeld, StepAudited
+from phalanx.pipeline.protocol.signed import Statement
+from phalanx.pipeline.protocol.transfer_proof import announces_a_boundary, sent_gradient
+
+_Explained = dict[str, Any]
+_AboutGradient = TypeVar("_AboutGradient", GradientHeld, StepAudited)
+_OWNER_ONLY = "the owner's word, in its signed audit log; what it saw is not in this file"
+
+
+def explain_evidence(path: Path, authority: Path | None = None, session: str | None = None) -> Mapping[str, Any]:
+    """Check the evidence of one verdict with nothing but its two files.
+
+    Args:
+        path: ``NAME.json``; ``NAME.safetensors`` lies beside it.
+        authority: Certificate of the authority as you know it; without it, compare the fingerprint.
+        session: Name of the session as you know it, from the audit log; without it, compare the one that is shown.
+
+    Returns:
+        What was checked, by name, for people to read; the last two entries are what still rests on the
+        owner's word, and the conclusion.
+
+    Raises:
+        EvidenceError: Something does not hold; the message names it.
+
+    Guarantees:
+        An altered tensor, header, certificate or record is found, as long as the authority's fingerprint
+        or the file's digest is known from elsewhere. Signatures prove what a party said in this session, and to
+        whom; that it was wrong is recomputed here when the stage's weights are in the evidence.
+    """
+    try:
+        pem = None if authority is None else authority.read_bytes()
+    except OSError as exc:
+        raise EvidenceError(f"{authority}: cannot be read ({exc.strerror})") from exc
+    return judge_evidence(path, Pins(pem, session))
+
+
+def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
+    """As `explain_evidence`, with what the reader knows from elsewhere.
+
+    Raises:
+        EvidenceError: Something does not hold: whoever it accuses is not to be convicted.
+    """
+    hearing = open_hearing(path, pins)
+    verdict = hearing.record.verdict
+    if verdict.party == OWNER:
+        raise hearing.refuse("accuses the owner, whom everything rests on")
+    if verdict.party not in hearing.peers:
+        raise hearing.refuse(f"holds no certificate of {verdict.party!r}, whom it accuses")
+    where = ("stage", "step", "microbatch", "direction", "accuser")
+    facts: _Explained = {
+        "verdict": f"{verdict.party} is guilty: {verdict.offence}",
+        "reason": verdict.reason,
+        **{name: getattr(verdict, name) for name in where},
+        "file": f"SHA-256 {hearing.sha256}",
+        "tensors": f"SHA-256 {hearing.record.tensors.sha256}, {len(hearing.tensors)} tensors",
+        "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {hearing.fingerprint}",
+        "session": f"{hearing.record.session}, {'as given' if pins.session else 'not compared'}",
+        "signatures": _signatures(hearing),
+    }
+    return {**facts, **_EXPLAIN[verdict.offence](hearing)}
+
+
+def _signatures(hearing: Hearing) -> str:
+    names = [f"{role} by {header.fields.sender}" for role, header in hearing.headers.items()]
+    return f"{len(names)} hold: {', '.join(names)}" if names else "none in this file"
+
+
+def _shape(hearing: Hearing) -> _Explained:
+    said, plan = hearing.said("message", Activation), hearing.record.plan
+    _by_guilty(hearing, said.header.fields.sender, "message")
+    if announces_a_boundary(said, plan):
+        raise hearing.refuse("its message has the shape, type and size of the plan")
+    message = said.message
+    return _proved(
+        hearing,
+        f"signed a tensor {message.dtype}{list(message.shape)} of {said.size_bytes} bytes, the plan has "
+        f"{str(BOUNDARY_DTYPE).removeprefix('torch.')}{list(plan.hidden_shape)} of {plan.hidden_bytes}",
+        "that the plan is the one of this run",
+    )
+
+
+def _equivocation(hearing: Hearing) -> _Explained:
+    if "told_stage" in hearing.headers:
+        one, other = hearing.said("told_stage", Activation), hearing.said("told_auditor", Activation)
+        for said in (one, other):
+            _by_guilty(hearing, said.header.fields.sender, "told_stage, told_auditor")
+        if _place(one) != _place(other) or one.digest == other.digest:
+            raise hearing.refuse("its two headers are no two versions of one message")
+        return _proved(hearing, "signed two different tensors as one message", None)
+    sent, committed = hearing.said("message", Activation), hearing.said("commit", Commit)
+    message, commit = sent.message, committed.message
+    for header in (sent.header, committed.header):
+        _by_guilty(hearing, header.fields.sender, "message, commit")
+    same_step = (commit.epoch, commit.step, commit.stage) == (message.epoch, message.step, message.source)
+    digests = [s.digest for s in commit.sent if (s.direction, s.microbatch) == (message.direction, message.microbatch)]
+    if not same_step or sent.digest in digests:
+        raise hearing.refuse("its commitment does not contradict the message that it sent")
+    return _proved(hearing, "committed to another tensor than it had signed when it sent it", None)
+
+
+def _forgery(hearing: Hearing) -> _Explained:
+    what, believed = explain_forgery(hearing)
+    return _proved(hearing, what, believed)
+
+
+def _gradient(hearing: Hearing) -> _Explained:
+    committed = hearing.said("commit", Commit)
+    commit, holder = committed.message, committed.header.fields.sender
+    guilty = hearing.record.verdict.party
+    held = _of_attempt(hearing, "gradient_held", GradientHeld, commit)
+    audited = _of_attempt(hearing, "step_audited", StepAudited, commit)
+    signers = {holder, *(said.header.fields.sender for said in (held, audited) if said is not None)}
+    if guilty not in signers:
+        raise hearing.refuse(f"accuses {guilty}, who signed none of {', '.join(sorted(signers))}'s words about it")
+    shared = hearing.record.plan.lanes > 1
+    if held is not None and (
+        commit.gradient != held.message.gradient or (not shared and commit.norm_squared != held.message.norm_squared)
+    ):
+        return _held_gradient(hearing, committed, held)
+    if audited is None and hearing.record.verdict.accuser != OWNER:
+        raise hearing.refuse("has no signed header for 'step_audited' that contradicts the stage")
+    if audited is not None and _said(commit) == _said(audited.message) and guilty != holder:
+        raise hearing.refuse("stage and auditor agree on the gradient")
+    return _believed(f"that {guilty} was off: the owner computed it again")
+
+
+def _held_gradient(hearing: Hearing, committed: Statement[Commit], held: Statement[GradientHeld]) -> _Explained:
+    """A shadow has another gradient, or another norm of it, than the stage committed to."""
+    holder, shadow = committed.header.fields.sender, held.header.fields.sender
+    guilty = hearing.record.verdict.party
+    if guilty not in (holder, shadow):
+        raise hearing.refuse(f"accuses {guilty}, which is neither the holder {holder} nor the shadow {shadow}")
+    lockstep = hearing.record.plan.guard.shadow == "lockstep"
+    if lockstep or committed.message.gradient == held.message.gradient:
+        return _believed("which of the two was off: the owner computed it again")
+    sent = sent_gradient(hearing.statements, held.message, (holder, shadow))
+    if guilty != (holder if sent == held.message.gradient else shadow):
+        raise hearing.refuse(f"the parts that {holder} signed do not speak against {guilty}")
+    what = "sent another gradient than it committed to" if guilty == holder else "holds no gradient that was signed"
+    return _proved(hearing, what, None)
+
+
+def _of_attempt(
+    hearing: Hearing, role: str, kind: type[_AboutGradient], commit: Commit
+) -> Statement[_AboutGradient] | None:
+    """What was said about the gradient of the very attempt that was committed to; None when nothing was."""
+    if role not in hearing.headers:
+        return None
+    said = hearing.said(role, kind)
+    message = said.message
+    same = (message.epoch, message.step, message.stage) == (commit.epoch, commit.step, commit.stage)
+    return said if same and message.lane == commit.lane else None
+
+
+def _said(message: Commit | StepAudited) -> tuple[str, float | None]:
+    return (message.gradient, message.norm_squared)
+
+
+def _message(hearing: Hearing) -> _Explained:
+    facts, believed, what = explain_message(hearing)
+    return {**facts, **_proved(hearing, what, believed)}
+
+
+def _collusion(hearing: Hearing) -> _Explained:
+    # about a weight gradient there is no tensor to show
+    return _unproved(hearing) if hearing.record.verdict.direction is None else _message(hearing)
+
+
+def _state(hearing: Hearing) -> _Explained:
+    """Other weights than those whose digest was signed prove themselves; a wrong update is the owner's word."""
+    if part_name(0) not in hearing.headers:
+        return _unproved(hearing)
+    facts, believed, what = explain_sent_weights(hearing)
+    return {**facts, **_proved(hearing, what, believed)}
+
+
+def _unproved(hearing: Hearing) -> _Explained:
+    return _believed(_OWNER_ONLY)
+
+
+def _by_guilty(hearing: Hearing, sender: str, roles: str) -> None:
+    party = hearing.record.verdict.party
+    if sender != party:
+        raise hearing.refuse(f"accuses {party}, but {sender} signed {roles}: the wrong party is named")
+
+
+def _place(said: Statement[Activation]) -> tuple[int, int, int, str, int, str]:
+    message = said.message
+    place = (message.epoch, message.step, message.microbatch, message.direction, message.source)
+    return (*place, said.header.fields.receiver)
+
+
+def _proved(hearing: Hearing, what: str, believed: str | None) -> _Explained:
+    return {
+        "rests on the owner's word": believed or "nothing",
+        "conclusion": f"holds: {hearing.record.verdict.party} {what}",
+    }
+
+
+def _believed(what: str) -> _Explained:
+    return {"rests on the owner's word": what, "conclusion": "not proved by this file alone"}
+
+
+_EXPLAIN: Mapping[Offence, Callable[[Hearing], _Explained]] = {
+    "message": _message,
+    "accusation": _message,
+    "collusion": _collusion,
+    "equivocation": _equivocation,
+    "forgery": _forgery,
+    "gradient": _gradient,
+    "state": _state,
+    "shape": _shape,
+    "transfer": _unproved,
+    "statistics": _unproved,
+}

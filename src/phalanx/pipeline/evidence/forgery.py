@@ -1,0 +1,143 @@
+"""Did a party show what nobody had said to it? Answered from what it signed itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from phalanx.errors import FrameError, OutOfBoundsError, PeerRefusedError, SignatureError
+from phalanx.pipeline.evidence.checked import Hearing
+from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, Fault, Signed, parse_message
+from phalanx.pipeline.protocol.signed import Link
+from phalanx.transport import SignedHeader
+
+NONSENSE = "nonsense"
+"""The role of a header whose own values convict its sender."""
+
+_NEIGHBOURS = "who held the neighbouring stages"
+
+
+def explain_forgery(hearing: Hearing) -> tuple[str, str | None]:
+    """Check a verdict on what a party showed in a commitment, a report or a complaint that it signed.
+
+    Returns:
+        What the guilty party did, and what rests on the owner's word (None: nothing).
+
+    Raises:
+        EvidenceError: What it signed shows nothing that is wrong.
+    """
+    if NONSENSE in hearing.headers:
+        return _nonsense(hearing)
+    if "fault" in hearing.headers:
+        return _false_complaint(hearing)
+    if "commit" in hearing.headers and hearing.headers["commit"].fields.sender == hearing.record.verdict.party:
+        return _commitment(hearing)
+    return _report(hearing)
+
+
+def out_of_bounds(header: SignedHeader) -> str | None:
+    """What is wrong with a message that has a value beyond its bounds; None where that is not what is wrong."""
+    try:
+        parse_message(header.fields.kind, header.fields.body)
+    except OutOfBoundsError as exc:
+        return str(exc)
+    except FrameError:
+        return None
+    return None
+
+
+def _nonsense(hearing: Hearing) -> tuple[str, str | None]:
+    header, party = hearing.headers[NONSENSE], hearing.record.verdict.party
+    beyond = out_of_bounds(header)
+    if header.fields.sender != party:
+        raise hearing.refuse(f"accuses {party}, but {header.fields.sender} signed what it shows")
+    if beyond is None:
+        raise hearing.refuse("every value in the message that it shows is within its bounds")
+    return f"signed a value that nothing can have: {beyond}", None
+
+
+def _commitment(hearing: Hearing) -> tuple[str, str | None]:
+    said, plan = hearing.said("commit", Commit), hearing.record.plan
+    commit, sender = said.message, said.header.fields.sender
+    if commit.stage != hearing.record.verdict.stage or commit.step != hearing.record.verdict.step:
+        raise hearing.refuse("its commitment is about another stage or step")
+    seen = set()
+    for shown in commit.received:
+        place = {"step": commit.step, "target": commit.stage}
+        look = _look(hearing, shown, commit.epoch, place, (None, sender))
+        message = look.message
+        if message is None:
+            what = "committed to an input that nobody had signed for it in this session"
+            return f"{what}: {look.wrong}", look.believed
+        if message.microbatch >= plan.microbatches:
+            return f"committed to an input of microbatch {message.microbatch}; a step has {plan.microbatches}", None
+        seen.add((message.source, message.direction, message.microbatch))
+    served = [m for m in range(plan.microbatches) if plan.lanes == 1 or commit.lane == m % plan.lanes]
+    sides = (("forward", commit.stage - 1), ("backward", commit.stage + 1))
+    missing = {
+        (source, direction, m) for direction, source in sides if 0 <= source < len(plan.stages) for m in served
+    } - seen
+    if missing:
+        source, direction, microbatch = min(missing)
+        return f"committed without the {direction} input of microbatch {microbatch} from stage {source}", None
+    if "message" not in hearing.record.headers or hearing.record.headers["message"] not in commit.received:
+        raise hearing.refuse(f"the commitment of {sender} holds every input, each signed for it")
+    return "committed to an input of a party that did not hold the stage it is from", _NEIGHBOURS
+
+
+def _report(hearing: Hearing) -> tuple[str, str | None]:
+    said, verdict = hearing.said("report", AuditReport), hearing.record.verdict
+    report, sender = said.message, said.header.fields.sender
+    if sender != verdict.party:
+        raise hearing.refuse(f"accuses {verdict.party}, but {sender} signed the report: the wrong party is named")
+    if (report.stage, report.step) != (verdict.stage, verdict.step):
+        raise hearing.refuse("its report is about another stage or step")
+    for shown in report.inputs:
+        place = {"step": report.step, "target": report.stage, "microbatch": report.microbatch}
+        look = _look(hearing, shown, report.epoch, place, (None, None))
+        if look.message is None:
+            return f"reported an input that nobody had signed in this session: {look.wrong}", look.believed
+    if "input" in hearing.record.headers:
+        if hearing.record.headers["input"] not in report.inputs:
+            raise hearing.refuse(f"the header that it calls 'input' is not in what {sender} signed")
+        return "reported an input that was not sent to the stage, or by nobody that may have", _NEIGHBOURS
+    if not report.urgent and set(report.digests) == {"forward", "backward"}:
+        raise hearing.refuse(f"the report of {sender} leaves nothing out")
+    return f"reported on {sorted(report.digests)} and not on what it was asked for", "what it was asked for"
+
+
+def _false_complaint(hearing: Hearing) -> tuple[str, str | None]:
+    said = hearing.said("fault", Fault)
+    fault, sender = said.message, said.header.fields.sender
+    if sender != hearing.record.verdict.party:
+        raise hearing.refuse(f"accuses {hearing.record.verdict.party}, but {sender} signed the complaint")
+    if fault.evidence is None:
+        raise hearing.refuse(f"the complaint of {sender} shows no header")
+    look = _look(hearing, fault.evidence, fault.epoch, {}, (fault.about, sender))
+    if look.message is None:
+        what = f"complained with a header that {fault.about} had not signed for it in this session"
+        return f"{what}: {look.wrong}", look.believed
+    return "complained of a message of a party that has no link to it", _NEIGHBOURS
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is wrong with a header on its face, whoever held which stage; and what it says, if nothing is.
+
+    `believed` is what rests on the owner's word: a signature of somebody without a certificate here cannot be checked.
+    """
+
+    wrong: str = ""
+    message: Activation | None = None
+    believed: str | None = None
+
+
+def _look(hearing: Hearing, shown: Signed, epoch: int, place: Mapping[str, object], link: Link) -> _Look:
+
+    def between_neighbours(message: Activation) -> Link | None:
+        follows = message.target == message.source + (1 if message.direction == "forward" else -1)
+        return link if follows else None
+
+    try:
+        return _Look(message=hearing.statements.open(shown, Activation, epoch, place, between_neighbours).message)
+    except (FrameError, SignatureError) as exc:
+        unknown = isinstance(exc.__cause__, PeerRefusedError)
+        return _Look(str(exc), believed="that this sender takes no part" if unknown else None)

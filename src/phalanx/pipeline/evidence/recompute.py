@@ -1,0 +1,110 @@
+"""Redo a disputed microbatch from the evidence alone."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import ModelError
+from phalanx.models import parse_hub_config, stage_table
+from phalanx.pipeline.evidence.checked import Hearing
+from phalanx.pipeline.evidence.files import STAGE_PREFIX
+from phalanx.pipeline.protocol.messages import Applied, Ready, StateDigest, WeightsHeld
+from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
+
+
+def weights_vouched_by(hearing: Hearing) -> list[str]:
+    """Who signed the digest of the weights that the referee recomputed with.
+
+    Across numeric classes two honest copies of a stage have two digests; each party answers for its own.
+
+    Raises:
+        EvidenceError: The guilty party signed another digest, or nobody did sign this one.
+    """
+    verdict, signers, others = hearing.record.verdict, list[str](), list[str]()
+    for role in ("state_holder", "state_shadow"):
+        header = hearing.headers.get(role)
+        if header is None:
+            continue
+        state = said_state(hearing, role)
+        if state is None or state.step != verdict.step:
+            raise hearing.refuse(
+                f"header {role!r} is not about the state of stage {verdict.stage} at step {verdict.step}"
+            )
+        (signers if state.weights == hearing.record.weights_digest else others).append(header.fields.sender)
+    if verdict.party in others or (others and not signers):
+        raise hearing.refuse(f"{' and '.join(others)} signed other weights than the referee used")
+    return signers
+
+
+def said_state(hearing: Hearing, role: str) -> StateDigest | None:
+    """The state of the verdict's stage that a header of this role is about; None when it is about others.
+
+    Raises:
+        EvidenceError: The header is missing, or none about states.
+    """
+    stage, header = hearing.record.verdict.stage, hearing.headers.get(role)
+    kind = None if header is None else header.fields.kind
+    if kind == WeightsHeld.kind:
+        held = hearing.said(role, WeightsHeld).message
+        return held.state if held.stage == stage else None
+    if kind == Applied.kind:
+        return hearing.said(role, Applied).message.states.get(str(stage))
+    return hearing.said(role, Ready).message.states.get(str(stage))
+
+
+def redo(hearing: Hearing, direction: str, microbatch: int) -> Tensor | None:
+    """Build the stage again and recompute the disputed message on this machine.
+
+    Returns:
+        The message ``[batch, seq, dim]``; None when the weights are not in the evidence.
+
+    Raises:
+        EvidenceError: The weights or the plan are not what the record says, or do not fit together.
+    """
+    record = hearing.record
+    weights = {
+        name.removeprefix(STAGE_PREFIX): tensor
+        for name, tensor in hearing.tensors.items()
+        if name.startswith(STAGE_PREFIX)
+    }
+    if not weights:
+        return None
+    copy = _rebuild(hearing, weights)
+    if copy.weights_digest() != record.weights_digest:
+        raise hearing.refuse("its weights are not those whose digest it names")
+    gradient = hearing.tensors.get("gradient") if direction == "backward" else None
+    threads = torch.get_num_threads()
+    if not hearing.pins.in_run:
+        # what a run uses unless it says otherwise; another number may give other bits
+        torch.set_num_threads(1)
+    try:
+        y, x_gradient = copy.runner.recompute(record.verdict.step, microbatch, hearing.tensors["input"], gradient)
+    except RuntimeError as exc:
+        raise hearing.refuse(f"its stage cannot be run on its input: {exc}") from exc
+    finally:
+        torch.set_num_threads(threads)
+    return y if x_gradient is None else x_gradient
+
+
+def _rebuild(hearing: Hearing, weights: Mapping[str, Tensor]) -> StageCopy:
+    here = {} if hearing.pins.in_run else {"device": "cpu", "activation_checkpointing": False}
+    plan = hearing.record.plan.model_copy(update=here)
+    stage = hearing.record.verdict.stage
+    if not 0 <= stage < len(plan.stages):
+        raise hearing.refuse(f"stage {stage} is not one of the plan's {len(plan.stages)}")
+    spec = stage_spec(plan, stage)
+    try:
+        # counted before it is built: a plan must not claim memory that its weights do not fill
+        (row,) = stage_table(parse_hub_config(plan.hub_config, "model config"), (spec,), plan.adapter)
+        found = sum(tensor.numel() for tensor in weights.values())
+        if row.parameters != found:
+            raise hearing.refuse(f"holds {found} weights, its plan has {row.parameters} in stage {stage}")
+        copy = StageCopy.empty(plan, stage)
+    except (ModelError, ValueError, RuntimeError) as exc:
+        raise hearing.refuse(f"its plan builds no stage: {exc}") from exc
+    expected = {name: (tensor.shape, tensor.dtype) for name, tensor in copy.weights().items()}
+    if {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()} != expected:
+        raise hearing.refuse("names, shapes or types of its weights are not those of its plan")
+    copy.load_weights(weights)
+    return copy

@@ -1,0 +1,1 @@
+"""Which parties take part: how they join, are measured, come back and leave."""

@@ -1,0 +1,86 @@
+"""Who is let in: decided by what a party's kernels give on a fresh nonce, never by what it says of itself."""
+
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.protocol.greetings import KernelDigests, Measured
+from phalanx.pipeline.stage.battery import NONCE_BYTES, run_battery
+from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class
+
+
+@dataclass
+class Measurement:
+    """One nonce, and what everybody answered to whom it was put."""
+
+    nonce: str = field(default_factory=lambda: secrets.token_hex(NONCE_BYTES))
+    answers: dict[str, KernelDigests] = field(default_factory=dict)
+
+    def take(self, party: str, answer: Measured) -> bool:
+        """Take an answer; False for one to another nonce, or a second one."""
+        if answer.nonce != self.nonce or party in self.answers:
+            return False
+        self.answers[party] = answer.found
+        return True
+
+
+class Admission:
+    """Tells the class of each party that was measured, or why it is refused.
+
+    Guarantees:
+        Two parties are of one class only if both gave the same digests for a nonce that was drawn after both had said
+        hello. Whoever answers wrong on purpose is refused, or in a mixed fleet compared by distance and announced as
+        such; whoever has an accomplice answer for it is compared bit by bit. Nobody is exempt from a check.
+
+    Attributes:
+        classes: Numeric class of everybody who was let in, the owner included; named after the first party in it.
+    """
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.classes: dict[str, str] = {OWNER: OWNER}
+        self._plan = plan
+        self._description = local_numeric_class(plan.device)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anybody's bits are ever compared."""
+        return self._plan.guard.enabled
+
+    def answer_as_owner(self, measurement: Measurement) -> None:
+        """Run the battery here."""
+        measurement.answers[OWNER] = run_battery(self._plan, measurement.nonce)
+
+    def refusal(self, party: str, described: NumericClass, measurement: Measurement) -> str | None:
+        """Why a party that has answered is not let in; None when it is."""
+        found, own = measurement.answers[party], measurement.answers[OWNER]
+        return None if found == own else self._refusal(party, described, found, own)
+
+    def place(self, party: str, measurement: Measurement) -> None:
+        """Find the class of a party that is let in, among those whose answers to the same nonce are there."""
+        known = [name for name in self.classes if name in measurement.answers]
+        same = (name for name in known if measurement.answers[name] == measurement.answers[party])
+        first = next(same, None)
+        self.classes[party] = party if first is None else self.classes[first]
+
+    def strangers(self, present: Collection[str]) -> list[str]:
+        """One present party of each class but the owner's."""
+        of = {label: party for party, label in self.classes.items() if party in present and label != OWNER}
+        return list(of.values())
+
+    def _refusal(self, party: str, described: NumericClass, found: KernelDigests, own: KernelDigests) -> str | None:
+        other = [name for name, digest in found.model_dump().items() if digest != getattr(own, name)]
+        bits = f"{party} computes other bits than the owner ({', '.join(other)})"
+        unlike = described.unlike(self._description)
+        if self._plan.guard.classes == "one":
+            how = f"; it has {unlike}" if unlike else ", although it describes itself as the owner does"
+            return (
+                f"{bits}{how}; give it the owner's number of threads, torch build and device, or let several numeric "
+                'classes in with guard.classes = "mixed"'
+            )
+        if not unlike:
+            return f"{bits}, although it describes itself as the owner does; who is not what it says stays out"
+        if "update" in other:
+            return f"{bits}; also in a mixed fleet all parties must make the same bits of an update"
+        return None

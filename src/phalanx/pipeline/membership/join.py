@@ -1,0 +1,201 @@
+"""The owner's side of joining: wait until every named worker has said hello, tell it the plan, measure its class."""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, TransportError
+from phalanx.pipeline.assignment.memory import Rooms
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.membership.admission import Admission, Measurement
+from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.members import Members
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.processes.own_memory import own_rooms
+from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
+from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import Signed, parse_message
+from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.security.crypto import peer_from_certificate
+from phalanx.transport import Endpoint, LinkFault, Received
+
+_SECONDS_TO_TELL = 2.0
+
+
+@dataclass(frozen=True)
+class Guests:
+    """Whom the owner waits for, and how it sees that one has ended.
+
+    Attributes:
+        certificates: PEM by worker name; nobody else is let in.
+        late: PEM by name of those who may join at any time and are not waited for.
+        is_alive: Whether a local worker's process still runs.
+        last_words: What a worker said last, for the error.
+        timeout_s: Longest time to wait for all.
+        may_be_absent: Whether to go on, after that time, with those that have come; who is missing may come later.
+        lives: Told who has come: a second process of the same certificate waits until the first one is given up.
+        witnesses: What they are told of the audit log, and what they may remember of it.
+    """
+
+    certificates: Mapping[str, str]
+    late: Mapping[str, str]
+    is_alive: Callable[[str], bool]
+    last_words: Callable[[str], str]
+    timeout_s: float
+    may_be_absent: bool = False
+    lives: Lives | None = None
+    witnesses: LogWitnesses = field(default_factory=LogWitnesses)
+
+    @property
+    def known(self) -> dict[str, str]:
+        """Certificates of everybody, in the order of the run file."""
+        return {**self.certificates, **self.late}
+
+
+def gather(
+    endpoint: Endpoint, plan: StepPlan, guests: Guests, authority_pem: bytes, observe: Observe = lambda kind, body: None
+) -> Members:
+    """Let the named workers in, set them up and measure their numeric classes.
+
+    What one of them does or leaves undone stops none of the others, but for a class that the run does not allow.
+
+    Args:
+        endpoint: The owner's.
+        plan: What every worker gets.
+        guests: Who is waited for.
+        authority_pem: Who vouches for the certificates.
+        observe: Told who is refused.
+
+    Raises:
+        PeerLostError: A worker ended or did not come, and may not be absent, or nobody has come.
+        CertificateError: A certificate is not what it should be.
+        ConfigError: A worker computes other bits than the run allows.
+        CutLogError: A worker knows lines that the audit log lacks.
+    """
+    for certificate in guests.known.values():
+        endpoint.add_peer(peer_from_certificate(certificate.encode(), authority_pem))
+    hall = _Hall(endpoint, plan, guests, observe)
+    hall.await_all(lambda: set(guests.certificates) - hall.hellos.keys(), "did not join")
+    admission = Admission(plan)
+    if admission.is_needed and hall.hellos:
+        hall.measure(admission)
+    addresses = {name: hello.address for name, hello in hall.hellos.items()}
+    rooms: dict[str, Rooms] = {name: hello.memory for name, hello in hall.hellos.items()}
+    names = [name for name in guests.known if name in addresses]
+    # last of all: what the others on this machine took for themselves is no longer free
+    rooms[OWNER] = own_rooms(endpoint.run, plan.device)
+    authority = authority_pem.decode("ascii")
+    members = Members(names, admission, addresses, guests.known, rooms, authority)
+    members.unreachable, members.lives, members.witnesses = hall.unreachable, guests.lives, guests.witnesses
+    return members
+
+
+class _Hall:
+    """Everybody who has said hello and has no role yet."""
+
+    def __init__(self, endpoint: Endpoint, plan: StepPlan, guests: Guests, observe: Observe) -> None:
+        self.hellos: dict[str, Hello] = {}
+        self.unreachable: list[LinkFault] = []
+        self._endpoint = endpoint
+        head = guests.witnesses.head()
+        self._setup = Setup(epoch=0, plan=plan.model_dump(mode="json"), log_head=head)
+        self._guests = guests
+        self._observe = observe
+        self._measurement: Measurement | None = None
+        self._said: dict[str, dict[str, Signed]] = {}
+        self._deadline = time.monotonic() + guests.timeout_s
+
+    def await_all(self, missing: Callable[[], set[str]], what: str) -> None:
+        """Take words until nobody is missing.
+
+        Raises:
+            PeerLostError: Somebody who is has ended, or time is up.
+        """
+        guests = self._guests
+        while missing():
+            names = sorted(missing())
+            dead = [name for name in names if not guests.is_alive(name)]
+            if dead:
+                raise PeerLostError(f"{dead[0]} ended before it joined: {guests.last_words(dead[0])}")
+            if time.monotonic() > self._deadline and guests.may_be_absent and self.hellos.keys() - set(names):
+                for name in names:
+                    self.hellos.pop(name, None)
+                return
+            if time.monotonic() > self._deadline:
+                raise PeerLostError(
+                    f"{', '.join(names)} {what} within {guests.timeout_s:.0f} s; start them with `phalanx worker`"
+                )
+            frame = self._endpoint.receive(0.2)
+            if isinstance(frame, LinkFault):
+                self._miss(frame)
+            elif frame is not None:
+                with contextlib.suppress(FrameError):
+                    self._take(frame, parse_message(frame.kind, frame.body))
+
+    def _miss(self, fault: LinkFault) -> None:
+        """Wait no more for whoever cannot be reached; the engine hears of it."""
+        self.unreachable.append(fault)
+        if self._measurement is not None and self._guests.may_be_absent:
+            self.hellos.pop(fault.peer, None)
+
+    def _take(self, frame: Received, message: Message) -> None:
+        name = frame.sender
+        if isinstance(message, Hello) and self._measurement is None and name not in self.hellos:
+            # whoever has said hello has no second address and gets no second plan
+            if self._guests.lives is not None:
+                self._guests.lives.came(name)
+            self.hellos[name] = message
+            self._heed(name, message)
+            self._said[name] = {"hello": to_signed(frame.header)}
+            self._endpoint.add_peer(self._endpoint.peers[name], message.address)
+            self._send(name, self._setup)
+        elif isinstance(message, Measured) and name in self.hellos and self._measurement is not None:
+            is_new = self._measurement.take(name, message)
+            self._said[name] |= {"measured": to_signed(frame.header)} if is_new else {}
+
+    def _heed(self, name: str, hello: Hello) -> None:
+        try:
+            self._guests.witnesses.heed(name, hello.log_head, self._endpoint.run, self._observe)
+        except CutLogError as exc:
+            self._tell_why({}, str(exc))
+            raise
+
+    def measure(self, admission: Admission) -> None:
+        """Put the same fresh nonce to everybody at once, and find their classes.
+
+        Raises:
+            ConfigError: Somebody is refused; everybody is told.
+            PeerLostError: Somebody gave no answer.
+        """
+        measurement = self._measurement = Measurement()
+        for name in self.hellos:
+            self._send(name, Challenge(epoch=0, nonce=measurement.nonce))
+        admission.answer_as_owner(measurement)
+        self.await_all(lambda: self.hellos.keys() - measurement.answers.keys(), "did not show what they compute")
+        refused = {}
+        for name in [name for name in self._guests.known if name in self.hellos]:
+            reason = admission.refusal(name, self.hellos[name].numeric_class, measurement)
+            if reason is None:
+                admission.place(name, measurement)
+            else:
+                refused[name] = reason
+                evidence = {what: signed.model_dump() for what, signed in self._said[name].items()}
+                self._observe("not_let_in", {"party": name, "reason": reason, "evidence": evidence})
+        if refused:
+            everything = ". ".join(refused.values())
+            self._tell_why(refused, everything)
+            raise ConfigError(everything)
+
+    def _tell_why(self, refused: Mapping[str, str], everything: str) -> None:
+        for name in self.hellos:
+            reason = refused.get(name, f"the run does not begin: {everything}")
+            self._send(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]))
+        with contextlib.suppress(TransportError):
+            self._endpoint.flush(_SECONDS_TO_TELL)
+
+    def _send(self, name: str, message: Message) -> None:
+        # a link that has failed already is in the mail
+        with contextlib.suppress(PeerLostError):
+            self._endpoint.send(name, message.kind, message.model_dump(mode="json"))

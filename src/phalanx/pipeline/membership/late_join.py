@@ -1,0 +1,151 @@
+"""Workers that come while the run is under way: set up beside it, and given roles between two steps."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from phalanx.errors import CutLogError, FrameError
+from phalanx.pipeline.membership.admission import Measurement
+from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.members import Members
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
+from phalanx.pipeline.protocol.log_memory import Observe
+from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.messages import Signed
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.transport import Endpoint
+
+
+@dataclass
+class _Guest:
+    """A party that has said hello and has no role yet."""
+
+    hello: Hello
+    measurement: Measurement
+    said: dict[str, Signed]
+    knows_others: bool = False
+
+
+class Newcomers:
+    """Answers whoever may join later and measures its numeric class, until it can be counted on.
+
+    Attributes:
+        prepared: Who can take a role, in the order in which they got so far.
+    """
+
+    def __init__(
+        self, members: Members, plan: StepPlan, mail: Loopback, endpoint: Endpoint, observe: Observe, lives: Lives
+    ) -> None:
+        self.prepared: list[str] = []
+        self._lives = lives
+        self._members = members
+        self._plan = plan
+        self._mail = mail
+        self._endpoint = endpoint
+        self._observe = observe
+        self._guests: dict[str, _Guest] = {}
+        self._turned_away: set[str] = set()
+
+    def hear(self, received: Received, present: Collection[str]) -> None:
+        """Take a word of somebody who wants to join, or of a member that was measured beside it.
+
+        Args:
+            received: A `Hello`, what its sender's kernels give, or that it knows the others.
+            present: Workers that take part already; a newcomer must know them before they send to it.
+
+        Raises:
+            FrameError: It is from somebody who takes part already, or comes twice or out of turn.
+            CutLogError: It knows lines that the audit log lacks.
+        """
+        name, message = received.sender, received.message
+        guest = self._guests.get(name)
+        if isinstance(message, Measured):
+            if not any([each.measurement.take(name, message) for each in self._guests.values()]):
+                raise FrameError(f"{name!r} answered a question that nobody has put to it, or twice")
+            if guest is not None and received.header is not None:
+                guest.said["measured"] = to_signed(received.header)
+        elif name in present or name in self._turned_away or (guest is not None) == isinstance(message, Hello):
+            raise FrameError(f"{name!r} sent {message.kind!r} and is no newcomer who has yet to say it")
+        elif isinstance(message, Hello):
+            self._receive(received, message, present)
+        elif guest is not None:
+            if guest.knows_others:
+                raise FrameError(f"{name!r} sent {message.kind!r} twice")
+            guest.knows_others = True
+        self._look_at(name)
+
+    def _receive(self, received: Received, hello: Hello, present: Collection[str]) -> None:
+        name = received.sender
+        self._heed(name, hello)
+        for earlier in self._turned_away:
+            # by now it has been told why
+            self._endpoint.refuse(earlier)
+        self._endpoint.add_peer(self._endpoint.peers[name], hello.address)
+        self._lives.came(name)
+        self._members.know_life(name)
+        said = {} if received.header is None else {"hello": to_signed(received.header)}
+        guest = self._guests[name] = _Guest(hello, Measurement(), said)
+        certificates = {other: self._members.certificates[other] for other in present}
+        head = self._members.witnesses.head()
+        setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates, log_head=head)
+        self._mail.post(name, setup, ())
+        admission = self._members.admission
+        if not admission.is_needed:
+            return
+        # whoever computes unlike the owner may be of the class of another member
+        for party in (name, *admission.strangers(present)):
+            self._mail.post(party, Challenge(epoch=0, nonce=guest.measurement.nonce), ())
+        admission.answer_as_owner(guest.measurement)
+
+    def _heed(self, name: str, hello: Hello) -> None:
+        try:
+            self._members.witnesses.heed(name, hello.log_head, self._endpoint.run, self._observe)
+        except CutLogError as exc:
+            self._endpoint.add_peer(self._endpoint.peers[name], hello.address)
+            self._mail.post(name, NotLetIn(epoch=0, reason=str(exc)[:LONGEST_REASON]), ())
+            raise
+
+    def _look_at(self, name: str) -> None:
+        """Turn a newcomer away, or count it among the prepared, as soon as it has said enough."""
+        guest, admission = self._guests.get(name), self._members.admission
+        if guest is None or name in self.prepared:
+            return
+        if admission.is_needed:
+            if name not in guest.measurement.answers:
+                return
+            reason = admission.refusal(name, guest.hello.numeric_class, guest.measurement)
+            if reason is not None:
+                self._turn_away(name, reason)
+                return
+        if guest.knows_others:
+            self.prepared.append(name)
+
+    def _turn_away(self, name: str, reason: str) -> None:
+        evidence = {what: signed.model_dump() for what, signed in self._guests.pop(name).said.items()}
+        self._observe("not_let_in", {"party": name, "reason": reason, "evidence": evidence})
+        self._mail.post(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]), ())
+        self._turned_away.add(name)
+        # it may come again with other settings, as often as `pipeline.returns` allows
+        self._lives.ended(name, for_good=False)
+
+    def drop(self, name: str) -> None:
+        """Somebody ended before it was let in: nothing more is taken from it."""
+        self.prepared = [other for other in self.prepared if other != name]
+        self._guests.pop(name, None)
+        self._endpoint.refuse(name)
+        self._lives.ended(name, for_good=False)
+
+    def admit(self) -> list[str]:
+        """Make members of those who are prepared.
+
+        Returns:
+            Their names.
+        """
+        names, self.prepared = self.prepared, []
+        for name in names:
+            guest = self._guests.pop(name)
+            if self._members.admission.is_needed:
+                self._members.admission.place(name, guest.measurement)
+            self._members.admit(name, guest.hello)
+        return names

@@ -1,0 +1,1 @@
+"""What the owner runs: steps to their verified end, failover, rollback, and the states that it collects."""

@@ -1,0 +1,52 @@
+"""A stage's state or weights, as its two copies have them and as both parties have signed them."""
+
+from phalanx.errors import PeerLostError, VerificationError
+from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
+from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.verify.facts import Docket
+
+
+def collect_agreed(docket: Docket, courier: Courier, stage: int, purpose: Purpose) -> StageCopy:
+    """Fetch a stage's state or weights from who holds it, or from the other copy where the holder does not bring it.
+
+    Raises:
+        VerificationError: The bytes are not those of the agreed state.
+        PeerLostError: No answer came in time.
+    """
+    # a shadow that could take over has the same state
+    has_heir = stage in docket.assignment.shadows and not docket.plan.guard.one_optimizer
+    parties = (docket.holder(stage), *((docket.shadow(stage),) if has_heir else ()))
+    reason: PeerLostError | VerificationError = PeerLostError(
+        f"stage {stage}: {docket.holder(stage)} did not send its {purpose} in time"
+    )
+    for party in parties:
+        copy = _fetch(docket, courier, party, stage, purpose)
+        if copy is not None and _is_agreed(docket, copy, purpose):
+            return copy
+        if copy is not None:
+            reason = VerificationError(
+                f"stage {stage}: {party} sent a {purpose} that is not the one it signed; not used"
+            )
+            docket.observe("refused", {"party": party, "error": type(reason).__name__, "reason": str(reason)})
+    raise reason
+
+
+def _fetch(docket: Docket, courier: Courier, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
+    copy = StageCopy.empty(docket.plan, stage)
+    request = FetchBulk(epoch=docket.ledger.epoch, step=docket.ledger.step, stage=stage, purpose=purpose)
+    found = courier.collect(party, request, copy.state() if purpose == "state" else copy.weights())
+    if found is None:
+        return None
+    if purpose == "state":
+        copy.load(*found)
+    else:
+        copy.load_weights(found[0])
+    return copy
+
+
+def _is_agreed(docket: Docket, copy: StageCopy, purpose: Purpose) -> bool:
+    agreed = docket.agreed.get(copy.spec.index)
+    if agreed is None:
+        return True
+    return copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights

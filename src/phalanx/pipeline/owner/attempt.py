@@ -1,0 +1,83 @@
+"""Waiting for what was begun: until it is decided, until somebody is guilty or gone, or until time is up."""
+
+from collections.abc import Callable
+
+from phalanx.errors import PeerLostError
+from phalanx.pipeline.owner.coordinator import Coordinator
+from phalanx.pipeline.owner.failover import Succession
+from phalanx.pipeline.protocol.patience import Silence
+from phalanx.pipeline.verify.facts import Docket, Judgement
+
+
+class Attempts:
+    """Waits, and looks for who is silent.
+
+    Attributes:
+        silence: How long nothing has happened.
+    """
+
+    def __init__(
+        self,
+        docket: Docket,
+        coordinator: Coordinator,
+        succession: Succession,
+        pump: Callable[[], None],
+        silence: Silence,
+    ) -> None:
+        self.silence = silence
+        self._docket = docket
+        self._coordinator = coordinator
+        self._succession = succession
+        self._pump = pump
+
+    def run(self, is_finite: Callable[[], bool]) -> Judgement | None:
+        """Wait until the step may be applied.
+
+        Args:
+            is_finite: Whether the loss and the gradient's norm are numbers so far. Where they are not, the audits
+                tell first whose doing it is, the owner's own audit of every stage among them.
+
+        Returns:
+            The first judgement; None when the step is decided, or somebody is lost.
+
+        Raises:
+            PeerLostError: It did not end in time.
+        """
+        deadline = self.silence.clock.wall() + self._succession.timeout_s
+        self.silence.begin()
+        while not self._coordinator.decided(may_lag=is_finite()) or (
+            not is_finite() and self._coordinator.doubt_step()
+        ):
+            judgement = self.go_on()
+            if judgement is not None or self._succession.lost:
+                return judgement
+            if self.silence.clock.wall() > deadline:
+                raise PeerLostError(
+                    f"step {self._docket.ledger.step} did not end within {self._succession.timeout_s:.0f} s; still "
+                    f"waiting for {self._coordinator.waiting_for()}; raise pipeline.step_timeout_s or look at the "
+                    "workers' logs"
+                )
+        self.silence.end()
+        return None
+
+    def go_on(self) -> Judgement | None:
+        """Handle what has come and draw the conclusions; look for the reason where nothing comes."""
+        self._pump()
+        judgement = self._coordinator.advance()
+        while judgement is None and self._coordinator.has_news:
+            # to look for mail first would be to wait for some
+            judgement = self._coordinator.advance()
+        if judgement is None and not self._succession.lost:
+            self._break_silence()
+        return judgement
+
+    def _break_silence(self) -> None:
+        """Nothing has come for longer than is honest: look for the reason, and replace who is silent."""
+        if self.silence.is_time_to_knock():
+            self._succession.knock()
+        if not self._docket.plan.guard.enabled or not self.silence.too_long:
+            return
+        name = self._coordinator.find_silent()
+        self.silence.broken()
+        if name is not None:
+            self._succession.suspect(name, f"silent while the step waited for {self._coordinator.waiting_for()}")

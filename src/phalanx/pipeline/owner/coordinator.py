@@ -1,0 +1,259 @@
+"""The owner's decisions: what has been committed to, what is audited, and when a step may be applied."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from phalanx.optimizers import clip_coefficient
+from phalanx.pipeline.assignment.assignment import Assignment, Share
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
+from phalanx.pipeline.protocol.messages import StateDigest
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.tensor_stream import Post
+from phalanx.pipeline.verify.audits import Audits
+from phalanx.pipeline.verify.draw import AuditDraw
+from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.fault_reports import Faults
+from phalanx.pipeline.verify.gradient_bounds import GradientBounds
+from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.link_check import compare_links
+from phalanx.pipeline.verify.owner_audit import OwnerAudits
+from phalanx.pipeline.verify.record_claims import Intake
+from phalanx.pipeline.verify.referee import Referee
+from phalanx.pipeline.verify.stall_diagnosis import Inquest, Missing
+from phalanx.pipeline.verify.state_judgement import Updates
+
+
+class Coordinator:
+    """Collects what parties commit to; `advance` says what follows from it.
+
+    Attributes:
+        docket: Assignment, commitments and agreed states.
+        ready: Parties that have taken their roles of this epoch.
+        usage: Running costs by party, as each reported them last.
+        busy: Seconds in which each party has worked since it was started, as each reported them last.
+        bytes_sent: Bytes by party and receiver, as each reported them last.
+    """
+
+    def __init__(self, docket: Docket, post: Post, courier: Courier, draw: AuditDraw) -> None:
+        self.docket = docket
+        self._referee = Referee(docket.plan, courier, docket.bits_decide)
+        self._audits = Audits(docket, post, courier, self._referee, draw)
+        bounds = GradientBounds(docket, courier, self._referee)
+        self._updates = Updates(docket, self._referee, bounds)
+        self._faults = Faults(docket)
+        self._intake = Intake(docket, self._audits, self._updates, self._faults)
+        self.ready, self.usage, self.busy = self._intake.ready, self._intake.usage, self._intake.busy
+        self.bytes_sent, self._convictions = self._intake.bytes_sent, self._intake.convictions
+        self._owner_audits = OwnerAudits(docket, self._referee, bounds)
+        self._inquest = Inquest(docket, courier, post)
+        self._has_news = True
+
+    @property
+    def ledger(self) -> StepLedger:
+        """Of the present attempt at the present step."""
+        return self.docket.ledger
+
+    # --- what arrives -----------------------------------------------------------------------------
+
+    def handle(self, received: Received) -> bool:
+        """Record a message to the coordinator; False when it is not for it.
+
+        Raises:
+            FrameError: The sender has no part in what it reports.
+        """
+        is_mine = self._intake.handle(received)
+        self._has_news = self._has_news or is_mine
+        return is_mine
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `advance` may find something: something has come, or was concluded, since it looked."""
+        return self._has_news
+
+    def look_again(self) -> None:
+        """Let the next `advance` look at everything, whether anything has come or not."""
+        self._has_news = True
+
+    def said_ready(self, stage: int, states: Mapping[str, StateDigest | None]) -> None:
+        """Take what holder and shadow got ready with as what they say about the state after the last update."""
+        self._has_news = True
+        for party, state in states.items():
+            if state is not None:
+                self._updates.said.setdefault(stage, {})[party] = state
+
+    # --- a step's life ------------------------------------------------------------------------------
+
+    def open_epoch(self, epoch: int, step: int, assignment: Assignment, attempt: Attempt = PLAIN) -> None:
+        """Start again with a new assignment; what was agreed about states stays."""
+        self.docket.assignment, self.docket.resting = attempt.serving(assignment), attempt.resting(assignment)
+        self._referee.epoch = epoch
+        self.ready.clear()
+        self._reset(StepLedger(step, epoch, agreed=self.docket.agreed))
+        self.ledger.frozen = attempt.frozen
+
+    def open_step(self, step: int, epoch: int) -> None:
+        """Start the next step; states after the last update are still to be agreed on."""
+        docket = self.docket
+        docket.previous = docket.ledger
+        self._reset(StepLedger(step, epoch))
+
+    def _reset(self, ledger: StepLedger) -> None:
+        self.docket.ledger = ledger
+        self.docket.sample.renew()
+        self._updates.forget()
+        self._audits.reset()
+        self._convictions.clear()
+        self._has_news = True
+
+    def advance(self) -> Judgement | None:
+        """Draw what conclusions can be drawn now; the first guilty party ends it."""
+        if not (self._has_news or self.docket.proved):
+            return None
+        self._has_news, before = False, self._conclusions()
+        judgement = self._conclude()
+        # one conclusion may be what another one waits for
+        self._has_news = self._has_news or judgement is not None or self._conclusions() != before
+        return judgement
+
+    def _conclusions(self) -> tuple[int, ...]:
+        """Changes with every conclusion that was drawn."""
+        ledger = self.ledger
+        agreed = (len(self.docket.agreed), len(ledger.gradients_agreed))
+        asked = (ledger.num_audits, len(ledger.owners_audits), ledger.audits_drawn)
+        late = [number for each in self.docket.open_ledgers for number in (len(each.reports), len(each.steps_agreed))]
+        return (*agreed, *asked, *late, len(ledger.whole_norms), len(self._audits.screened))
+
+    def _conclude(self) -> Judgement | None:
+        docket = self.docket
+        while docket.proved:
+            proved = docket.proved.pop(0)
+            if proved.verdict.party in docket.present:
+                return proved
+        judgement = self._convictions.pop(0) if self._convictions else self._faults.weigh()
+        if judgement is not None or not docket.plan.guard.enabled:
+            return judgement
+        judgement = (
+            self._updates.weigh_states()
+            or self._audits.weigh()
+            or self._updates.weigh_gradients()
+            or self._updates.weigh_step_audits()
+            or self._audit_as_owner()
+        )
+        if judgement is not None:
+            return judgement
+        all_committed = len(self.ledger.commits) == len(docket.assignment.shares)
+        if all_committed and not self.ledger.audits_drawn and docket.agreed.keys() >= set(docket.watched):
+            judgement = compare_links(docket)
+            if judgement is None:
+                self._audits.draw()
+        return judgement
+
+    def take_proved(self, alive: Collection[str]) -> list[Judgement]:
+        """Hand out who is still to be convicted, once each, and forget what was to be confirmed."""
+        proved = {judgement.verdict.party: judgement for judgement in reversed(self.docket.proved)}
+        self.docket.proved.clear()
+        self._owner_audits.forget()
+        return [judgement for party, judgement in proved.items() if party in alive]
+
+    def forget_audits(self) -> None:
+        """What the owner has redone leads to no update: its batch is given up."""
+        self._owner_audits.forget()
+
+    def decided(self, *, may_lag: bool) -> bool:
+        """Whether the optimizers may take the step: its own audits may lag, those of the step before may not any more.
+
+        Args:
+            may_lag: Whether the step could be undone and nothing speaks against doing so.
+        """
+        docket, ledger = self.docket, self.ledger
+        if len(ledger.commits) < len(docket.assignment.shares):
+            return False
+        if not docket.plan.guard.enabled:
+            return True
+        watched = set(docket.watched)
+        return (
+            ledger.audits_drawn
+            and not self._audits.screened
+            and ledger.gradients_agreed >= set(docket.watched_shares)
+            and watched <= docket.agreed.keys()
+            and docket.lagging is None
+            and (ledger.is_audited or (may_lag and ledger.may_lag))
+        )
+
+    def doubt_step(self) -> bool:
+        """The outcome is not a number: the owner is to redo every stage once.
+
+        Returns:
+            Whether there is anything that it has not redone yet.
+        """
+        docket, ledger = self.docket, self.ledger
+        if docket.plan.guard.mode != "phalanx":
+            return False
+        ledger.owners_audits |= set(docket.watched) - ledger.owner_audited
+        self._has_news = True
+        return bool(ledger.owners_audits)
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Changes with whatever brings the step nearer to its end; repetition and idle talk change nothing."""
+        ledger, docket = self.ledger, self.docket
+        said = sum(len(states) for states in self._updates.said.values())
+        done = (len(ledger.commits), len(ledger.held), len(docket.agreed), said, len(self.ready))
+        return (*done, *self._audits.progress)
+
+    def find_silent(self) -> str | None:
+        """Nothing has come for long: hand on what is stuck, and name who is to be replaced, if anybody."""
+        docket = self.docket
+        late = [
+            party
+            for stage in docket.watched
+            for party in (docket.holder(stage), docket.shadow(stage))
+            if stage not in docket.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
+            if party == docket.holder(stage) or not docket.plan.guard.one_optimizer
+        ]
+        audits = self._audits
+        return self._inquest.find(Missing(late, list(audits.screened.values()), self._updates.unsent, audits.said))
+
+    def waiting_for(self) -> str:
+        """What is still missing, for a message to the user."""
+        ledger, watched, lagging = self.ledger, set(self.docket.watched), self.docket.lagging
+        missing = {
+            "audits of the last step (stage, auditor)": [] if lagging is None else lagging.owing,
+            "commitments of stages": _stages(set(self.docket.assignment.shares) - ledger.commits.keys()),
+            "audits (stage, microbatch, auditor)": ledger.unreported,
+            "gradients of stages": _stages(set(self.docket.watched_shares) - ledger.gradients_agreed),
+            "audits of whole steps (stage, auditor)": sorted(ledger.awaited_step_audits - ledger.steps_agreed),
+            "states of stages": sorted(watched - self.docket.agreed.keys()),
+            "screened (stage, microbatch)": sorted(self._audits.screened),
+        }
+        return ", ".join(f"{what} {which}" for what, which in missing.items() if which) or "nothing"
+
+    def clip(self) -> float:
+        """Clip coefficient of the step, from norms that the shadows have confirmed."""
+        clip_norm = self.docket.plan.optimizer.clip_norm
+        self.ledger.clip_coefficient = clip_coefficient(self.ledger.total_norm(), clip_norm)
+        return self.ledger.clip_coefficient
+
+    # --- audits -------------------------------------------------------------------------------------------
+
+    def _audit_as_owner(self) -> Judgement | None:
+        """Last of all, when the auditors have said what they say."""
+        docket, ledger = self.docket, self.ledger
+        docket.proved += self._owner_audits.weigh_states()
+        if docket.proved:
+            return docket.proved.pop(0)
+        if not ledger.audits_drawn or ledger.unreported:
+            return None
+        for stage in sorted(ledger.owners_audits):
+            ledger.num_audits += docket.plan.microbatches
+            ledger.owners_audits.remove(stage)
+            ledger.owner_audited.add(stage)
+            docket.proved += self._owner_audits.run(stage)
+            if docket.proved:
+                return docket.proved.pop(0)
+        return None
+
+
+def _stages(shares: Iterable[Share]) -> list[int]:
+    return sorted({stage for stage, _ in shares})

@@ -1,0 +1,350 @@
+"""The owner's side of a verified pipeline: one call per optimizer step, whatever happens inside it."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from phalanx.errors import FailedBatchError, PeerLostError, TransportError, VerificationError
+from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
+from phalanx.pipeline.assignment.pace import Balance
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.evidence.verdict import Verdict
+from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.late_join import Newcomers
+from phalanx.pipeline.membership.members import Files, Members
+from phalanx.pipeline.owner.agreed_state import collect_agreed
+from phalanx.pipeline.owner.async_snapshot import Duplicate, Duplicates
+from phalanx.pipeline.owner.attempt import Attempts
+from phalanx.pipeline.owner.coordinator import Coordinator
+from phalanx.pipeline.owner.event_loop import Reception
+from phalanx.pipeline.owner.failover import Office, Succession
+from phalanx.pipeline.owner.journal_notes import Noting
+from phalanx.pipeline.owner.step_outcome import Outcome
+from phalanx.pipeline.owner.step_result import StepResult
+from phalanx.pipeline.owner.verified_step import Stepping
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.proof.step_record import StepRecords
+from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.messages import Purpose, Shutdown, StateDigest
+from phalanx.pipeline.protocol.patience import Awake, Silence
+from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.running_costs import BytesByLink, RunningCosts
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.verify.draw import AuditDraw
+from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.worker.hosted import StepInputs
+from phalanx.pipeline.worker.party import Party
+from phalanx.pipeline.worker.roles import Library
+from phalanx.security.crypto import Peer
+from phalanx.telemetry import PhaseTimer
+from phalanx.transport import Endpoint
+
+
+class PipelineEngine:
+    """Drives stages that may lie, die or stall, and answers each batch with one verified step.
+
+    Args:
+        plan: The run.
+        owner: The owner's name and keys.
+        endpoint: The owner's end of all links.
+        members: Who has joined.
+        files: What is read and written.
+        draw: Which microbatches are audited.
+        clock: What patience and deadlines are measured with; one of its own when left out.
+
+    Attributes:
+        plan: The run.
+        timer: The owner's own phases.
+        lives: Knows who may come back, and as whom.
+
+    Guarantees:
+        With the guard on, the optimizer of no stage steps before every audit of the step has passed
+        and every stage's last state has been confirmed by its shadow. With `guard.commit_lag` = 1 the
+        shadows' audits of one step may be under way while the next one runs, which is not applied
+        before they have passed; nothing that leaves the engine but a `StepResult` is of a step before
+        its audits. A step is redone until it is verified; each redo has one party less. The result
+        has the bits of an honest run, as long as holder and shadow are of one numeric class.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        owner: Peer,
+        endpoint: Endpoint,
+        members: Members,
+        files: Files,
+        draw: AuditDraw,
+        *,
+        clock: Awake | None = None,
+    ) -> None:
+        self.plan = plan
+        self.timer = PhaseTimer(cpu_clock=time.thread_time)
+        self._mail = Loopback(owner, endpoint)
+        self._files = files
+        self._party = Party(OWNER, plan, self._mail.post, self._mail.statements, self.timer)
+        self._party.roles.library, self._party.roles.state_files = files.library, files.states
+        self._party.report_usage(RunningCosts(self.timer, endpoint))
+        self._clock = Awake() if clock is None else clock
+        silence = Silence(30.0, self._clock)
+        self._courier = Courier(self._mail.post, self._pump, self._clock, timeout_s=30.0)
+        endpoint.allowances.each = allowance_of(plan)
+        self._courier.expect = lambda party, messages, size_bytes: endpoint.allowances.grant(
+            party, messages, size_bytes + messages * answer_bytes(plan)
+        )
+        self._docket = Docket(plan, self._mail.statements, files.observe, classes=members.classes)
+        self.lives = members.lives or Lives(endpoint, members.names, members.returns)
+        self._newcomers = Newcomers(members, plan, self._mail, endpoint, files.observe, self.lives)
+        self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
+        self._endpoint = endpoint
+        office = Office(
+            docket=self._docket,
+            coordinator=self._coordinator,
+            courier=self._courier,
+            mail=self._mail,
+            endpoint=endpoint,
+            pump=self._pump,
+            silence=silence,
+            lives=self.lives,
+            owed_by=self._party.roles.owed_by,
+        )
+        self._succession = Succession(office, members, files)
+        self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
+        self._attempts = Attempts(self._docket, self._coordinator, self._succession, self._pump, silence)
+        self._courier.is_gone = lambda party: party in self._succession.lost
+        self._records = StepRecords(self._docket, endpoint.run, lambda: self._succession.testimony, files.note_step)
+        self._noting = Noting(self._docket, self._party, files.note_verified, self._records)
+        self._duplicates = Duplicates(self._docket, self._courier, self._party.roles)
+        self._outcome = Outcome(self._docket, self._party)
+        self._reception = Reception(
+            mail=self._mail,
+            courier=self._courier,
+            newcomers=self._newcomers,
+            lives=self.lives,
+            succession=self._succession,
+            coordinator=self._coordinator,
+            party=self._party,
+            silence=silence,
+            noting=self._noting,
+            observe=files.observe,
+            sample=self._docket.sample,
+            timer=self.timer,
+        )
+        self._stepping = Stepping(
+            docket=self._docket,
+            coordinator=self._coordinator,
+            succession=self._succession,
+            attempts=self._attempts,
+            party=self._party,
+            outcome=self._outcome,
+            duplicates=self._duplicates,
+            noting=self._noting,
+            records=self._records,
+            mail=self._mail,
+            costs=BytesByLink(endpoint),
+            timer=self.timer,
+            witnesses=members.witnesses,
+            note_checks=files.note_checks,
+        )
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    def start(self, step: int, known: Mapping[int, StateDigest], *, timeout_s: float, patience_s: float = 30.0) -> None:
+        """Give every party its roles and wait until all copies are where they should be.
+
+        Args:
+            step: The next optimizer step.
+            known: Digest of each stage's state, from the model or the checkpoint.
+            timeout_s: Longest time that one step, or this start, may take.
+            patience_s: Longest time without a message before the owner looks for who is silent.
+
+        Raises:
+            PeerLostError: A worker did not get ready in time.
+        """
+        succession = self._succession
+        succession.timeout_s, succession.known = timeout_s, dict(known)
+        self._attempts.silence.patience_s = self._courier.timeout_s = patience_s
+        succession.begin(step)
+
+    def fall_back(self, library: Library, step: int, known: Mapping[int, StateDigest]) -> None:
+        """After a `NoHolderError`: everybody who is left begins again from an older state.
+
+        Args:
+            library: Stages as a checkpoint has them.
+            step: The checkpoint's next step.
+            known: Digest of each stage's state in it.
+
+        Raises:
+            PeerLostError: A worker did not get ready in time.
+            VerificationError: The owner itself has another state than the checkpoint.
+        """
+        self._party.roles.library = library
+        self._duplicates.abandon("the run went back to a checkpoint")
+        self._noting.forget()
+        self._succession.fall_back(step, known)
+
+    def step(self, step: int, inputs: StepInputs) -> StepResult:
+        """Run, verify and apply one optimizer step.
+
+        Raises:
+            FailedBatchError: With this batch the loss or a gradient is NaN or infinite although every audit agrees,
+                the owner's own ones included. Nothing was updated; another batch can be tried at the same step.
+            NonFiniteLossError: So is that of a batch whose step was undone before.
+            PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
+            NoHolderError: Every holder of a stage is gone.
+        """
+        first_verdict, redone = len(self.verdicts), self.steps_redone
+        self._regroup(step)
+        self._succession.testimony.forget_before(step)
+        if self._docket.ledger.step != step:
+            self._coordinator.open_step(step, self._succession.epoch)
+        stepping = self._stepping
+        effort = stepping.train(step, inputs)
+        if not self._outcome.is_finite(inputs):
+            error = FailedBatchError(self._outcome.failure(step, inputs))
+            stepping.begin_again(step)
+            raise error
+        result = stepping.apply(step, inputs, effort, self.verdicts[first_verdict:])
+        return replace(result, steps_redone=self.steps_redone - redone)
+
+    def _regroup(self, step: int) -> None:
+        """Let workers in and out between two steps, and relieve slow or crowded ones; all states are agreed on then."""
+        succession = self._succession
+        unsound = succession.is_unsound(step, self._balance)
+        if not (self._newcomers.prepared or succession.leaving or unsound):
+            return
+        self.settle()
+        if self._succession.rollback.is_turning_point(step):
+            newcomers = self._newcomers.admit()
+            if newcomers or succession.leaving or unsound:
+                self._duplicates.abandon("stages move")
+                succession.regroup(newcomers, step, self._balance)
+                self._stepping.redo_until(step)
+
+    # whoever asks for weights may have switched gradients off, and audits and redone steps need them
+    @torch.enable_grad()
+    def settle(self) -> None:
+        """Wait until the last step is verified and the states after it are agreed on; undo and redo it if need be.
+
+        Raises:
+            PeerLostError: That did not end in time.
+            NoHolderError: Every holder of a stage is gone.
+        """
+        deadline = self._clock.wall() + self._succession.timeout_s
+        coordinator, docket = self._coordinator, self._docket
+        while self.plan.guard.enabled and (set(self.shadows) - docket.agreed.keys() or docket.lagging is not None):
+            judgement = self._attempts.go_on()
+            if judgement is not None or self._succession.lost:
+                self._stepping.recover(judgement, docket.ledger.step)
+            if self._clock.wall() > deadline:
+                raise PeerLostError(f"the last step was not verified in time; waiting for {coordinator.waiting_for()}")
+        self._records.look()
+
+    @torch.enable_grad()
+    def collect(self, stage: int, purpose: Purpose) -> StageCopy:
+        """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.
+
+        A holder that does not bring them is replaced, where the other copy does not either.
+
+        Raises:
+            VerificationError: Without a guard, the bytes are not those of the stage.
+            PeerLostError: Without a guard, no answer came in time.
+            NoHolderError: Every holder of the stage is gone.
+        """
+        while True:
+            self.settle()
+            holder = self._docket.holder(stage)
+            if holder == OWNER:
+                return self._party.roles.copy_of(stage)
+            try:
+                return collect_agreed(self._docket, self._courier, stage, purpose)
+            except (PeerLostError, VerificationError) as exc:
+                if not self.plan.guard.enabled:
+                    raise
+                self._succession.suspect(holder, str(exc))
+                self._stepping.recover(None, self._docket.ledger.step)
+
+    def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
+        """Every stage in order, with its verified state or weights; the owner's own are not copied."""
+        for stage in range(len(self.plan.stages)):
+            yield self.collect(stage, purpose)
+
+    def begin_duplicate(self) -> Duplicate:
+        """Take the state after the last step for a checkpoint; it comes in while further steps run.
+
+        `look_for_duplicate` says whether it is whole by now.
+        """
+        self._party.finish_applies()
+        return self._duplicates.begin(self.next_step)
+
+    def look_for_duplicate(self) -> None:
+        """Bring the duplicate under way up to date: whole, or given up because somebody is gone or silent."""
+        self._duplicates.look()
+
+    def finish_duplicate(self, duplicate: Duplicate) -> None:
+        """Wait until a duplicate is whole, or given up.
+
+        Raises:
+            PeerLostError: States were not confirmed in time.
+        """
+        self.settle()
+        self._duplicates.note_agreed(self.next_step)
+        while not (duplicate.is_whole or duplicate.failure):
+            self._pump()
+            self._duplicates.look()
+
+    @property
+    def holders(self) -> Mapping[int, str]:
+        """Who holds each stage now."""
+        return self._docket.assignment.holders
+
+    @property
+    def shadows(self) -> Mapping[int, str]:
+        """Who shadows each stage now."""
+        return self._docket.assignment.shadows
+
+    @property
+    def guarantees(self) -> Mapping[int, str]:
+        """What is promised of each stage now; a name in `GUARANTEES`."""
+        return self._succession.guarantees.present
+
+    @property
+    def next_step(self) -> int:
+        """The step that is under way, or comes next: so many are applied."""
+        return self._docket.ledger.step
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """All verdicts so far."""
+        return self._succession.verdicts.passed
+
+    @property
+    def steps_redone(self) -> int:
+        """How many steps were undone and done again."""
+        return self._stepping.steps_redone
+
+    @property
+    def takeovers(self) -> int:
+        """How many stages have changed hands."""
+        return self._succession.takeovers
+
+    @property
+    def usage(self) -> dict[str, dict[str, float]]:
+        """Running costs that each party reported with its last applied step, CPU seconds by phase."""
+        return dict(self._coordinator.usage)
+
+    def close(self, reason: str) -> None:
+        """Tell every worker that the run is over."""
+        head = self._stepping.witnesses.head()
+        shutdown = Shutdown(epoch=max(self._succession.epoch, 0), reason=reason, log_head=head)
+        for name in self._succession.alive:
+            # a worker that is gone, or ends before it has signed for this, needs no good-bye
+            with contextlib.suppress(TransportError):
+                self._mail.post(name, shutdown, ())
+        with contextlib.suppress(TransportError):
+            self._endpoint.flush(2.0)
+
+    def _pump(self) -> None:
+        self._reception.pump()

@@ -1,0 +1,400 @@
+"""L5: what follows from a verdict or a loss: who is excluded, who has which roles then, and how everybody begins."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from phalanx.errors import PeerLostError, TransportError, VerificationError
+from phalanx.pipeline.assignment.assignment import Assignment, roles_of, settled
+from phalanx.pipeline.assignment.pace import Balance
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.evidence.verdict import Verdict
+from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.members import Files, Members
+from phalanx.pipeline.owner.coordinator import Coordinator
+from phalanx.pipeline.owner.guarantees import Guarantees
+from phalanx.pipeline.owner.paper_recovery import Attempt, PaperRecovery
+from phalanx.pipeline.owner.placement import Placing
+from phalanx.pipeline.owner.rollback import Rollback
+from phalanx.pipeline.owner.verdicts import Verdicts
+from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.messages import Ask, Assign, Shutdown, StateDigest
+from phalanx.pipeline.protocol.patience import Silence
+from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.signed_history import Testimony
+from phalanx.pipeline.verify.state_agreement import Readiness
+from phalanx.transport import Endpoint
+
+
+@dataclass(frozen=True)
+class Office:
+    """What the owner's engine lends to the succession.
+
+    Attributes:
+        docket: Assignment, commitments and agreed states.
+        coordinator: Told when an epoch begins; knows who is ready.
+        courier: Fetches what a replay needs.
+        mail: Posts the roles.
+        endpoint: Told whom to refuse.
+        pump: Handles what has arrived and does one piece of work.
+        silence: Tells when nobody has got ready for too long.
+        lives: Told who takes part no more.
+        owed_by: Whose state the owner itself still waits for.
+    """
+
+    docket: Docket
+    coordinator: Coordinator
+    courier: Courier
+    mail: Loopback
+    endpoint: Endpoint
+    pump: Callable[[], None]
+    silence: Silence
+    lives: Lives
+    owed_by: Callable[[], Collection[str]]
+
+
+class Succession:
+    """Excludes parties and moves their stages to the shadows; or attempts a step differently, as the paper does.
+
+    Attributes:
+        alive: Workers that take part.
+        lost: Those among them that are known to be gone and are still to be replaced.
+        reasons: Why, of everybody who was ever lost.
+        leaving: Those among them that hand over at the end of the step.
+        epoch: Of the present roles; -1 before the first.
+        verdicts: All so far, each judged from its evidence.
+        takeovers: Stages that changed hands.
+        testimony: What parties have signed, for evidence.
+        rollback: How far back the run can go.
+        guarantees: Tells what is promised of each stage.
+        placing: Makes assignments.
+        known: Digest of each stage's state where everybody begins, from the model or the checkpoint.
+        timeout_s: Longest time that taking roles may take.
+    """
+
+    def __init__(self, office: Office, members: Members, files: Files) -> None:
+        self.alive = list(members.names)
+        self.lost, self.reasons = deque[str](), dict[str, str]()
+        self.leaving: set[str] = set()
+        self.epoch = -1
+        self.verdicts = Verdicts(office.docket, members, files)
+        self.takeovers, self.testimony = 0, Testimony()
+        self.rollback = Rollback(office.docket, office.courier)
+        self.guarantees, self.placing = Guarantees(office.docket), Placing(office.docket.plan, members)
+        self.known: Mapping[int, StateDigest] = {}
+        self.timeout_s = 300.0
+        self._docket = office.docket
+        self._coordinator = office.coordinator
+        self._courier = office.courier
+        self._mail = office.mail
+        self._endpoint = office.endpoint
+        self._pump = office.pump
+        self._silence = office.silence
+        self._lives = office.lives
+        self._owed_by = office.owed_by
+        self._members = members
+        self._files = files
+        self._readiness = Readiness(office.docket)
+        self._paper = PaperRecovery(office.docket.plan.guard.recovery, len(office.docket.plan.stages))
+        self._standing = office.docket.assignment
+
+    def begin(self, step: int) -> None:
+        """Give out the first roles, with the states in `known`; whoever does not take them is shut out.
+
+        Raises:
+            ConfigError: There is no memory for the stages, and the run has not begun yet.
+            PeerLostError: No worker is left, and why each one is gone; or the owner itself is not ready in time.
+            VerificationError: The owner itself has another state than the one in `known`.
+        """
+        for fault in self._members.unreachable:
+            self.suspect(fault.peer, str(fault.error))
+        self._begin_with_who_comes(step, may_be_alone=not self.alive)
+
+    def _begin_with_who_comes(self, step: int, *, may_be_alone: bool) -> None:
+        while self.lost or not self._has_begun(step):
+            if self.lost:
+                self._shut_out(self.lost[0], convicted=False)
+            if not (self.alive or may_be_alone):
+                why = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+                raise PeerLostError(f"every worker was lost before the first step: {why}; see their logs")
+
+    def is_unsound(self, step: int, balance: Balance) -> bool:
+        """Whether stages should move because somebody is slow, or has more than it has room for."""
+        old, memory = self._standing, self.placing.memory
+        lopsided = balance.is_lopsided(step, old, self.alive, self._coordinator.busy, memory)
+        return lopsided or self.placing.is_crowded(old, self.alive, balance)
+
+    def fall_back(self, step: int, known: Mapping[int, StateDigest]) -> None:
+        """Begin anew, with whoever is left, from an older state; who does not come along is shut out.
+
+        Args:
+            step: The next optimizer step of that state.
+            known: Digest of each stage's state in it.
+
+        Raises:
+            PeerLostError, VerificationError: The owner itself did not get ready in time, or has another state.
+        """
+        for judgement in self._coordinator.take_proved(self.alive):
+            verdict = self.verdicts.judge(judgement, self.testimony, excludes=True)
+            if verdict is not None:
+                self._shut_out(verdict.party, convicted=True)
+        # nothing that was kept of the steps since then is of this timeline
+        self._docket.forget_states()
+        self.testimony, self._readiness = Testimony(), Readiness(self._docket)
+        self.rollback, self.known = Rollback(self._docket, self._courier), dict(known)
+        self._begin_with_who_comes(step, may_be_alone=True)
+
+    def _has_begun(self, step: int) -> bool:
+        """Try it; False when somebody who is left did not come along."""
+        try:
+            self.assign(self.placing.first(self.alive, may_exceed=self.epoch >= 0), None, step)
+        except (PeerLostError, VerificationError):
+            if not self.lost:
+                raise
+        return not self.lost
+
+    def suspect(self, name: str, reason: str) -> None:
+        """Note that a party is gone; it is replaced at the next recovery."""
+        if name in self.alive and name not in self.lost:
+            self._files.observe("link_broken", {"party": name, "reason": reason})
+            self.lost.append(name)
+            self.reasons[name] = reason
+
+    def knock(self) -> None:
+        """Say a word to everybody: a link whose other end is gone is found when something is to go over it."""
+        for name in self.alive:
+            self._mail.post(name, Ask(epoch=self.epoch, step=self._docket.ledger.step), ())
+
+    def suspect_the_dead(self) -> None:
+        """Note every party whose process has ended, and replace whoever ended on the way here."""
+        for name in self.alive:
+            if not self._members.is_alive(name):
+                self.suspect(name, "its process has ended")
+        self._members.look_after()
+
+    def recover(self, judgement: Judgement | None, step: int) -> None:
+        """Exclude whoever is guilty or gone; its shadow serves the stage and the step starts again.
+
+        Args:
+            judgement: What was decided; None when the first of `lost` is to be replaced.
+            step: The step that was interrupted.
+
+        Raises:
+            NoHolderError: Every holder of a stage is gone.
+            PeerLostError: Somebody did not take its roles in time.
+            TrainingError: A recovery of the paper's has no answer.
+        """
+        verdict = None
+        if judgement is not None:
+            excludes = not self._paper.answers(judgement.verdict)
+            verdict = self.verdicts.judge(judgement, self.testimony, excludes=excludes)
+            if verdict is None:
+                self._go_on_without_verdict(judgement, step)
+                return
+        if verdict is not None and self._paper.answers(verdict):
+            attempt = self._paper.after(verdict, step)
+            if attempt.number:
+                self._files.observe("step_restarted", {"step": step, "attempt": attempt.number})
+            self.assign(self._standing, self._standing, step)
+        else:
+            self._paper.forget_detour()
+            self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
+
+    def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
+        """What was found does not hold: the accuser's word counts as false, and the step is done again."""
+        party = self.verdicts.to_replace(judgement)
+        if party is None or party not in self.alive:
+            self.begin_again(step)
+            return
+        self.suspect(party, "what it said twice was not borne out by what parties had signed")
+        self.recover(None, step)
+
+    def begin_again(self, step: int) -> None:
+        """Everybody keeps its roles and forgets what was done of the step.
+
+        Raises:
+            NoHolderError, PeerLostError: As `recover`, when somebody is lost meanwhile.
+        """
+        self._coordinator.forget_audits()
+        self.assign(self._standing, self._standing, step)
+
+    def regroup(self, newcomers: Collection[str], step: int, balance: Balance) -> None:
+        """Between two steps, with every state agreed on: give newcomers roles, and let those go who want to leave.
+
+        Args:
+            newcomers: Members by now, without a role.
+            step: The next one.
+            balance: How much work each stage is, and who is slow.
+
+        Raises:
+            NoHolderError, PeerLostError: As `recover`, when somebody is lost meanwhile.
+        """
+        self.alive += newcomers
+        for name in newcomers:
+            members = self._members
+            place = {"address": members.addresses[name], "class": members.class_of(name)}
+            self._files.observe("party_joined", {"party": name, **place, "step": step})
+        staying = [name for name in self.alive if name not in self.leaving]
+        old = self._standing
+        new = self.placing.regrouped(old, staying, balance)
+        moved = {str(stage): new.holders[stage] for stage in old.holders if new.holders[stage] != old.holders[stage]}
+        if moved:
+            self._files.observe("stages_moved", {"step": step, "to": moved, "pace_s": dict(balance.pace)})
+        self.assign(new, old, step)
+        for name in [name for name in self.leaving if name in self.alive and name not in self.lost]:
+            if not self._standing.copies_of(name):
+                self._let_go(name, step)
+
+    def finish(self, step: int) -> Attempt:
+        """The step was applied: whoever was left out of it takes part again.
+
+        Returns:
+            How it was attempted.
+        """
+        attempt = self._paper.at(step)
+        if attempt.bypassed:
+            body = {"left_out": sorted(attempt.bypassed), "frozen": sorted(attempt.frozen)}
+            self._files.observe("step_skipped", {"step": step, **body})
+            self.assign(self._standing, self._standing, step + 1)
+        return attempt
+
+    def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
+        old = self._standing
+        served = old.served_by(gone)
+        self._strike(gone)
+        guard = self._docket.plan.guard
+        try:
+            new = self.placing.without(old, gone, self.alive)
+            # before the party is shut out: until roles change, the owner's own stages may still send to it
+            held = [stage for stage, _ in served]
+            rollback = self.rollback
+            if guard.keeps_snapshots:
+                first_bad = rollback.last_snapshot(step, convicted=verdict is not None)
+            else:
+                first_bad = rollback.unverified if verdict is None else rollback.first_bad_step(held, new, gone)
+        finally:
+            self._shut_out(gone, convicted=verdict is not None)
+        if first_bad is not None:
+            self.rollback.undo(first_bad, step)
+        self.assign(new, old, step if first_bad is None else first_bad)
+        for stage, lane in served:
+            self.takeovers += 1
+            by = new.server(stage, lane)
+            self._files.observe("takeover", {"stage": stage, "step": step, "by": by, "from": gone})
+        self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
+
+    def _let_go(self, name: str, step: int) -> None:
+        """Say good-bye to somebody who has handed over everything."""
+        self._strike(name)
+        with contextlib.suppress(TransportError):
+            self._mail.post(name, Shutdown(epoch=self.epoch, reason="it asked to leave"), ())
+        self._lives.ended(name, for_good=False)
+        self._files.observe("left", {"party": name, "step": step})
+
+    def _strike(self, gone: str) -> None:
+        """Count on a worker no more; it may still be sent to."""
+        self.alive = [name for name in self.alive if name != gone]
+        self.leaving.discard(gone)
+        self.lost = deque(name for name in self.lost if name != gone)
+
+    def _shut_out(self, gone: str, *, convicted: bool) -> None:
+        """Refuse a worker's messages and end its process, if it is a local one."""
+        self._strike(gone)
+        self._endpoint.refuse(gone)
+        self._lives.ended(gone, for_good=convicted)
+        self._members.dismiss(gone)
+        self._files.gone.append(gone)
+        place = {"stages": [stage for stage, _ in self._standing.served_by(gone)], "step": self._docket.ledger.step}
+        self._files.observe("evicted" if convicted else "lost", {"party": gone, **place})
+        self._members.replace(gone)
+
+    def assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
+        """Begin an epoch; who does not take its roles, or not honestly, is replaced, or noted in `lost` at a start.
+
+        Args:
+            new: Who holds and shadows what from now on.
+            old: The same until now; None when everybody begins anew.
+            step: The next optimizer step.
+
+        Raises:
+            PeerLostError: `old` is None and somebody was lost; or the owner is not ready in time.
+            VerificationError: `old` is None and somebody, the owner included, has another state than the known one.
+        """
+        self.epoch += 1
+        self._mail.renew_allowances()
+        attempt = self._paper.at(step)
+        self._standing = new
+        self._coordinator.open_epoch(self.epoch, step, new, attempt)
+        assign = Assign(
+            epoch=self.epoch,
+            step=step,
+            roles=roles_of(new, self.rollback.old_enough(old, step), {*self.alive, OWNER}),
+            addresses={name: self._members.addresses[name] for name in self.alive},
+            certificates={name: pem for name, pem in self._members.certificates.items() if name in self.alive},
+            attempt=attempt.number,
+            bypassed=tuple(sorted(attempt.bypassed)),
+            frozen=tuple(sorted(attempt.frozen)),
+            log_head=self._members.witnesses.head(),
+        )
+        self._docket.sources = {role.stage: role.source for role in assign.roles}
+        self.rollback.note_copies(new, step)
+        self.guarantees.note(new, step)
+        if short := self.placing.shortages(new):
+            self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
+        for name in (*self.alive, OWNER):
+            self._mail.post(name, assign, ())
+        self._await_ready(is_start=old is None)
+        if self.lost and old is None:
+            raise PeerLostError(f"{self.lost[0]} was lost: {self.reasons[self.lost[0]]}; see its log")
+        if self.lost and old is not None:
+            self._standing = self._settled(new, old)
+            self.recover(None, step)
+        elif self._docket.plan.guard.enabled:
+            self._check_ready(new, old, step)
+
+    def _settled(self, new: Assignment, old: Assignment) -> Assignment:
+        confirmed = self._readiness.confirmed(self._coordinator.ready)
+        return settled(new, old, {*self.alive, OWNER}, confirmed)
+
+    def _await_ready(self, *, is_start: bool) -> None:
+        deadline = self._silence.clock.wall() + self.timeout_s
+        waiting = {*self.alive, OWNER}
+        self._silence.begin()
+        while waiting - self._coordinator.ready.keys() and not self.lost:
+            self._pump()
+            # at the very start everybody may be building a large model, later on somebody a stage
+            if self._silence.too_long_for_anything and self.epoch:
+                self._suspect_the_silent()
+            if self._silence.clock.wall() > deadline:
+                # the owner is late because somebody does not give it a state
+                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER}) or sorted(self._owed_by())
+                if not missing:
+                    raise PeerLostError(f"{OWNER} did not get ready within {self.timeout_s:.0f} s")
+                for name in missing if is_start else missing[:1]:
+                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
+
+    def _suspect_the_silent(self) -> None:
+        """Nobody has got ready for long: whoever sends or takes a state still answers, and whoever hangs does not."""
+        request = Ask(epoch=self.epoch, step=self._docket.ledger.step)
+        standings = self._courier.ask(self.alive, request)
+        self._silence.broken()
+        for name in [name for name in self.alive if name not in standings][:1]:
+            self.suspect(name, "silent while roles were given out")
+
+    def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
+        """Compare the states that parties got ready with; who has altered a kept copy is convicted, others given up."""
+        found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
+        if old is None and found is not None:
+            self.suspect(found.party, found.reason)
+            raise VerificationError(found.reason)
+        for stage, states in self._readiness.to_weigh.items():
+            self._coordinator.said_ready(stage, states)
+        if found is None:
+            return
+        if found.judgement is None:
+            self.suspect(found.party, found.reason)
+        if old is not None:
+            self._standing = self._settled(new, old)
+        self.recover(found.judgement, step)

@@ -1,0 +1,76 @@
+"""What the guard promises of each stage as roles are now: short fixed names, the strongest first."""
+
+from collections.abc import Mapping
+
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.verify.facts import Docket
+
+GUARANTEES: dict[str, str] = {
+    "own": "the owner serves the stage itself",
+    "bit-equal": "stage, shadow and owner compute the same bits, and any other bit is a lie",
+    "owner-shadowed": "as bit-equal, with the owner as the only other party that has a copy",
+    "bounded": "messages and weight gradients are compared within rounding, updates bit by bit",
+    "messages-only": "messages and updates are compared, weight gradients are taken on the stage's word",
+    "verify-only": "the stage alone makes its updates, and only audits by the owner can tell a wrong one",
+    "statistics": "nothing is recomputed; odd numbers condemn",
+    "unguarded": "what the stage sends is used as it comes",
+}
+"""Names and meanings; a later one is weaker."""
+
+_STRENGTH = {name: -place for place, name in enumerate(GUARANTEES)}
+
+
+def weaker(one: str, other: str) -> str:
+    """The weaker one of two guarantees; a name that is not known counts as none."""
+    return min(one, other, key=lambda name: _STRENGTH.get(name, -len(_STRENGTH)))
+
+
+def guarantee_of(docket: Docket, assignment: Assignment, stage: int) -> str:
+    """What holds for a stage with these roles.
+
+    Args:
+        docket: The run and everybody's measured class.
+        assignment: Who holds and shadows what.
+        stage: Which stage.
+    """
+    guard, holder, shadow = docket.plan.guard, assignment.holders[stage], assignment.shadows.get(stage)
+    rates = (guard.step_audit_rate, guard.owner_audit_rate, guard.third_party_audit_rate)
+    alike = shadow is not None and docket.bits_decide(holder) and docket.bits_decide(shadow)
+    # the first that applies
+    found = {
+        "own": holder == OWNER,
+        "unguarded": shadow is None or not guard.enabled,
+        "statistics": guard.mode == "statistics",
+        "verify-only": guard.one_optimizer,
+        "messages-only": guard.shadow != "lockstep" and not any(rates),
+        "bounded": not alike,
+        "owner-shadowed": shadow == OWNER,
+    }
+    return next((name for name, applies in found.items() if applies), "bit-equal")
+
+
+class Guarantees:
+    """Tells the guarantee of every stage at the start, and whenever roles have changed it.
+
+    Attributes:
+        present: By stage, as roles are now.
+    """
+
+    def __init__(self, docket: Docket) -> None:
+        self.present: Mapping[int, str] = {}
+        self._docket = docket
+
+    def note(self, assignment: Assignment, step: int) -> None:
+        """Take note of the roles from a step on."""
+        before, now = self.present, {s: guarantee_of(self._docket, assignment, s) for s in sorted(assignment.holders)}
+        if now == before:
+            return
+        self.present = now
+        said = ", ".join(f"stage {stage} {name}" for stage, name in now.items())
+        stages = {str(stage): name for stage, name in now.items()}
+        self._docket.observe("guarantees", {"step": step, "stages": stages, "said": said})
+        for stage, name in now.items():
+            if name != before.get(stage, name) and weaker(name, before[stage]) == name:
+                body = {"step": step, "stage": stage, "before": before[stage], "now": name}
+                self._docket.observe("guarantee_weaker", {**body, "meaning": GUARANTEES[name]})

@@ -1,0 +1,96 @@
+"""Who is given what, into the memory that there is: at the start, when somebody is gone, when workers come and go."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, without
+from phalanx.pipeline.assignment.fit import fitting
+from phalanx.pipeline.assignment.memory import Memory
+from phalanx.pipeline.assignment.pace import Balance
+from phalanx.pipeline.assignment.rebalance import regrouped
+from phalanx.pipeline.assignment.stage_memory import footprints
+from phalanx.pipeline.membership.members import Members
+from phalanx.pipeline.plan import StepPlan
+
+
+class Placing:
+    """Makes assignments.
+
+    A run does not begin with one that exceeds what parties say they have. Once it has begun it goes on with the one
+    that exceeds that least: they may have been too careful, and who really has too little is lost like any other.
+    """
+
+    def __init__(self, plan: StepPlan, members: Members) -> None:
+        self._plan = plan
+        self._members = members
+        self._footprints = footprints(plan)
+
+    @property
+    def memory(self) -> Memory:
+        """What stages need, and what everybody has who has come so far."""
+        return Memory(self._footprints, self._members.rooms)
+
+    def first(self, workers: Sequence[str], *, may_exceed: bool) -> Assignment:
+        """Where everybody begins.
+
+        Raises:
+            ConfigError: Nothing fits, and it may not exceed what there is.
+        """
+        plan, memory = self._plan, self.memory
+        guarded, lanes = plan.guard.enabled, plan.lanes
+        wanted = first_assignment(len(plan.stages), workers, guarded=guarded, lanes=lanes, memory=memory)
+        wanted = self._paired(wanted, workers)
+        found = fitting(wanted, workers, memory)
+        if found is not wanted:
+            # what fits may be all with one worker
+            found = self._paired(regrouped(found, workers, guarded=guarded, memory=memory), workers)
+        if not may_exceed:
+            memory.check(found.holders, found.shadows)
+        return found
+
+    def without(self, old: Assignment, gone: str, workers: Sequence[str]) -> Assignment:
+        """Shadows take over what `gone` held; others with room shadow what is left uncovered.
+
+        Raises:
+            NoHolderError: A stage has nobody who can take over.
+        """
+        guard, memory = self._plan.guard, self.memory
+        has_heirs = not guard.verify_only
+        heirs = without(old, gone, workers, guarded=guard.enabled, has_heirs=has_heirs, memory=memory)
+        return self._paired(fitting(heirs, workers, memory, holders_stay=True), workers)
+
+    def regrouped(self, old: Assignment, workers: Sequence[str], balance: Balance) -> Assignment:
+        """Stages move to whoever is there now, as few as possible."""
+        guarded = self._plan.guard.enabled
+        new = regrouped(old, workers, guarded=guarded, costs=balance.costs, pace=balance.pace, memory=self.memory)
+        return self._paired(new, workers)
+
+    def _paired(self, assignment: Assignment, workers: Sequence[str]) -> Assignment:
+        """A shadow whose bits are not its stage's gives way to a worker of the stage's own class with room for it."""
+        classes, memory, holders = self._members.classes, self.memory, assignment.holders
+        shadows = dict(assignment.shadows)
+        for stage, shadow in sorted(assignment.shadows.items()):
+            holder = holders[stage]
+            if classes.get(holder) == classes.get(shadow):
+                continue
+            crowded = memory.excess(holders, shadows)
+            alike = [name for name in workers if name != holder and classes.get(name) == classes.get(holder)]
+            able = [name for name in alike if memory.excess(holders, {**shadows, stage: name}) <= crowded]
+            roles = Counter([*holders.values(), *shadows.values()])
+            # the first of those with the fewest roles
+            shadows[stage] = min(able, key=roles.__getitem__, default=shadow)
+        return assignment if shadows == assignment.shadows else replace(assignment, shadows=shadows)
+
+    def is_crowded(self, old: Assignment, workers: Sequence[str], balance: Balance) -> bool:
+        """Whether somebody has been given more than it has room for, and others have room."""
+        memory = self.memory
+        excess = memory.excess(old.holders, old.shadows)
+        if not excess:
+            return False
+        new = self.regrouped(old, workers, balance)
+        return memory.excess(new.holders, new.shadows) < excess
+
+    def shortages(self, assignment: Assignment) -> list[str]:
+        """Who has been given more than it says it has, in sentences."""
+        return self.memory.shortages(assignment.holders, assignment.shadows)

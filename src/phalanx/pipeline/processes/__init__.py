@@ -1,0 +1,1 @@
+"""Worker processes of this machine: the fork server, memory, the allocator."""

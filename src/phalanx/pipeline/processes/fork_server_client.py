@@ -1,0 +1,122 @@
+"""The owner's end of a nursery: order workers, hear of their ends, without ever waiting for it."""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from phalanx.pipeline.processes.fork_server import NURSERY, News, Order
+
+_GONE = -9
+_PATIENCE_S = 5.0
+
+
+class NursedWorker:
+    """One worker of a nursery, with what `subprocess.Popen` offers of itself that `LocalWorkers` needs."""
+
+    def __init__(self, nursery: "Nursery", name: str) -> None:
+        self._nursery = nursery
+        self._name = name
+
+    def poll(self) -> int | None:
+        """Exit code; None while it runs, or is about to."""
+        return self._nursery.code_of(self._name)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._nursery.tell(Order(name=self._name))
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended in time, seconds.
+        """
+        deadline = time.monotonic() + (_PATIENCE_S if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(self._name, timeout or _PATIENCE_S)
+            self._nursery.listen(left)
+        return code
+
+
+class Nursery:
+    """Starts a process that forks workers; see `phalanx.pipeline.processes.fork_server`.
+
+    Args:
+        command: Module and arguments of a worker, without its file.
+        log: Where the nursery's own output goes.
+        threads: Threads of tensor kernels in its workers.
+        modules: What it imports beforehand.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, threads: int, modules: Collection[str]) -> None:
+        self._codes: dict[str, int | None] = {}
+        self._unread = b""
+        threads_of_kernels = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+                [sys.executable, "-m", *command, NURSERY],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                process_group=0,
+                bufsize=0,
+                env={
+                    **os.environ,
+                    **threads_of_kernels,
+                    "PHALANX_PARENT": str(os.getpid()),
+                    "PHALANX_PRELOAD": ",".join(modules),
+                },
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes orders."""
+        return self._process.poll() is None
+
+    def start(self, name: str, file: Path, log: Path) -> NursedWorker:
+        """Order a worker; it runs as soon as the nursery is ready."""
+        self._codes[name] = None
+        self.tell(Order(name=name, file=str(file), log=str(log)))
+        return NursedWorker(self, name)
+
+    def code_of(self, name: str) -> int | None:
+        """Exit code of a worker; None while it runs, or is about to."""
+        self.listen(0.0)
+        code = self._codes[name]
+        # nobody outlives the nursery
+        return _GONE if code is None and not self.is_open else code
+
+    def tell(self, order: Order) -> None:
+        """Give an order; one to a nursery that is gone does nothing."""
+        if self._process.stdin is not None and self.is_open:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(order.model_dump_json().encode() + b"\n")
+
+    def listen(self, timeout_s: float) -> None:
+        """Take all news there are; wait for some at most so long."""
+        stdout = self._process.stdout
+        while stdout is not None and not stdout.closed and select.select([stdout], [], [], timeout_s)[0]:
+            received = os.read(stdout.fileno(), 2**16)
+            if not received:
+                stdout.close()
+                return
+            timeout_s = 0.0
+            *lines, self._unread = (self._unread + received).split(b"\n")
+            for line in lines:
+                news = News.model_validate_json(line)
+                self._codes[news.name] = news.code
+
+    def close(self) -> None:
+        """End it, and every worker with it, at once: it has nothing to finish."""
+        self._process.kill()
+        self._process.wait(_PATIENCE_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,117 @@
+"""Local workers: one child process each, ended by id, never outliving the owner."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from phalanx.config import dump_toml
+from phalanx.pipeline.config import WorkerConfig
+from phalanx.pipeline.processes.fork_server import can_nurse
+from phalanx.pipeline.processes.fork_server_client import NursedWorker, Nursery
+
+_SECONDS_TO_END = 5.0
+_COMMAND = ("phalanx", "worker")
+_WORTH_IMPORTING = (
+    "phalanx.models.",
+    "phalanx.objectives.",
+    "phalanx.optimizers.",
+    "phalanx.pipeline.",
+    "phalanx.transport.",
+    "transformers.models.",
+)
+
+
+_Process = subprocess.Popen[bytes] | NursedWorker
+
+
+class LocalWorkers:
+    """Child processes by worker name; a context manager that ends them all."""
+
+    def __init__(self, directory: Path, command: Sequence[str] = _COMMAND) -> None:
+        """Start nothing yet.
+
+        Args:
+            directory: Gets each worker's file and log.
+            command: Module and arguments of a worker, without its file; another than the default is for drills only.
+        """
+        self._directory = directory
+        self._command = command
+        self._processes: dict[str, _Process] = {}
+        self._nursery: Nursery | None = None
+
+    def start(self, configs: Mapping[str, WorkerConfig]) -> None:
+        """Start one process per worker file; their output goes to ``NAME.log``."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for name, config in configs.items():
+            path, log = self._directory / f"{name}.toml", self._directory / f"{name}.log"
+            path.write_text(dump_toml(config), encoding="utf-8")
+            if self._nursery is not None and self._nursery.is_open:
+                self._processes[name] = self._nursery.start(name, path.resolve(), log.resolve())
+            else:
+                self._processes[name] = self._start_anew(path, log, config.threads)
+
+    def _start_anew(self, path: Path, log: Path, threads: int) -> _Process:
+        with log.open("ab") as output:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter and our own file
+                [sys.executable, "-m", *self._command, str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in a terminal is for the owner, who ends its workers in good order
+                process_group=0,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "PHALANX_PARENT": str(os.getpid())},
+            )
+
+    def keep_nursery(self, threads: int) -> None:
+        """Have a process beside the run from which later workers are forked, with everything imported (Linux only).
+
+        Args:
+            threads: Threads of tensor kernels in those workers.
+        """
+        if self._nursery is None and can_nurse():
+            modules = [name for name in sys.modules if name.startswith(_WORTH_IMPORTING)]
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._nursery = Nursery(self._command, self._directory / "nursery.log", threads, modules)
+
+    def is_alive(self, name: str) -> bool:
+        """Whether a local worker still runs; a worker that is not local counts as alive."""
+        process = self._processes.get(name)
+        return process is None or process.poll() is None
+
+    def dismiss(self, name: str) -> None:
+        """End one worker at once."""
+        process = self._processes.get(name)
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait(_SECONDS_TO_END)
+
+    def last_words(self, name: str) -> str:
+        """The last line of a worker's log, for an error message."""
+        path = self._directory / f"{name}.log"
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+        return lines[-1] if lines else "(no output)"
+
+    def close(self) -> None:
+        """Give every worker a moment to end by itself, then end it."""
+        for process in self._processes.values():
+            try:
+                process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_SECONDS_TO_END)
+        self._close_nursery()
+
+    def _close_nursery(self) -> None:
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
+
+    def __enter__(self) -> "LocalWorkers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._processes:
+            self.dismiss(name)
+        self._close_nursery()

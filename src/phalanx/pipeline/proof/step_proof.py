@@ -1,0 +1,302 @@
+"""Whether an applied step was audited as its draws demand: judged from the audit log and its leaves alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from phalanx.errors import AuditLogError, CertificateError, FrameError, PeerRefusedError, SignatureError
+from phalanx.pipeline.assignment.assignment import Assignment, Share
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.proof.leaves import (
+    AttemptLeaf,
+    AuditLeaf,
+    CommitLeaf,
+    DrawLeaf,
+    Leaf,
+    OwnerAuditLeaf,
+    StateLeaf,
+    StepAuditLeaf,
+)
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, Signed, StepAudited
+from phalanx.pipeline.protocol.signed import Statement, Statements
+from phalanx.pipeline.verify.draw import AuditDraw
+from phalanx.security.crypto import Peer, certified_name
+
+_DIRECTIONS = ("forward", "backward")
+_Kind = TypeVar("_Kind", bound=Leaf)
+_Said = TypeVar("_Said", bound=Message)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the first line of a session says about every step of it.
+
+    Attributes:
+        run: Name of the run; every session's name begins with it.
+        num_stages: Stages of the model.
+        microbatches: Microbatches of a step.
+        audits: Whether the guard recomputes anything.
+        shadow: The upkeep, `guard.shadow`.
+        classes: `guard.classes`: with `one` nobody may be of another numeric class than the owner; without a word, as
+            before there was a choice, weight gradients of unlike copies are not audited.
+        may_leave_out: Whether a step may be done without some stage, `guard.recovery = "skip_layer"`.
+        peers: Keys of the parties, by the name in their certificates.
+        draw: Draws with the revealed key; None while it is secret.
+    """
+
+    run: str
+    num_stages: int
+    microbatches: int
+    audits: bool
+    shadow: str
+    classes: str | None
+    may_leave_out: bool
+    peers: Mapping[str, Peer]
+    draw: AuditDraw | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is shown of one step.
+
+    Attributes:
+        signed: Recomputed microbatches whose auditor signed the digests that the stage signed.
+        owners: Microbatches and stages that the owner recomputed, by its own word.
+        unlike: Recomputed microbatches of two numeric classes, whose digests differ; the distance is the owner's word.
+        session: Name of the session that everything was signed for.
+    """
+
+    signed: int = 0
+    owners: int = 0
+    unlike: int = 0
+    session: str = ""
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """What must have been recomputed by one auditor of one share."""
+
+    share: Share
+    auditor: str
+    microbatches: tuple[int, ...]
+    whole: bool
+
+
+def check_step(step: int, epoch: int, leaves: Sequence[Leaf], rules: Rules) -> Work:
+    """Judge one step.
+
+    Args:
+        step: As the audit log has it.
+        epoch: The same.
+        leaves: Those under the step's root.
+        rules: Of the session.
+
+    Returns:
+        What was recomputed. Where `rules` cannot draw, that every audit that is named was done, and no more.
+
+    Raises:
+        AuditLogError: Something was drawn and not recomputed, or a signature or digest does not hold.
+
+    Guarantees:
+        A microbatch, a whole step or a stage that the key draws and nobody recomputed is found. What an auditor and
+        a stage say is under their own signatures. That the owner recomputed what it says is its word.
+    """
+    return _StepJudge(step, epoch, leaves, rules).judge()
+
+
+class _StepJudge:
+    def __init__(self, step: int, epoch: int, leaves: Sequence[Leaf], rules: Rules) -> None:
+        self._leaves, self._rules = leaves, rules
+        attempts = self._of(AttemptLeaf)
+        if len(attempts) != 1 or (attempts[0].step, attempts[0].epoch) != (step, epoch):
+            raise AuditLogError("its leaves are those of another attempt")
+        self._attempt = attempts[0]
+        if not self._attempt.session.startswith(f"{rules.run}-"):
+            raise AuditLogError("its leaves are those of another run")
+        if self._attempt.classes and rules.classes == "one":
+            raise AuditLogError(f"{min(self._attempt.classes)} is of another numeric class, and the run has one")
+        self._assignment = _assignment(self._attempt)
+        self._statements = Statements(self._attempt.session, self._peer)
+        self._audits = {(leaf.stage, leaf.microbatch, leaf.auditor): leaf for leaf in self._of(AuditLeaf)}
+        self._step_audits = {(leaf.stage, leaf.auditor): leaf for leaf in self._of(StepAuditLeaf)}
+
+    def judge(self) -> Work:
+        self._check_stages()
+        self._check_done(
+            _Demand((leaf.stage, 0), leaf.auditor, leaf.microbatches, leaf.whole) for leaf in self._of(DrawLeaf)
+        )
+        if self._rules.draw is not None and self._rules.audits:
+            self._check_drawn(self._rules.draw)
+        signed = owners = unlike = 0
+        for leaf in self._audits.values():
+            digests = self._reported(leaf)
+            equal = digests == self._sent(leaf, digests)
+            if not equal and self._bits_decide(leaf.auditor, self._assignment.server(leaf.stage, leaf.microbatch)):
+                raise AuditLogError(
+                    f"{_place(leaf)}: {leaf.auditor} got another digest than was sent, and no verdict follows"
+                )
+            unlike += not equal
+            owners += equal and leaf.report is None
+            signed += equal and leaf.report is not None
+        for whole in self._step_audits.values():
+            self._check_whole(whole)
+        return Work(signed, owners + len(self._of(OwnerAuditLeaf)), unlike, self._attempt.session)
+
+    def _of(self, kind: type[_Kind]) -> list[_Kind]:
+        return [leaf for leaf in self._leaves if isinstance(leaf, kind)]
+
+    def _check_stages(self) -> None:
+        """Every stage in other hands has a shadow, commitments and an agreed state."""
+        assignment, rules = self._assignment, self._rules
+        if set(assignment.holders) != set(range(rules.num_stages)) and not rules.may_leave_out:
+            raise AuditLogError(f"has stages {sorted(assignment.holders)}, the run has {rules.num_stages}")
+        commits = {(leaf.stage, leaf.lane): leaf.party for leaf in self._of(CommitLeaf)}
+        states = {leaf.stage for leaf in self._of(StateLeaf)}
+        for stage, holder in assignment.holders.items():
+            if holder != OWNER and (stage not in assignment.shadows or stage not in states):
+                raise AuditLogError(f"stage {stage}: is in the hands of {holder}, without a shadow or an agreed state")
+        missing = [share for share in assignment.shares if commits.get(share) != assignment.server_of(share)]
+        if missing:
+            raise AuditLogError(f"stage {missing[0][0]}: nobody has committed to its work")
+
+    def _check_drawn(self, draw: AuditDraw) -> None:
+        """Draw again: what comes out must have been asked for, and done."""
+        demands = [demand for share in self._watched for demand in self._demands(draw, share)]
+        asked = {(leaf.stage, m, leaf.auditor) for leaf in self._of(DrawLeaf) for m in leaf.microbatches}
+        for demand in demands:
+            changed = [m for m in demand.microbatches if (demand.share[0], m, demand.auditor) not in asked]
+            if changed:
+                raise AuditLogError(
+                    f"stage {demand.share[0]}, microbatch {changed[0]}: is drawn for {demand.auditor} by the revealed "
+                    "key, and the log has another draw"
+                )
+        self._check_done(demands)
+        owned = {leaf.stage for leaf in self._of(OwnerAuditLeaf)}
+        for stage in sorted({stage for stage, _ in self._watched if self._weighs_gradients(stage)} - owned):
+            if draw.owners_step(step=self._attempt.step, epoch=self._attempt.epoch, stage=stage):
+                raise AuditLogError(f"stage {stage}: is drawn for the owner's own audit, which was not made")
+
+    def _check_done(self, demands: Iterator[_Demand] | Sequence[_Demand]) -> None:
+        for demand in demands:
+            stage = demand.share[0]
+            missing = [m for m in demand.microbatches if (stage, m, demand.auditor) not in self._audits]
+            if missing:
+                raise AuditLogError(
+                    f"stage {stage}, microbatch {missing[0]}: was drawn for {demand.auditor}, and no report follows"
+                )
+            if demand.whole and (stage, demand.auditor) not in self._step_audits:
+                raise AuditLogError(
+                    f"stage {stage}: its weight gradient was drawn, and {demand.auditor} reports nothing"
+                )
+
+    @property
+    def _watched(self) -> list[Share]:
+        return [share for stage in sorted(self._assignment.shadows) for share in self._assignment.shares_of(stage)]
+
+    def _demands(self, draw: AuditDraw, share: Share) -> Iterator[_Demand]:
+        """What the key demands of one share; the same rules as in `audit_requests.py`, from what is in the log."""
+        assignment, (stage, lane) = self._assignment, share
+        if assignment.server_of(share) == OWNER:
+            return
+        where = {"step": self._attempt.step, "epoch": self._attempt.epoch, "stage": stage}
+        in_lane = where | ({"lane": lane} if lane else {})
+        everything = assignment.microbatches(share, self._rules.microbatches)
+        alike, lockstep = self._weighs_gradients(stage), self._rules.shadow == "lockstep"
+        whole = alike and not lockstep and draw.whole_step(**in_lane)
+        if lockstep or whole:
+            drawn = everything
+        elif self._rules.shadow == "snapshot":
+            drawn = everything if draw.all_messages(**in_lane) else ()
+        else:
+            drawn = tuple(everything[n] for n in draw.microbatches(**in_lane, num_microbatches=len(everything)))
+        yield _Demand(share, assignment.auditor_of(share), drawn, whole)
+        present = {*assignment.holders.values(), *assignment.shadows.values()}
+        among = sorted(present - {OWNER, assignment.holders[stage], assignment.shadows[stage]})
+        third = draw.third_party(**where, among=among)
+        if third is not None:
+            alike = self._alike(assignment.holders[stage], OWNER) and self._alike(third, OWNER)
+            weights = self._rules.classes is not None or alike
+            yield _Demand(share, third, tuple(range(self._rules.microbatches)), weights)
+
+    def _weighs_gradients(self, stage: int) -> bool:
+        """Whether the weight gradients of a stage are audited."""
+        copies = (self._assignment.holders[stage], self._assignment.shadows[stage])
+        return self._rules.classes is not None or all(self._alike(party, OWNER) for party in copies)
+
+    def _alike(self, one: str, other: str) -> bool:
+        return self._attempt.classes.get(one, 0) == self._attempt.classes.get(other, 0)
+
+    def _bits_decide(self, one: str, other: str) -> bool:
+        """As `Docket.bits_decide`: where several classes are let in, parties are compared within tau."""
+        return self._rules.classes != "mixed" and self._alike(one, other)
+
+    def _reported(self, leaf: AuditLeaf) -> Mapping[str, str]:
+        """The digests that an auditor got."""
+        if leaf.report is None:
+            if leaf.auditor != OWNER or leaf.digests is None:
+                raise AuditLogError(f"{_place(leaf)}: the report of {leaf.auditor} is not signed")
+            return {str(direction): digest for direction, digest in leaf.digests.items()}
+        place = {"stage": leaf.stage, "microbatch": leaf.microbatch}
+        digests = self._open(leaf.report, leaf.auditor, AuditReport, place, _place(leaf)).message.digests
+        if set(digests) != set(_DIRECTIONS):
+            raise AuditLogError(f"{_place(leaf)}: the report of {leaf.auditor} is not about both directions")
+        return {str(direction): digest for direction, digest in digests.items()}
+
+    def _sent(self, leaf: AuditLeaf, digests: Mapping[str, str]) -> Mapping[str, str]:
+        """The digests that the stage signed; for what the owner keeps to itself, those that were reported."""
+        server, found = self._assignment.server(leaf.stage, leaf.microbatch), dict(digests)
+        for direction, signed in zip(_DIRECTIONS, leaf.outputs, strict=True):
+            if signed is not None:
+                place = {"source": leaf.stage, "microbatch": leaf.microbatch, "direction": direction}
+                found[direction] = self._open(signed, server, Activation, place, _place(leaf)).digest
+            elif server != OWNER:
+                raise AuditLogError(f"{_place(leaf)}: the {direction} message that was audited is missing")
+        return found
+
+    def _check_whole(self, leaf: StepAuditLeaf) -> None:
+        where, place = f"stage {leaf.stage}", {"stage": leaf.stage, "lane": leaf.lane}
+        server = self._assignment.server_of((leaf.stage, leaf.lane))
+        if leaf.commit is None or (leaf.report is None and leaf.auditor != OWNER):
+            raise AuditLogError(f"{where}: the weight gradient or its audit by {leaf.auditor} is not signed")
+        committed = self._open(leaf.commit, server, Commit, place, where).message
+        got = (leaf.gradient, leaf.norm_squared)
+        if leaf.report is not None:
+            audited = self._open(leaf.report, leaf.auditor, StepAudited, place, where).message
+            got = (audited.gradient, audited.norm_squared)
+        if got != (committed.gradient, committed.norm_squared) and self._bits_decide(leaf.auditor, server):
+            raise AuditLogError(f"{where}: {leaf.auditor} got another weight gradient, and no verdict follows")
+
+    def _open(
+        self, signed: Signed, party: str, kind: type[_Said], place: Mapping[str, object], where: str
+    ) -> Statement[_Said]:
+        """What a party signed, if it is of this session, step and attempt and about this place."""
+        attempt = self._attempt
+        try:
+            about = {**place, "step": attempt.step}
+            return self._statements.open(signed, kind, attempt.epoch, about, lambda _: (party, None))
+        except SignatureError as exc:
+            raise AuditLogError(f"{where}: {party} did not sign the {kind.kind!r} that is shown") from exc
+        except FrameError as exc:
+            raise AuditLogError(
+                f"{where}: {party} signed the {kind.kind!r} that is shown for another place or session ({exc})"
+            ) from exc
+
+    def _peer(self, name: str) -> Peer:
+        try:
+            return self._rules.peers[certified_name(name)].called(name)
+        except (KeyError, CertificateError) as exc:
+            raise PeerRefusedError(f"{name!r} has no certificate in this log") from exc
+
+
+def _assignment(attempt: AttemptLeaf) -> Assignment:
+    try:
+        holders = {int(stage): holder for stage, (holder, _) in attempt.stages.items()}
+        shadows = {int(stage): shadow for stage, (_, shadow) in attempt.stages.items() if shadow is not None}
+    except ValueError as exc:
+        raise AuditLogError("a leaf is malformed: stages") from exc
+    return Assignment(dict(sorted(holders.items())), shadows, attempt.lanes)
+
+
+def _place(leaf: AuditLeaf) -> str:
+    return f"stage {leaf.stage}, microbatch {leaf.microbatch}"

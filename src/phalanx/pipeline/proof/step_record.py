@@ -1,0 +1,168 @@
+"""What proves an applied step: commitments, draws, signed audits, agreed states and the decision, as leaves."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.proof.leaves import (
+    AttemptLeaf,
+    AuditLeaf,
+    CommitLeaf,
+    DrawLeaf,
+    Leaf,
+    OwnerAuditLeaf,
+    StateLeaf,
+    StepAuditLeaf,
+    write_leaf,
+)
+from phalanx.pipeline.protocol.messages import AuditReport, Signed, StepAudited
+from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.ledger import MessageKey, StepLedger
+from phalanx.pipeline.verify.signed_history import Testimony
+
+_DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One applied step whose audits are all in.
+
+    Attributes:
+        step: Its number.
+        epoch: Of the attempt that was applied.
+        leaves: Canonical JSON objects; `docs/audit_log.md` has their fields.
+    """
+
+    step: int
+    epoch: int
+    leaves: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class _Applied:
+    ledger: StepLedger
+    assignment: Assignment
+    classes: dict[str, int]
+
+
+class StepRecords:
+    """Gathers the leaves of each applied step and hands them on as soon as its audits are in.
+
+    Args:
+        docket: The owner's facts.
+        session: Name of the session, which every signed header has.
+        testimony: Has what parties signed.
+        note: Takes the records; None where nobody keeps them, which costs nothing.
+    """
+
+    def __init__(
+        self,
+        docket: Docket,
+        session: str,
+        testimony: Callable[[], Testimony],
+        note: Callable[[StepRecord], None] | None,
+    ) -> None:
+        self._docket = docket
+        self._session = session
+        self._testimony = testimony
+        self._note = note
+        self._pending: deque[_Applied] = deque()
+
+    def applied(self) -> None:
+        """The decision about the present step is on its way to the optimizers."""
+        docket = self._docket
+        if self._note is None or not docket.plan.guard.enabled:
+            return
+        self._pending.append(_Applied(docket.ledger, docket.assignment, self._classes()))
+        self.look()
+
+    def look(self) -> None:
+        """Hand on the steps whose audits are in."""
+        while self._note is not None and self._pending and self._pending[0].ledger.is_audited:
+            past = self._pending.popleft()
+            leaves = tuple(write_leaf(leaf) for leaf in self._leaves(past))
+            self._note(StepRecord(past.ledger.step, past.ledger.epoch, leaves))
+
+    def forget(self) -> None:
+        """Steps whose audits are not in are undone."""
+        self.look()
+        self._pending.clear()
+
+    def _classes(self) -> dict[str, int]:
+        """Numeric classes of the present parties, as numbers; nobody is listed whose bits are the owner's."""
+        docket, found = self._docket, dict[str, int]()
+        numbers = {docket.classes.get(OWNER, ""): 0}
+        for party in sorted(docket.present):
+            number = numbers.setdefault(docket.classes.get(party, ""), len(numbers))
+            found |= {party: number} if number else {}
+        return found
+
+    def _leaves(self, past: _Applied) -> Iterator[Leaf]:
+        ledger, assignment = past.ledger, past.assignment
+        yield AttemptLeaf(
+            session=self._session,
+            step=ledger.step,
+            epoch=ledger.epoch,
+            stages={str(s): (holder, assignment.shadows.get(s)) for s, holder in assignment.holders.items()},
+            lanes=assignment.lanes,
+            classes=past.classes,
+            clip=ledger.clip_coefficient,
+            frozen=tuple(sorted(ledger.frozen)),
+        )
+        for share, commit in sorted(ledger.commits.items()):
+            header = ledger.commit_headers[share]
+            yield CommitLeaf(
+                stage=share[0],
+                lane=share[1],
+                party=assignment.server_of(share),
+                header=None if header is None else header.digest,
+                gradient=commit.gradient,
+                norm_squared=commit.norm_squared,
+            )
+        for stage, state in sorted(ledger.agreed.items()):
+            yield StateLeaf(stage=stage, weights=state.weights, moments=state.moments)
+        drawn: dict[tuple[int, str], list[int]] = {}
+        for stage, microbatch, auditor in sorted(ledger.awaited_audits):
+            drawn.setdefault((stage, auditor), []).append(microbatch)
+        for (stage, auditor), microbatches in drawn.items():
+            whole = (stage, auditor) in ledger.awaited_step_audits
+            yield DrawLeaf(stage=stage, auditor=auditor, microbatches=tuple(microbatches), whole=whole)
+        for stage in sorted(ledger.owner_audited):
+            yield OwnerAuditLeaf(stage=stage)
+        yield from self._audits(ledger)
+
+    def _audits(self, ledger: StepLedger) -> Iterator[Leaf]:
+        testimony = self._testimony()
+        for (stage, microbatch, auditor), report in sorted(ledger.reports.items(), key=lambda item: item[0]):
+            said = testimony.said(AuditReport.kind, auditor, stage, ledger.step, microbatch)
+            forward, backward = (_header(ledger, (stage, way, microbatch)) for way in _DIRECTIONS)
+            yield AuditLeaf(
+                stage=stage,
+                microbatch=microbatch,
+                auditor=auditor,
+                report=said,
+                digests=report.digests if said is None else None,
+                outputs=(forward, backward),
+            )
+        for (stage, auditor), audited in sorted(ledger.step_audits.items()):
+            said = testimony.said(StepAudited.kind, auditor, stage, ledger.step)
+            commit = ledger.commit_headers.get((stage, audited.lane))
+            yield StepAuditLeaf(
+                stage=stage,
+                lane=audited.lane,
+                auditor=auditor,
+                report=said,
+                gradient=audited.gradient if said is None else None,
+                norm_squared=audited.norm_squared if said is None else None,
+                commit=None if commit is None else to_signed(commit),
+            )
+
+
+def _header(ledger: StepLedger, key: MessageKey) -> Signed | None:
+    """The header under which a message was sent; None where the owner sent it to itself."""
+    found = ledger.messages.get(key)
+    return None if found is None else found.header

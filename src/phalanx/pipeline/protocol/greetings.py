@@ -1,0 +1,85 @@
+"""What owner and worker say to each other before the worker has a role, and when it gives its roles back."""
+
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from phalanx.config import StrictModel, printable
+from phalanx.pipeline.protocol.bounds import MOST_PARTIES, Address, Digest, PartyName, Pem
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.tolerance.numeric_class import NumericClass
+from phalanx.security.audit import PublicHead
+
+LONGEST_REASON = 2000
+"""Characters of what a worker is told when it is not let in."""
+
+
+class Hello(Message):
+    """A worker asks to join."""
+
+    kind: ClassVar[str] = "hello"
+    address: Address
+    """`host:port`, with a host name of at most 255 characters."""
+    numeric_class: NumericClass
+    """How it describes itself; what it is, is measured (`battery.py`)."""
+    memory: dict[Annotated[str, Field(max_length=64)], Annotated[int, Field(ge=0, le=2**60)]] = Field(
+        default_factory=dict, max_length=16
+    )
+    """Bytes that it can give to stages, by the name of what it shares them with; see `own_rooms`."""
+    log_head: PublicHead | None = None
+    """What it was told last of this run's audit log, in whichever session."""
+
+
+class Setup(Message):
+    """Everything a worker must know to build stages; the answer to `Hello`."""
+
+    kind: ClassVar[str] = "setup"
+    plan: dict[str, Any]
+    certificates: dict[PartyName, Pem] | None = Field(default=None, max_length=MOST_PARTIES)
+    """Of the other workers, for one that comes while the run is under way."""
+    log_head: PublicHead | None = None
+    """Where the owner's audit log ends, for workers to remember; None where nobody is told."""
+
+
+class Challenge(Message):
+    """The owner measures a party's numeric class: run the battery on inputs that follow from this nonce."""
+
+    kind: ClassVar[str] = "challenge"
+    nonce: Digest
+
+
+class KernelDigests(StrictModel):
+    """What came out of a battery; see `run_battery`."""
+
+    forward: Digest
+    backward: Digest
+    gradient: Digest
+    update: Digest
+
+
+class Measured(Message):
+    """The answer to `Challenge`."""
+
+    kind: ClassVar[str] = "measured"
+    nonce: Digest
+    found: KernelDigests
+
+
+class NotLetIn(Message):
+    """A worker does not take part: the reason, and what its user can do."""
+
+    kind: ClassVar[str] = "not_let_in"
+    reason: Annotated[str, AfterValidator(partial(printable, limit=LONGEST_REASON))]
+
+
+class Prepared(Message):
+    """A worker that came late knows the others now: it can be given a role, and be sent to."""
+
+    kind: ClassVar[str] = "prepared"
+
+
+class Leave(Message):
+    """A worker is about to be switched off and asks to hand over what it holds."""
+
+    kind: ClassVar[str] = "leave"

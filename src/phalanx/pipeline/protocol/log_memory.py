@@ -1,0 +1,155 @@
+"""What workers remember of their owner's audit log: whoever cuts or rewrites it must reach their machines as well."""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from phalanx.config import canonical_json
+from phalanx.errors import CutLogError, FrameError, SignatureError
+from phalanx.pipeline.protocol.signed import Statements, run_of
+from phalanx.security.audit import PublicHead, PublicLines
+from phalanx.security.crypto import Peer
+
+Observe = Callable[[str, dict[str, object]], None]
+
+_MOST_BYTES = 4096
+_SESSION = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}")
+_WAY_OUT = (
+    "somebody has cut or replaced it; put the whole run directory back as it was, or begin a new run from one of its "
+    "checkpoints with --from"
+)
+
+
+class LogWitnesses:
+    """The owner's side: what workers are told of its audit log, and what they say that they were told.
+
+    Args:
+        lines: Of the log; None where nobody is told, and nobody heeded.
+        owner: Who signed it.
+    """
+
+    def __init__(self, lines: PublicLines | None = None, owner: Peer | None = None) -> None:
+        self._lines, self._owner = lines, owner
+
+    def head(self) -> PublicHead | None:
+        """What everybody is told now."""
+        return None if self._lines is None else self._lines.head()
+
+    def heed(self, party: str, known: PublicHead | None, session: str, observe: Observe) -> None:
+        """Compare the log with what a party says that it was told; without the owner's signature it was not.
+
+        Args:
+            party: Who says so.
+            known: What it says; None where it knows nothing.
+            session: Of the owner.
+            observe: Told what is ignored.
+
+        Raises:
+            CutLogError: It was told of a line that the log lacks.
+        """
+        owner = self._owner
+        if known is None or self._lines is None or owner is None:
+            return
+        try:
+            Statements(session, lambda name: owner).log_head(known)
+        except (FrameError, SignatureError) as exc:
+            observe("log_head_ignored", {"party": party, "error": type(exc).__name__, "reason": str(exc)})
+            return
+        try:
+            self._lines.check(known, party)
+        except CutLogError as exc:
+            raise CutLogError(f"{exc}: {_WAY_OUT}") from exc
+
+
+class LogMemory:
+    """A worker's side: keeps the newest head that the owner has told, beyond the end of its process.
+
+    One file for each run and owner, at most `_MOST_BYTES` long, written when there is nothing else to do.
+
+    Args:
+        directory: Where it is kept; made when there is something to keep.
+        statements: Opens what the owner tells in this session.
+        owner: The owner.
+
+    Attributes:
+        known: The head that was told last; None where none was.
+    """
+
+    def __init__(self, directory: Path, statements: Statements, owner: Peer) -> None:
+        self.known: PublicHead | None = None
+        self._statements = statements
+        self._owner = owner
+        self._told: PublicHead | None = None
+        self._path: Path | None = None
+        self._is_kept = True
+        if _SESSION.fullmatch(statements.session) is not None:
+            # under the owner's key as well: nobody else who claims to serve the run is told, or writes over it
+            name = f"{run_of(statements.session)}-{owner.public_key.hex()[:16]}.json"
+            self._path = directory / name
+            self.known = self._read(self._path)
+
+    def meet(self, told: PublicHead | None) -> None:
+        """Take what the owner tells whoever joins, as its answer to what is known here.
+
+        Raises:
+            CutLogError: Its log ends before a line that is known here, or has another one in its place.
+            FrameError, SignatureError: It is of another run, or not signed.
+        """
+        told = None if told is None else self._statements.log_head(told)
+        found = 0 if told is None else told.last.number
+        due = None if self.known is None else self.known.due(None if told is None else told.boot)
+        differs = told is not None and due is not None and told.last.number == due.number and told.last != due
+        if due is not None and (found < due.number or differs):
+            raise CutLogError(
+                f"{self._owner.name}: its audit log has {found} lines about sessions, steps and evictions, and this "
+                f"worker knows number {due.number} of this run by the same owner's signature; {_WAY_OUT}; this worker "
+                f"serves the run as it is only without {self._path}"
+            )
+        if told is not None:
+            self.known, self._is_kept = told, False
+
+    def take(self, told: PublicHead | None) -> None:
+        """Take what the owner tells while the run is under way; it is looked at when there is time."""
+        if told is not None and told != self.known:
+            self._told = told
+
+    def keep(self) -> None:
+        """Write down what is new and signed; a disk that refuses is said once."""
+        told, self._told = self._told, None
+        if told is not None and (self.known is None or told.last.number >= self.known.last.number):
+            with contextlib.suppress(FrameError, SignatureError):
+                self.known, self._is_kept = self._statements.log_head(told), False
+        if self._is_kept or self.known is None or self._path is None:
+            return
+        self._is_kept = True
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary.write_bytes(canonical_json(self.known.model_dump(mode="json")))
+            os.replace(temporary, self._path)
+        except OSError as exc:
+            _say(f"{self._path}: cannot be written ({exc.strerror}), so nothing is remembered of the owner's audit log")
+            self._path = None
+
+    def _read(self, path: Path) -> PublicHead | None:
+        """What an earlier process has kept; a file that is damaged, as after a crash of the machine, knows nothing."""
+        try:
+            with path.open("rb") as file:
+                found = PublicHead.model_validate_json(file.read(_MOST_BYTES))
+            return self._statements.log_head(found)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError, FrameError, SignatureError) as exc:
+            _say(f"{path}: cannot be read ({type(exc).__name__}), so nothing is remembered of the owner's audit log")
+            return None
+
+
+def _say(reason: str) -> None:
+    # the log may lie on the same full disk
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{reason}\n")

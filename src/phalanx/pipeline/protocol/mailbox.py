@@ -1,0 +1,146 @@
+"""A party's mail: frames from the network, and what it says to itself."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from phalanx.errors import OutOfBoundsError, PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import Activation, Carry, Fault, parse_message
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.relay import Detour
+from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.security.crypto import Peer
+from phalanx.transport import Endpoint, LinkFault, SignedHeader
+from phalanx.transport import Received as ReceivedFrame
+
+_RECEIPTS_KEPT = 1024
+"""Receipts that are kept per link; more than a step has."""
+
+
+_MOST_AT_ONCE = 1024
+"""Messages that are taken without looking at deadlines and silences."""
+
+
+class Loopback:
+    """Sends to others over the endpoint and to oneself through a queue; parses each frame once."""
+
+    def __init__(self, me: Peer, endpoint: Endpoint, *, seals_own: bool = False) -> None:
+        """`seals_own`: whether tensors between this party's own stages are signed; the owner is trusted."""
+        self._seals_own = seals_own
+        self._me = me
+        self._name = me.name
+        self._endpoint = endpoint
+        self._detour = Detour(endpoint)
+        self._local: deque[Received] = deque()
+        self._waiting: deque[Received | LinkFault] = deque()
+
+    def post(self, receiver: str, message: Message, payload: Sequence[memoryview] = ()) -> SignedHeader | None:
+        """Send one message; where the link has failed, a worker's goes by way of the owner.
+
+        A link that fails ends nobody who sends: the fault is in the mail, and says what follows.
+
+        Raises:
+            PeerRefusedError: The receiver is unknown, or was evicted by this party.
+
+        Returns:
+            The signed header; None for a message to oneself that need not be signed.
+        """
+        if receiver != self._name:
+            try:
+                header = self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), payload)
+            except (PeerLostError, PeerRefusedError):
+                return self._detour.send(receiver, message, payload)
+            self._prune_receipts(header)
+            return header
+        sealed: SignedHeader | None = None
+        if self._seals_own and isinstance(message, Activation):
+            # what one worker's stages say to each other is audited like everything else
+            sealed = self._endpoint.seal_for_self(message.kind, message.model_dump(mode="json"), payload)
+        data = memoryview(b"".join(payload)) if len(payload) != 1 else payload[0]
+        self._local.append(Received(self._name, message, data, sealed))
+        return sealed
+
+    def renew_allowances(self) -> None:
+        """Another step, or another attempt at one, begins: everybody may send as much again."""
+        self._endpoint.allowances.renew()
+
+    def refused(self, received: Received) -> None:
+        """Count a message that its reader could make nothing of."""
+        if received.header is not None and received.sender != self._name:
+            self._endpoint.count_refusal(received.sender, len(received.header.header_bytes))
+
+    def _prune_receipts(self, header: SignedHeader) -> None:
+        sequence = header.fields.sequence
+        if sequence % _RECEIPTS_KEPT == 0:
+            self._endpoint.receipts.forget_before(header.fields.receiver, sequence - _RECEIPTS_KEPT)
+
+    def peer(self, name: str) -> Peer:
+        """The public key of a party, this one included.
+
+        Raises:
+            PeerRefusedError: Nobody of that name is known.
+        """
+        found = self._me if name == self._name else self._endpoint.peers.get(name)
+        if found is None:
+            raise PeerRefusedError(f"{name!r} is not a party of this run")
+        return found
+
+    @property
+    def statements(self) -> Statements:
+        """What opens headers that others pass on, in this session."""
+        return Statements(self._endpoint.run, self.peer)
+
+    @property
+    def pending(self) -> bool:
+        """Whether something waits to be handled."""
+        return bool(self._local or self._waiting)
+
+    def drain_local(self) -> Iterator[Received]:
+        """Take what this party said to itself."""
+        while self._local:
+            yield self._local.popleft()
+
+    def drain(self) -> Iterator[Received | LinkFault]:
+        """Take what has arrived; of a flood only so much that the reader looks up in between."""
+        yield from self.drain_local()
+        for _ in range(_MOST_AT_ONCE):
+            if not self.wait(0.0):
+                break
+            yield self._waiting.popleft()
+        yield from self.drain_local()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until something has arrived from the network; False when the time is up."""
+        if self._waiting:
+            return True
+        for _ in range(_MOST_AT_ONCE):
+            item = None if self._waiting else self._endpoint.receive(timeout_s)
+            if item is None:
+                break
+            timeout_s = 0.0
+            self._take(item)
+        return bool(self._waiting)
+
+    def _take(self, item: ReceivedFrame | LinkFault) -> None:
+        if isinstance(item, LinkFault):
+            self._detour.send_undelivered(item.peer)
+            self._waiting.append(item)
+            return
+        frame = item
+        try:
+            message = parse_message(frame.kind, frame.body)
+            if isinstance(message, Carry) and self._name == OWNER:
+                self._detour.forward(frame, message)
+                return
+            if isinstance(message, Carry):
+                frame, message = self._detour.open(frame, message)
+        except PhalanxError as exc:
+            # what a peer sends must not stop the one who reads it
+            # a value that nothing can have, under its sender's own signature, speaks for itself
+            evidence = to_signed(frame.header) if isinstance(exc, OutOfBoundsError) and item is frame else None
+            self._endpoint.count_refusal(item.sender, len(item.header.header_bytes))
+            fault = Fault(epoch=0, about=frame.sender, error=type(exc).__name__, reason=str(exc), evidence=evidence)
+            self._waiting.append(Received(self._name, fault, memoryview(b""), None))
+            return
+        self._waiting.append(Received(frame.sender, message, frame.payload, frame.header))

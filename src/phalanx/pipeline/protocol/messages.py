@@ -1,0 +1,376 @@
+"""The bodies of all frames between the parties of a verified pipeline, each parsed once and strictly."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from phalanx.config import StrictModel
+from phalanx.pipeline.config import MOST_STAGES
+from phalanx.pipeline.protocol.bounds import (
+    MOST_HEADERS,
+    MOST_PARTIES,
+    MOST_PLACES,
+    Address,
+    Digest,
+    Epoch,
+    GradientDigest,
+    Header,
+    Label,
+    Microbatch,
+    NormSquared,
+    PartyName,
+    Pem,
+    Seconds,
+    Share,
+    Size,
+    Stage,
+    StageName,
+    Step,
+    WeightsDigest,
+    Words,
+)
+from phalanx.pipeline.protocol.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.running_costs import known_cost
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.tolerance.gradient_screen import Doubt
+from phalanx.security.audit import PublicHead
+from phalanx.transport import by_kind, parse_body
+
+Purpose = Literal["state", "weights", "undo", "gradient", "audited", "past", "update", "snapshot", "duplicate", "kept"]
+"""`audited`: a weight gradient as an auditor has recomputed it;
+`past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
+these with their moments, for a shadow; `duplicate`: the same, for the owner's checkpoint; `kept`: the same, as a worker
+has it on disk from an earlier session of the run."""
+
+
+class StepMessage(Message):
+    """A message about one optimizer step, counted from 0."""
+
+    step: Step
+
+
+class StageMessage(StepMessage):
+    """A message about one stage in one step."""
+
+    stage: Stage
+
+
+class ShareMessage(StageMessage):
+    """A message about one lane of a stage's microbatches; 0 where a stage's work is not shared (ADR 19)."""
+
+    lane: int = Field(default=0, ge=0, le=1)
+
+
+class TensorMessage(StepMessage):
+    """A message about one tensor between stages: an activation (forward) or its gradient (backward)."""
+
+    microbatch: Microbatch
+    direction: Direction
+    source: Stage
+    """The stage that sent it."""
+
+    @property
+    def place(self) -> dict[str, object]:
+        """Which tensor of its epoch it is about, by the names of the fields."""
+        return {
+            "step": self.step,
+            "microbatch": self.microbatch,
+            "direction": self.direction,
+            "source": self.source,
+        }
+
+
+class Role(StrictModel):
+    """Who holds one stage, who shadows it, and who sends its state to parties that are new to it."""
+
+    stage: Stage
+    holder: PartyName
+    shadow: PartyName | None
+    source: PartyName
+    newcomers: tuple[PartyName, ...] = Field(max_length=MOST_PARTIES)
+
+
+class Assign(StepMessage):
+    """A new epoch: abandon what is in flight, take these roles, be ready for this step."""
+
+    kind: ClassVar[str] = "assign"
+    roles: tuple[Role, ...] = Field(max_length=MOST_STAGES)
+    addresses: dict[PartyName, Address] = Field(max_length=MOST_PARTIES)
+    certificates: dict[PartyName, Pem] = Field(max_length=MOST_PARTIES)
+    attempt: Epoch = 0
+    """Attempts at this step that were thrown away; counted where the paper's `restart` is the recovery."""
+    bypassed: tuple[Stage, ...] = Field(default=(), max_length=MOST_STAGES)
+    """Stages that are left out of this step; the owner hands on what they are sent."""
+    frozen: tuple[Stage, ...] = Field(default=(), max_length=MOST_STAGES)
+    """Stages that take no update in this step."""
+    log_head: PublicHead | None = None
+    """As in `Setup`."""
+
+
+class StateDigest(StrictModel):
+    """Digests of one copy of a stage after `step` optimizer steps."""
+
+    step: Step
+    weights: WeightsDigest
+    moments: Digest
+
+
+class Ready(Message):
+    """All roles of this epoch are taken; the states that this party now has, by stage."""
+
+    kind: ClassVar[str] = "ready"
+    states: dict[StageName, StateDigest] = Field(max_length=MOST_STAGES)
+
+
+class Activation(TensorMessage):
+    """A tensor between neighbouring stages; the payload is its bytes."""
+
+    kind: ClassVar[str] = "tensor"
+    target: Stage
+    dtype: Label
+    shape: tuple[Size, ...] = Field(max_length=16)
+
+
+class Bulk(ShareMessage):
+    """One part of a stage's state or gradient."""
+
+    kind: ClassVar[str] = "bulk"
+    purpose: Purpose
+    offset: Size
+    total: Size
+
+
+class Signed(StrictModel):
+    """A signed header as it was received, kept as evidence."""
+
+    header: Header
+    signature: Annotated[str, Field(max_length=256)]
+
+
+class Sent(StrictModel):
+    """What a stage says that it sent."""
+
+    direction: Direction
+    microbatch: Microbatch
+    digest: Digest
+
+
+class Commit(ShareMessage):
+    """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
+
+    kind: ClassVar[str] = "commit"
+    received: tuple[Signed, ...] = Field(max_length=MOST_HEADERS)
+    sent: tuple[Sent, ...] = Field(max_length=MOST_HEADERS)
+    norm_squared: NormSquared | None
+    """Of the weight gradient; None when it is not finite."""
+    gradient: GradientDigest
+
+
+class GradientHeld(ShareMessage):
+    """A shadow has the weight gradient of a stage, received or recomputed."""
+
+    kind: ClassVar[str] = "gradient_held"
+    norm_squared: NormSquared | None
+    gradient: GradientDigest
+    parts: tuple[Signed, ...] = Field(max_length=MOST_HEADERS)
+    """Headers under which the holder sent it; empty when it was recomputed."""
+
+
+class WeightsHeld(StageMessage):
+    """A shadow without an optimizer has what a stage sent it after an update; `step` is the next one."""
+
+    kind: ClassVar[str] = "weights_held"
+    state: StateDigest
+    """Of its copy, which has moments in snapshots only."""
+    parts: tuple[Signed, ...] = Field(max_length=MOST_HEADERS)
+    """Headers under which they were sent."""
+
+
+class Audit(StageMessage):
+    """The owner asks an auditor to recompute microbatches of a stage; it is not told what to find."""
+
+    kind: ClassVar[str] = "audit"
+    microbatches: tuple[Microbatch, ...] = Field(max_length=MOST_PLACES)
+    directions: tuple[Direction, ...] = Field(max_length=2)
+    urgent: bool
+    weights: bool = False
+    """Recompute the weight gradient as well; the microbatches are then all of the step's."""
+    state: StateDigest | None = None
+    """For a third party, which has no copy: the agreed state, whose weights it is to fetch."""
+
+
+class StepAudited(ShareMessage):
+    """An auditor has recomputed a stage's weight gradient from all committed inputs of the step."""
+
+    kind: ClassVar[str] = "step_audited"
+    norm_squared: NormSquared | None
+    gradient: GradientDigest
+
+
+class AuditReport(StageMessage):
+    """An auditor's commitment to its own recomputed tensors."""
+
+    kind: ClassVar[str] = "audit_report"
+    microbatch: Microbatch
+    inputs: tuple[Signed, ...] = Field(max_length=2)
+    """Headers of the messages that were recomputed from, as their senders signed them."""
+    digests: dict[Direction, Digest]
+    urgent: bool
+    doubt: Doubt | None = None
+    """With the last report of a step: why the weight gradient that the stage sent looks odd; it accuses nobody."""
+
+
+class Fetch(TensorMessage):
+    """Ask for the bytes of a tensor: one that was sent (`claim` false) or an auditor's own (`claim` true)."""
+
+    kind: ClassVar[str] = "fetch"
+    claim: bool
+    permit: Signed | None = None
+    """The owner's own header of the audit that a third party needs this for."""
+
+    @classmethod
+    def of(
+        cls,
+        epoch: int,
+        step: int,
+        key: tuple[int, Direction, int],
+        *,
+        claim: bool = False,
+        permit: Signed | None = None,
+    ) -> "Fetch":
+        """Ask for (source stage, direction, microbatch)."""
+        source, direction, microbatch = key
+        place = {"epoch": epoch, "step": step, "microbatch": microbatch, "direction": direction, "source": source}
+        return cls.model_validate({**place, "claim": claim, "permit": permit})
+
+
+class Fetched(TensorMessage):
+    """The answer to `Fetch`; its payload is judged by its digest, never by who sent it."""
+
+    kind: ClassVar[str] = "fetched"
+    claim: bool
+    evidence: Signed | None
+    """The header under which the tensor was sent; None for a claim."""
+
+
+class FetchBulk(ShareMessage):
+    """The owner asks for a stage's state, weights, undo copy or gradient; a third party for weights alone."""
+
+    kind: ClassVar[str] = "fetch_bulk"
+    purpose: Purpose
+    permit: Signed | None = None
+    """As in `Fetch`."""
+
+
+class Relay(TensorMessage):
+    """The owner hands on a tensor that did not reach its receiver; it counts by its sender's header."""
+
+    kind: ClassVar[str] = "relay"
+    evidence: Signed
+
+
+class Ask(StepMessage):
+    """Nothing has come for long: the owner asks a party how far it is."""
+
+    kind: ClassVar[str] = "ask"
+
+
+class Place(StrictModel):
+    """A tensor of the present step, as seen from one stage."""
+
+    direction: Direction
+    microbatch: Microbatch
+
+
+class Progress(StrictModel):
+    """How far one stage is: the tensors of this step that it has got and those that it has sent."""
+
+    received: tuple[Place, ...] = Field(max_length=MOST_PLACES)
+    sent: tuple[Place, ...] = Field(max_length=MOST_PLACES)
+
+
+class Standing(StepMessage):
+    """The answer to `Ask`."""
+
+    kind: ClassVar[str] = "standing"
+    stages: dict[StageName, Progress] = Field(max_length=MOST_STAGES)
+    gradients: tuple[Stage, ...] = Field(max_length=MOST_STAGES)
+    """Shadowed stages whose weight gradient of this step is here."""
+
+
+class Apply(StepMessage):
+    """The step is verified: let the optimizer step."""
+
+    kind: ClassVar[str] = "apply"
+    clip_coefficient: Share
+    log_head: PublicHead | None = None
+    """As in `Setup`; it has the record of the step before."""
+
+
+class Applied(StepMessage):
+    """Digests of every copy after the optimizer step, and this party's running costs."""
+
+    kind: ClassVar[str] = "applied"
+    states: dict[StageName, StateDigest] = Field(max_length=MOST_STAGES)
+    usage: dict[Annotated[str, AfterValidator(known_cost)], Seconds]
+    bytes_sent: dict[PartyName, Size] = Field(max_length=MOST_PARTIES)
+
+
+class ScreenHit(TensorMessage):
+    """A received tensor looks odd; it is not used until an audit has cleared it."""
+
+    kind: ClassVar[str] = "screen_hit"
+    reason: Words
+
+
+class Release(TensorMessage):
+    """An audit has cleared a screened tensor."""
+
+    kind: ClassVar[str] = "release"
+
+
+class Fault(Message):
+    """A party tells the owner about a peer, a link or itself."""
+
+    kind: ClassVar[str] = "fault"
+    about: PartyName
+    error: Label
+    reason: Words
+    evidence: Signed | None = None
+
+
+class Carry(Message):
+    """A frame whose own link has failed, by way of the owner; the payload is the frame's."""
+
+    kind: ClassVar[str] = "carry"
+    header: Signed
+
+
+class Shutdown(Message):
+    """The run is over for this worker."""
+
+    kind: ClassVar[str] = "shutdown"
+    reason: Words
+    log_head: PublicHead | None = None
+    """As in `Setup`."""
+
+
+_MESSAGES = by_kind(
+    (
+        *(Hello, Setup, Challenge, Measured, NotLetIn, Prepared, Leave, Assign, Ready),
+        *(Activation, Bulk, Commit, GradientHeld, WeightsHeld, Audit, AuditReport, StepAudited),
+        *(Fetch, Fetched, FetchBulk, Relay, Ask, Standing, Apply, Applied, ScreenHit, Release),
+        *(Fault, Carry, Shutdown),
+    )
+)
+
+
+def parse_message(kind: str, body: dict[str, Any]) -> Message:
+    """Parse a frame's body.
+
+    Raises:
+        OutOfBoundsError: A value is one that nothing can have; its sender's signature convicts it.
+        FrameError: The kind is unknown, or a field is missing, unknown or of the wrong type.
+    """
+    return parse_body(_MESSAGES, kind, body)

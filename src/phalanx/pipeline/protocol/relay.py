@@ -1,0 +1,92 @@
+"""Around a link that has failed: its frames go by way of the owner, under their sender's own headers."""
+
+import contextlib
+from collections.abc import Sequence
+
+from phalanx.errors import FrameError, PeerRefusedError, PhalanxError, TransportError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import Carry, parse_message
+from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.security.crypto import Peer, digest_hex
+from phalanx.transport import Endpoint, Received, SignedHeader
+
+
+class Detour:
+    """Both ends of the way around a link, and the owner in the middle.
+
+    Guarantees:
+        What `open` returns was signed by its sender for this party and session, and its payload is the one that
+        was signed, as on any link; not so that it came in order and once, which messages say for themselves.
+        The owner carries for whom it still listens to, to whom it still sends, and nothing under another's header.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def send(self, receiver: str, message: Message, payload: Sequence[memoryview]) -> SignedHeader:
+        """Sign a message for somebody whose link has failed and hand it to the owner, behind what the link still had.
+
+        What is for the owner, or from it, has no way around: it is signed and goes nowhere.
+
+        Raises:
+            PeerRefusedError: The receiver is unknown or was evicted.
+        """
+        self.send_undelivered(receiver)
+        header = self._endpoint.put_aside(receiver, message.kind, message.model_dump(mode="json"), payload)
+        self._hand(receiver, header, payload)
+        return header
+
+    def send_undelivered(self, receiver: str) -> None:
+        """Hand what a link had not delivered when it failed to the owner."""
+        for header, payload in self._endpoint.take_undelivered(receiver):
+            self._hand(receiver, header, (payload,))
+
+    def forward(self, frame: Received, carry: Carry) -> None:
+        """As the owner: pass a frame on to who it is for.
+
+        Raises:
+            FrameError: It is not its bringer's own, of another session, or malformed.
+            SignatureError: Its bringer did not sign it.
+        """
+        receiver = self._statements.frame(carry.header, (frame.sender, None)).fields.receiver
+        # whoever is gone by now, or has lost its link to the owner too, is being replaced
+        with contextlib.suppress(TransportError):
+            self._endpoint.send(receiver, carry.kind, carry.model_dump(mode="json"), (frame.payload,))
+
+    def open(self, frame: Received, carry: Carry) -> tuple[Received, Message]:
+        """As the receiver: take a frame out of the owner's hands as if it had come over its own link.
+
+        Raises:
+            FrameError: It does not come from the owner, is for somebody else, of another session, or malformed.
+            SignatureError: Its header is not its sender's.
+        """
+        if frame.sender != OWNER:
+            raise FrameError(f"{frame.sender!r} brought a frame of somebody else; only {OWNER!r} may")
+        header = self._statements.frame(carry.header, (None, self._endpoint.name))
+        fields = header.fields
+        if fields.payload_digest != digest_hex(frame.payload):
+            raise FrameError(f"{frame.sender!r} brought a frame of {fields.sender!r} that is altered")
+        inner = Received(fields.sender, fields.kind, fields.body, frame.payload, header)
+        message = parse_message(fields.kind, fields.body)
+        if isinstance(message, Carry):
+            raise FrameError(f"{fields.sender!r} sent a frame within a frame within a frame")
+        return inner, message
+
+    @property
+    def _statements(self) -> Statements:
+        return Statements(self._endpoint.run, self._peer)
+
+    def _peer(self, name: str) -> Peer:
+        found = self._endpoint.peers.get(name)
+        if found is None:
+            raise PeerRefusedError(f"{name!r} is not a party of this run")
+        return found
+
+    def _hand(self, receiver: str, header: SignedHeader, payload: Sequence[memoryview]) -> None:
+        if OWNER in (self._endpoint.name, receiver):
+            return
+        carry = Carry(epoch=0, header=to_signed(header))
+        # without a link to the owner this party ends as soon as it reads its mail
+        with contextlib.suppress(PhalanxError):
+            self._endpoint.send(OWNER, carry.kind, carry.model_dump(mode="json"), payload)

@@ -1,0 +1,175 @@
+"""The one door: a signed header that somebody passes on becomes usable here, or nowhere."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from phalanx.errors import FrameError, PeerRefusedError, SignatureError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import Signed, parse_message
+from phalanx.security.audit import PublicHead
+from phalanx.security.crypto import Peer
+from phalanx.transport import SignedHeader
+
+Link = tuple[str | None, str | None]
+"""Who may have said something, and to whom; None stands for whomever the header names."""
+
+_Said = TypeVar("_Said", bound=Message)
+
+
+@dataclass(frozen=True)
+class Statement(Generic[_Said]):
+    """What one party of this session signed and sent to another one.
+
+    Attributes:
+        message: What it says.
+        header: The header that says so, for evidence.
+    """
+
+    message: _Said
+    header: SignedHeader
+
+    @property
+    def digest(self) -> str:
+        """Digest of the payload that was sent with it."""
+        return self.header.fields.payload_digest
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of that payload."""
+        return self.header.fields.payload_size
+
+
+class Statements:
+    """Opens headers that somebody passes on; bound to one session of one run.
+
+    Steps, epochs and microbatches have the same numbers in every session, and certificates outlive sessions. So a
+    header counts only in the session whose name it bears, said by the party that may have said it to the one that
+    may have been told.
+
+    Args:
+        session: The `run` that all headers of the session name.
+        peer: Key of a party of the session; raises `PeerRefusedError` for anybody else.
+
+    Guarantees:
+        What `open` returns was signed in this session, in this epoch, by the party and for the receiver that `link`
+        names, and is of the kind and about the place that were asked for.
+    """
+
+    def __init__(self, session: str, peer: Callable[[str], Peer]) -> None:
+        self.session = session
+        self._peer = peer
+
+    def open(
+        self,
+        signed: Signed,
+        kind: type[_Said],
+        epoch: int,
+        place: Mapping[str, object],
+        link: Callable[[_Said], Link | None],
+    ) -> Statement[_Said]:
+        """Read a header as a message of this session.
+
+        Args:
+            signed: As it was passed on.
+            kind: What message it must be.
+            epoch: The epoch that it must be of.
+            place: Values that fields of the message must have.
+            link: Who may have said that to whom; None when nobody may.
+
+        Raises:
+            FrameError: It is malformed, of another session, receiver, sender, kind, epoch or place.
+            SignatureError: Its sender did not sign it.
+        """
+        header = _parsed(signed)
+        fields = header.fields
+        message = parse_message(fields.kind, fields.body)
+        if not isinstance(message, kind):
+            raise FrameError(f"a passed-on header is of kind {fields.kind!r}, expected {kind.kind!r}")
+        wanted = {"epoch": epoch, **place}
+        found = {name: getattr(message, name) for name in wanted}
+        if found != wanted:
+            raise FrameError(f"a passed-on header is about {found}, expected {wanted}")
+        allowed = link(message)
+        if allowed is None:
+            raise FrameError("a passed-on header is of no link of this assignment")
+        self._bind(header, allowed)
+        return Statement(message, header)
+
+    def find(
+        self,
+        signed: Signed,
+        kind: type[_Said],
+        epoch: int,
+        place: Mapping[str, object],
+        link: Callable[[_Said], Link | None],
+    ) -> Statement[_Said] | None:
+        """As `open`; None where that raises."""
+        try:
+            return self.open(signed, kind, epoch, place, link)
+        except (FrameError, SignatureError):
+            return None
+
+    def frame(self, signed: Signed, link: Link) -> SignedHeader:
+        """Read the header of a frame that goes by way of somebody else; whoever gets it reads its body as any frame's.
+
+        Raises:
+            FrameError: It is malformed, of another session, sender or receiver.
+            SignatureError: Its sender did not sign it.
+        """
+        header = _parsed(signed)
+        self._bind(header, link)
+        return header
+
+    def log_head(self, found: PublicHead) -> PublicHead:
+        """Read a head of the run's audit log, which outlives sessions: any of the same run may have told it.
+
+        Raises:
+            FrameError: It is of another run.
+            SignatureError: The owner of this session did not sign it.
+        """
+        if found.run != run_of(self.session):
+            raise FrameError(f"a head of an audit log is of run {found.run!r}, expected {run_of(self.session)!r}")
+        found.check(self._peer(OWNER))
+        return found
+
+    def _bind(self, header: SignedHeader, link: Link) -> None:
+        fields, (sender, receiver) = header.fields, link
+        if fields.run != self.session:
+            raise FrameError(f"a passed-on header of {fields.sender} is of another session: {fields.run!r}")
+        if sender not in (None, fields.sender) or receiver not in (None, fields.receiver):
+            raise FrameError(
+                f"a passed-on header is from {fields.sender} to {fields.receiver}, "
+                f"expected from {sender or 'anybody'} to {receiver or 'anybody'}"
+            )
+        try:
+            peer = self._peer(fields.sender)
+        except PeerRefusedError as exc:
+            raise SignatureError(f"a passed-on header names {fields.sender} as its sender, who takes no part") from exc
+        header.verify(peer)
+
+
+def run_of(session: str) -> str:
+    """The run that a session belongs to: its name begins with the run's, see `session_name`."""
+    return session.partition("-")[0]
+
+
+def to_signed(header: SignedHeader) -> Signed:
+    """Write a header as JSON text; nothing is re-encoded, so its signature still holds."""
+    return Signed(header=header.header_bytes.decode(), signature=header.signature.hex())
+
+
+def _parsed(signed: Signed) -> SignedHeader:
+    """Read a header; nobody has checked who signed it.
+
+    Raises:
+        FrameError: It is malformed.
+    """
+    try:
+        header = SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature))
+    except ValueError as exc:
+        raise FrameError(f"a passed-on header is malformed: {exc}") from exc
+    # read once, so that whatever is wrong with it shows here
+    _ = header.fields
+    return header

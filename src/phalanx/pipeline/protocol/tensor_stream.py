@@ -1,0 +1,140 @@
+"""Many tensors as one stream of frames; names, shapes and types are the receiver's own, never the sender's."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy
+import torch
+from torch import Tensor
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.protocol.message import Message
+from phalanx.pipeline.protocol.messages import Bulk, FetchBulk
+from phalanx.security.crypto import digest_hex
+from phalanx.transport import SignedHeader
+from phalanx.transport.tensors import tensor_buffers
+
+PART_BYTES = 4 * 2**20
+"""Of one frame: larger ones outgrow caches and cost more CPU a byte, smaller ones are signed too often."""
+
+Post = Callable[[str, Message, Sequence[memoryview]], SignedHeader | None]
+"""Sends a message; returns its signed header, or None when the receiver is the sender itself."""
+
+
+def send_bulk(post: Post, receiver: str, about: FetchBulk, tensors: Mapping[str, Tensor], num_steps: int) -> str:
+    """Send tensors, part by part.
+
+    Returns:
+        The digest of the whole transfer, from the digests that the frames carry anyway.
+    """
+    digests = []
+    for offset, total, part in parts(tensors):
+        message = Bulk(
+            epoch=about.epoch,
+            purpose=about.purpose,
+            stage=about.stage,
+            lane=about.lane,
+            step=num_steps,
+            offset=offset,
+            total=total,
+        )
+        header = post(receiver, message, part)
+        digests.append(digest_hex(*part) if header is None else header.fields.payload_digest)
+    return digest_of_parts(digests)
+
+
+def digest_of_parts(digests: Sequence[str]) -> str:
+    """The digest of a transfer whose parts have these digests."""
+    return digest_hex("\n".join(digests).encode())
+
+
+def transfer_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The digest that a transfer of these tensors would have."""
+    return digest_of_parts([digest_hex(*part) for _, _, part in parts(tensors)])
+
+
+def parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, list[memoryview]]]:
+    """Cut tensors, in order of name, into parts.
+
+    Yields:
+        ``(offset, total, buffers)`` in bytes; buffers are views, nothing is copied.
+    """
+    buffers = [tensor_buffers(tensors[name]) for name in sorted(tensors)]
+    total = sum(len(buffer) for buffer in buffers)
+    start, size, part = 0, 0, list[memoryview]()
+    for buffer in buffers:
+        position = 0
+        while position < len(buffer):
+            piece = buffer[position : position + PART_BYTES - size]
+            part.append(piece)
+            size += len(piece)
+            position += len(piece)
+            if size == PART_BYTES:
+                yield start, total, part
+                start, size, part = start + size, 0, []
+    if part or total == 0:
+        yield start, total, part
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """BLAKE3 over names, shapes, types and bytes in order of name, hex."""
+    buffers: list[bytes | memoryview] = []
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        buffers.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        buffers.append(tensor_buffers(tensor))
+    return digest_hex(*buffers)
+
+
+class BulkReceiver:
+    """Collects the parts of one transfer into tensors of known names and shapes, each in its own memory."""
+
+    def __init__(self, expected: Mapping[str, Tensor], *, in_place: bool = False) -> None:
+        """Make room.
+
+        Args:
+            expected: Names, shapes and types; values are not read and may be on the meta device.
+            in_place: Write over these very tensors where they are on the CPU, part by part: no second copy.
+        """
+        self._tensors = {
+            name: expected[name]
+            if in_place and expected[name].device.type == "cpu"
+            else torch.empty(expected[name].shape, dtype=expected[name].dtype)
+            for name in sorted(expected)
+        }
+        self._rooms = [tensor.view(-1).view(torch.uint8).numpy() for tensor in self._tensors.values()]
+        self.total = sum(len(room) for room in self._rooms)
+        self._filled = 0
+        self._room, self._position = 0, 0
+        self._done = False
+
+    def add(self, offset: int, total: int, payload: memoryview) -> dict[str, Tensor] | None:
+        """Take the next part.
+
+        Returns:
+            All tensors once the last part is in, else None.
+
+        Raises:
+            FrameError: The part does not follow the last one, is not as long as it must be (a trickle of small ones
+                could go on for ever), or the total is not what is expected.
+        """
+        due = min(PART_BYTES, self.total - self._filled)
+        if (offset, total, len(payload)) != (self._filled, self.total, due) or self._done:
+            raise FrameError(
+                f"bulk part at {offset} of {total} bytes ({len(payload)} long): "
+                f"expected {due} bytes at {self._filled} of {self.total}"
+            )
+        taken = 0
+        data = numpy.frombuffer(payload, dtype=numpy.uint8)
+        while taken < len(data):
+            room = self._rooms[self._room]
+            size = min(len(room) - self._position, len(data) - taken)
+            room[self._position : self._position + size] = data[taken : taken + size]
+            taken += size
+            self._position += size
+            if self._position == len(room):
+                self._room, self._position = self._room + 1, 0
+        self._filled += taken
+        if self._filled < self.total:
+            return None
+        self._done = True
+        return self._tensors

@@ -1,0 +1,85 @@
+"""Which numeric class a party is of, measured: the model's own kernels on inputs that were drawn a moment ago."""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from phalanx.pipeline.config import GuardConfig
+from phalanx.pipeline.plan import StageRange, StepPlan
+from phalanx.pipeline.protocol.greetings import KernelDigests
+from phalanx.pipeline.protocol.tensor_stream import tensors_digest
+from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, unwrapped
+
+NONCE_BYTES = 32
+"""Of the owner's draw, from which every party makes the same inputs."""
+
+_UPDATES = 2
+"""Optimizer steps: the first one starts from moments that are zero, the second one does not."""
+
+
+@torch.enable_grad()
+def run_battery(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> KernelDigests:
+    """Compute one layer of the run's model once, as a stage would, on inputs that follow from a nonce.
+
+    Covered are all bits that two parties ever compare: what is sent forward and backward, with and without a graph, the
+    weight gradient, its norm, and weights and moments after an update. Shapes, precision, attention kernel and
+    optimizer are the run's own. The update is made of drawn gradients, so that it tells of the optimizer alone.
+
+    Args:
+        plan: The run, with the device on which this party computes.
+        nonce: Hex, drawn by the owner for this very measurement.
+        kernels: What stands in for a plain copy here, such as a group of ranks.
+
+    Returns:
+        Digests that two parties have in common when they compute the same bits.
+    """
+    copy = kernels(StageCopy.empty(_one_layer(plan), 1), True)
+    width = plan.hidden_size**-0.5
+    weights = copy.weights()
+    # linear layers keep the scale of what goes through them, as those of a real model do
+    copy.load_weights(
+        {name: _drawn(nonce, name, t) * (2 * width if t.ndim > 1 else 1.0) for name, t in weights.items()}
+    )
+    shape = torch.empty(plan.hidden_shape, device="meta")
+    x, gradient = _drawn(nonce, "x", shape) * 2, _drawn(nonce, "gradient", shape) * 2**-10
+    runner = copy.runner
+    y, x_gradient = runner.forward(0, 0, x), runner.backward(0, 0, gradient)
+    weight_gradient = runner.gradients()
+    plain, _ = runner.recompute(0, 0, x, None)
+    _, audited = runner.recompute(0, 0, x, gradient)
+    for step in range(_UPDATES):
+        given = {name: _drawn(nonce, f"{step} {name}", t) * 2**-10 for name, t in copy.module.trainable().items()}
+        copy.apply(step, given, 0.7)
+    return KernelDigests(
+        forward=tensors_digest({"y": y, "plain": plain}),
+        backward=tensors_digest(_present({"x": x_gradient, "audited": audited})),
+        gradient=tensors_digest({**weight_gradient, "norm": _norm(weight_gradient)}),
+        update=tensors_digest(copy.optimizer.state()),
+    )
+
+
+def _one_layer(plan: StepPlan) -> StepPlan:
+    """The first layer that is in other hands, as the middle one of three stages; only a run with such has workers."""
+    first, end = plan.stages[1].first_layer, plan.stages[-1].end_layer
+    cuts = ((0, first), (first, first + 1), (first + 1, end))
+    stages = tuple(StageRange(first_layer=low, end_layer=high) for low, high in cuts)
+    return plan.model_copy(update={"stages": stages, "guard": GuardConfig(mode="off", classes=plan.guard.classes)})
+
+
+def _drawn(nonce: str, name: str, like: Tensor) -> Tensor:
+    """Numbers between -1 and 1 with the same bits on every machine: only integers and powers of two are involved."""
+    raw = hashlib.shake_256(f"phalanx battery {nonce} {name}".encode()).digest(2 * like.numel())
+    drawn = torch.frombuffer(bytearray(raw), dtype=torch.int16).to(torch.float32) * 2**-15
+    return drawn.reshape(like.shape)
+
+
+def _norm(gradients: Mapping[str, Tensor]) -> Tensor:
+    value = finite_norm_squared(gradients)
+    return torch.tensor(float("inf") if value is None else value, dtype=torch.float64)
+
+
+def _present(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -1,0 +1,168 @@
+"""Run microbatches through one stage: forward, backward, and the recomputation that audits need."""
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from phalanx.models import StageModule, StageSpec
+from phalanx.objectives import causal_lm
+from phalanx.pipeline.stage.replica_gradients import LaneGradients
+
+
+class StageRunner:
+    """One stage's module with its graphs in flight.
+
+    Dropout draws from a generator that is seeded by (seed, step, stage, microbatch), so that an
+    auditor's recomputation and a redone step see the same masks.
+    """
+
+    def __init__(
+        self, module: StageModule, spec: StageSpec, *, seed: int, precision: str, device: str, lanes: int = 1
+    ) -> None:
+        """`lanes`: into how many sums the weight gradients of microbatches go, in turn; they are added at the end."""
+        self.module = module
+        self.spec = spec
+        self.seed = seed
+        self._bf16 = precision == "bf16"
+        self.device = device
+        self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
+        self._head: StageRunner | None = None
+        self._shared = module.shared_head
+        self._shared_gradient: Tensor | None = None
+        self._num_lanes = lanes
+        self._lanes = LaneGradients()
+
+    def adopt_head(self, last: "StageRunner") -> None:
+        """First stage: add the gradient of the tied head, which the last stage keeps apart, to the embedding's.
+
+        Both stages run in one process in an order that depends on when messages arrive; two sums that
+        are added once at the end have the same bits whatever that order was.
+        """
+        self._head = last
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """Run one microbatch and keep its graph.
+
+        Args:
+            step: Optimizer step, for the dropout seed.
+            microbatch: Index in the step.
+            x: Token ids ``[batch, seq]`` for the first stage, else hidden ``[batch, seq, dim]``.
+
+        Returns:
+            Hidden ``[batch, seq, dim]``, or logits ``[batch, seq, vocab]`` of the last stage, on the CPU.
+        """
+        x, y = self._run(step, microbatch, x)
+        self._graphs[microbatch] = (x, y)
+        return y.detach().cpu()
+
+    def loss(self, microbatch: int, labels: Tensor, num_targets: int) -> float:
+        """Turn the last stage's logits into the loss whose backward comes next.
+
+        Args:
+            microbatch: Index in the step.
+            labels: Next tokens ``[batch, seq]``.
+            num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean.
+
+        Returns:
+            The sum of the token losses of this microbatch, in nats.
+        """
+        x, logits = self._graphs[microbatch]
+        total, _ = causal_lm(logits, labels.to(logits.device))
+        self._graphs[microbatch] = (x, total / num_targets)
+        return float(total.detach())
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """Add this microbatch's weight gradients and return the gradient of its input.
+
+        Args:
+            step: Optimizer step.
+            microbatch: Index in the step.
+            gradient: Gradient of the output, or None at the last stage, which starts from its loss.
+
+        Returns:
+            Gradient of the input ``[batch, seq, dim]`` on the CPU; None at the first stage.
+        """
+        x, y = self._graphs.pop(microbatch)
+        if self._num_lanes > 1:
+            self._lanes.turn_to(microbatch % self._num_lanes, self.module.trainable())
+        self._swap_shared()
+        torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
+        self._swap_shared()
+        return None if x.grad is None else x.grad.cpu()
+
+    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Forward and input-backward from committed inputs; weight gradients are neither needed nor touched.
+
+        Returns:
+            The output, and the gradient of the input when `gradient` is given.
+        """
+        if gradient is None:
+            with torch.no_grad():
+                _, y = self._run(step, microbatch, x)
+            return y.cpu(), None
+        x, y = self._run(step, microbatch, x)
+        (x_gradient,) = torch.autograd.grad(y, x, gradient.to(y.device, y.dtype))
+        return y.detach().cpu(), x_gradient.cpu()
+
+    def redo(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """All of the stage's work on one microbatch; no other one may be under way.
+
+        Returns:
+            The output, the gradient of the input, and the weight gradients of this microbatch alone, by name.
+        """
+        y = self.forward(step, microbatch, x)
+        return y, self.backward(step, microbatch, gradient), self.gradients()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Weight gradients added up since the last call, by name; a parameter that got none has zeros."""
+        taken = self._lanes.take(self.module.trainable())
+        if self._head is not None:
+            self._head.add_shared(taken, self.module.trainable())
+        return taken
+
+    def add_shared(self, gradients: dict[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+        """Add the tied head's gradient to that of the same parameter under the first stage's name."""
+        for name, parameter in parameters.items():
+            if parameter is self._shared and self._shared_gradient is not None:
+                gradients[name] = gradients[name] + self._shared_gradient
+        self._shared_gradient = None
+
+    def abandon(self) -> None:
+        """Forget graphs and gradients of a step that will be redone."""
+        self._graphs.clear()
+        self._shared_gradient = None
+        self._lanes.clear(self.module.trainable())
+
+    def _swap_shared(self) -> None:
+        if self._shared is not None:
+            self._shared.grad, self._shared_gradient = self._shared_gradient, self._shared.grad
+
+    def _run(self, step: int, microbatch: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().to(self.device)
+        if x.is_floating_point():
+            x.requires_grad_(torch.is_grad_enabled())
+        self._seed(dropout_seed(self.seed, step, self.spec.index, microbatch))
+        with self._autocast():
+            return x, self.module(x)
+
+    def _seed(self, seed: int) -> None:
+        # torch.manual_seed formats the whole call stack for every kind of device that is not there
+        torch.default_generator.manual_seed(seed)
+        if self.device != "cpu":
+            torch.cuda.manual_seed_all(seed)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if not self._bf16:
+            return nullcontext()
+        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
+
+
+def dropout_seed(seed: int, step: int, stage: int, microbatch: int) -> int:
+    """Seed of one microbatch's dropout masks in one stage."""
+    text = f"phalanx dropout {seed} {step} {stage} {microbatch}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

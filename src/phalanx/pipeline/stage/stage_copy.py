@@ -1,0 +1,213 @@
+"""One party's copy of one stage: module, optimizer and the digest of both."""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from phalanx.errors import StaleReplicaError
+from phalanx.models import StageModule, StageSpec, build_empty_stage
+from phalanx.optimizers import StageOptimizer, learning_rate
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.protocol.messages import StateDigest
+from phalanx.pipeline.protocol.tensor_stream import tensors_digest
+from phalanx.pipeline.stage.runner import StageRunner
+from phalanx.pipeline.stage.snapshot_undo import past_of
+from phalanx.pipeline.stage.undo_log import Update
+
+_DIGEST_CHARACTERS = 64
+"""BLAKE3, hex."""
+
+
+class StageCopy:
+    """What a holder and a shadow both have; the same steps give both the same bits."""
+
+    def __init__(self, plan: StepPlan, spec: StageSpec, module: StageModule, optimizer: StageOptimizer) -> None:
+        self.plan = plan
+        self.spec = spec
+        self.module = module
+        self.optimizer = optimizer
+        self.runner = StageRunner(
+            module,
+            spec,
+            seed=plan.seed,
+            precision=plan.precision,
+            device=plan.device,
+            lanes=1 if spec.is_first or spec.is_last else plan.lanes,
+        )
+        self.history = past_of(plan.guard)
+        self._frozen_digest: str | None = None
+
+    @classmethod
+    def empty(cls, plan: StepPlan, stage: int, *, has_moments: bool = True) -> "StageCopy":
+        """Build a copy whose parameters will come over the network."""
+        spec = stage_spec(plan, stage)
+        module = build_empty_stage(
+            plan.hub_config,
+            spec,
+            adapter=plan.adapter,
+            activation_checkpointing=plan.activation_checkpointing,
+            attention=plan.attention,
+            device=plan.device,
+        )
+        return cls.of_module(plan, spec, module, has_moments=has_moments)
+
+    @classmethod
+    def of_module(
+        cls, plan: StepPlan, spec: StageSpec, module: StageModule, *, has_moments: bool = True
+    ) -> "StageCopy":
+        """Take a module that has its parameters."""
+        optimizer = StageOptimizer(
+            module.trainable(),
+            plan.optimizer,
+            can_skip=plan.guard.recovery == "skip_layer",
+            has_moments=has_moments,
+            single_rounding=plan.guard.classes == "mixed",
+        )
+        return cls(plan, spec, module, optimizer)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.optimizer.num_steps
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors of the copy (not copies of them): frozen/..., weight/..., exp_avg/..., exp_avg_sq/..."""
+        return {**self._frozen(), **self.optimizer.state()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters alone, frozen ones included."""
+        return {**self._frozen(), **self.trained()}
+
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters that the optimizer moves: weight/..."""
+        return {name: t for name, t in self.optimizer.state().items() if name.startswith("weight/")}
+
+    def load(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Copy a whole state in.
+
+        Raises:
+            CheckpointError: Names, shapes or types are not this stage's.
+        """
+        frozen = self._frozen()
+        for name, tensor in frozen.items():
+            tensor.copy_(tensors[name])
+        rest = {name: tensor for name, tensor in tensors.items() if name not in frozen}
+        self.optimizer.load_state(rest, num_steps)
+        self._frozen_digest = None
+
+    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy parameters in and leave the optimizer as it is: enough to recompute messages."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(tensors[name])
+        self._frozen_digest = None
+
+    def without_moments(self) -> "StageCopy":
+        """The same parameters, not copied, with nothing to update them with."""
+        copy = StageCopy.of_module(self.plan, self.spec, self.module, has_moments=False)
+        copy.follow(copy.trained(), self.step)
+        return copy
+
+    def follow(self, trained: Mapping[str, Tensor], num_steps: int) -> None:
+        """Take the weights that another copy has after so many steps; for a copy without moments."""
+        self.optimizer.load_state(trained, num_steps)
+
+    def weights_digest(self) -> str:
+        """The part of the digest that the parameters decide."""
+        return self.digest().weights
+
+    def digest(self) -> StateDigest:
+        """Digest weights and optimizer moments; frozen weights are hashed once."""
+        if self._frozen_digest is None:
+            self._frozen_digest = tensors_digest(self._frozen())
+        return state_digest(self.optimizer.state(), self._frozen_digest, self.step)
+
+    @property
+    def frozen_digest(self) -> str:
+        """Digest of the frozen weights alone."""
+        return self._frozen_digest or tensors_digest(self._frozen())
+
+    def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
+        """Let the optimizer take step number `step` (from 0).
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        self._expect_step(step)
+        lr = learning_rate(self.plan.optimizer, step, self.plan.total_steps)
+        update = Update(dict(gradients), lr, clip_coefficient)
+        self.history.record(self.optimizer, update)
+        self.optimizer.step(update.gradients, lr, clip_coefficient)
+
+    def skip(self, step: int) -> None:
+        """Count step number `step` (from 0) without an update: the stage is frozen in it.
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        self._expect_step(step)
+        self.optimizer.skip()
+
+    def rewind(self, step: int) -> None:
+        """Go back to the state before `step`, bit for bit.
+
+        Raises:
+            StaleReplicaError: It is not kept.
+        """
+        if self.step > step:
+            self.history.restore(self.optimizer, step)
+        self.history.forget_from(step)
+
+    def past(self, step: int) -> "StageCopy":
+        """This stage as it was before `step`: the copy itself if it is there now, else another one.
+
+        Raises:
+            StaleReplicaError: It is not kept.
+        """
+        if self.step == step:
+            return self
+        copy = StageCopy.empty(self.plan, self.spec.index)
+        copy.load_weights(self.weights())
+        self.history.restore(copy.optimizer, step)
+        return copy
+
+    def _expect_step(self, step: int) -> None:
+        if self.step != step:
+            raise StaleReplicaError(
+                f"stage {self.spec.index}: the copy is at step {self.step}, the update for {step}; resynchronise it"
+            )
+
+    def _frozen(self) -> dict[str, Tensor]:
+        trained = {id(parameter) for parameter in self.module.trainable().values()}
+        return {
+            f"frozen/{name}": parameter.detach()
+            for name, parameter in self.module.all_parameters().items()
+            if id(parameter) not in trained
+        }
+
+
+WrapCopy = Callable[[StageCopy, bool], StageCopy]
+"""How a drill puts an attacker in the place of an honest copy; the flag says whether the copy is held or shadowed."""
+
+
+def unwrapped(copy: StageCopy, held: bool) -> StageCopy:
+    """The copy itself: what every honest party works with."""
+    del held
+    return copy
+
+
+def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDigest:
+    """Digest of a state whose frozen weights are known by their digest."""
+    weights = {name: tensor for name, tensor in state.items() if name.startswith("weight/")}
+    moments = {name: tensor for name, tensor in state.items() if not name.startswith("weight/")}
+    return StateDigest(step=step, weights=f"{frozen}{tensors_digest(weights)}", moments=tensors_digest(moments))
+
+
+def trained_digest(state: StateDigest) -> str:
+    """The part of a state's digest that trained weights decide; what is frozen comes before it."""
+    return state.weights[-_DIGEST_CHARACTERS:]
+
+
+def stage_spec(plan: StepPlan, stage: int) -> StageSpec:
+    """The layers of one stage."""
+    layers = plan.stages[stage]
+    return StageSpec(stage, len(plan.stages), layers.first_layer, layers.end_layer)

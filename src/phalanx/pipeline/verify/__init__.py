@@ -1,0 +1,1 @@
+"""Which party is right: claims, audits, states and links, the referee between two stories."""

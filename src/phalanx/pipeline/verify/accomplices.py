@@ -1,0 +1,48 @@
+"""Who vouched for a lie: the auditor that reported the very bytes which somebody else has proved wrong."""
+
+from dataclasses import replace
+
+from phalanx.pipeline.assignment.assignment import Share
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.verify.facts import Docket, Judgement
+
+
+def vouched(docket: Docket, stage: int, microbatch: int, direction: Direction) -> bool:
+    """Whether the auditor who has the other copy reported the very digest that was committed to."""
+    ledger = docket.ledger
+    report = ledger.reports.get((stage, microbatch, docket.auditor(stage, microbatch)))
+    said = None if report is None else report.digests.get(direction)
+    return said is not None and said == ledger.messages[(stage, direction, microbatch)].digest
+
+
+def accomplice(docket: Docket, found: Judgement) -> Judgement | None:
+    """The auditor that vouched for a message which was judged wrong; None when it did not."""
+    verdict = found.verdict
+    stage, microbatch, direction = verdict.stage, verdict.microbatch, verdict.direction
+    if microbatch is None or direction is None or verdict.offence != "message":
+        return None
+    auditor = docket.auditor(stage, microbatch)
+    if auditor in (OWNER, verdict.accuser) or not vouched(docket, stage, microbatch, direction):
+        return None
+    where = f"stage {stage}, microbatch {microbatch}, {direction}"
+    reason = f"{where}: {auditor} vouched for the wrong tensor of {verdict.party}"
+    update = {"party": auditor, "offence": "collusion", "reason": reason}
+    tensors = dict(found.exhibit.tensors)
+    if "claimed" in tensors:
+        tensors["accuser"] = tensors["claimed"].clone()
+    shown = replace(found.exhibit, tensors=tensors)
+    return Judgement(verdict.model_copy(update=update), shown, dict(found.headers))
+
+
+def vouched_for_gradient(docket: Docket, share: Share) -> Judgement | None:
+    """The auditor that claims to have recomputed a made-up weight gradient; None when it does not."""
+    ledger, stage, auditor = docket.ledger, share[0], docket.assignment.auditor_of(share)
+    lockstep = docket.plan.guard.shadow == "lockstep"
+    said = ledger.held.get(share) if lockstep else ledger.step_audits.get((stage, auditor))
+    commit = ledger.commits[share]
+    if said is None or auditor == OWNER or (said.gradient, said.norm_squared) != (commit.gradient, commit.norm_squared):
+        return None
+    server = docket.assignment.server_of(share)
+    reason = f"stage {stage}: {auditor} vouched for the made-up weight gradient of {server} in step {ledger.step}"
+    return docket.judgement("collusion", auditor, stage, reason, lane=share[1])

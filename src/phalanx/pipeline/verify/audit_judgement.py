@@ -1,0 +1,190 @@
+"""L2, the owner's half: weigh what an auditor reports against what the stage had committed to."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from phalanx.errors import FrameError, SignatureError
+from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.protocol.messages import AuditReport, Fetch, Fetched, ScreenHit
+from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
+from phalanx.pipeline.tolerance.drift import DriftWatch
+from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.ledger import Committed, MessageKey
+from phalanx.pipeline.verify.referee import Dispute, Referee
+from phalanx.transport.tensors import tensor_from
+
+_SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
+
+
+class Reports:
+    """Turns audit reports into nothing, or into a dispute that the referee decides."""
+
+    def __init__(self, docket: Docket, courier: Courier, referee: Referee, watch: DriftWatch) -> None:
+        self._watch = watch
+        self.leaning: set[int] = set()
+        """Stages whose messages drift to one side below the tolerance: to be audited in full from now on."""
+        self.undecided: set[tuple[int, int]] = set()
+        """(stage, microbatch) of disputes that the referee could not settle: an input that nobody brought."""
+        self._docket = docket
+        self._courier = courier
+        self._referee = referee
+
+    def weigh(
+        self,
+        auditor: str,
+        report: AuditReport,
+        known: Mapping[MessageKey, Committed],
+        directions: Sequence[Direction],
+    ) -> Judgement | None:
+        """Weigh one report.
+
+        Args:
+            auditor: Who reports.
+            report: What it recomputed, and from which inputs.
+            known: What stage and neighbours committed to.
+            directions: What it was asked to recompute.
+        """
+        stage, microbatch = report.stage, report.microbatch
+        inputs: dict[Direction, Committed] = {}
+        for direction, offset in _SOURCES:
+            if (stage + offset, direction, microbatch) in known:
+                inputs[direction] = known[(stage + offset, direction, microbatch)]
+        judgement = self._compare_work(auditor, report, directions) or self._compare_inputs(auditor, report, inputs)
+        if judgement is not None:
+            return judgement
+        for direction in report.digests:
+            output = known.get((stage, direction, microbatch))
+            if output is not None and not self._matches(auditor, report, direction, output):
+                judgement = self._dispute(auditor, report, direction, inputs, output)
+                if judgement is not None:
+                    return judgement
+        return None
+
+    def committed_early(self, hit: ScreenHit) -> dict[MessageKey, Committed]:
+        """What both ends of a screened message have signed, asked for before their commitments are due."""
+        stage, m = hit.source, hit.microbatch
+        server = self._docket.server
+        wanted: list[tuple[str, MessageKey]] = [
+            (server(stage + (1 if hit.direction == "forward" else -1), m), (stage, hit.direction, m)),
+            (server(stage, m), (stage - 1, "forward", m)),
+        ]
+        if hit.direction == "backward":
+            wanted.append((server(stage, m), (stage + 1, "backward", m)))
+        known = {}
+        for party, key in wanted:
+            answer = self._courier.fetch(party, Fetch.of(hit.epoch, hit.step, key))
+            evidence = answer.message.evidence if answer and isinstance(answer.message, Fetched) else None
+            place = {"step": hit.step, "source": key[0], "direction": key[1], "microbatch": m}
+            said = None if evidence is None else self._docket.find_tensor(evidence, hit.epoch, place)
+            if said is not None:
+                known[key] = Committed.of(said, party)
+        return known
+
+    def _compare_work(self, auditor: str, report: AuditReport, directions: Sequence[Direction]) -> Judgement | None:
+        """An auditor that leaves out what it was asked for would let a lie through."""
+        if set(report.digests) == set(directions):
+            return None
+        reason = (
+            f"stage {report.stage}, microbatch {report.microbatch}: {auditor} reported on {sorted(report.digests)}, "
+            f"asked for {sorted(directions)}"
+        )
+        lane = self._docket.assignment.share(report.stage, report.microbatch)[1]
+        found = self._docket.judgement("forgery", auditor, report.stage, reason, step=report.step, lane=lane)
+        found.verdict = found.verdict.model_copy(update={"microbatch": report.microbatch})
+        return found
+
+    def _compare_inputs(
+        self, auditor: str, report: AuditReport, inputs: dict[Direction, Committed]
+    ) -> Judgement | None:
+        """Two headers of one sender for one message prove that it told two stories.
+
+        An input that the stage itself has not shown is taken from the report, for its sender has signed it.
+        """
+        docket, stage = self._docket, report.stage
+        for signed in report.inputs:
+            where = f"stage {stage}, microbatch {report.microbatch}"
+            place = {"step": report.step, "microbatch": report.microbatch, "target": stage}
+            try:
+                shown = docket.tensor(signed, report.epoch, place)
+            except (FrameError, SignatureError) as exc:
+                reason = f"{where}: {auditor} reported an input that no neighbour sent: {exc}"
+                lane = docket.assignment.share(stage, report.microbatch)[1]
+                said = {"input": signed}
+                return docket.judgement("forgery", auditor, stage, reason, step=report.step, lane=lane, headers=said)
+            direction, sender = shown.message.direction, shown.header.fields.sender
+            committed = inputs.setdefault(direction, Committed.of(shown, auditor))
+            if committed.digest != shown.digest:
+                reason = f"{where}: {sender} signed two different {direction} messages"
+                said = {"told_stage": committed.header, "told_auditor": signed}
+                source = shown.message.source
+                return docket.judgement(
+                    "equivocation", sender, source, reason, step=report.step, accuser=auditor, headers=said
+                )
+        return None
+
+    def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: Committed) -> bool:
+        holder = self._docket.server(report.stage, report.microbatch)
+        if report.digests[direction] == output.digest:
+            return True
+        if self._docket.bits_decide(holder, auditor):
+            return False
+        tensors = []
+        for party, claim in ((holder, False), (auditor, True)):
+            request = Fetch.of(report.epoch, report.step, (report.stage, direction, report.microbatch), claim=claim)
+            answer = self._courier.fetch(party, request)
+            if answer is None or answer.payload.nbytes != self._docket.plan.hidden_bytes:
+                return False
+            tensors.append(tensor_from(answer.payload, BOUNDARY_DTYPE, self._docket.plan.hidden_shape))
+        distance = token_distance(tensors[0], tensors[1])
+        # beyond twice tau one of the two is off by more than tau; between, the referee finds it or acquits both
+        if band(distance, self._docket.plan.guard.tolerance) != "honest":
+            return False
+        if self._docket.plan.precision == "fp32":
+            # honest bf16 paths lean themselves
+            self._watch_drift(report, direction, token_residual(tensors[0], tensors[1]))
+        return True
+
+    def _watch_drift(self, report: AuditReport, direction: Direction, residual: Tensor) -> None:
+        drift = self._watch.observe(report.stage, direction, residual)
+        if drift is not None:
+            self.leaning.add(report.stage)
+            body = {"stage": drift.stage, "direction": drift.direction, "bias_sigmas": drift.bias_sigmas}
+            party = self._docket.server(report.stage, report.microbatch)
+            self._docket.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
+
+    def _dispute(
+        self,
+        auditor: str,
+        report: AuditReport,
+        direction: Direction,
+        inputs: Mapping[Direction, Committed],
+        output: Committed,
+    ) -> Judgement | None:
+        docket, stage = self._docket, report.stage
+        about = {"step": report.step, "stage": stage, "microbatch": report.microbatch, "direction": direction}
+        docket.observe("alarm", {**about, "accuser": auditor})
+        dispute = Dispute(
+            step=report.step,
+            epoch=report.epoch,
+            stage=stage,
+            microbatch=report.microbatch,
+            direction=direction,
+            holder=docket.server(stage, report.microbatch),
+            accuser=auditor,
+            assignment=docket.assignment,
+            inputs=inputs,
+            output=output,
+            report=report,
+            state=docket.ledger_of(report.step).agreed[stage],
+        )
+        verdict, exhibit = self._referee.judge_message(dispute)
+        work = self._referee.spent()
+        if verdict is None:
+            if not exhibit.tensors:
+                self.undecided.add((stage, report.microbatch))
+            docket.observe("dismissed", {**about, "accuser": auditor, "referee": work.model_dump()})
+            return None
+        return Judgement(verdict, exhibit, dispute.headers(), work)

@@ -1,0 +1,117 @@
+"""Weight gradients of parties whose bits may differ: compared parameter by parameter, within what rounding does."""
+
+from torch import Tensor
+
+from phalanx.pipeline.assignment.assignment import Share
+from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
+from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
+from phalanx.pipeline.stage.float64 import WideRunner
+from phalanx.pipeline.stage.rounding import MARGIN
+from phalanx.pipeline.stage.runner import StageRunner
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.tolerance.distance import gradient_distance
+from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.referee import Referee
+
+
+class GradientBounds:
+    """Fetches the gradients in question, each checked against the digest that was signed, and compares them.
+
+    Guarantees:
+        A stage whose weight gradient is further off in any parameter than tau, and than eight times the rounding error
+        of the owner's own recomputation, is named whenever its whole step is audited.
+        Does not find a lie below both: `gradient_distance` says what that is worth.
+    """
+
+    def __init__(self, docket: Docket, courier: Courier, referee: Referee) -> None:
+        self._docket = docket
+        self._courier = courier
+        self._referee = referee
+
+    def claimed(self, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
+        """The gradient that a stage committed to, from the other copy or from the stage; None when neither has it."""
+        assignment, digest = self._docket.assignment, ledger.commits[share].gradient
+        for party in (assignment.auditor_of(share), assignment.server_of(share)):
+            found = self._fetch(ledger, share, party, "gradient", digest)
+            if found is not None:
+                return found
+        return None
+
+    def are_close(self, ledger: StepLedger, share: Share, auditor: str) -> bool:
+        """Whether what a stage committed to lies within tau of what its auditor has recomputed."""
+        claimed, audited = self.claimed(ledger, share), self._audited(ledger, share, auditor)
+        if claimed is None or audited is None:
+            return False
+        return gradient_distance(claimed, audited) <= self._docket.plan.guard.tolerance
+
+    def judge(self, ledger: StepLedger, share: Share, auditor: str) -> str | None:
+        """Redo a share of a stage's step; the one whose gradient is off is guilty, None when neither is."""
+        docket, stage, server = self._docket, share[0], self._docket.assignment.server_of(share)
+        copy = self._referee.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
+        if copy is None:
+            return auditor
+        truth = self.redo(copy.runner, ledger, share)
+        if truth is None:
+            return server
+        if docket.bits_decide(server):
+            server_off = transfer_digest(truth) != ledger.commits[share].gradient
+        else:
+            server_off = not self.allows(copy, ledger, share, self.claimed(ledger, share), truth)
+        if server_off:
+            return server
+        if docket.bits_decide(auditor):
+            auditor_off = transfer_digest(truth) != ledger.step_audits[(stage, auditor)].gradient
+        else:
+            auditor_off = not self.allows(copy, ledger, share, self._audited(ledger, share, auditor), truth)
+        return auditor if auditor_off else None
+
+    def allows(
+        self,
+        copy: StageCopy,
+        ledger: StepLedger,
+        share: Share,
+        claimed: dict[str, Tensor] | None,
+        truth: dict[str, Tensor],
+    ) -> bool:
+        """Whether an honest party of another class may have got `claimed` where the owner got `truth`.
+
+        Args:
+            copy: The stage with which the owner has computed.
+            ledger: The step.
+            share: The share of the stage's work.
+            claimed: None when nobody has brought it.
+            truth: The owner's own.
+        """
+        if not all(bool(tensor.isfinite().all()) for tensor in truth.values()):
+            # where honest numbers overflow, rounding decides which; nothing is applied of such a step
+            return True
+        distance = float("inf") if claimed is None else gradient_distance(claimed, truth)
+        if distance <= self._docket.plan.guard.tolerance:
+            return True
+        exact = None if claimed is None else self.redo(WideRunner(copy.runner), ledger, share)
+        return exact is not None and distance <= MARGIN * gradient_distance(truth, exact)
+
+    def redo(self, runner: StageRunner, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
+        """The weight gradient of a share from committed inputs; None when nobody brings one of them."""
+        for microbatch in self._docket.assignment.microbatches(share, self._docket.plan.microbatches):
+            tensors = self._referee.inputs(ledger, share[0], microbatch, self._docket.assignment)
+            if tensors is None:
+                return None
+            runner.forward(ledger.step, microbatch, tensors[0])
+            runner.backward(ledger.step, microbatch, tensors[1])
+        return runner.gradients()
+
+    def _audited(self, ledger: StepLedger, share: Share, auditor: str) -> dict[str, Tensor] | None:
+        said = ledger.step_audits.get((share[0], auditor))
+        return None if said is None else self._fetch(ledger, share, auditor, "audited", said.gradient)
+
+    def _fetch(
+        self, ledger: StepLedger, share: Share, party: str, purpose: Purpose, digest: str
+    ) -> dict[str, Tensor] | None:
+        stage, lane = share
+        request = FetchBulk(epoch=self._referee.epoch, step=ledger.step, stage=stage, lane=lane, purpose=purpose)
+        expected = StageCopy.empty(self._docket.plan, stage).module.trainable()
+        found = self._courier.collect(party, request, expected)
+        return found[0] if found is not None and transfer_digest(found[0]) == digest else None

@@ -1,0 +1,222 @@
+"""L2 and L3 by the owner itself, at a low rate: the one auditor that no worker can have on its side."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from phalanx.pipeline.assignment.assignment import Share
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.messages import AuditReport
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
+from phalanx.pipeline.stage.replica_gradients import add_lanes
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.tolerance.distance import distance_to_truth
+from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
+from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.gradient_bounds import GradientBounds
+from phalanx.pipeline.verify.ledger import Committed, MessageKey
+from phalanx.pipeline.verify.referee import Dispute, Referee
+from phalanx.security.crypto import digest_hex
+from phalanx.transport.tensors import tensor_buffers
+
+_Wrong = tuple[int, Direction, Mapping[Direction, str]]
+"""Microbatch and direction of a message that is not what was committed to, and what the owner's own digests are."""
+
+
+@dataclass(frozen=True)
+class _Redone:
+    """A stage's step as the owner did it; waits for the state that its parties agree on after the update."""
+
+    step: int
+    copy: StageCopy
+    gradients: dict[str, Tensor]
+    parties: tuple[str, str]
+
+
+class OwnerAudits:
+    """Redoes all of a stage's step, from the agreed state and committed inputs to the state after the update.
+
+    Guarantees:
+        A stage and its shadow that lie together about every message of a step, about the weight gradient or
+        about the update are both named in that step with probability r, the owner's rate: within
+        ``ln(d) / ln(1 - r)`` such steps but for probability d. Where the stage is of another numeric class than the
+        owner, messages and weight gradients count as lies beyond what rounding does; the update, in any bit.
+    """
+
+    def __init__(self, docket: Docket, referee: Referee, bounds: GradientBounds) -> None:
+        self._docket = docket
+        self._referee = referee
+        self._bounds = bounds
+        self._redone: dict[int, _Redone] = {}
+
+    def run(self, stage: int) -> list[Judgement]:
+        """Audit; the culprit is named before its accomplice, whose copy reaches back to undo what both did."""
+        docket, ledger = self._docket, self._docket.ledger
+        holder, shadow = docket.holder(stage), docket.shadow(stage)
+        one_copy = docket.plan.guard.one_optimizer
+        copy = self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), docket.agreed[stage])
+        if copy is None:
+            return [self._brought_nothing((stage, 0))]
+        gradients, wrong = [], list[_Wrong]()
+        for share in self._audited(stage):
+            found = self._redo(copy, share)
+            if found is None:
+                return [self._brought_nothing(share)]
+            gradients.append((share, found[0]))
+            wrong += found[1]
+        # a lie that its auditor has vouched for tells of two parties
+        for place in sorted(wrong, key=lambda place: not vouched(docket, stage, place[0], place[1])):
+            named = self._name(copy, *place)
+            if named:
+                return named
+        # what both copies apply: where bits may differ that is the stage's own gradient, once it is known to be close
+        applied = [self._applied(share, truth) for share, truth in gradients]
+        guilty = [
+            judged
+            for (share, truth), claimed in zip(gradients, applied, strict=True)
+            for judged in self._compare_gradient(copy, share, truth, claimed)
+        ]
+        lanes = [claimed for claimed in applied if claimed is not None]
+        if not guilty and len(lanes) == len(docket.assignment.shares_of(stage)):
+            whole = add_lanes(lanes)
+            docket.norms.note(stage, finite_norm_squared(whole))
+            self._redone[stage] = _Redone(ledger.step, copy, whole, (holder, shadow))
+        return guilty
+
+    def _applied(self, share: Share, truth: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        is_exact = self._docket.bits_decide(self._docket.assignment.server_of(share))
+        return truth if is_exact else self._bounds.claimed(self._docket.ledger, share)
+
+    def _audited(self, stage: int) -> list[Share]:
+        """The shares of a stage in other hands; of what the owner serves itself it has to ask nobody."""
+        assignment = self._docket.assignment
+        return [share for share in assignment.shares_of(stage) if assignment.server_of(share) != OWNER]
+
+    def _redo(self, copy: StageCopy, share: Share) -> tuple[dict[str, Tensor], list["_Wrong"]] | None:
+        """Weight gradient of one share and the messages that are not what was committed to; None without inputs."""
+        docket, ledger, stage = self._docket, self._docket.ledger, share[0]
+        wrong: list[_Wrong] = []
+        for microbatch in docket.assignment.microbatches(share, docket.plan.microbatches):
+            tensors = self._referee.inputs(ledger, stage, microbatch, docket.assignment)
+            if tensors is None:
+                return None
+            y = copy.runner.forward(ledger.step, microbatch, tensors[0])
+            truths = _truths(y, copy.runner.backward(ledger.step, microbatch, tensors[1]))
+            digests = _digests(truths)
+            wrong += [
+                (microbatch, direction, digests)
+                for direction, truth in truths.items()
+                if ledger.messages[(stage, direction, microbatch)].digest != digests[direction]
+                and not self._is_close((stage, direction, microbatch), truth)
+            ]
+        return copy.runner.gradients(), wrong
+
+    def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
+        """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
+        docket, (stage, direction, microbatch) = self._docket, key
+        if docket.bits_decide(docket.server(stage, microbatch)):
+            return False
+        target = stage + (1 if direction == "forward" else -1)
+        said = self._referee.committed(docket.ledger, key, docket.assignment, target)
+        return said is not None and distance_to_truth(said, truth) <= docket.plan.guard.tolerance
+
+    def forget(self) -> None:
+        """Let go of redone steps: the run goes back before them."""
+        self._redone.clear()
+
+    def weigh_states(self) -> list[Judgement]:
+        """Compare states that were agreed on after an update with the owner's own."""
+        docket = self._docket
+        guilty: list[Judgement] = []
+        for stage, redone in list(self._redone.items()):
+            state, previous = docket.agreed.get(stage), docket.previous
+            if docket.ledger.step == redone.step + 1 and (state is None or previous is None):
+                continue
+            if docket.ledger.step == redone.step and docket.ledger.audits_drawn:
+                continue
+            del self._redone[stage]
+            parties = (docket.assignment.holders.get(stage), docket.assignment.shadows.get(stage))
+            if docket.ledger.step != redone.step + 1 or parties != redone.parties or previous is None:
+                continue
+            redone.copy.apply(redone.step, redone.gradients, previous.clip_coefficient)
+            if redone.copy.digest() != state:
+                reason = f"stage {stage}: {{}} agreed on a state that step {redone.step} does not lead to"
+                guilty += [
+                    docket.judgement("state", party, stage, reason.format(party))
+                    for party in dict.fromkeys(self._bound(redone.parties))
+                    if party != OWNER
+                ]
+        return guilty
+
+    def _bound(self, parties: tuple[str, str]) -> tuple[str, ...]:
+        """Who made the update: a shadow without an optimizer has only taken what it was sent."""
+        return parties[:1] if self._docket.plan.guard.one_optimizer else parties
+
+    def _brought_nothing(self, share: Share) -> Judgement:
+        stage, server = share[0], self._docket.assignment.server_of(share)
+        return self._docket.judgement(
+            "transfer", server, stage, f"stage {stage}: nobody brought what {server} committed to", lane=share[1]
+        )
+
+    def _name(
+        self, copy: StageCopy, microbatch: int, direction: Direction, digests: Mapping[Direction, str]
+    ) -> list[Judgement]:
+        """The stage that sent a wrong message, and before it an auditor that vouched for those very bytes."""
+        docket, ledger, stage = self._docket, self._docket.ledger, copy.spec.index
+        inputs: dict[Direction, Committed] = {"forward": ledger.messages[(stage - 1, "forward", microbatch)]}
+        if direction == "backward":
+            inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
+        place = {"epoch": ledger.epoch, "step": ledger.step, "stage": stage, "microbatch": microbatch}
+        own = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "urgent": False})
+        dispute = Dispute(
+            step=ledger.step,
+            epoch=ledger.epoch,
+            stage=stage,
+            microbatch=microbatch,
+            direction=direction,
+            holder=docket.server(stage, microbatch),
+            accuser=OWNER,
+            assignment=docket.assignment,
+            inputs=inputs,
+            output=ledger.messages[(stage, direction, microbatch)],
+            report=own,
+            state=docket.agreed[stage],
+        )
+        verdict, exhibit = self._referee.judge_message(dispute, copy)
+        work = self._referee.spent()
+        if verdict is None:
+            return []
+        culprit = Judgement(verdict, exhibit, dispute.headers(), work)
+        second = accomplice(docket, culprit)
+        return [culprit] if second is None else [culprit, second]
+
+    def _compare_gradient(
+        self, copy: StageCopy, share: Share, truth: dict[str, Tensor], claimed: dict[str, Tensor] | None
+    ) -> list[Judgement]:
+        """A gradient that nobody can have computed; the shadow is in it when it claims to have computed the same."""
+        docket, ledger, stage = self._docket, self._docket.ledger, share[0]
+        commit = ledger.commits[share]
+        if claimed is truth:
+            is_right = (commit.gradient, commit.norm_squared) == (transfer_digest(truth), finite_norm_squared(truth))
+        else:
+            norm = None if claimed is None else finite_norm_squared(claimed)
+            is_right = same_norm(commit.norm_squared, norm, alike=False)
+            is_right = is_right and self._bounds.allows(copy, ledger, share, claimed, truth)
+        if is_right:
+            return []
+        server, step = docket.assignment.server_of(share), ledger.step
+        reason = f"stage {stage}: {server} committed to a weight gradient or norm that step {step} does not lead to"
+        culprit = docket.judgement("gradient", server, stage, reason, lane=share[1])
+        second = vouched_for_gradient(docket, share)
+        return [culprit] if second is None else [culprit, second]
+
+
+def _truths(y: Tensor, x_gradient: Tensor | None) -> dict[Direction, Tensor]:
+    return {"forward": y} if x_gradient is None else {"forward": y, "backward": x_gradient}
+
+
+def _digests(truths: Mapping[Direction, Tensor]) -> dict[Direction, str]:
+    return {direction: digest_hex(tensor_buffers(tensor.contiguous())) for direction, tensor in truths.items()}

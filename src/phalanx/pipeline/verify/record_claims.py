@@ -1,0 +1,222 @@
+"""What parties say about a step: each word is checked against who may say it, and recorded."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from phalanx.errors import FrameError, SignatureError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.messages import (
+    Activation,
+    Applied,
+    AuditReport,
+    Commit,
+    Fault,
+    GradientHeld,
+    Ready,
+    ScreenHit,
+    StepAudited,
+    WeightsHeld,
+)
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.running_costs import BUSY
+from phalanx.pipeline.protocol.signed import Link, Statement, to_signed
+from phalanx.pipeline.tolerance.screen import NOT_FINITE
+from phalanx.pipeline.verify.audit_requests import target_of
+from phalanx.pipeline.verify.audits import Audits
+from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.fault_reports import Faults
+from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.state_judgement import Updates
+
+_STRIKES = 3
+"""Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
+
+_MAX_DIGITS = 6
+"""Of a stage's number in a message; more is nobody's stage and costs time to read."""
+
+
+class Intake:
+    """Takes messages to the coordinator; conclusions are drawn elsewhere.
+
+    Attributes:
+        ready: Parties that have taken their roles of this epoch.
+        usage: Running costs by party, as each claims them.
+        busy: Seconds in which each party claims to have worked since it was started, at most those of the run.
+        bytes_sent: Bytes by party and receiver, as each claims them.
+        convictions: What a message alone proves against its sender.
+    """
+
+    def __init__(self, docket: Docket, audits: Audits, updates: Updates, faults: Faults) -> None:
+        self.ready: dict[str, Ready] = {}
+        self.usage: dict[str, dict[str, float]] = {}
+        self.busy: dict[str, float] = {}
+        self.bytes_sent: dict[str, Mapping[str, int]] = {}
+        self.convictions: list[Judgement] = []
+        self._docket = docket
+        self._audits = audits
+        self._updates = updates
+        self._faults = faults
+        self._strikes: Counter[str] = Counter()
+        self._since = time.monotonic()
+
+    @property
+    def _ledger(self) -> StepLedger:
+        return self._docket.ledger
+
+    def handle(self, received: Received) -> bool:
+        """Record a message to the coordinator; False when it is not for it.
+
+        Raises:
+            FrameError: The sender has no part in what it reports.
+        """
+        message, sender = received.message, received.sender
+        if isinstance(message, Applied):
+            self._add_applied(sender, message)
+        elif isinstance(message, Ready):
+            self._add_ready(sender, message)
+        elif isinstance(message, Fault):
+            self._faults.add(received, message)
+        elif isinstance(message, Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit):
+            # of a step that lags, only its audits are still awaited
+            ledgers = self._docket.open_ledgers if isinstance(message, AuditReport | StepAudited) else (self._ledger,)
+            if (message.epoch, message.step) in [(ledger.epoch, ledger.step) for ledger in ledgers]:
+                self._add_step_message(received, message)
+        else:
+            return False
+        return True
+
+    def _add_applied(self, sender: str, message: Applied) -> None:
+        self._take_costs(sender, message)
+        assignment = self._docket.assignment
+        for name, state in message.states.items():
+            stage = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else -1
+            if sender not in (assignment.holders.get(stage), assignment.shadows.get(stage)):
+                raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not have")
+            follows = self._docket.plan.guard.one_optimizer and sender != assignment.holders.get(stage)
+            if (state.step, message.epoch) == (self._ledger.step, self._ledger.epoch) and not follows:
+                self._updates.said.setdefault(stage, {})[sender] = state
+
+    def _take_costs(self, sender: str, message: Applied) -> None:
+        """Take what a party claims to have cost.
+
+        Bytes count for links to parties of this run and never fall; nobody has worked longer than the run lasts. Within
+        that seconds and bytes are claims: no check of the guard rests on them.
+        """
+        known = {party for party in (OWNER, *self._docket.classes) if party != sender}
+        before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
+        self.bytes_sent[sender] = {
+            party: max(now.get(party, 0), before.get(party, 0)) for party in known & {*now, *before}
+        }
+        usage = dict(message.usage)
+        self.busy[sender] = min(usage.pop(BUSY, 0.0), time.monotonic() - self._since)
+        self.usage[sender] = usage
+
+    def _add_ready(self, sender: str, message: Ready) -> None:
+        if message.epoch != self._ledger.epoch:
+            return
+        present = (self._docket.assignment, self._docket.resting)
+        held = [item for roles in present for item in (*roles.holders.items(), *roles.shadows.items())]
+        stray = sorted(message.states.keys() - {str(stage) for stage, party in held if party == sender})
+        if stray:
+            raise FrameError(f"{sender!r} got ready with stage {stray[0][:_MAX_DIGITS]}, which it does not have")
+        self.ready[sender] = message
+
+    def _add_step_message(
+        self, received: Received, message: Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit
+    ) -> None:
+        sender, assignment = received.sender, self._docket.assignment
+        if isinstance(message, ScreenHit):
+            target = target_of(message)
+            expected = assignment.server(target, message.microbatch) if target in assignment.holders else None
+            _expect(sender, expected, message.kind)
+            if message.source not in assignment.shadows or self._docket.server(*_of(message)) == OWNER:
+                raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
+            self._audits.doubt(message)
+            self._ask_for_urgent_audit(message)
+            return
+        if isinstance(message, AuditReport):
+            self._audits.add(sender, message)
+            return
+        if isinstance(message, StepAudited):
+            self._add_step_audit(sender, message)
+            return
+        if isinstance(message, WeightsHeld):
+            _expect(sender, assignment.shadows.get(message.stage), message.kind)
+            self._updates.take(sender, message)
+            return
+        share = (message.stage, message.lane)
+        known = assignment.shares if isinstance(message, Commit) else self._docket.watched_shares
+        party_of = assignment.server_of if isinstance(message, Commit) else assignment.auditor_of
+        _expect(sender, party_of(share) if share in known else None, message.kind)
+        if isinstance(message, Commit):
+            if share in self._ledger.commits:
+                raise FrameError(f"{sender!r} committed stage {message.stage} twice in step {message.step}")
+            self._add_commit(received, message)
+        elif share in self._ledger.held:
+            raise FrameError(f"{message.kind!r} of stage {message.stage} came twice in step {message.step}")
+        else:
+            self._ledger.held[share] = message
+
+    def _add_commit(self, received: Received, commit: Commit) -> None:
+        """Open every header that a stage shows; it has signed for all of them itself."""
+        docket, sender = self._docket, received.sender
+
+        def to_sender(message: Activation) -> Link | None:
+            link = docket.assignment.link_of(message)
+            within = message.microbatch < docket.plan.microbatches
+            return link if within and link is not None and link[1] == sender else None
+
+        place = {"step": commit.step, "target": commit.stage}
+        opened: list[Statement[Activation]] = []
+        for signed in commit.received:
+            try:
+                opened.append(docket.statements.open(signed, Activation, commit.epoch, place, to_sender))
+            except (FrameError, SignatureError) as exc:
+                # without a valid commitment the step could never end
+                headers = {"message": signed}
+                headers |= {} if received.header is None else {"commit": to_signed(received.header)}
+                reason = f"stage {commit.stage}: {sender} committed to an input that nobody sent it: {exc}"
+                self.convictions.append(
+                    docket.judgement("forgery", sender, commit.stage, reason, lane=commit.lane, headers=headers)
+                )
+                return
+        self._ledger.add_commit(commit, received.header, opened)
+
+    def _add_step_audit(self, sender: str, message: StepAudited) -> None:
+        key, ledger = (message.stage, sender), self._docket.ledger_of(message.step)
+        if message.stage in self._docket.watched and self._docket.audited_share(*key) != (message.stage, message.lane):
+            raise FrameError(
+                f"{sender!r} recomputed lane {message.lane} of stage {message.stage}, which it is not to audit"
+            )
+        if key not in ledger.awaited_step_audits or key in ledger.step_audits:
+            raise FrameError(
+                f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not asked, or again"
+            )
+        ledger.step_audits[key] = message
+
+    def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
+        party = self._docket.server(hit.source, hit.microbatch)
+        self._docket.observe("screen_hit", {**hit.model_dump(mode="json"), "party": party})
+        if not self._docket.plan.guard.audits:
+            self._count_strike(party, hit)
+            return
+        self._audits.ask_urgently(hit)
+
+    def _count_strike(self, party: str, hit: ScreenHit) -> None:
+        """Mode `statistics`: nobody can look closer, so odd numbers condemn, and until then they are used."""
+        self._strikes[party] += 1
+        if self._strikes[party] < _STRIKES and hit.reason != NOT_FINITE:
+            self._audits.release(hit)
+            return
+        reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
+        self.convictions.append(self._docket.judgement("statistics", party, hit.source, reason))
+
+
+def _of(hit: ScreenHit) -> tuple[int, int]:
+    return (hit.source, hit.microbatch)
+
+
+def _expect(sender: str, expected: str | None, kind: str) -> None:
+    if sender != expected:
+        raise FrameError(f"{sender!r} sent {kind!r}; expected it from {expected!r}")

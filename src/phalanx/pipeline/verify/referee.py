@@ -1,0 +1,385 @@
+"""L4: redo one microbatch, or one optimizer step, from what both sides signed, and name exactly one party."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from phalanx.pipeline.assignment.assignment import Assignment, Share
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.evidence.files import Exhibit
+from phalanx.pipeline.evidence.verdict import RefereeWork, Verdict
+from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
+from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
+from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
+from phalanx.pipeline.schedules.action import Direction
+from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
+from phalanx.pipeline.stage.replica_gradients import add_lanes
+from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.tolerance.distance import distance_to_truth, token_distance
+from phalanx.pipeline.verify.ledger import Committed, MessageKey, StepLedger
+from phalanx.security.crypto import digest_hex
+from phalanx.transport.tensors import tensor_buffers, tensor_from
+
+_OTHER_WEIGHTS = "brought weights that are not those it signed"
+
+
+@dataclass
+class _Limit:
+    """How far off a message may be: tau, or more where this very message is rounded worse; measured when needed."""
+
+    allowed: float
+    measure: Callable[[], float]
+    _is_measured: bool = False
+
+    def is_beyond(self, distance: float) -> bool:
+        """Whether a distance, which may be no number, is more than any honest party's."""
+        if not distance <= self.allowed and not self._is_measured:
+            self.allowed, self._is_measured = self.measure(), True
+        return not distance <= self.allowed
+
+
+@dataclass(frozen=True)
+class Dispute:
+    """A recomputed message that is not the committed one.
+
+    `state` is what both copies of the stage were agreed to be, each under its own party's signature.
+    """
+
+    step: int
+    epoch: int
+    stage: int
+    microbatch: int
+    direction: Direction
+    holder: str
+    accuser: str
+    assignment: Assignment
+    inputs: Mapping[Direction, Committed]
+    output: Committed
+    report: AuditReport
+    state: StateDigest
+
+    def headers(self) -> dict[str, Signed]:
+        """What was signed about it: the disputed message and what it was computed from."""
+        return {"output": self.output.header} | {f"input_{name}": given.header for name, given in self.inputs.items()}
+
+
+class Referee:
+    """The owner's own judgement; it trusts digests that were signed, never the one who brings the bytes.
+
+    Each party answers for what it signed itself: its message is redone with the weights whose digest it signed, and
+    who brings other bytes than those of its own digest is guilty of "transfer", and of nobody else's digest.
+
+    Guarantees:
+        With the alarm at 2 tau and the referee at tau, an accusation within honest rounding names
+        nobody guilty of a lie, and of two parties that differ by more at least one is off.
+
+    Source: referee with a committed accuser, `verified pipeline` design section 4; after the refereed
+    delegation of computation of Canetti, Riva and Rothblum 2011.
+    """
+
+    def __init__(self, plan: StepPlan, courier: Courier, bits_decide: Callable[[str], bool]) -> None:
+        """`bits_decide` tells whether a party's bits must equal the owner's own."""
+        self._plan = plan
+        self._courier = courier
+        self._bits_decide = bits_decide
+        self._work = RefereeWork()
+
+    def spent(self) -> RefereeWork:
+        """What was recomputed since this was last asked: the work of one dispute, if it is asked after each."""
+        spent, self._work = self._work, RefereeWork()
+        return spent
+
+    def judge_message(self, dispute: Dispute, copy: StageCopy | None = None) -> tuple[Verdict | None, Exhibit]:
+        """Redo the disputed microbatch.
+
+        Args:
+            dispute: Who says what.
+            copy: The stage, if the referee has it already; else the accuser is asked for its weights.
+
+        Returns:
+            The verdict, None when both are within tolerance, and what it was reached from; nothing, where an input is
+            missing that the holder never signed for.
+        """
+        copy = copy or self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
+        if copy is None:
+            return self._guilty(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), Exhibit()
+        wanted: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
+        found = [self._input(dispute, direction) for direction in wanted]
+        inputs = [tensor for tensor in found if tensor is not None]
+        if len(inputs) < len(wanted):
+            shown_by = {
+                dispute.inputs[direction].shown_by for direction, x in zip(wanted, found, strict=True) if x is None
+            }
+            if shown_by != {dispute.holder}:
+                return None, Exhibit()
+            reason = "brought no input with the digest that it committed to"
+            return self._guilty(dispute, dispute.holder, "transfer", reason), Exhibit()
+        claim, said = self._claim(dispute), self._output(dispute)
+        shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", said)) if tensor is not None}
+        exhibit = self._redo(dispute, copy, inputs, shown)
+        limit = _Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, copy, inputs))
+        return self._weigh_holder(dispute, exhibit, limit) or self._weigh_accuser(dispute, exhibit, limit), exhibit
+
+    def _redo(
+        self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor], shown: Mapping[str, Tensor]
+    ) -> Exhibit:
+        """The disputed message as it comes out of these weights, with everything that it is compared with."""
+        self._count(microbatches=1)
+        gradient = inputs[1] if len(inputs) > 1 else None
+        y, x_gradient = copy.runner.recompute(dispute.step, dispute.microbatch, inputs[0], gradient)
+        truth = y if dispute.direction == "forward" or x_gradient is None else x_gradient
+        tensors = {"input": inputs[0], "recomputed": truth, **shown}
+        if gradient is not None:
+            tensors["gradient"] = gradient
+        return Exhibit(tensors, copy.weights_digest(), copy.weights())
+
+    def stage_at(self, stage: int, parties: Sequence[str], state: StateDigest) -> StageCopy | None:
+        """A stage with weights and moments, from the first party that brings those that were agreed on."""
+        for party in parties:
+            copy = StageCopy.empty(self._plan, stage)
+            request = FetchBulk(epoch=self.epoch, step=state.step, stage=stage, purpose="state")
+            found = self._courier.collect(party, request, copy.state())
+            if found is not None:
+                copy.load(*found)
+                if copy.digest() == state:
+                    return copy
+        return None
+
+    def snapshot(self, stage: int, party: str, step: int) -> dict[str, Tensor] | None:
+        """What a shadow keeps of a stage after so many steps; None when it does not bring it."""
+        request = FetchBulk(epoch=self.epoch, step=step, stage=stage, purpose="snapshot")
+        found = self._courier.collect(party, request, StageCopy.empty(self._plan, stage).optimizer.state())
+        return None if found is None else found[0]
+
+    def inputs(self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment) -> list[Tensor] | None:
+        """Activation and gradient that a stage committed to have used; None when nobody brings one of them."""
+        found = [self.committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
+        tensors = [tensor for tensor in found if tensor is not None]
+        return tensors if len(tensors) == len(found) else None
+
+    def judge_update(
+        self,
+        stage: int,
+        holder: str,
+        shadow: str,
+        before: StateDigest,
+        gradient: tuple[Sequence[str], float],
+        after: Mapping[str, StateDigest],
+    ) -> str | None:
+        """Redo one optimizer step from the shadow's undo copy and the gradient that the holder signed.
+
+        Args:
+            stage: The stage whose two copies differ.
+            holder: Who holds it.
+            shadow: Who shadows it.
+            before: The state that both had signed before the step.
+            gradient: Digests that the stage's servers committed to, by lane, and the clip coefficient of the step.
+            after: What each of the two says now.
+
+        Returns:
+            The guilty one of the two, None when the two agree after all.
+        """
+        copy = StageCopy.empty(self._plan, stage)
+        request = FetchBulk(epoch=0, step=before.step, stage=stage, purpose="undo")
+        undo = self._courier.collect(shadow, self._now(request), copy.optimizer.state())
+        weights = self._courier.collect(shadow, self._now(request, "weights"), copy.weights())
+        held = self._gradient(shadow, copy, before.step, gradient[0])
+        if undo is None or held is None or weights is None:
+            return shadow
+        frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
+        copy.load({**frozen, **undo[0]}, before.step)
+        if copy.digest() != before:
+            return shadow
+        self._count(steps=1)
+        copy.apply(before.step, held, gradient[1])
+        truth = copy.digest()
+        return next((party for party in (holder, shadow) if after[party] != truth), None)
+
+    def judge_norm(self, ledger: StepLedger, share: Share, server: str, auditor: str) -> str:
+        """Compute the norm of a gradient that both agree on; the one whose norm is off is guilty."""
+        stage, lane = share
+        request = FetchBulk(epoch=self.epoch, step=ledger.step, stage=stage, lane=lane, purpose="gradient")
+        found = self._courier.collect(auditor, request, StageCopy.empty(self._plan, stage).module.trainable())
+        if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
+            return auditor
+        truth, claimed = finite_norm_squared(found[0]), ledger.commits[share].norm_squared
+        return auditor if same_norm(truth, claimed, alike=self._bits_decide(server)) else server
+
+    def judge_whole_norm(
+        self, ledger: StepLedger, shares: Sequence[Share], party: str, said: Mapping[str, float | None]
+    ) -> str:
+        """Add up the lanes that both copies agree on; the one whose norm is off is guilty.
+
+        Args:
+            ledger: The step.
+            shares: Of the stage.
+            party: Which of the two is asked for the lanes; guilty if it does not bring them.
+            said: Squared norms by party.
+        """
+        copy = StageCopy.empty(self._plan, shares[0][0])
+        digests = [ledger.commits[share].gradient for share in shares]
+        found = self._gradient(party, copy, ledger.step, digests)
+        if found is None:
+            return party
+        truth = finite_norm_squared(found)
+        return next((name for name, norm in said.items() if norm != truth), party)
+
+    def _gradient(self, party: str, copy: StageCopy, step: int, digests: Sequence[str]) -> dict[str, Tensor] | None:
+        """A stage's whole weight gradient from one party; None unless each lane is the one that was committed to."""
+        lanes = []
+        for lane, digest in enumerate(digests):
+            request = FetchBulk(epoch=self.epoch, step=step, stage=copy.spec.index, lane=lane, purpose="gradient")
+            found = self._courier.collect(party, request, copy.module.trainable())
+            if found is None or transfer_digest(found[0]) != digest:
+                return None
+            lanes.append(found[0])
+        return add_lanes(lanes)
+
+    def judge_step(self, ledger: StepLedger, share: Share, assignment: Assignment, auditor: str) -> str:
+        """Redo a share of a stage's step from committed inputs; the one whose gradient is off is guilty."""
+        stage, server = share[0], assignment.server_of(share)
+        copy = self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
+        if copy is None:
+            return auditor
+        self._count(steps=1)
+        for m in assignment.microbatches(share, self._plan.microbatches):
+            tensors = self.inputs(ledger, stage, m, assignment)
+            if tensors is None:
+                return server
+            copy.runner.forward(ledger.step, m, tensors[0])
+            copy.runner.backward(ledger.step, m, tensors[1])
+        gradients, commit = copy.runner.gradients(), ledger.commits[share]
+        truth = (transfer_digest(gradients), finite_norm_squared(gradients))
+        return server if truth != (commit.gradient, commit.norm_squared) else auditor
+
+    epoch = 0
+    """Epoch of requests; the engine keeps it at the present one."""
+
+    def _count(self, *, microbatches: int = 0, steps: int = 0) -> None:
+        work = self._work
+        self._work = RefereeWork(microbatches=work.microbatches + microbatches, steps=work.steps + steps)
+
+    def _now(self, request: FetchBulk, purpose: str | None = None) -> FetchBulk:
+        return FetchBulk.model_validate(
+            {
+                "epoch": self.epoch,
+                "step": request.step,
+                "stage": request.stage,
+                "purpose": purpose or request.purpose,
+            }
+        )
+
+    def weights(self, epoch: int, step: int, stage: int, party: str, state: StateDigest) -> StageCopy | None:
+        """A stage with the weights of a signed state, from `party`; None when it does not bring them."""
+        copy = StageCopy.empty(self._plan, stage)
+        request = FetchBulk(epoch=epoch, step=step, stage=stage, purpose="weights")
+        found = self._courier.collect(party, request, copy.weights())
+        if found is None:
+            return None
+        copy.load_weights(found[0])
+        return copy if copy.weights_digest() == state.weights else None
+
+    def _input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
+        source = dispute.stage - 1 if direction == "forward" else dispute.stage + 1
+        request = self._request(dispute, source, direction, claim=False)
+        sender = dispute.assignment.server(source, dispute.microbatch)
+        return self._first(request, (sender, dispute.holder), dispute.inputs[direction].digest)
+
+    def committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
+        """An input that a stage committed to, from its sender or from the stage itself; None when neither brings it."""
+        request = Fetch.of(ledger.epoch, ledger.step, key)
+        parties = (assignment.server(key[0], key[2]), assignment.server(stage, key[2]))
+        return self._first(request, parties, ledger.messages[key].digest)
+
+    def _claim(self, dispute: Dispute) -> Tensor | None:
+        if dispute.accuser == OWNER:
+            return None
+        request = self._request(dispute, dispute.stage, dispute.direction, claim=True)
+        return self._first(request, (dispute.accuser,), dispute.report.digests[dispute.direction])
+
+    def _output(self, dispute: Dispute) -> Tensor | None:
+        target = dispute.stage + 1 if dispute.direction == "forward" else dispute.stage - 1
+        request = self._request(dispute, dispute.stage, dispute.direction, claim=False)
+        receiver = dispute.assignment.server(target, dispute.microbatch)
+        return self._first(request, (receiver, dispute.holder), dispute.output.digest)
+
+    @staticmethod
+    def _request(dispute: Dispute, source: int, direction: Direction, *, claim: bool) -> Fetch:
+        return Fetch.of(dispute.epoch, dispute.step, (source, direction, dispute.microbatch), claim=claim)
+
+    def _first(self, request: Fetch, parties: Sequence[str], digest: str) -> Tensor | None:
+        """The tensor from the first party that brings bytes with this digest."""
+        for party in parties:
+            answer = self._courier.fetch(party, request)
+            whole = answer is not None and answer.payload.nbytes == self._plan.hidden_bytes
+            if answer is not None and whole and digest_hex(answer.payload) == digest:
+                return tensor_from(answer.payload, BOUNDARY_DTYPE, self._plan.hidden_shape)
+        return None
+
+    def _allowed(self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor]) -> float:
+        """How far an honest party of another numeric class may be off in this very message; tau at least."""
+        self._count(microbatches=PROBES + 1)
+        x, gradient = inputs[0], inputs[1] if len(inputs) > 1 else None
+        noise = rounding_noise(copy.runner, dispute.step, dispute.microbatch, dispute.direction, x, gradient)
+        return max(self._plan.guard.tolerance, MARGIN * noise)
+
+    def _weigh_holder(self, dispute: Dispute, exhibit: Exhibit, limit: "_Limit") -> Verdict | None:
+        truth, said = exhibit.tensors["recomputed"], exhibit.tensors.get("claimed")
+        if self._bits_decide(dispute.holder):
+            distance = None if said is None else token_distance(said, truth)
+            is_off = dispute.output.digest != digest_hex(tensor_buffers(truth.contiguous()))
+        else:
+            distance = float("inf") if said is None else distance_to_truth(said, truth)
+            is_off = limit.is_beyond(distance)
+        if not is_off:
+            return None
+        return self._guilty(dispute, dispute.holder, "message", "sent a wrong tensor", distance, limit.allowed)
+
+    def _weigh_accuser(self, dispute: Dispute, exhibit: Exhibit, limit: "_Limit") -> Verdict | None:
+        truth, claim = exhibit.tensors["recomputed"], exhibit.tensors.get("accuser")
+        distance = None if claim is None else token_distance(claim, truth)
+        if self._bits_decide(dispute.accuser):
+            is_off = dispute.report.digests[dispute.direction] != digest_hex(tensor_buffers(truth.contiguous()))
+        else:
+            distance = float("inf") if claim is None else distance_to_truth(claim, truth)
+            is_off = limit.is_beyond(distance)
+        if not is_off:
+            return None
+        what = "accused an honest stage"
+        return self._guilty(dispute, dispute.accuser, "accusation", what, distance, limit.allowed)
+
+    def _guilty(
+        self,
+        dispute: Dispute,
+        party: str,
+        offence: str,
+        what: str,
+        distance: float | None = None,
+        tolerated: float | None = None,
+    ) -> Verdict:
+        allowed = 0.0 if self._bits_decide(party) else tolerated or self._plan.guard.tolerance
+        shown = "not finite" if distance is not None and not distance < float("inf") else None
+        if distance is not None and shown is None:
+            shown = f"distance {distance:.1e}"
+        return Verdict.model_validate(
+            {
+                "step": dispute.step,
+                "stage": dispute.stage,
+                "party": party,
+                "offence": offence,
+                "reason": f"stage {dispute.stage}, microbatch {dispute.microbatch}, {dispute.direction}: {party} {what}"
+                f" ({shown or 'another digest'}, allowed {allowed:.1e})",
+                "direction": dispute.direction,
+                "microbatch": dispute.microbatch,
+                "distance": None if shown == "not finite" else distance,
+                "allowed": allowed,
+                "accuser": dispute.accuser,
+            }
+        )
+
+
+def _inputs_of(stage: int, microbatch: int) -> tuple[MessageKey, MessageKey]:
+    return (stage - 1, "forward", microbatch), (stage + 1, "backward", microbatch)

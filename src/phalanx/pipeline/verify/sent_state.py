@@ -1,0 +1,97 @@
+"""L3 with upkeeps `update` and `snapshot`: what a stage sends must be what it signs the digest of."""
+
+from torch import Tensor
+
+from phalanx.pipeline.evidence.files import Exhibit
+from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed, part_name, sent_other_than_signed
+from phalanx.pipeline.protocol.messages import Bulk, Purpose, StateDigest, WeightsHeld
+from phalanx.pipeline.protocol.signed import Statement, to_signed
+from phalanx.pipeline.protocol.tensor_stream import parts
+from phalanx.pipeline.protocol.transfer_proof import whole_transfer
+from phalanx.pipeline.stage.stage_copy import trained_digest
+from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.referee import Referee
+from phalanx.security.crypto import digest_hex
+
+
+class FollowedWeights:
+    """Compares what a stage signed with what its shadow was sent.
+
+    Guarantees:
+        A stage that sends other weights, or another snapshot, than it signs the digest of is named, by its own
+        signatures.
+        Does not tell whether the update was right: the owner's audits do, at their rate.
+
+    Attributes:
+        shown: What each shadow says that it was sent after the last update, by stage.
+    """
+
+    def __init__(self, docket: Docket, referee: Referee) -> None:
+        self.shown: dict[int, WeightsHeld] = {}
+        self._docket = docket
+        self._referee = referee
+
+    def weigh(self, stage: int, signed: StateDigest, taken: StateDigest) -> Judgement | None:
+        """Compare two digests of one stage's weights, and of its moments where they were sent as well.
+
+        Args:
+            stage: The stage.
+            signed: Of its holder.
+            taken: Of its shadow.
+
+        Returns:
+            The guilty one of the two; None when what was sent is what was signed.
+        """
+        docket = self._docket
+        holder, shadow = docket.holder(stage), docket.shadow(stage)
+        found = self.keeps_frozen(stage, signed)
+        if found is not None:
+            return found
+        snapshot = docket.plan.guard.keeps_snapshots
+        if (signed == taken) if snapshot else (signed.weights == taken.weights):
+            return None
+        docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
+        shown = self._shown_tensors(stage, shadow, taken)
+        sent = self._sent_parts(stage, holder, shadow)
+        digests = [] if shown is None else [digest_hex(*part) for _, _, part in parts(shown)]
+        is_as_sent = digests == [part.digest for part in sent]
+        has_same_frozen = frozen_part(taken) == frozen_part(signed)
+        if shown is None or not sent or not is_as_sent or not has_same_frozen:
+            reason = f"stage {stage}: {shadow} has other weights than those that it was sent"
+            return docket.judgement("state", shadow, stage, reason, accuser=holder)
+        reason = f"stage {stage}: {holder} {sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
+        named = {part_name(number): to_signed(part.header) for number, part in enumerate(sent)}
+        judgement = docket.judgement("state", holder, stage, reason, accuser=shadow, headers=named)
+        judgement.exhibit = Exhibit(weights=taken.weights, stage=shown)
+        return judgement
+
+    def keeps_frozen(self, stage: int, signed: StateDigest) -> Judgement | None:
+        """A holder whose frozen weights have moved is guilty: its own signatures of two steps say so."""
+        docket, before = self._docket, self._docket.before.get(stage)
+        if before is None or frozen_part(signed) == frozen_part(before):
+            return None
+        holder = docket.holder(stage)
+        reason = f"stage {stage}: {holder} signed other frozen weights than those that it began with"
+        return docket.judgement("state", holder, stage, reason, accuser=docket.shadow(stage))
+
+    def _shown_tensors(self, stage: int, shadow: str, taken: StateDigest) -> dict[str, Tensor] | None:
+        """What a shadow has of a stage; None when that is not what it said."""
+        if self._docket.plan.guard.keeps_snapshots:
+            found = self._referee.snapshot(stage, shadow, taken.step)
+            return found if found is not None and is_what_was_signed(found, taken) else None
+        copy = self._referee.weights(self._docket.ledger.epoch, taken.step, stage, shadow, taken)
+        return None if copy is None else copy.trained()
+
+    def _sent_parts(self, stage: int, holder: str, shadow: str) -> list[Statement[Bulk]]:
+        """The parts of the holder's transfer, in order; none when they are not all its own."""
+        shown = self.shown.get(stage)
+        if shown is None:
+            return []
+        purpose: Purpose = "snapshot" if self._docket.plan.guard.keeps_snapshots else "update"
+        about = Bulk(epoch=shown.epoch, step=shown.step, stage=stage, purpose=purpose, offset=0, total=0)
+        return whole_transfer(self._docket.statements, shown.parts, about, (holder, shadow)) or []
+
+
+def frozen_part(state: StateDigest) -> str:
+    """The part of a state's digest that frozen weights decide."""
+    return state.weights.removesuffix(trained_digest(state))

@@ -1,0 +1,175 @@
+"""What parties signed in the last steps, kept until nobody can be blamed for it any more."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.evidence.files import Case
+from phalanx.pipeline.evidence.verdict import Verdict
+from phalanx.pipeline.protocol.messages import (
+    Applied,
+    AuditReport,
+    Commit,
+    GradientHeld,
+    Ready,
+    Signed,
+    StepAudited,
+    WeightsHeld,
+)
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.security.crypto import digest_hex
+from phalanx.transport.tensors import tensor_buffers
+
+_STEPS_KEPT = 2
+_DIRECTIONS = 2
+
+
+@dataclass(frozen=True)
+class _Said:
+    """One signed message about one stage; `step` is that of the state when it is about a state."""
+
+    kind: str
+    party: str
+    stage: int
+    step: int
+    header: Signed
+    report: AuditReport | None = None
+
+
+@dataclass
+class Testimony:
+    """Signed commitments, audit reports and state digests of the present and the last steps.
+
+    Frames that the owner sends to itself are not signed: the owner is trusted, and its word is
+    named as such where evidence is explained.
+    """
+
+    _said: dict[tuple[object, ...], _Said] = field(default_factory=dict)
+    """By kind, party, stage, step and microbatch: whoever repeats itself takes no more room."""
+
+    def hear(self, received: Received) -> None:
+        """Keep the header of a message that a verdict may rest on; anything else is let go."""
+        message, party = received.message, received.sender
+        if received.header is None:
+            return
+        if isinstance(message, AuditReport):
+            header = to_signed(received.header)
+            self._keep(_Said(message.kind, party, message.stage, message.step, header, report=message))
+        elif isinstance(message, Commit | GradientHeld | StepAudited):
+            header = to_signed(received.header)
+            self._keep(_Said(message.kind, party, message.stage, message.step, header))
+        elif isinstance(message, WeightsHeld):
+            self._keep(_Said("state", party, message.stage, message.state.step, to_signed(received.header)))
+        elif isinstance(message, Applied | Ready):
+            header = to_signed(received.header)
+            states = [(int(name), state.step) for name, state in message.states.items() if _is_stage(name)]
+            for stage, step in states:
+                self._keep(_Said("state", party, stage, step, header))
+
+    def forget_before(self, step: int) -> None:
+        """Let go of what is older than the step before `step`."""
+        self._said = {key: said for key, said in self._said.items() if said.step >= step - _STEPS_KEPT}
+
+    def _keep(self, said: _Said) -> None:
+        report = said.report
+        about = None if report is None else (report.microbatch, report.urgent)
+        self._said[(said.kind, said.party, said.stage, said.step, about)] = said
+
+    def said(self, kind: str, party: str, stage: int, step: int, microbatch: int | None = None) -> Signed | None:
+        """The header of what a party said last of this kind; with a microbatch, of its report on a drawn audit."""
+        about = None if microbatch is None else (microbatch, False)
+        found = self._said.get((kind, party, stage, step, about))
+        return None if found is None else found.header
+
+    def case(self, judgement: Judgement, docket: Docket, certificates: Mapping[str, str], authority: str) -> Case:
+        """Put a judgement together with everything that was signed about it.
+
+        Args:
+            judgement: What was decided.
+            docket: The facts at that moment, before anybody is replaced.
+            certificates: PEM of all parties: what a party showed may be signed by any of them.
+            authority: PEM of who vouches for them.
+        """
+        verdict, exhibit = judgement.verdict, judgement.exhibit
+        claim = exhibit.tensors.get("accuser")
+        digest = None if claim is None else digest_hex(tensor_buffers(claim.contiguous()))
+        server, shadow, auditor = _sides(judgement, docket.assignment)
+        said = self.about(verdict, server, shadow, auditor, claim=digest, shown=judgement.headers.get("input"))
+        headers = {**said, **judgement.headers}
+        return Case(verdict, exhibit, headers, certificates, authority, docket.plan, docket.statements.session)
+
+    def about(
+        self,
+        verdict: Verdict,
+        holder: str,
+        shadow: str | None,
+        auditor: str | None,
+        *,
+        claim: str | None = None,
+        shown: Signed | None = None,
+    ) -> Mapping[str, Signed]:
+        """What holder and shadow signed about the stage and the step of a verdict.
+
+        Args:
+            verdict: Who is guilty of what.
+            holder: Who held the stage.
+            shadow: Who shadowed it.
+            auditor: Whose report it is about; a third party or the shadow.
+            claim: Digest of the tensor that the accuser brought; picks the report that committed to it.
+            shown: An input that a report showed; picks that report.
+
+        Returns:
+            Headers by role: "commit", "gradient_held", "step_audited", "report", and "state_holder", "state_shadow" for
+            the state at the beginning of the step. What was never signed is missing.
+        """
+        roles = {
+            ("commit", holder): "commit",
+            ("gradient_held", shadow): "gradient_held",
+            ("step_audited", auditor): "step_audited",
+            ("state", shadow): "state_shadow",
+            ("state", holder): "state_holder",
+        }
+        found: dict[str, Signed] = {}
+        for said in self._said.values():
+            if (said.stage, said.step) != (verdict.stage, verdict.step):
+                continue
+            if said.report is not None:
+                wanted = shown in said.report.inputs if shown else _is_about(said.report, verdict, claim)
+                if wanted and said.party == auditor:
+                    found["report"] = said.header
+            elif (said.kind, said.party) in roles:
+                found[roles[(said.kind, said.party)]] = said.header
+        return found
+
+
+def _is_about(report: AuditReport, verdict: Verdict, claim: str | None) -> bool:
+    if verdict.offence == "forgery":
+        # it leaves out what was asked for
+        return report.microbatch == verdict.microbatch and (report.urgent or len(report.digests) < _DIRECTIONS)
+    said = {str(direction): digest for direction, digest in report.digests.items()}
+    digest = said.get(verdict.direction or "")
+    return report.microbatch == verdict.microbatch and digest is not None and claim in (None, digest)
+
+
+def _sides(judgement: Judgement, assignment: Assignment) -> tuple[str, str | None, str | None]:
+    """Who served what a judgement is about, who has the other copy, and whose recomputation it is about."""
+    verdict, stage = judgement.verdict, judgement.verdict.stage
+    place = judgement.lane if judgement.lane is not None else verdict.microbatch or 0
+    server = assignment.server(stage, place) if stage in assignment.holders else OWNER
+    if verdict.offence == "collusion":
+        # an accomplice is named after the culprit, whose stage it has inherited by then
+        return server, verdict.party, verdict.party
+    other = assignment.auditor(stage, place) if stage in assignment.shadows else None
+    return (
+        server,
+        other,
+        next((name for name in (verdict.party, verdict.accuser) if name not in (server, OWNER)), other),
+    )
+
+
+def _is_stage(name: str) -> bool:
+    """Whether a peer's text can be a stage's number; thousands of digits would stop whoever reads them."""
+    return name.isdecimal() and len(name) < 6

@@ -1,0 +1,101 @@
+"""L3 after a change of roles: every copy of a stage must be the one that was agreed on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from phalanx.errors import VerificationError
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.messages import Ready, StateDigest
+from phalanx.pipeline.verify.facts import Docket, Judgement
+
+
+@dataclass(frozen=True)
+class Unready:
+    """A party with another state than the agreed one; without a judgement nobody knows whose fault that is."""
+
+    party: str
+    reason: str
+    judgement: Judgement | None = None
+
+
+class Readiness:
+    """Compares the states that parties got ready with.
+
+    Attributes:
+        to_weigh: States that were not agreed on before the interruption, by stage and party; they are
+            weighed like any state after an update.
+    """
+
+    def __init__(self, docket: Docket) -> None:
+        self.to_weigh: dict[int, dict[str, StateDigest | None]] = {}
+        self._docket = docket
+        self._doubted: set[tuple[int, str]] = set()
+
+    def check(
+        self, ready: Mapping[str, Ready], known: Mapping[int, StateDigest] | None, old: Assignment | None
+    ) -> Unready | None:
+        """Agree on every stage's state, or find who stands in the way.
+
+        Args:
+            ready: What each party said.
+            known: When everybody begins anew: each stage's digest as the owner knows it.
+            old: The assignment before; None when everybody begins anew.
+
+        Raises:
+            VerificationError: Nobody else is left.
+        """
+        docket = self._docket
+        self.to_weigh.clear()
+        covered = [
+            (roles.holders[stage], stage, shadow)
+            for roles in (docket.assignment, docket.resting)
+            for stage, shadow in roles.shadows.items()
+        ]
+        for holder, stage, shadow in covered:
+            states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
+            expected = docket.agreed.get(stage) if known is None else known.get(stage)
+            follows = docket.plan.guard.verify_only
+            if known is None and expected is None:
+                if not follows or _is(states[shadow], states[holder], follows):
+                    self.to_weigh[stage] = states
+                    continue
+                expected = states[holder]
+            wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]
+            if not wrong and expected is not None:
+                docket.agreed[stage] = expected
+                continue
+            reason = f"stage {stage}: {', '.join(wrong) or holder} got ready with another state than the agreed one"
+            if old is None:
+                return Unready(wrong[0] if wrong else holder, reason)
+            return self._blame(stage, wrong[0], old, reason)
+        return None
+
+    def confirmed(self, ready: Mapping[str, Ready]) -> set[tuple[int, str]]:
+        """Who got ready with which stage in exactly the agreed state."""
+        agreed = self._docket.agreed
+        return {
+            (stage, name)
+            for stage, state in agreed.items()
+            for name in ready
+            if ready[name].states.get(str(stage)) == state
+        }
+
+    def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
+        """Whoever altered a kept copy is guilty; of two newcomers the second speaks against their source."""
+        kept = {old.holders[stage], None if self._docket.plan.guard.verify_only else old.shadows.get(stage)}
+        if name in kept and name != OWNER:
+            return Unready(name, reason, self._docket.judgement("state", name, stage, reason))
+        source = self._docket.sources[stage]
+        doubtful = name == OWNER or (stage, source) in self._doubted
+        self._doubted.add((stage, source))
+        if source == OWNER and name == OWNER:
+            raise VerificationError(f"{reason}; resume from the last checkpoint")
+        return Unready(source if doubtful and source != OWNER else name, reason)
+
+
+def _is(found: StateDigest | None, expected: StateDigest | None, follows: bool) -> bool:
+    """Whether a copy is the expected one; one that follows has no moments."""
+    if not follows or found is None or expected is None:
+        return found == expected
+    return (found.step, found.weights) == (expected.step, expected.weights)

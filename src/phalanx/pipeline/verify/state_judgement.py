@@ -1,0 +1,212 @@
+"""L3, the owner's half: weight gradients and states that a stage and its shadow must agree on."""
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.assignment.assignment import Share
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.messages import GradientHeld, StateDigest, WeightsHeld
+from phalanx.pipeline.protocol.transfer_proof import sent_gradient
+from phalanx.pipeline.stage.gradient_norm import same_norm
+from phalanx.pipeline.verify.accomplices import vouched_for_gradient
+from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.gradient_bounds import GradientBounds
+from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.referee import Referee
+from phalanx.pipeline.verify.sent_state import FollowedWeights
+
+
+class Updates:
+    """Compares what holder and shadow say; where they differ, the referee redoes what they dispute."""
+
+    def __init__(self, docket: Docket, referee: Referee, bounds: GradientBounds) -> None:
+        self._docket = docket
+        self._referee = referee
+        self._bounds = bounds
+        self.said: dict[int, dict[str, StateDigest]] = {}
+        """State digests of the present step, by stage and party."""
+        self._followed = FollowedWeights(docket, referee)
+
+    def take(self, sender: str, held: WeightsHeld) -> None:
+        """Take what a shadow says that it was sent after the last update.
+
+        Raises:
+            FrameError: It said so before, or speaks of another step.
+        """
+        said = self.said.setdefault(held.stage, {})
+        if sender in said or held.state.step != held.step:
+            raise FrameError(f"{sender!r} reported the weights of stage {held.stage} twice, or of another step")
+        said[sender] = held.state
+        self._followed.shown[held.stage] = held
+
+    def forget(self) -> None:
+        """Forget what was said: another step or attempt begins."""
+        self.said.clear()
+        self._followed.shown.clear()
+
+    @property
+    def unsent(self) -> dict[int, StateDigest]:
+        """Stages whose holder has signed a state and whose shadow, which follows, has not got it; and that state."""
+        docket = self._docket
+        if not (docket.plan.guard.one_optimizer and docket.plan.guard.hands_on(docket.ledger.step)):
+            return {}
+        return {
+            stage: said[docket.holder(stage)]
+            for stage, said in self.said.items()
+            if stage not in docket.agreed and docket.holder(stage) in said and docket.shadow(stage) not in said
+        }
+
+    def weigh_states(self) -> Judgement | None:
+        """Agree on each stage's state after the last optimizer step."""
+        docket = self._docket
+        for stage in docket.watched:
+            holder, shadow = docket.holder(stage), docket.shadow(stage)
+            said = self.said.get(stage, {})
+            if stage in docket.agreed or holder not in said:
+                continue
+            if docket.plan.guard.keeps_snapshots and not docket.plan.guard.hands_on(docket.ledger.step):
+                # nobody else has this state; what is fetched for an audit must have the digest that was signed
+                judgement = self._followed.keeps_frozen(stage, said[holder])
+                if judgement is not None:
+                    return judgement
+                docket.agreed[stage] = said[holder]
+                continue
+            if shadow not in said:
+                continue
+            if docket.plan.guard.one_optimizer:
+                judgement = self._followed.weigh(stage, said[holder], said[shadow])
+                if judgement is not None:
+                    return judgement
+                docket.agreed[stage] = said[holder]
+                continue
+            if said[holder] == said[shadow]:
+                docket.agreed[stage] = said[holder]
+                continue
+            judgement = self._judge_state(stage, said)
+            if judgement is not None:
+                return judgement
+        return None
+
+    def weigh_gradients(self) -> Judgement | None:
+        """Agree on each stage's weight gradient of this step, and on its norm."""
+        docket, ledger = self._docket, self._docket.ledger
+        if docket.plan.guard.one_optimizer:
+            # nobody else has the gradient: audits of whole steps alone can speak of it
+            ledger.gradients_agreed |= set(docket.watched_shares) & ledger.commits.keys()
+        for share in docket.watched_shares:
+            stage, commit, held = share[0], ledger.commits.get(share), ledger.held.get(share)
+            if commit is None or held is None or share in ledger.gradients_agreed or stage not in docket.agreed:
+                continue
+            server, auditor = docket.assignment.server_of(share), docket.assignment.auditor_of(share)
+            alike = docket.bits_decide(server, auditor)
+            same = commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike)
+            if docket.assignment.lanes > 1:
+                # the norm of the sum of both lanes is compared below, when both copies have said it
+                same = commit.gradient == held.gradient
+            if same:
+                ledger.gradients_agreed.add(share)
+                continue
+            guilty = self._guilty_of_gradient(share, server, auditor, held)
+            reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
+            accuser = auditor if guilty == server else server
+            work = self._referee.spent()
+            return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, lane=share[1], work=work)
+        return self._weigh_whole_norms() if docket.assignment.lanes > 1 else None
+
+    def _weigh_whole_norms(self) -> Judgement | None:
+        """Both copies have the same two lanes: the norm of their sum must be the same as well."""
+        docket, ledger = self._docket, self._docket.ledger
+        for stage in docket.watched:
+            shares = docket.assignment.shares_of(stage)
+            if stage in ledger.whole_norms or not ledger.gradients_agreed.issuperset(shares):
+                continue
+            said = {docket.assignment.auditor_of(share): ledger.held[share].norm_squared for share in shares}
+            if len(set(said.values())) == 1:
+                ledger.whole_norms[stage] = next(iter(said.values()))
+                continue
+            docket.observe("alarm", {"step": ledger.step, "stage": stage, "kind": "norm", "accuser": OWNER})
+            guilty = self._referee.judge_whole_norm(ledger, shares, docket.shadow(stage), said)
+            reason = f"stage {stage}: {guilty} reported a norm that the sum of both lanes does not have"
+            return docket.judgement("gradient", guilty, stage, reason, work=self._referee.spent())
+        return None
+
+    def weigh_step_audits(self) -> Judgement | None:
+        """Compare each recomputed weight gradient with the one that the stage committed to."""
+        found = (self._weigh_recomputed(ledger) for ledger in self._docket.open_ledgers)
+        return next((judgement for judgement in found if judgement is not None), None)
+
+    def _weigh_recomputed(self, ledger: StepLedger) -> Judgement | None:
+        docket = self._docket
+        for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
+            share, shadow = docket.audited_share(stage, auditor), (stage, docket.shadow(stage))
+            audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[share]
+            is_second = not docket.has_copy(auditor, stage)
+            if audited is None or (is_second and shadow in ledger.awaited_step_audits - ledger.step_audits.keys()):
+                continue
+            holder, is_same = docket.assignment.server_of(share), audited.gradient == commit.gradient
+            if not docket.bits_decide(holder, auditor):
+                is_same = is_same or self._bounds.are_close(ledger, share, auditor)
+            else:
+                is_same = is_same and audited.norm_squared == commit.norm_squared
+            if is_same:
+                ledger.steps_agreed.add((stage, auditor))
+                continue
+            alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
+            docket.observe("alarm", alarm)
+            if docket.bits_decide(holder) and docket.bits_decide(auditor):
+                guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor)
+            else:
+                found = self._bounds.judge(ledger, share, auditor)
+                if found is None:
+                    docket.observe("dismissed", alarm)
+                    ledger.steps_agreed.add((stage, auditor))
+                    continue
+                guilty = found
+            what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
+            reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
+            accuser = auditor if guilty == holder else holder
+            if guilty == holder and is_second:
+                second = vouched_for_gradient(docket, share)
+                docket.proved += [] if second is None else [second]
+            work, step = self._referee.spent(), ledger.step
+            return docket.judgement(
+                "gradient", guilty, stage, reason, step=step, accuser=accuser, lane=share[1], work=work
+            )
+        return None
+
+    def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
+        docket = self._docket
+        holder, shadow = docket.holder(stage), docket.shadow(stage)
+        docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
+        before, previous = docket.before.get(stage), docket.previous
+        committed = (
+            []
+            if previous is None
+            else [previous.commits[share].gradient for share in sorted(previous.commits) if share[0] == stage]
+        )
+        if before is None or previous is None or len(committed) != len(docket.assignment.shares_of(stage)):
+            reason = f"stage {stage}: {shadow} has another state than the one that it was given"
+            return docket.judgement("state", shadow, stage, reason, accuser=OWNER)
+        if stage in previous.frozen:
+            kept = before.model_copy(update={"step": before.step + 1})
+            guilty = next((party for party in (holder, shadow) if said[party] != kept), None)
+        else:
+            gradient = (committed, previous.clip_coefficient)
+            guilty = self._referee.judge_update(stage, holder, shadow, before, gradient, said)
+        work = self._referee.spent()
+        if guilty is None:
+            docket.agreed[stage] = said[holder]
+            return None
+        reason = f"stage {stage}: {guilty} has a state that the signed gradient of step {before.step} does not lead to"
+        accuser = shadow if guilty == holder else holder
+        return docket.judgement("state", guilty, stage, reason, accuser=accuser, work=work)
+
+    def _guilty_of_gradient(self, share: Share, server: str, auditor: str, held: GradientHeld) -> str:
+        docket, ledger = self._docket, self._docket.ledger
+        if docket.plan.guard.shadow == "lockstep":
+            return self._referee.judge_step(ledger, share, docket.assignment, auditor)
+        if held.gradient == ledger.commits[share].gradient:
+            return self._referee.judge_norm(ledger, share, server, auditor)
+        sent = sent_gradient(docket.statements, held, (server, auditor))
+        if sent is None or server == OWNER:
+            return auditor
+        # the parts carry the server's own signature: what it sent is not what it committed to
+        return server if sent == held.gradient else auditor

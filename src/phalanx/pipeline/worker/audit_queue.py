@@ -1,0 +1,117 @@
+"""The auditor's side of L2: gather committed inputs, then recompute, without knowing what to find."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from phalanx.pipeline.protocol.messages import Audit, Signed
+from phalanx.pipeline.schedules.action import Direction
+
+InputKey = tuple[int, Direction, int]
+"""(source stage, direction, microbatch) of a message into the audited stage."""
+
+
+@dataclass(frozen=True)
+class AuditInput:
+    """A tensor and the header that its sender signed."""
+
+    tensor: Tensor
+    header: Signed | None
+
+
+@dataclass
+class AuditTask:
+    """One microbatch of one stage; ready once all its inputs are there."""
+
+    step: int
+    stage: int
+    microbatch: int
+    directions: tuple[Direction, ...]
+    urgent: bool
+    weights: bool = False
+    inputs: dict[InputKey, AuditInput] = field(default_factory=dict)
+
+    @property
+    def needs(self) -> tuple[InputKey, ...]:
+        """The messages to recompute from: the activation, and the gradient for a backward audit."""
+        forward: InputKey = (self.stage - 1, "forward", self.microbatch)
+        if "backward" not in self.directions:
+            return (forward,)
+        return (forward, (self.stage + 1, "backward", self.microbatch))
+
+    @property
+    def ready(self) -> bool:
+        """Whether every input has arrived."""
+        return all(key in self.inputs for key in self.needs)
+
+    def tensor(self, direction: Direction) -> Tensor | None:
+        """The input of one direction, None when it is not needed."""
+        return next((self.inputs[key].tensor for key in self.needs if key[1] == direction), None)
+
+    def headers(self) -> tuple[Signed, ...]:
+        """Headers of all inputs that came with one."""
+        found = (self.inputs[key].header for key in self.needs)
+        return tuple(header for header in found if header is not None)
+
+
+class AuditQueue:
+    """Audits that this party was asked for, urgent ones first."""
+
+    def __init__(self) -> None:
+        self._tasks: list[AuditTask] = []
+
+    def add(self, audit: Audit, local: Callable[[InputKey], AuditInput | None]) -> list[InputKey]:
+        """Queue an audit.
+
+        Returns:
+            The inputs that are not at hand and must be fetched.
+        """
+        missing: list[InputKey] = []
+        for microbatch in audit.microbatches:
+            task = AuditTask(audit.step, audit.stage, microbatch, audit.directions, audit.urgent, audit.weights)
+            for key in task.needs:
+                found = local(key)
+                if found is not None:
+                    task.inputs[key] = found
+                else:
+                    missing.append(key)
+            self._tasks.append(task)
+        return missing
+
+    def deliver(self, step: int, key: InputKey, found: AuditInput) -> bool:
+        """Hand a fetched input to the tasks that wait for it; False when none does."""
+        waiting = [task for task in self._tasks if task.step == step and key in task.needs and key not in task.inputs]
+        for task in waiting:
+            task.inputs[key] = found
+        return bool(waiting)
+
+    def concerns(self, stage: int, step: int) -> bool:
+        """Whether an audit of this stage and step is still to be done."""
+        return any((task.stage, task.step) == (stage, step) for task in self._tasks)
+
+    def has_drawn(self, stage: int, step: int) -> bool:
+        """Whether a drawn audit of this stage and step, urgent ones apart, is still to be done."""
+        return any((task.stage, task.step) == (stage, step) and not task.urgent for task in self._tasks)
+
+    def pop(self, can_audit: Callable[[int, int], bool], *, urgent: bool) -> AuditTask | None:
+        """Take the first task that is ready and can be done, in the order in which they were asked for.
+
+        Microbatches whose weight gradients are added up keep their order: another sum has other bits.
+
+        Args:
+            can_audit: Whether a stage can be audited at a step.
+            urgent: Which kind of task.
+        """
+        waiting: set[int] = set()
+        for n, task in enumerate(self._tasks):
+            able = task.ready and can_audit(task.stage, task.step)
+            if task.urgent == urgent and able and not (task.weights and task.stage in waiting):
+                return self._tasks.pop(n)
+            if task.weights:
+                waiting.add(task.stage)
+        return None
+
+    def clear(self) -> None:
+        """Drop everything: the epoch has changed."""
+        self._tasks.clear()

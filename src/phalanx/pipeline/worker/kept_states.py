@@ -1,0 +1,79 @@
+"""Before anybody has a role: an owner that was killed gets back what its workers have kept on their disks."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from phalanx.checkpoint.state_files import read_state, state_path
+from phalanx.errors import CheckpointError, FrameError
+from phalanx.pipeline.protocol.messages import Bulk, Fault, FetchBulk, parse_message
+from phalanx.pipeline.protocol.tensor_stream import BulkReceiver, Post, send_bulk
+from phalanx.transport import Endpoint, LinkFault
+
+_PATIENCE_S = 60.0
+
+
+def fetch_kept(
+    endpoint: Endpoint,
+    party: str,
+    stage: int,
+    step: int,
+    expected: Mapping[str, Tensor],
+    *,
+    patience_s: float = _PATIENCE_S,
+) -> dict[str, Tensor]:
+    """Ask a worker for the state of a stage that its process has kept on disk.
+
+    Whether it is the state that was verified is for the caller to check: a worker can keep what it likes.
+
+    Args:
+        endpoint: The owner's; the worker has been set up and has no role yet.
+        party: Who held the stage.
+        stage: Which stage.
+        step: Optimizer steps that its state has taken.
+        expected: Names, shapes and types; values are not read.
+        patience_s: Longest time without a further part of the answer.
+
+    Raises:
+        CheckpointError: The worker keeps no such state, is gone, sends something else, or says nothing for long.
+    """
+    about = FetchBulk(epoch=0, step=step, stage=stage, purpose="kept")
+    endpoint.send(party, about.kind, about.model_dump(mode="json"))
+    receiver, heard = BulkReceiver(expected), time.monotonic()
+    while time.monotonic() - heard < patience_s:
+        frame = endpoint.receive(0.2)
+        if isinstance(frame, LinkFault) and frame.peer == party:
+            raise CheckpointError(f"stage {stage}: {party} is gone: {frame.error}")
+        if frame is None or isinstance(frame, LinkFault) or frame.sender != party:
+            continue
+        try:
+            message = parse_message(frame.kind, frame.body)
+            if isinstance(message, Fault):
+                raise CheckpointError(f"stage {stage}: {party} has no state of step {step}: {message.reason}")
+            if not isinstance(message, Bulk) or not _is_part(message, about):
+                continue
+            tensors = receiver.add(message.offset, message.total, frame.payload)
+        except FrameError as exc:
+            raise CheckpointError(f"stage {stage}: {party} sent another thing than a state: {exc}") from exc
+        heard = time.monotonic()
+        if tensors is not None:
+            return tensors
+    raise CheckpointError(f"stage {stage}: {party} did not send its kept state within {patience_s:.0f} s")
+
+
+def _is_part(part: Bulk, about: FetchBulk) -> bool:
+    return (part.purpose, part.stage, part.step) == (about.purpose, about.stage, about.step)
+
+
+def send_kept(post: Post, owner: str, about: FetchBulk, directory: Path | None, party: str) -> None:
+    """A worker's answer: the state as its file has it.
+
+    Raises:
+        CheckpointError: It keeps none, or not of that step.
+    """
+    if directory is None:
+        raise CheckpointError("this worker keeps no states; give its worker file a directory: journal = DIR")
+    state = read_state(state_path(directory, about.stage, party, about.step), about.step)
+    send_bulk(post, owner, about, state, about.step)

@@ -1,0 +1,323 @@
+"""What every process of a verified pipeline does, owner and worker alike: serve stages, shadow others.
+
+One inbox, one compute thread. `handle` takes a message and records it; `work` then runs the most
+urgent thing that has all it needs. Nothing ever blocks in the middle of a step.
+"""
+
+from collections.abc import Callable
+
+from phalanx.errors import FrameError, PhalanxError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.protocol.messages import (
+    Activation,
+    Applied,
+    Apply,
+    Ask,
+    Assign,
+    Audit,
+    Bulk,
+    Fault,
+    Fetch,
+    FetchBulk,
+    Fetched,
+    Ready,
+    Relay,
+    Release,
+    Standing,
+    StateDigest,
+)
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.signed import Statements
+from phalanx.pipeline.protocol.tensor_stream import Post
+from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
+from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.hosted import StepInputs
+from phalanx.pipeline.worker.request_handlers import answer_ask, answer_fetch, answer_fetch_bulk
+from phalanx.pipeline.worker.roles import Roles
+from phalanx.pipeline.worker.serving import Serving
+from phalanx.pipeline.worker.shadowing import Shadowing
+from phalanx.pipeline.worker.snapshot_receiver import Keeping
+from phalanx.pipeline.worker.state_upload import Parcels
+from phalanx.security.crypto import digest_hex
+from phalanx.telemetry import PhaseTimer
+
+Usage = Callable[[], tuple[dict[str, float], dict[str, int]]]
+
+_ONLY_FROM_OWNER = (Assign, Audit, Apply, Release, Relay, Ask)
+
+_MOST_EARLY = 4096
+"""Messages of one sender that may wait for an epoch or a step that has not begun here."""
+
+
+class Party:
+    """Stages and shadows of one process, driven by messages.
+
+    Args:
+        name: This party's name.
+        plan: The run.
+        post: Sends a message; a message to oneself is delivered to oneself.
+        statements: Opens what others pass on.
+        timer: Where CPU and wall time of each phase are added up.
+        wrap_copy: How a drill puts an attacker in the place of an honest copy.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plan: StepPlan,
+        post: Post,
+        statements: Statements,
+        timer: PhaseTimer,
+        wrap_copy: WrapCopy = unwrapped,
+    ) -> None:
+        self.name = name
+        self.roles = Roles(name, plan, post, wrap_copy)
+        self.hosted = self.roles.hosted
+        self.shadows = self.roles.shadows
+        self._desk = Desk(name, plan, self.roles, post, statements, timer)
+        self._serving = Serving(self._desk)
+        self._shadowing = Shadowing(self._desk)
+        self._parcels = Parcels(post)
+        self._keeping = Keeping(self._desk)
+        self._early: list[Received] = []
+        self._states_due = False
+        self._usage: Usage = lambda: ({}, {})
+
+    def report_usage(self, usage: Usage) -> None:
+        """Tell the party where its running costs are read when it reports an applied step."""
+        self._usage = usage
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def handle(self, received: Received) -> None:
+        """Record one message.
+
+        Raises:
+            FrameError: The message is not for this party, not from who may send it, or malformed.
+        """
+        message = received.message
+        if isinstance(message, _ONLY_FROM_OWNER) and received.sender != OWNER:
+            raise FrameError(f"{self.name}: {received.sender!r} sent {message.kind!r}; only {OWNER!r} may")
+        if isinstance(message, Assign):
+            self._take_roles(message)
+        elif message.epoch > self.roles.epoch:
+            self._keep_for_later(received)
+        elif message.epoch == self.roles.epoch and not isinstance(message, Standing):
+            # the answer to a knock says no more than that it came over its link
+            self._dispatch(received)
+
+    def _dispatch(self, received: Received) -> None:
+        match received.message:
+            case Activation() as message:
+                self._serving.take(received, message)
+            case Release() as message:
+                self._serving.release(message)
+            case Bulk() as message:
+                self._take_bulk(received, message)
+            case Relay() as message:
+                self._take_relay(received, message)
+            case Ask() as message:
+                answer_ask(self._desk, message)
+            case Audit() as message:
+                self._catch_up(message.step)
+                if message.step == self.roles.step + 1:
+                    self._keep_for_later(received)
+                    return
+                self._shadowing.ask(received, message)
+            case Fetch() as message:
+                answer_fetch(self._desk, received.sender, message)
+            case Fetched(claim=False) as message if self._shadowing.is_due(message.step):
+                self._shadowing.take_input(received, message)
+            case FetchBulk() as message:
+                self.finish_applies()
+                answer_fetch_bulk(self._desk, self._parcels, received.sender, message)
+            case Apply() as message:
+                self._mark_applies(message)
+            case message:
+                raise FrameError(f"{self.name}: {message.kind!r} from {received.sender!r} is not for this party")
+
+    def _take_roles(self, message: Assign) -> None:
+        if message.epoch <= self.roles.epoch:
+            return
+        # what was decided is applied before the roles change, so that every copy is at the same step
+        self._shadowing.clear()
+        self.finish_applies()
+        self._parcels.clear()
+        self._states_due = False
+        self.roles.take(message)
+        self._announce_if_ready()
+        self._replay_early()
+
+    def _take_bulk(self, received: Received, message: Bulk) -> None:
+        if message.purpose == "state":
+            if self.roles.add_state(received.sender, message, received.payload):
+                self._announce_if_ready()
+            return
+        if message.purpose in ("duplicate", "kept"):
+            # the owner's courier takes those that somebody waits for
+            raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that nobody waits for")
+        if message.purpose == "weights":
+            self._shadowing.take_weights(received, message)
+            return
+        if message.purpose in ("update", "snapshot"):
+            self._take_upkeep(received, message)
+            return
+        self._catch_up(message.step)
+        if message.step == self.roles.step + 1 or self._shadowing.is_behind(message):
+            self._keep_for_later(received)
+            return
+        if message.stage in self.hosted:
+            # of a shared stage: what was verified is applied before anything of the next step is taken
+            self._serving.apply(self.hosted[message.stage])
+        self._shadowing.take_gradient(received, message)
+
+    def _take_upkeep(self, received: Received, message: Bulk) -> None:
+        """Take what a stage sends its shadow after an update, once that update is known to be verified."""
+        snapshot = message.purpose == "snapshot"
+        if (self._keeping if snapshot else self._shadowing).is_early(message):
+            self._keep_for_later(received)
+        elif snapshot:
+            self._keeping.take(received, message)
+        else:
+            self._shadowing.take_update(received, message)
+
+    def _keep_for_later(self, received: Received) -> None:
+        if sum(item.sender == received.sender for item in self._early) >= _MOST_EARLY:
+            raise FrameError(
+                f"{self.name}: {received.sender!r} sent more than {_MOST_EARLY} messages before their time"
+            )
+        self._early.append(received)
+
+    def _take_relay(self, received: Received, message: Relay) -> None:
+        """Take a tensor from the owner's hands as if it had come from who signed it."""
+        sent = self._desk.tensor(message.evidence, message.epoch, message.place)
+        if sent.digest != digest_hex(received.payload):
+            raise FrameError(f"{self.name}: a relayed tensor is not the one that its header announces")
+        sender = sent.header.fields.sender
+        self._serving.take(Received(sender, sent.message, received.payload, sent.header), sent.message)
+
+    def _mark_applies(self, message: Apply) -> None:
+        if message.step != self.roles.step:
+            return
+        for role in (*self.roles.all(), *self.roles.resting.values()):
+            role.pending_apply = message.clip_coefficient
+        self._shadowing.end_visits()
+        self._keeping.applied(message.step)
+        self.roles.forget_given_up()
+        self._states_due = True
+        if self._desk.plan.guard.verify_only and self.shadows and not self.hosted and self.name != OWNER:
+            self.roles.step = message.step + 1
+        if self._desk.plan.guard.one_optimizer:
+            self._replay_early()
+
+    def _announce_if_ready(self) -> None:
+        if self.roles.loading:
+            return
+        for stage in self.hosted:
+            self.roles.keep_state(stage)
+        states = self._digests() | self._digests_of_resting() | self._digests_of_kept() if self._desk.guarded else {}
+        self._desk.post(OWNER, Ready(epoch=self.roles.epoch, states=states), ())
+        if self.name != OWNER:
+            self.begin(self.roles.step)
+
+    def _replay_early(self) -> None:
+        early, self._early = self._early, []
+        for item in early:
+            try:
+                self.handle(item)
+            except PhalanxError as exc:
+                # nobody is waiting for the answer any more, and what a peer sent too early must not end this party
+                reason = f"{exc}"[:500]
+                fault = Fault(
+                    epoch=self.roles.epoch, about=item.sender, error=type(exc).__name__, reason=reason, evidence=None
+                )
+                self._desk.post(OWNER, fault, ())
+
+    def _catch_up(self, step: int) -> None:
+        if step == self.roles.step + 1:
+            self.finish_applies()
+
+    # --- work -----------------------------------------------------------------------------------
+
+    def begin(self, step: int, batch: StepInputs | None = None) -> None:
+        """Start a step in every stage and shadow of this party; only the owner has a batch."""
+        self.roles.step = step
+        for holder in self.hosted.values():
+            holder.begin(step, batch)
+        for shadow in self.shadows.values():
+            if shadow.pending_apply is None:
+                shadow.begin()
+
+    def work(self) -> bool:
+        """Do the most urgent thing that can be done; False when there is nothing to do but wait."""
+        if self.roles.loading:
+            return False
+        for holder in self.hosted.values():
+            if holder.pending_apply is not None:
+                self._serving.apply(holder)
+                self._replay_early()
+                return True
+        if self._serving.send_weights():
+            return True
+        shadowing = self._shadowing
+        worked = (
+            shadowing.audit_next(urgent=True)
+            or self._serving.act()
+            or shadowing.audit_next(urgent=False)
+            or shadowing.apply_next()
+            or self._report_states()
+        )
+        if shadowing.has_moved():
+            self._replay_early()
+        return worked or self._parcels.send_next()
+
+    def finish_applies(self) -> None:
+        """Let every optimizer take the step that was verified; what came early for the next one is then in time."""
+        before = self.roles.step
+        for holder in self.hosted.values():
+            self._serving.apply(holder)
+        for shadow in self.shadows.values():
+            self._shadowing.apply(shadow)
+        self.roles.skip_resting()
+        if self._shadowing.has_moved() or self.roles.step != before:
+            self._replay_early()
+
+    def _report_states(self) -> bool:
+        late = any(shadow.pending_apply is not None for shadow in self.shadows.values())
+        if not self._states_due or (late and self._desk.plan.guard.commit_lag):
+            return False
+        self._states_due = False
+        usage, bytes_sent = self._usage()
+        applied = Applied(
+            epoch=self.roles.epoch,
+            step=max((role.copy.step for role in self.roles.all()), default=0),
+            states=self._digests(updated_here=True) if self._desk.guarded else {},
+            usage=usage,
+            bytes_sent=bytes_sent,
+        )
+        self._desk.post(OWNER, applied, ())
+        return True
+
+    def _digests_of_resting(self) -> dict[str, StateDigest]:
+        """As `_digests`, of the copies that are laid aside; the owner has checked who else has one."""
+        return {str(stage): mine.copy.digest() for stage, mine in self.roles.resting.items()}
+
+    def _digests_of_kept(self) -> dict[str, StateDigest]:
+        """Of the snapshots that this party has of others' stages, where everybody begins."""
+        return {str(stage): kept.digest(self.roles.step) for stage, kept in self.roles.kept.items()}
+
+    def _digests(self, *, updated_here: bool = False) -> dict[str, StateDigest]:
+        """Digests of the copies that two parties have, by stage: the owner's own stages have no shadow.
+
+        Args:
+            updated_here: Leave out copies that wait for another party's weights.
+        """
+        covered = self.roles.assignment.shadows
+        left_out = self.shadows.keys() if updated_here and self._desk.plan.guard.verify_only else ()
+        with self._desk.timer.phase("state_digest"):
+            return {
+                str(role.index): role.copy.digest()
+                for role in self.roles.all()
+                if role.index in covered and role.index not in left_out
+            }

@@ -1,0 +1,348 @@
+"""One worker process: join an owner, take the roles that it gives, work until it says that the run is over."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from phalanx.checkpoint.state_files import StateFiles
+from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.pipeline.assignment.budget import Sample, allowance_of
+from phalanx.pipeline.config import WorkerConfig
+from phalanx.pipeline.plan import StepPlan, parse_plan
+from phalanx.pipeline.processes.allocator import keep_freed_memory
+from phalanx.pipeline.processes.fork_server import NURSERY, await_birth
+from phalanx.pipeline.processes.own_memory import own_rooms
+from phalanx.pipeline.protocol.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
+from phalanx.pipeline.protocol.log_memory import LogMemory
+from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.messages import Apply, Assign, Fault, FetchBulk, Shutdown, Standing
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.running_costs import RunningCosts
+from phalanx.pipeline.stage.battery import run_battery
+from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
+from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
+from phalanx.pipeline.worker.kept_states import send_kept
+from phalanx.pipeline.worker.party import Party
+from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
+from phalanx.telemetry import PhaseTimer
+from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, Wire, describe
+
+_SETUP_TIMEOUT_S = 120.0
+_PR_SET_PDEATHSIG = 1
+
+
+OpenEndpoint = Callable[[Identity, Mapping[str, Peer], str, Wire, TransportConfig], Endpoint]
+"""What opens this worker's end of its links, called as `Endpoint` is."""
+
+
+def run_worker(
+    config: WorkerConfig,
+    kernels: WrapCopy = unwrapped,
+    open_endpoint: OpenEndpoint = Endpoint,
+    *,
+    wrap_copy: WrapCopy = unwrapped,
+) -> None:
+    """Serve until the owner ends the run or is gone.
+
+    Args:
+        config: Who this worker is and where the owner listens.
+        kernels: Puts what computes in the place of a plain copy, such as a group of ranks; its class is measured.
+        open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
+        wrap_copy: Puts an attacker in the place of each copy that has a role; for drills only.
+
+    Raises:
+        PeerLostError: The owner cannot be reached, or went silent.
+        PeerRefusedError: The owner does not let this worker in, and says why.
+        ConfigError: The owner's run is not the one that `run_digest` pins.
+        CertificateError: This worker's own identity is unusable.
+    """
+    settle_numerics(config.threads)
+    keep_freed_memory()
+    identity = load_identity(Path(config.identity))
+    wire = GrpcWire(identity, config.transport)
+    try:
+        address = wire.address
+        if config.advertise is not None:
+            address = f"{config.advertise}:{address.rpartition(':')[2]}"
+        patience_s = config.join_timeout_s
+        met = describe(identity, config.owner_name, config.owner, address, config.transport, patience_s, begins=True)
+        # a process that comes back is another party, with the same certificate
+        identity = identity.called(met.calls_us)
+        with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
+            endpoint.add_peer(met.peer, config.owner)
+            worker = Worker(config, identity, endpoint, wrap_copy, kernels)
+            with _leaving_on_sigterm(worker.leave):
+                worker.run(address)
+    finally:
+        wire.close()
+
+
+class Worker:
+    """The loop of a worker: handle what came, do what is most urgent, else wait."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        identity: Identity,
+        endpoint: Endpoint,
+        wrap_copy: WrapCopy = unwrapped,
+        kernels: WrapCopy = unwrapped,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._endpoint = endpoint
+        self._kernels = kernels
+        self._wrap_copy: WrapCopy = lambda copy, held: wrap_copy(kernels(copy, held), held)
+        self._mail = Loopback(identity.public, endpoint, seals_own=True)
+        self._timer = PhaseTimer(cpu_clock=time.thread_time)
+        self._party: Party | None = None
+        self._plan: StepPlan | None = None
+        self._wants_to_leave = False
+        self._place: tuple[int, int] | None = None
+        self._sample = Sample()
+        self._journal = None if config.journal is None else Path(config.journal)
+        heads = Path(config.identity) / "log_heads" if config.log_heads is None else Path(config.log_heads)
+        self._memory = LogMemory(heads, self._mail.statements, self._mail.peer(config.owner_name))
+
+    def leave(self) -> None:
+        """Ask the owner to be let go, once this party's step is done; before it is set up, end at once."""
+        self._wants_to_leave = True
+
+    def run(self, address: str) -> None:
+        """Say hello, then work until the owner says that the run is over.
+
+        Raises:
+            PeerLostError: The owner is gone.
+            ConfigError: The run is not the pinned one.
+            CutLogError: The owner's audit log lacks lines that this worker knows.
+        """
+        config = self._config
+        described = local_numeric_class(config.device, config.tensor_parallel)
+        rooms = own_rooms(self._endpoint.run, config.device, config.memory_mib)
+        known = self._memory.known
+        hello = Hello(epoch=0, address=address, numeric_class=described, memory=rooms, log_head=known)
+        self._mail.post(config.owner_name, hello)
+        try:
+            self._serve(address)
+        finally:
+            self._memory.keep()
+
+    def _serve(self, address: str) -> None:
+        config = self._config
+        last_mail = time.monotonic()
+        deadline = last_mail + _SETUP_TIMEOUT_S
+        while True:
+            for item in self._mail.drain():
+                if isinstance(item, LinkFault):
+                    self._link_broke(item)
+                elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
+                    self._remember(item)
+                    self._tidy_up()
+                    return
+                elif isinstance(item.message, NotLetIn) and item.sender == self._config.owner_name:
+                    raise PeerRefusedError(f"{config.owner}: {item.message.reason}")
+                else:
+                    self._handle(item)
+            if self._wants_to_leave:
+                self._wants_to_leave = False
+                if self._party is None:
+                    return
+                self._mail.post(self._config.owner_name, Leave(epoch=0))
+            if self._party is None and time.monotonic() > deadline:
+                raise PeerLostError(
+                    f"{self._config.owner}: the owner did not set this worker up in {_SETUP_TIMEOUT_S:.0f} s"
+                )
+            if self._party is None or not self._party.work():
+                self._memory.keep()
+                with self._timer.phase("wait"):
+                    arrived = self._mail.wait(1.0)
+                last_mail = time.monotonic() if arrived else last_mail
+                if time.monotonic() - last_mail > self._config.transport.timeout_s:
+                    self._look_for_owner(address)
+                    last_mail = time.monotonic()
+
+    def _handle(self, item: Received) -> None:
+        try:
+            if isinstance(item.message, Fault) and item.sender == self._identity.name:
+                # what a peer sent could not be read
+                self._mail.post(self._config.owner_name, item.message)
+            elif isinstance(item.message, Setup) and item.sender == self._config.owner_name:
+                if self._party is None:
+                    self._memory.meet(item.message.log_head)
+                self._set_up(parse_plan(item.message.plan))
+                if item.message.certificates is not None:
+                    self._get_to_know(item.message.certificates, {})
+                    self._mail.post(self._config.owner_name, Prepared(epoch=0))
+            elif isinstance(item.message, Fault) and item.sender == self._identity.name:
+                # what another party sent could not even be read
+                self._tell_owner(item.message)
+            elif isinstance(item.message, Challenge) and item.sender == self._config.owner_name:
+                self._show_kernels(item.message)
+            elif self._party is not None:
+                if isinstance(item.message, Assign) and item.sender == self._config.owner_name:
+                    self._meet(item.message)
+                if isinstance(item.message, FetchBulk) and item.message.purpose == "kept":
+                    self._send_kept(item.sender, item.message)
+                else:
+                    self._party.handle(item)
+                self._remember(item)
+        except (ConfigError, CutLogError):
+            raise
+        except PhalanxError as exc:
+            self._mail.refused(item)
+            self._tell_owner(_fault(item.sender, exc))
+        self._begin_to_count_anew()
+
+    def _remember(self, item: Received) -> None:
+        """What the owner tells of its audit log goes with what it says anyway."""
+        if isinstance(item.message, Apply | Assign | Shutdown) and item.sender == self._config.owner_name:
+            self._memory.take(item.message.log_head)
+
+    def _begin_to_count_anew(self) -> None:
+        """What others may send, and what the owner is told of them, is for one attempt at a step."""
+        place = None if self._party is None else (self._party.roles.epoch, self._party.roles.step)
+        if place != self._place:
+            self._place = place
+            self._mail.renew_allowances()
+            self._sample.renew()
+
+    def _show_kernels(self, challenge: Challenge) -> None:
+        """Tell the owner what this worker's kernels give on inputs that it has just drawn."""
+        if self._plan is None:
+            raise FrameError(f"{self._identity.name}: was asked for its kernels before it was set up")
+        found = run_battery(self._plan, challenge.nonce, self._kernels)
+        self._mail.post(self._config.owner_name, Measured(epoch=0, nonce=challenge.nonce, found=found))
+
+    def _set_up(self, plan: StepPlan) -> None:
+        pinned = self._config.run_digest
+        if pinned is not None and pinned != plan.run_digest:
+            raise ConfigError(
+                f"run_digest: the owner runs {plan.run_digest}, pinned is {pinned}; ask the owner or change the pin"
+            )
+        if self._party is None:
+            plan = self._plan = plan.model_copy(update={"device": self._config.device})
+            name = self._identity.name
+            self._party = Party(name, plan, self._mail.post, self._mail.statements, self._timer, self._wrap_copy)
+            self._party.report_usage(RunningCosts(self._timer, self._endpoint))
+            self._endpoint.allowances.each = allowance_of(plan)
+            self._endpoint.allowances.exempt(self._config.owner_name)
+            if self._journal is not None:
+                self._party.roles.state_files = StateFiles(self._journal, certified_name(name), _say)
+
+    def _send_kept(self, sender: str, about: FetchBulk) -> None:
+        if sender != self._config.owner_name:
+            raise FrameError(f"{self._identity.name}: {sender!r} asked for a kept state; only the owner may")
+        send_kept(self._mail.post, sender, about, self._journal, certified_name(self._identity.name))
+
+    def _meet(self, assign: Assign) -> None:
+        """Get to know the other parties, only who the common authority vouches for; refuse who is no longer one."""
+        for name in set(self._endpoint.peers) - assign.addresses.keys() - {self._config.owner_name}:
+            self._endpoint.refuse(name)
+        self._get_to_know(assign.certificates, assign.addresses)
+
+    def _get_to_know(self, certificates: Mapping[str, str], addresses: Mapping[str, str]) -> None:
+        for name, certificate in certificates.items():
+            if name in (self._identity.name, self._config.owner_name):
+                continue
+            peer = peer_from_certificate(certificate.encode(), self._identity.authority_pem)
+            self._endpoint.add_peer(peer.called(name), addresses.get(name, ""))
+
+    def _look_for_owner(self, address: str) -> None:
+        """Nothing has come for long: an owner that is gone, or serves another run by now, ends this worker."""
+        config = self._config
+        try:
+            met = describe(self._identity, config.owner_name, config.owner, address, config.transport)
+        except PeerLostError as exc:
+            raise self._owner_is_gone(exc) from exc
+        if met.run != self._endpoint.run:
+            raise PeerLostError(f"the owner at {config.owner} serves another session by now; start this worker anew")
+        # an owner that goes on without this worker refuses its word, and that ends the link
+        epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
+        self._mail.post(config.owner_name, Standing(epoch=epoch, step=0, stages={}, gradients=()))
+
+    def _owner_is_gone(self, reason: Exception) -> PeerLostError:
+        if isinstance(reason, PeerRefusedError):
+            return PeerLostError(
+                f"the owner at {self._config.owner} goes on without this worker ({reason}); when the run is resumed it "
+                "may come back, unless it was convicted"
+            )
+        return PeerLostError(f"the owner at {self._config.owner} is gone ({reason}); this worker ends")
+
+    def _tidy_up(self) -> None:
+        """The run is complete: nothing will be gone on from."""
+        files = None if self._party is None else self._party.roles.state_files
+        if files is not None:
+            with contextlib.suppress(OSError):
+                files.remove()
+
+    def _link_broke(self, fault: LinkFault) -> None:
+        if fault.peer == self._config.owner_name:
+            raise self._owner_is_gone(fault.error)
+        self._tell_owner(_fault(fault.peer, fault.error))
+
+    def _tell_owner(self, fault: Fault) -> None:
+        # others must not have this party use up what it may send itself
+        if self._sample.number("fault", fault.about) is None:
+            return
+        epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
+        self._mail.post(self._config.owner_name, fault.model_copy(update={"epoch": epoch}))
+
+
+def _fault(about: str, error: PhalanxError) -> Fault:
+    return Fault(epoch=0, about=about, error=type(error).__name__, reason=str(error), evidence=None)
+
+
+def _say(reason: str) -> None:
+    # the log may lie on the same full disk
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"no state is kept on disk any more: {reason}\n")
+
+
+@contextlib.contextmanager
+def _leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
+    """The first SIGTERM hands over what this worker holds; the second one ends it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hand_over(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        leave()
+
+    old = signal.signal(signal.SIGTERM, hand_over)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def born_file(file: Path) -> Path | None:
+    """The worker file of this process: the given one, or where that says so, one that a nursery is told.
+
+    Returns:
+        None in the nursery itself, when its owner needs it no more.
+    """
+    if str(file) != NURSERY:
+        return file
+    born = await_birth([name for name in os.environ.get("PHALANX_PRELOAD", "").split(",") if name])
+    if born is not None:
+        # a child of the nursery has that for its parent, and the kernel forgets over a fork what was asked of it
+        die_with_parent()
+    return born
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return
+    # a parent that ended while this process was still starting is found by its number
+    parent = os.environ.get("PHALANX_PARENT", str(os.getppid()))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if str(os.getppid()) != parent:
+        os._exit(1)

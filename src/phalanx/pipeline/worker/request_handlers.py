@@ -1,0 +1,150 @@
+"""Answers to requests for tensors: what this party sent, received, recomputed or holds."""
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.messages import Ask, Audit, Fetch, FetchBulk, Fetched, Place, Progress, Signed, Standing
+from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.pipeline.protocol.tensor_stream import send_bulk
+from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
+from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.gradient_sum import gradient_of
+from phalanx.pipeline.worker.hosted import Outgoing
+from phalanx.pipeline.worker.roles import Roles
+from phalanx.pipeline.worker.state_upload import Parcels
+from phalanx.transport.tensors import tensor_buffers
+
+
+def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
+    """Send the asked-for message or claim of this step, if this party has it.
+
+    Raises:
+        FrameError: The sender has no business with it: only the owner, the shadow of the stage that a message
+            went to and a third party with the owner's permit may see it, and only the owner a claim.
+    """
+    target = message.source + (1 if message.direction == "forward" else -1)
+    allowed = {OWNER} if message.claim else {OWNER, desk.roles.auditor(target, message.microbatch)}
+    if sender not in allowed and (message.claim or not _permitted(desk, sender, target, message.permit)):
+        raise FrameError(f"{desk.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it")
+    found = _claim(desk.roles, message) if message.claim else _message(desk.roles, message)
+    if found is None and sender != OWNER:
+        return
+    answer = Fetched(
+        epoch=message.epoch,
+        step=message.step,
+        microbatch=message.microbatch,
+        direction=message.direction,
+        source=message.source,
+        claim=message.claim,
+        evidence=None if found is None else found.header,
+    )
+    # the owner asks several parties in turn: an empty answer spares it the wait
+    desk.post(sender, answer, () if found is None else (tensor_buffers(found.tensor),))
+
+
+def answer_ask(desk: Desk, message: Ask) -> None:
+    """Tell the owner which tensors of this step every stage here has got and sent."""
+    roles = desk.roles
+    stages = {
+        str(index): Progress(
+            received=tuple(
+                Place(direction=direction, microbatch=m)
+                for step, direction, m in sorted(holder.inputs)
+                if step == message.step
+            ),
+            sent=tuple(Place(direction=direction, microbatch=m) for direction, m in sorted(holder.sent)),
+        )
+        for index, holder in roles.hosted.items()
+        if holder.step == message.step
+    }
+    gradients = tuple(
+        index
+        for index, shadow in sorted(roles.shadows.items())
+        if shadow.gradients is not None and shadow.copy.step == message.step
+    )
+    desk.post(OWNER, Standing(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
+
+
+def answer_fetch_bulk(desk: Desk, parcels: Parcels, sender: str, message: FetchBulk) -> None:
+    """Send a stage's state, weights, undo copy or gradient to the owner, or weights to a third party that may see them.
+
+    A duplicate is copied now and sent later.
+
+    Raises:
+        FrameError: This party has no such thing, or the sender has no business with it.
+        NoHolderError: It has no copy of the stage.
+        StaleReplicaError: It has no snapshot of that step.
+    """
+    by_permit = message.purpose == "weights" and _permitted(desk, sender, message.stage, message.permit)
+    if sender != OWNER and not by_permit:
+        raise FrameError(f"{desk.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
+    kept = desk.roles.kept.get(message.stage)
+    if message.purpose == "snapshot" and kept is not None:
+        send_bulk(desk.post, sender, message, kept.moving(message.step), message.step)
+        return
+    copy = desk.roles.copy_of(message.stage)
+    shadow = desk.roles.shadows.get(message.stage)
+    audit = desk.roles.auditing(message.stage)
+    gradient = gradient_of(desk.roles, message.stage, message.lane, message.step)
+    if message.purpose == "duplicate":
+        parcels.put(sender, message, copy.optimizer.state, copy.step)
+        return
+    lags = desk.plan.guard.commit_lag > 0 and message.step == copy.step - 1
+    if message.purpose == "past" or (message.purpose == "weights" and lags):
+        copy = copy.past(message.step)
+    if message.purpose in ("state", "past"):
+        tensors = copy.state()
+    elif message.purpose == "weights":
+        tensors = copy.weights()
+    elif message.purpose == "update" and message.stage in desk.roles.hosted:
+        tensors = copy.trained()
+    elif message.purpose == "snapshot" and message.stage in desk.roles.hosted:
+        tensors = copy.optimizer.state()
+    elif message.purpose == "gradient" and gradient is not None:
+        tensors = gradient
+    elif message.purpose == "audited" and audit is not None and audit.audited:
+        tensors = audit.audited
+    elif message.purpose == "undo" and shadow is not None:
+        tensors = copy.optimizer.undo_state()
+    else:
+        raise FrameError(f"{desk.name}: has no {message.purpose} of stage {message.stage}")
+    send_bulk(desk.post, sender, message, tensors, copy.step)
+
+
+def _permitted(desk: Desk, sender: str, stage: int, permit: Signed | None) -> bool:
+    """Whether the owner has asked this very party to audit this very stage in the present step."""
+    if permit is None:
+        return False
+    place = {"step": desk.roles.step, "stage": stage}
+    return desk.statements.find(permit, Audit, desk.roles.epoch, place, lambda audit: (OWNER, sender)) is not None
+
+
+def sent_here(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
+    """A message that a stage of this party sent in this step or a kept one."""
+    source, direction, microbatch = key
+    holder = roles.hosted.get(source)
+    sent = None if holder is None else holder.sent_in(step).get((direction, microbatch))
+    return None if sent is None else _as_input(sent)
+
+
+def _as_input(sent: Outgoing) -> AuditInput:
+    return AuditInput(sent.tensor, None if sent.header is None else to_signed(sent.header))
+
+
+def _message(roles: Roles, message: Fetch) -> AuditInput | None:
+    """A message of this step or a kept one, from its sender or else from its receiver."""
+    source = roles.hosted.get(message.source)
+    sent = None if source is None else source.sent_in(message.step).get((message.direction, message.microbatch))
+    if sent is not None:
+        return _as_input(sent)
+    target = roles.hosted.get(message.source + (1 if message.direction == "forward" else -1))
+    slot = (message.step, message.direction, message.microbatch)
+    if target is None or slot not in target.inputs or slot not in target.headers:
+        return None
+    return AuditInput(target.inputs[slot], to_signed(target.headers[slot]))
+
+
+def _claim(roles: Roles, message: Fetch) -> AuditInput | None:
+    shadow = roles.auditing(message.source)
+    claims = {} if shadow is None else shadow.claims
+    tensor = claims.get((message.step, message.direction, message.microbatch))
+    return None if tensor is None else AuditInput(tensor, None)

@@ -1,0 +1,304 @@
+"""Which stages a party holds and which it shadows, epoch by epoch."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from phalanx.checkpoint.state_files import StateFiles
+from phalanx.errors import FrameError, NoHolderError
+from phalanx.pipeline.assignment.assignment import Assignment, Share, assignment_of
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.plan import StepPlan
+from phalanx.pipeline.protocol.messages import Assign, Bulk, FetchBulk, Role
+from phalanx.pipeline.protocol.tensor_stream import BulkReceiver, Post, send_bulk
+from phalanx.pipeline.stage.identity_stage import PassThrough
+from phalanx.pipeline.stage.snapshot import KeptStage
+from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy
+from phalanx.pipeline.worker.hosted import HostedStage
+from phalanx.pipeline.worker.shadow import ShadowStage
+
+Library = Callable[[int], StageCopy]
+"""Where the owner reads a stage that nobody holds yet: a model directory or a checkpoint."""
+
+
+class Roles:
+    """The copies of one party; `take` moves them to a new assignment with as little traffic as possible."""
+
+    def __init__(self, name: str, plan: StepPlan, post: Post, wrap_copy: WrapCopy) -> None:
+        self.name = name
+        self.epoch = -1
+        self.step = 0
+        self.assignment = Assignment({}, {})
+        self.hosted: dict[int, HostedStage] = {}
+        self.shadows: dict[int, ShadowStage] = {}
+        self.kept: dict[int, KeptStage] = {}
+        """Stages that this party shadows by snapshots alone."""
+        self.visits: dict[int, ShadowStage] = {}
+        """Stages that this party audits in one step, with weights that it fetched."""
+        self.resting: dict[int, HostedStage | ShadowStage] = {}
+        """Copies of stages that are left out of the present step."""
+        self.given_up: tuple[dict[int, HostedStage], dict[int, ShadowStage], dict[int, KeptStage]] = ({}, {}, {})
+        """What was held, shadowed and kept and is in other hands now, until a step has ended well without it."""
+        self.frozen: frozenset[int] = frozenset()
+        """Stages that take no update in the present step."""
+        self.loading: dict[int, tuple[StageCopy | KeptStage, BulkReceiver, str]] = {}
+        self.library: Library | None = None
+        self.state_files: StateFiles | None = None
+        self._plan = plan
+        self._post = post
+        self._wrap_copy = wrap_copy
+
+    def take(self, assign: Assign) -> None:
+        """Move to a new epoch: promote, drop, build; send state to newcomers and wait for one's own."""
+        self._take_back()
+        self.epoch, self.step = assign.epoch, assign.step
+        self.assignment = assignment_of(assign.roles, self._plan.lanes)
+        self.loading.clear()
+        self.visits.clear()
+        self._wake()
+        before = (dict(self.hosted), dict(self.shadows), dict(self.kept))
+        self._forget_too_young(assign)
+        if self._plan.lanes > 1:
+            self._drop()
+        else:
+            self._drop_and_promote()
+        for role in assign.roles:
+            known = {**self.hosted, **self.shadows, **self.kept}
+            if self.name in (role.holder, role.shadow) and role.stage not in known:
+                self._build(role)
+        self._go_back(assign.step)
+        for stage, holder in self.hosted.items():
+            holder.serves = self.assignment.microbatches(self.own_share(stage), self._plan.microbatches)
+            holder.discard_inputs()
+        for shadow in self.shadows.values():
+            shadow.begin()
+        for role in assign.roles:
+            self._send_state(role, before[0].get(role.stage) or before[1].get(role.stage))
+        self._give_up(*before)
+        self._rest(assign)
+
+    def add_state(self, sender: str, message: Bulk, payload: memoryview) -> bool:
+        """Take a part of a state that this party waits for; True when a copy became complete.
+
+        Raises:
+            FrameError: Nobody waits for it, or it is not what was expected.
+        """
+        if message.stage not in self.loading:
+            raise FrameError(f"{self.name}: {sender!r} sent the state of stage {message.stage}, which is not awaited")
+        copy, receiver, source = self.loading[message.stage]
+        if sender != source:
+            raise FrameError(
+                f"{self.name}: state of stage {message.stage} from {sender!r}; expected it from {source!r}"
+            )
+        tensors = receiver.add(message.offset, message.total, payload)
+        if tensors is None:
+            return False
+        copy.load(tensors, message.step)
+        del self.loading[message.stage]
+        return True
+
+    def owed_by(self) -> set[str]:
+        """Whose state this party still waits for."""
+        return {source for _, _, source in self.loading.values()}
+
+    def keep_state(self, stage: int) -> None:
+        """Keep the state of a stage on disk, where this party is the one who holds it."""
+        if self.state_files is not None and self.assignment.holders.get(stage) == self.name and stage in self.hosted:
+            copy = self.hosted[stage].copy
+            self.state_files.keep(stage, copy.step, copy.optimizer.state())
+
+    def server(self, stage: int, microbatch: int) -> str | None:
+        """Who serves one microbatch of a stage; None when nobody holds such a stage."""
+        return self.assignment.server(stage, microbatch) if stage in self.assignment.holders else None
+
+    def auditor(self, stage: int, microbatch: int) -> str | None:
+        """Who audits one microbatch of a stage; None when nobody shadows such a stage."""
+        return self.assignment.auditor(stage, microbatch) if stage in self.assignment.shadows else None
+
+    def own_share(self, stage: int) -> Share:
+        """The share of a stage that this party serves, if it serves any."""
+        shared = self.assignment.lanes > 1 and self.assignment.shadows.get(stage) == self.name
+        return (stage, 1 if shared else 0)
+
+    def audited_share(self, stage: int) -> Share:
+        """The share of a shadowed stage that this party audits."""
+        return (stage, 1 - self.own_share(stage)[1] if self.assignment.lanes > 1 else 0)
+
+    def all(self) -> list[HostedStage | ShadowStage]:
+        """Every copy that this party has, in order of stages."""
+        # of a shared stage, the part that serves also applies updates
+        both: dict[int, HostedStage | ShadowStage] = {**self.shadows, **self.hosted}
+        return [both[stage] for stage in sorted(both)]
+
+    def auditing(self, stage: int) -> ShadowStage | None:
+        """The copy that this party audits a stage with."""
+        return self.shadows.get(stage) or self.visits.get(stage)
+
+    def copy_of(self, stage: int) -> StageCopy:
+        """This party's copy of a stage, held or shadowed.
+
+        Raises:
+            NoHolderError: It has none.
+        """
+        found = self.hosted.get(stage) or self.auditing(stage)
+        if found is None:
+            raise NoHolderError(
+                f"{self.name} has no copy of stage {stage}; it has {sorted({**self.hosted, **self.shadows})}"
+            )
+        return found.copy
+
+    def empty_copy(self, stage: int) -> StageCopy:
+        """A copy whose parameters are still to come, to audit a stage with."""
+        return self._wrap_copy(StageCopy.empty(self._plan, stage), False)
+
+    def skip_resting(self) -> None:
+        """Let the copies of stages that are left out of a step count it, once it is verified."""
+        for mine in self.resting.values():
+            if mine.pending_apply is not None:
+                mine.copy.skip(mine.copy.step)
+                mine.pending_apply = None
+
+    def _rest(self, assign: Assign) -> None:
+        """Lay the copies of bypassed stages aside; what such a stage is sent passes through the owner."""
+        self.frozen = frozenset(assign.frozen)
+        for stage in assign.bypassed:
+            holders = {**self.assignment.holders, stage: OWNER}
+            shadows = {other: name for other, name in self.assignment.shadows.items() if other != stage}
+            self.assignment = Assignment(holders, shadows, self.assignment.lanes)
+            mine = self.hosted.pop(stage, None) or self.shadows.pop(stage, None)
+            if mine is not None:
+                self.resting[stage] = mine
+            if self.name == OWNER:
+                self.hosted[stage] = HostedStage(self._plan, PassThrough(self._plan, stage, assign.step))
+
+    def _take_back(self) -> None:
+        """Have again what was given up in a change of roles that may not have gone well."""
+        held, shadowed, kept = self.given_up
+        self.hosted.update(held)
+        self.shadows.update(shadowed)
+        self.kept.update(kept)
+        self.forget_given_up()
+
+    def _give_up(
+        self, held: dict[int, HostedStage], shadowed: dict[int, ShadowStage], kept: dict[int, KeptStage]
+    ) -> None:
+        mine = {*self.hosted, *self.shadows, *self.kept}
+        self.given_up = (
+            {stage: holder for stage, holder in held.items() if stage not in mine},
+            {stage: shadow for stage, shadow in shadowed.items() if stage not in mine},
+            {stage: snapshot for stage, snapshot in kept.items() if stage not in mine},
+        )
+
+    def forget_given_up(self) -> None:
+        """The change of roles went well: free what others have."""
+        self.given_up = ({}, {}, {})
+
+    def _wake(self) -> None:
+        """Take up what was laid aside."""
+        for stage in [stage for stage, holder in self.hosted.items() if isinstance(holder.copy, PassThrough)]:
+            del self.hosted[stage]
+        for stage, mine in self.resting.items():
+            if isinstance(mine, HostedStage):
+                self.hosted[stage] = mine
+            else:
+                self.shadows[stage] = mine
+        self.resting.clear()
+
+    def _forget_too_young(self, assign: Assign) -> None:
+        """A copy that cannot go back to the step counts as none: its party is a newcomer."""
+        for role in assign.roles:
+            if self.name in role.newcomers:
+                for mine in (self.hosted, self.shadows, self.kept):
+                    mine.pop(role.stage, None)
+
+    def _go_back(self, step: int) -> None:
+        """Bring every copy that does not wait for a state to where everybody begins."""
+        for mine in self.all():
+            if mine.index not in self.loading:
+                mine.copy.rewind(step)
+        for stage, kept in self.kept.items():
+            if stage not in self.loading:
+                kept.begin(step)
+
+    def _drop_and_promote(self) -> None:
+        demoted = {}
+        for stage in [stage for stage in self.hosted if self.assignment.holders.get(stage) != self.name]:
+            copy = self.hosted.pop(stage).copy
+            if self.assignment.shadows.get(stage) == self.name:
+                demoted[stage] = copy
+        for stage in [stage for stage in self.shadows if self.assignment.shadows.get(stage) != self.name]:
+            shadow = self.shadows.pop(stage)
+            if self.assignment.holders.get(stage) == self.name:
+                shadow.copy.runner.abandon()
+                self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(shadow.copy, True))
+        for stage in [stage for stage in self.kept if self.assignment.shadows.get(stage) != self.name]:
+            kept = self.kept.pop(stage)
+            if self.assignment.holders.get(stage) == self.name:
+                self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(kept.build(self.step), True))
+        for stage, copy in demoted.items():
+            self._shadow_with(stage, copy)
+
+    def _shadow_with(self, stage: int, copy: StageCopy) -> None:
+        """Go on as the shadow of a stage that this party held until now."""
+        copy.runner.abandon()
+        if self._plan.guard.keeps_snapshots:
+            self.kept[stage] = KeptStage(self._plan, stage)
+            self.kept[stage].load({name: tensor.clone() for name, tensor in copy.state().items()}, copy.step)
+        else:
+            bare = copy.without_moments() if self._plan.guard.verify_only else copy
+            self.shadows[stage] = ShadowStage(self._wrap_copy(bare, False))
+
+    def _drop(self) -> None:
+        """Two lanes: whoever has a copy goes on serving with it; one that is alone has nobody to audit."""
+        mine = self.assignment.copies_of(self.name)
+        for stage in [stage for stage in self.hosted if stage not in mine]:
+            del self.hosted[stage]
+        for stage in [stage for stage in self.shadows if stage not in mine or stage not in self.assignment.shadows]:
+            del self.shadows[stage]
+
+    def _build(self, role: Role) -> None:
+        shared = self._plan.lanes > 1 and role.shadow is not None
+        is_held = role.holder == self.name or shared
+        if self._plan.guard.keeps_snapshots and not is_held:
+            self._keep(role)
+            return
+        has_moments = is_held or not self._plan.guard.verify_only
+        bare = self.library(role.stage) if role.source == self.name and self.library is not None else None
+        if bare is not None and not has_moments:
+            bare = bare.without_moments()
+        own = bare or StageCopy.empty(self._plan, role.stage, has_moments=has_moments)
+        copy = self._wrap_copy(own, is_held)
+        if bare is None:
+            self.loading[role.stage] = (copy, BulkReceiver(copy.state()), role.source)
+        if is_held:
+            self.hosted[role.stage] = HostedStage(self._plan, copy)
+        if shared or not is_held:
+            self.shadows[role.stage] = ShadowStage(self._wrap_copy(own, False) if shared else copy)
+
+    def _keep(self, role: Role) -> None:
+        kept = self.kept[role.stage] = KeptStage(self._plan, role.stage)
+        if role.source == self.name and self.library is not None:
+            bare = self.library(role.stage)
+            kept.load({name: tensor.cpu().clone() for name, tensor in bare.state().items()}, bare.step)
+        else:
+            self.loading[role.stage] = (kept, BulkReceiver(kept.state()), role.source)
+
+    def _send_state(self, role: Role, before: HostedStage | ShadowStage | None) -> None:
+        targets = [name for name in role.newcomers if name != self.name]
+        if role.source != self.name or not targets:
+            return
+        # a shadow without moments cannot tell a holder its state
+        has_copy = role.stage in self.hosted or (role.stage in self.shadows and not self._plan.guard.verify_only)
+        if has_copy:
+            copy = self.copy_of(role.stage)
+        elif before is not None:
+            copy = before.copy
+        elif self.library is not None:
+            copy = self.library(role.stage)
+        else:
+            raise NoHolderError(f"{self.name} is to send stage {role.stage} but has no copy of it")
+        about = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
+        for target in targets:
+            verifies = target != role.holder and self._plan.guard.verify_only
+            state: dict[str, Tensor] = copy.weights() if verifies else copy.state()
+            send_bulk(self._post, target, about, state, copy.step)

@@ -1,0 +1,316 @@
+"""The stages that a party shadows: gradients come in, audits are done, the copy stays fresh."""
+
+import functools
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.assignment.assignment import Share
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.plan import BOUNDARY_DTYPE
+from phalanx.pipeline.protocol.messages import (
+    Audit,
+    AuditReport,
+    Bulk,
+    Fetch,
+    Fetched,
+    GradientHeld,
+    StepAudited,
+    WeightsHeld,
+)
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
+from phalanx.pipeline.protocol.transfer_proof import may_continue
+from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.tolerance.gradient_screen import Doubt
+from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey
+from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.gradient_sum import report_held
+from phalanx.pipeline.worker.request_handlers import sent_here
+from phalanx.pipeline.worker.shadow import ShadowStage
+from phalanx.pipeline.worker.third_party_audit import Visits
+from phalanx.security.crypto import digest_hex
+from phalanx.transport.tensors import tensor_buffers, tensor_from
+
+
+class Shadowing:
+    """Keeps shadows at the step of their stage and recomputes what the owner asks for."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._shadows = desk.roles.shadows
+        self._audits = AuditQueue()
+        self._moved = False
+        self._visits = Visits(desk)
+
+    def clear(self) -> None:
+        """Drop every audit: the epoch has changed."""
+        self._audits.clear()
+        self._visits.clear()
+
+    def end_visits(self) -> None:
+        """Let go of weights that were fetched: the step is verified."""
+        self._visits.clear()
+        self._desk.roles.visits.clear()
+
+    # --- upkeep ---------------------------------------------------------------------------------
+
+    def take_gradient(self, received: Received, message: Bulk) -> None:
+        """Take a part of a stage's weight gradient.
+
+        Raises:
+            FrameError: With this upkeep nobody sends one; it is not from the server, not of this step, or came before.
+        """
+        desk, roles = self._desk, self._desk.roles
+        shadow = self._shadows.get(message.stage)
+        share = (message.stage, message.lane)
+        awaited = desk.plan.guard.sends_gradient and shadow is not None and share == roles.audited_share(message.stage)
+        from_server = awaited and received.sender in (roles.assignment.server_of(share), OWNER)
+        if message.purpose != "gradient" or shadow is None or not from_server or message.step != roles.step:
+            raise FrameError(
+                f"{desk.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step "
+                f"{message.step}; expected gradients of {sorted(self._shadows)} at step {roles.step}"
+            )
+        self.apply(shadow)
+        if shadow.gradients is not None or not may_continue(shadow.source, received.sender, message.offset):
+            raise FrameError(f"{desk.name}: the gradient of stage {message.stage} came twice, or from two parties")
+        with desk.timer.phase("shadow_receive"):
+            if message.offset == 0:
+                # the owner hands on what the holder did not send, from its beginning
+                shadow.restart(received.sender)
+            shadow.gradients = shadow.expect_gradient().add(message.offset, message.total, received.payload)
+            # only now: a part that does not fit is none, and would spoil what the others prove
+            if received.header is not None:
+                shadow.parts.append(received.header)
+        if shadow.gradients is not None:
+            report_held(desk, shadow)
+
+    def is_early(self, message: Bulk) -> bool:
+        """Whether new weights come before their step is known here to be verified.
+
+        Taken at once, they would let a stage choose what its step is audited with.
+        """
+        shadow = self._shadows.get(message.stage)
+        return shadow is not None and shadow.pending_apply is None and message.step == shadow.copy.step + 1
+
+    def take_update(self, received: Received, message: Bulk) -> None:
+        """Take a part of a stage's weights after a verified step; when all are here, say what they are.
+
+        Raises:
+            FrameError: It is not from the holder, not of that step, or came before.
+        """
+        desk, roles = self._desk, self._desk.roles
+        shadow = self._shadows.get(message.stage)
+        from_holder = received.sender in (roles.assignment.holders.get(message.stage), OWNER)
+        awaited = (
+            shadow is not None
+            and shadow.pending_apply is not None
+            and desk.plan.guard.verify_only
+            and may_continue(shadow.source, received.sender, message.offset)
+        )
+        if shadow is None or not awaited or not from_holder or message.step != shadow.copy.step + 1:
+            raise FrameError(
+                f"{desk.name}: {received.sender!r} sent weights of stage {message.stage} after {message.step} steps; "
+                f"expected those of {sorted(self._shadows)} after the last verified step"
+            )
+        with desk.timer.phase("shadow_receive"):
+            if message.offset == 0:
+                # the owner hands on what the holder did not send, from its beginning
+                shadow.restart(received.sender)
+            weights = shadow.expect_weights().add(message.offset, message.total, received.payload)
+            if received.header is not None:
+                shadow.parts.append(received.header)
+            if weights is None:
+                return
+            shadow.copy.follow(weights, message.step)
+        held = WeightsHeld(
+            epoch=roles.epoch,
+            step=message.step,
+            stage=shadow.index,
+            state=shadow.copy.digest(),
+            parts=tuple(to_signed(part) for part in shadow.parts),
+        )
+        shadow.pending_apply = None
+        shadow.begin()
+        desk.post(OWNER, held, ())
+
+    def apply(self, shadow: ShadowStage) -> bool:
+        """Let a shadow's own optimizer take the step that was decided; the state before it is kept.
+
+        Returns:
+            Whether it did: without the decision or the gradient, or with audits of that step still to do, it stays.
+        """
+        gradients, clip = shadow.gradients, shadow.pending_apply
+        # where verdicts lag, the owner's order can come after its decision
+        waits = shadow.order == "awaited" and self._desk.plan.guard.commit_lag > 0
+        busy = waits or self._audits.concerns(shadow.index, shadow.copy.step)
+        if gradients is None or clip is None or busy:
+            return False
+        with self._desk.timer.phase("shadow_apply"):
+            if shadow.index in self._desk.roles.frozen:
+                shadow.copy.skip(shadow.copy.step)
+            else:
+                shadow.copy.optimizer.snapshot()
+                shadow.copy.apply(shadow.copy.step, gradients, clip)
+        shadow.last_gradients, shadow.pending_apply = gradients, None
+        shadow.begin()
+        self._moved = True
+        if not self._desk.roles.hosted and self._desk.name != OWNER:
+            self._desk.roles.step = shadow.copy.step
+        return True
+
+    def apply_next(self) -> bool:
+        """Bring one shadow up to date; False when none can be."""
+        return any(self.apply(shadow) for shadow in self._shadows.values())
+
+    def is_behind(self, message: Bulk) -> bool:
+        """Whether a gradient is of a step that the shadow has not reached: audits of the one before hold it up."""
+        shadow = self._shadows.get(message.stage)
+        if shadow is not None:
+            self.apply(shadow)
+        return shadow is not None and shadow.pending_apply is not None and message.step == shadow.copy.step + 1
+
+    def has_moved(self) -> bool:
+        """Whether a shadow has taken a step since this was last asked: what came early may be in time now."""
+        moved, self._moved = self._moved, False
+        return moved
+
+    # --- audits ---------------------------------------------------------------------------------
+
+    def ask(self, received: Received, message: Audit) -> None:
+        """Queue an audit and fetch what it needs; an auditor that has no copy fetches the weights as well.
+
+        Raises:
+            FrameError: The stage is not shadowed here, or the step is not the present one.
+        """
+        roles = self._desk.roles
+        from_outside = message.state is not None and message.stage not in {**self._shadows, **roles.hosted}
+        shadow = self._shadows.get(message.stage)
+        # what a shadow has told of a step that lags may have the whole of it recomputed when others are at the next one
+        is_ordered = shadow is not None and shadow.order == "awaited" and message.step == shadow.copy.step
+        is_due = message.step == roles.step or is_ordered
+        if (message.stage not in self._shadows and not from_outside) or not is_due:
+            raise FrameError(
+                f"{self._desk.name}: asked to audit stage {message.stage} at step {message.step}; "
+                f"it shadows {sorted(self._shadows)} at step {roles.step}"
+            )
+        if from_outside and message.state is not None:
+            self._visits.begin(received, message, message.state)
+        if shadow is not None and is_ordered and not message.urgent:
+            shadow.order = "given"
+        for key in self._audits.add(message, lambda key: sent_here(roles, message.step, key)):
+            self._fetch(roles.assignment.server(key[0], key[2]), message.step, key)
+
+    def is_due(self, step: int) -> bool:
+        """Whether an audit of this step can still be under way here."""
+        return 0 <= self._desk.roles.step - step <= self._desk.plan.guard.commit_lag
+
+    def take_weights(self, received: Received, message: Bulk) -> None:
+        """Take weights of a stage that this party audits from outside."""
+        self._visits.take(received, message)
+
+    def take_input(self, received: Received, message: Fetched) -> None:
+        """Take a fetched input, if it is what its sender signed.
+
+        Raises:
+            FrameError: Nobody asked for it, or it is not the one that its sender announced.
+        """
+        desk, roles = self._desk, self._desk.roles
+        stage = message.source + (1 if message.direction == "forward" else -1)
+        wanted = stage in self._shadows or self._visits.expects(stage)
+        if not wanted or message.evidence is None:
+            raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that nobody asked for")
+        key: InputKey = (message.source, message.direction, message.microbatch)
+        source, holder = roles.server(key[0], key[2]), roles.assignment.server(stage, message.microbatch)
+        sent = desk.find_tensor(message.evidence, message.epoch, message.place)
+        if sent is None or sent.digest != _payload_digest(received):
+            if received.sender != source or source == holder:
+                raise FrameError(f"{desk.name}: {received.sender!r} shows another tensor than {source!r} announced")
+            # a wrong copy from the sender blames nobody; the receiver has the bytes under the same header
+            self._fetch(holder, message.step, key)
+            return
+        tensor = tensor_from(received.payload, BOUNDARY_DTYPE, desk.plan.hidden_shape)
+        self._audits.deliver(message.step, key, AuditInput(tensor, message.evidence))
+
+    def audit_next(self, *, urgent: bool) -> bool:
+        """Do one audit and report what came out; False when none is ready."""
+        desk = self._desk
+        for behind in self._shadows.values():
+            if self._audits.concerns(behind.index, behind.copy.step + 1):
+                self.apply(behind)
+        task = self._audits.pop(functools.partial(self._can_audit, urgent=urgent), urgent=urgent)
+        shadow = None if task is None else desk.roles.auditing(task.stage)
+        if task is None or shadow is None:
+            return False
+        with desk.timer.phase("audit"):
+            doubt = self._recompute(shadow, task)
+        report = AuditReport(
+            epoch=desk.roles.epoch,
+            step=task.step,
+            stage=task.stage,
+            microbatch=task.microbatch,
+            inputs=task.headers(),
+            digests={
+                d: digest_hex(tensor_buffers(shadow.claims[(task.step, d, task.microbatch)])) for d in task.directions
+            },
+            urgent=task.urgent,
+            doubt=doubt,
+        )
+        if doubt is not None:
+            shadow.order = "awaited"
+        desk.post(OWNER, report, ())
+        if shadow.recomputed == len(desk.roles.assignment.microbatches(self._share_of(shadow), desk.plan.microbatches)):
+            self._report_recomputed(shadow)
+        return True
+
+    def _can_audit(self, stage: int, step: int, *, urgent: bool) -> bool:
+        shadow = self._desk.roles.auditing(stage)
+        screens = stage in self._shadows and not urgent and self._desk.plan.guard.screens_gradients
+        if screens and shadow is not None and shadow.gradients is None:
+            # the owner asks when the stage has committed, and its gradient may come over another link
+            return False
+        # a copy that is past the step is a fault, and says so when it is asked to audit
+        return shadow is not None and shadow.copy.step >= step
+
+    def _report_recomputed(self, shadow: ShadowStage) -> None:
+        """Every microbatch was followed: say what weight gradient that gives; in lockstep it is the shadow's own."""
+        shadow.recomputed = 0
+        with self._desk.timer.phase("audit"):
+            gradients = shadow.copy.runner.gradients()
+            digest = transfer_digest(gradients)
+        if self._desk.plan.guard.classes == "mixed":
+            shadow.audited = gradients
+        place = {"epoch": self._desk.roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
+        found = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
+        if self._desk.plan.guard.shadow == "lockstep" and shadow.index in self._shadows:
+            shadow.gradients = gradients
+            self._desk.post(OWNER, GradientHeld.model_validate({**found, "parts": ()}), ())
+            return
+        self._desk.post(OWNER, StepAudited.model_validate({**found, "lane": self._share_of(shadow)[1]}), ())
+
+    def _share_of(self, shadow: ShadowStage) -> Share:
+        return self._desk.roles.audited_share(shadow.index)
+
+    def _recompute(self, shadow: ShadowStage, task: AuditTask) -> Doubt | None:
+        """Do an audit; with the last one of a step's drawn ones, say why the step's weight gradient looks odd."""
+        x, gradient = task.tensor("forward"), task.tensor("backward")
+        if x is None:
+            return None
+        step, guard = task.step, self._desk.plan.guard
+        if gradient is not None and (task.weights or (guard.shadow == "lockstep" and not task.urgent)):
+            shadow.follow(step, task.microbatch, x, gradient)
+        elif gradient is not None and guard.screens_gradients and not task.urgent and shadow.order == "none":
+            shadow.audit_and_screen(step, task.microbatch, x, gradient)
+            return None if self._audits.has_drawn(task.stage, step) else shadow.doubt
+        else:
+            shadow.audit(step, task.microbatch, x, gradient)
+        return None
+
+    def _fetch(self, target: str, step: int, key: InputKey) -> None:
+        roles = self._desk.roles
+        permit = self._visits.permit(key[0] + (1 if key[1] == "forward" else -1))
+        self._desk.post(target, Fetch.of(roles.epoch, step, key, permit=permit), ())
+
+
+def _payload_digest(received: Received) -> str:
+    """Digest of the payload; of a frame it was checked when it arrived."""
+    return digest_hex(received.payload) if received.header is None else received.header.fields.payload_digest

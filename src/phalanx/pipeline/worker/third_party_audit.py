@@ -1,0 +1,106 @@
+"""An auditor's way to a stage that it has no copy of: fetch the agreed weights, audit one step, forget them."""
+
+from dataclasses import dataclass
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.messages import Audit, Bulk, FetchBulk, Signed, StateDigest
+from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.signed import to_signed
+from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
+from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.shadow import ShadowStage
+
+
+@dataclass
+class _Visit:
+    """One audit that waits for weights."""
+
+    copy: StageCopy
+    state: StateDigest
+    permit: Signed | None
+    sources: list[str]
+    """Who may still be asked."""
+    incoming: BulkReceiver
+    asked: str = ""
+    """Who was asked last; nobody else may spoil what comes from there, but the owner."""
+
+
+class Visits:
+    """Weights under way, for stages that the owner asked this party to audit."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._open: dict[int, _Visit] = {}
+
+    def clear(self) -> None:
+        """Drop everything: the epoch has changed."""
+        self._open.clear()
+
+    def permit(self, stage: int) -> Signed | None:
+        """What to show to whoever is asked for a tensor of this stage."""
+        found = self._open.get(stage)
+        return None if found is None else found.permit
+
+    def expects(self, stage: int) -> bool:
+        """Whether the owner asked for this stage to be audited from outside in the present step."""
+        found = self._open.get(stage)
+        return found is not None and found.state.step == self._desk.roles.step
+
+    def begin(self, received: Received, message: Audit, state: StateDigest) -> None:
+        """Ask the shadow, if it has them, for the weights; and the stage itself if the shadow brings other ones."""
+        roles, stage = self._desk.roles, message.stage
+        known = self._open.get(stage)
+        if known is not None and known.state == state:
+            # an odd message was audited in this step before
+            return
+        copy = roles.empty_copy(stage)
+        permit = None if received.header is None else to_signed(received.header)
+        holder, shadow = roles.assignment.holders.get(stage), roles.assignment.shadows.get(stage)
+        has_weights = not self._desk.plan.guard.keeps_snapshots
+        sources = [name for name in (holder, shadow if has_weights else None) if name is not None]
+        self._open[stage] = _Visit(copy, state, permit, sources, BulkReceiver(copy.weights()))
+        self._ask_next(stage)
+
+    def take(self, received: Received, message: Bulk) -> None:
+        """Take a part of the weights; once they are whole and the agreed ones, the stage can be audited.
+
+        Raises:
+            FrameError: Nobody asked for them, or they are not those that were agreed on.
+        """
+        stage, roles = message.stage, self._desk.roles
+        visit = self._open.get(stage)
+        if (
+            visit is None
+            or received.sender not in (visit.asked, OWNER)
+            or stage in roles.visits
+            or visit.state.step != roles.step
+        ):
+            raise FrameError(
+                f"{self._desk.name}: {received.sender!r} sent weights of stage {stage}, which nobody asked for"
+            )
+        if message.offset == 0:
+            visit.incoming = BulkReceiver(visit.copy.weights())
+        tensors = visit.incoming.add(message.offset, message.total, received.payload)
+        if tensors is None:
+            return
+        visit.copy.load_weights(tensors)
+        if visit.copy.weights_digest() != visit.state.weights:
+            self._ask_next(stage)
+            raise FrameError(f"{self._desk.name}: {received.sender!r} sent other weights than were agreed on")
+        visit.copy.optimizer.num_steps = visit.state.step
+        roles.visits[stage] = ShadowStage(visit.copy)
+
+    def _ask_next(self, stage: int) -> None:
+        visit = self._open[stage]
+        if visit.sources:
+            request = FetchBulk(
+                epoch=self._desk.roles.epoch,
+                step=visit.state.step,
+                stage=stage,
+                purpose="weights",
+                permit=visit.permit,
+            )
+            visit.asked = visit.sources.pop()
+            self._desk.post(visit.asked, request, ())

@@ -1,0 +1,1 @@
+"""What a step runs on: devices, links, collectives, the catalogue that is shipped, this machine."""

@@ -1,0 +1,73 @@
+"""Islands that train apart: what every rank keeps for the step that joins them, and how long that step takes.
+
+Source: Douillard et al. 2023 (DiLoCo); the figures are those of the engine, which joins tensor by tensor.
+"""
+
+from phalanx.planner.cluster.collectives import all_gather, all_reduce
+from phalanx.planner.cluster.links import Link
+from phalanx.planner.layout import Layout
+from phalanx.planner.model.adapter import adapted
+from phalanx.planner.model.linears import block_tensors
+from phalanx.planner.model.recipe import EXACT_BYTES, Outer, Recipe
+from phalanx.planner.model.shape import ModelShape
+
+_ROUNDED_BYTES = 1 + 4 / 1024
+"""Of a number that is sent as one byte: it, and its part of the scale of a block of 1,024."""
+_AROUND = 4
+"""Tensors around the blocks, at most: tables, the last norm, a head of its own."""
+_MOVED = 18
+"""Numbers read and written for each one that is joined: what it has moved, mean, momentum, anchor, and itself."""
+_MOVED_ROUNDING = 40
+"""The same where they are rounded as well."""
+
+
+def outer_numbers(trained: int, layout: Layout) -> int:
+    """Return how many numbers one rank joins with other islands: those that it would give to its optimizer."""
+    return -(-trained // layout.shards) if layout.zero >= 2 else trained
+
+
+def outer_bytes(numbers: int, outer: Outer) -> int:
+    """Return what a rank keeps between outer steps: anchor and momentum, and what rounding has lost."""
+    return numbers * EXACT_BYTES * (3 if outer.rounds else 2)
+
+
+def working_copies(outer: Outer) -> int:
+    """Copies of one tensor, in fp32, that are there at once while it is joined."""
+    return 6 if outer.rounds else 1
+
+
+def num_tensors(shape: ModelShape, recipe: Recipe, layers: int) -> int:
+    """Return how many tensors a rank with so many blocks joins, one by one."""
+    if recipe.adapter is not None:
+        return 2 * layers * len(adapted(shape, recipe.adapter))
+    return layers * block_tensors(shape) + _AROUND
+
+
+def sent_bytes(numbers: int, islands: int, outer: Outer) -> float:
+    """Return the bytes that a rank sends to other islands in one outer step."""
+    if outer.rounds:
+        return (islands - 1) * numbers * _ROUNDED_BYTES
+    return 2 * (islands - 1) / islands * numbers * EXACT_BYTES
+
+
+def outer_seconds(numbers: int, tensors: int, layout: Layout, outer: Outer, link: Link) -> float:
+    """Return the seconds of one exchange between islands; nothing of it is hidden.
+
+    Args:
+        numbers: Of one rank.
+        tensors: That these are.
+        layout: With its islands.
+        outer: How they are joined.
+        link: Between islands.
+    """
+    islands = layout.islands
+    if outer.rounds:
+        # bytes and scales of each tensor, gathered from all
+        gathered = all_gather(islands * numbers * _ROUNDED_BYTES, islands, link)
+        return gathered + (2 * tensors - 1) * (islands - 1) * link.latency_s
+    return all_reduce(numbers * EXACT_BYTES, islands, link) + (tensors - 1) * 2 * (islands - 1) * link.latency_s
+
+
+def moved_bytes(numbers: int, outer: Outer) -> int:
+    """Return the bytes that a rank reads and writes in its own memory in one outer step."""
+    return numbers * EXACT_BYTES * (_MOVED_ROUNDING if outer.rounds else _MOVED)

@@ -1,0 +1,234 @@
+"""One layout on one cluster: memory, time, energy, money, and every assumption beside them."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from phalanx.errors import ConfigError
+from phalanx.planner.cluster.catalog import device_of, link_of
+from phalanx.planner.cluster.hardware import GIB, Cluster, Device
+from phalanx.planner.cluster.machine import Machine
+from phalanx.planner.cost.failures import daly_interval, device_to_cluster_mtbf, goodput
+from phalanx.planner.cost.memory import Memory, worst_rank
+from phalanx.planner.cost.step import StepTime, step_time
+from phalanx.planner.cost.traffic import Traffic, traffic
+from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.layout import Layout
+from phalanx.planner.model.compute import DAY_S, HOUR_S, training_flops, utilization
+from phalanx.planner.model.recipe import Precision, Recipe
+from phalanx.planner.model.shape import ModelShape
+
+GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a whole training takes; None for what depends on a figure that is not known.
+
+    Attributes:
+        tokens: Trained on.
+        goodput: Share of the time in which lasting work is done; 1 where failures are not modelled.
+        days: From the first step to the last.
+        device_hours: Of all devices together.
+        energy_kwh: At the power that makers state, with the site's overhead; an upper bound.
+        cost_usd: At the lowest and at the highest quoted price.
+    """
+
+    tokens: float
+    goodput: float
+    days: float
+    device_hours: float
+    energy_kwh: float | None
+    cost_usd: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One layout with its figures.
+
+    Attributes:
+        layout: Which ranks share what.
+        recipe: Microbatches and checkpointing with which it was estimated.
+        memory: Of the rank that needs most.
+        limit: Bytes that a rank may use.
+        step: Seconds of a step.
+        tokens_per_s: Of all ranks.
+        mfu: Useful operations over the devices' peak.
+        totals: Of the whole training; None when no number of tokens was given.
+        layers: Layers of each stage where they are uneven; else None.
+        devices: Device of each pipeline rank where they differ; else None.
+        sent: Bytes that a rank sends in a step to those with other sequences; None in a mixed pool.
+    """
+
+    layout: Layout
+    recipe: Recipe
+    memory: Memory
+    limit: float
+    step: StepTime
+    tokens_per_s: float
+    mfu: float
+    totals: Totals | None
+    layers: tuple[int, ...] | None = None
+    devices: tuple[str, ...] | None = None
+    sent: Traffic | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return its figures as one flat JSON object; bytes are in GiB."""
+        totals = self.totals
+        return {
+            "layout": str(self.layout),
+            **self.layout.section(),
+            "replicas": self.layout.replicas,
+            "islands": self.layout.islands,
+            "microbatches": self.recipe.microbatches,
+            "checkpointing": self.recipe.checkpointing,
+            "sequence_parallel": self.recipe.sequence_parallel,
+            **{f"{name}_gib": size / GIB for name, size in self.memory.parts().items()},
+            "memory_gib": self.memory.total / GIB,
+            "host_gib": self.memory.host / GIB,
+            **{f"{name}_s": seconds for name, seconds in self.step.parts().items()},
+            "hidden_s": self.step.hidden,
+            **{f"sent_{part.name}_bytes": self.sent and getattr(self.sent, part.name) for part in fields(Traffic)},
+            "step_s": self.step.total,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+            "goodput": totals.goodput if totals else None,
+            "days": totals.days if totals else None,
+            "device_hours": totals.device_hours if totals else None,
+            "energy_kwh": totals.energy_kwh if totals else None,
+            "cost_usd_low": totals.cost_usd[0] if totals and totals.cost_usd else None,
+            "cost_usd_high": totals.cost_usd[1] if totals and totals.cost_usd else None,
+            "layers": list(self.layers) if self.layers else None,
+            "devices": list(self.devices) if self.devices else None,
+        }
+
+
+def estimate(
+    shape: ModelShape,
+    layout: Layout,
+    recipe: Recipe,
+    cluster: Cluster,
+    *,
+    tokens: float | None = None,
+    guard: Verification | None = None,
+    exact: bool = True,
+) -> Estimate:
+    """Estimate one valid layout on the first pool of a cluster.
+
+    Args:
+        shape: The model.
+        layout: A valid one.
+        recipe: How it is trained.
+        cluster: Where.
+        tokens: Of the whole training; None leaves out days, energy and cost.
+        guard: What is verified between trust domains; None inside one.
+        exact: Play the pipeline through instead of taking the formula for equal stages.
+
+    Raises:
+        ConfigError: The device's peak in this precision is not known.
+    """
+    recipe = as_done(recipe, cluster)
+    device = device_of(cluster, cluster.pools[0].device)
+    machine = machine_of(cluster, device, recipe.precision)
+    step = step_time(shape, layout, recipe, machine, guard, exact=exact)
+    per_s = recipe.tokens / step.total
+    peak = machine.flops_per_s / cluster.efficiency
+    return Estimate(
+        layout=layout,
+        recipe=recipe,
+        memory=worst_rank(shape, layout, recipe),
+        limit=usable_bytes(cluster),
+        step=step,
+        tokens_per_s=per_s,
+        mfu=utilization(per_s, training_flops(shape, recipe), layout.world, peak),
+        totals=None if tokens is None else totals_of(tokens, per_s, cluster, [(device, layout.world)]),
+        sent=traffic(shape, layout, recipe),
+    )
+
+
+def as_done(recipe: Recipe, cluster: Cluster) -> Recipe:
+    """Return a recipe as a cluster carries it out: where the device is the host, offloading moves nothing."""
+    return replace(recipe, offload="none") if cluster.device_is_host else recipe
+
+
+def usable_bytes(cluster: Cluster) -> float:
+    """Return the bytes that tensors may take on a device of a cluster's first pool."""
+    return device_of(cluster, cluster.pools[0].device).memory_bytes * cluster.usable_memory
+
+
+def why_too_large(memory: Memory, limit: float) -> str | None:
+    """Say how much is missing and what takes most, or None where it fits."""
+    if memory.total <= limit:
+        return None
+    name, size = max(memory.parts().items(), key=lambda item: item[1])
+    return (
+        f"needs {memory.total / GIB:.4g} GiB a rank, {limit / GIB:.4g} GiB are usable; "
+        f"most is {name}, {size / GIB:.4g} GiB"
+    )
+
+
+def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machine:
+    """Return what a rank on one device of a cluster can do.
+
+    Raises:
+        ConfigError: The device's peak in this precision is not known.
+    """
+    peak = device.peak_flops(precision)
+    if peak is None:
+        others = [name for name in ("fp32", "fp16", "bf16") if getattr(device, f"{name}_tflops") is not None]
+        raise ConfigError(
+            f"cluster: {device.title}: no peak is known for {precision}; take one of {', '.join(others)} "
+            "or add the figure"
+        )
+    return Machine(
+        flops_per_s=peak * cluster.efficiency,
+        memory_bytes_per_s=None if device.bandwidth_gb_per_s is None else device.bandwidth_gb_per_s * GIGA,
+        per_node=cluster.per_node,
+        inside=link_of(cluster, "inside"),
+        between=link_of(cluster, "between"),
+        microbatch_s=cluster.microbatch_s,
+        host_bytes_per_s=None if cluster.host_gb_per_s is None else cluster.host_gb_per_s * GIGA,
+        head_flops_per_s=None if cluster.head_efficiency is None else peak * cluster.head_efficiency,
+        first_s=cluster.first_s,
+        last_s=cluster.last_s,
+        block_s=cluster.block_s,
+        number_s=cluster.number_s,
+        shares=cluster.shares,
+        shared_block_s=cluster.shared_block_s,
+        overlap=cluster.overlap,
+        cores=cluster.cores,
+        exchanges=cluster.exchanges,
+        apart=None if cluster.islands is None else link_of(cluster, "islands"),
+    )
+
+
+def totals_of(tokens: float, tokens_per_s: float, cluster: Cluster, used: list[tuple[Device, int]]) -> Totals:
+    """Return what a whole training takes.
+
+    Args:
+        tokens: To train on.
+        tokens_per_s: Of all ranks while nothing fails.
+        cluster: Failures and the site's overhead.
+        used: Devices with their numbers.
+    """
+    number = sum(count for _, count in used)
+    share = 1.0
+    if cluster.failures is not None:
+        mtbf = device_to_cluster_mtbf(cluster.failures.device_mtbf_h * HOUR_S, number)
+        interval = daly_interval(cluster.failures.save_s, mtbf)
+        share = goodput(interval, cluster.failures.save_s, cluster.failures.restart_s, mtbf)
+    if share <= 0:
+        raise ConfigError(
+            f"cluster: failures: {number} devices fail before a checkpoint is written; nothing would last"
+        )
+    seconds = tokens / tokens_per_s / share
+    hours = seconds / HOUR_S
+    energy = cost = None
+    if all(device.power_w is not None for device, _ in used):
+        energy = sum((device.power_w or 0.0) * count for device, count in used) / 1e3 * hours * cluster.power_overhead
+    if all(device.price is not None for device, _ in used):
+        prices = [(device.price, count) for device, count in used if device.price is not None]
+        cost = (
+            sum(price.low * count for price, count in prices) * hours,
+            sum(price.high * count for price, count in prices) * hours,
+        )
+    return Totals(tokens, share, seconds / DAY_S, hours * number, energy, cost)

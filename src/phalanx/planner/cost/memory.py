@@ -1,0 +1,190 @@
+"""Bytes that each rank needs, by part."""
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+from phalanx.planner.cost.diloco_cost import outer_bytes, outer_numbers
+from phalanx.planner.cost.orders import most_in_flight, orders
+from phalanx.planner.cost.partition import balanced
+from phalanx.planner.cost.peak_memory import RankShare, worst_moment
+from phalanx.planner.layout import Layout
+from phalanx.planner.model.activations import block_bytes
+from phalanx.planner.model.adapter import adapter_numbers
+from phalanx.planner.model.compute import forward_flops
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank at the worst moment of a step.
+
+    Attributes:
+        parameters: Stored weights, without a master copy.
+        gradients: Of these.
+        optimizer: Its state and the master copy.
+        activations: What the microbatches in flight keep for their backward passes, the loss included, at the worst
+            moment.
+        buffers: Gathered blocks, gradients before they are added or shared, what is sent and received, copies of
+            weights, at that moment.
+        host: In the host's memory, by offloading; not in `total`.
+        outer: Anchor and momentum of islands, and what rounding has lost.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    host: int = 0
+    outer: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes on the device."""
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, int]:
+        """Return the parts that add up to the total, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "host"}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters of one rank, before ZeRO shares them.
+
+    Attributes:
+        stored: All of them.
+        trained: Those that have gradients and optimizer states.
+    """
+
+    stored: int
+    trained: int
+
+
+def checkpoint_bytes(shape: ModelShape, recipe: Recipe, *, weights_only: bool = False) -> int:
+    """Return the size of a checkpoint: 16-bit weights alone, or all that training goes on from."""
+    return shape.parameters * (2 if weights_only else recipe.weight_bytes + recipe.state_bytes)
+
+
+@lru_cache(maxsize=512)
+def stage_layers(shape: ModelShape, sequence_length: int, num_stages: int) -> tuple[int, ...]:
+    """Return layers per stage, balanced by operations; the head's count in the last stage."""
+    flops = forward_flops(shape, sequence_length)
+    costs = [float(flops.block + flops.scores)] * shape.layers
+    costs[-1] += flops.head
+    return balanced(costs, num_stages)
+
+
+def worst_rank(shape: ModelShape, layout: Layout, recipe: Recipe) -> Memory:
+    """Return the memory of the pipeline rank that needs most."""
+    every = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
+    # of ranks with equally many layers the first holds most microbatches; both ends hold more than layers
+    first = {every[rank :: layout.pp]: rank for rank in reversed(range(layout.pp))}
+    ranks = {0, layout.pp - 1, *first.values()}
+    return max((rank_memory(shape, layout, recipe, rank) for rank in ranks), key=lambda found: found.total)
+
+
+def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) -> Memory:
+    """Return the memory of one pipeline rank.
+
+    Args:
+        shape: The model.
+        layout: A valid one.
+        recipe: How it is trained.
+        rank: Place in the pipeline; ranks of other axes are alike.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5, for what is shared; Korthikanti et al. 2022 for activations.
+    """
+    mine = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)[rank :: layout.pp]
+    return memory_of(shape, layout, recipe, mine, rank)
+
+
+def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> Memory:
+    """Return the memory of a pipeline rank whose stages have so many layers each."""
+    held = held_parameters(shape, layout, recipe, sum(layers), rank)
+    weights, shards = recipe.weight_bytes, layout.shards
+    late = layout.shares_late
+    parameters = _shared(held.stored * weights, shards, layout.zero >= 3)
+    gradients = _shared(held.trained * weights, shards, layout.zero >= 2 and not late)
+    optimizer = _shared(held.trained * recipe.state_bytes, shards, layout.zero >= 1)
+    outer = 0 if recipe.outer is None else outer_bytes(outer_numbers(held.trained, layout), recipe.outer)
+    host = 0
+    if recipe.offload != "none":
+        host, optimizer = optimizer, 0
+    if recipe.offload == "all":
+        # ZeRO 2 brings its part to the device and gathers the whole there
+        whole = parameters if layout.zero == 2 else 0
+        host += (_shared(gradients, shards, True) if late else gradients) + (
+            _shared(parameters, shards, True) if whole else parameters
+        )
+        parameters, gradients = whole, gradients if late else 0
+        host, outer = host + outer, 0
+    worst = worst_moment(
+        shape,
+        layout,
+        recipe,
+        RankShare(
+            held.stored, held.trained, sum(layers), _kept(shape, layout, recipe, layers, rank), rank == layout.pp - 1
+        ),
+    )
+    return Memory(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=worst.activations,
+        buffers=worst.buffers,
+        host=host,
+        outer=outer,
+    )
+
+
+def held_parameters(shape: ModelShape, layout: Layout, recipe: Recipe, layers: int, rank: int) -> Held:
+    """Return the parameters of one pipeline rank with so many layers; beside adapters all others are frozen."""
+    base = rank_parameters(shape, layout, layers, rank)
+    if recipe.adapter is None:
+        return Held(base, base)
+    added = layers * adapter_numbers(shape, recipe.adapter, layout.tp)
+    return Held(base + added, added)
+
+
+def rank_parameters(shape: ModelShape, layout: Layout, layers: int, rank: int) -> int:
+    """Return the model's own parameters on one pipeline rank, before ZeRO shares them.
+
+    A tied head on another rank than the embedding is a copy of it.
+    """
+    number = layers * (-(-shape.layer_split // layout.tp) + shape.layer_whole)
+    if rank == 0:
+        number += -(-shape.embedding // layout.tp)
+    if rank == layout.pp - 1:
+        head = shape.head_matrix if layout.pp > 1 else shape.head
+        number += shape.final + -(-head // layout.tp)
+    return number
+
+
+def in_flight(layout: Layout, microbatches: int, rank: int) -> int:
+    """Return how many microbatches one pipeline rank holds at most, counted once for each of its stages."""
+    if layout.pp == 1:
+        return 1
+    if layout.schedule == "gpipe":
+        return microbatches
+    # a longer run holds no more
+    enough = min(microbatches, 4 * layout.pp)
+    return _in_flight(layout.schedule, layout.pp, enough, layout.stages_per_rank)[rank]
+
+
+@lru_cache(maxsize=512)
+def _in_flight(schedule: str, num_ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+    return tuple(most_in_flight(order) for order in orders(schedule, num_ranks, microbatches, chunks))
+
+
+def _kept(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:
+    """Bytes that the microbatches in flight keep in the blocks of a rank."""
+    held = in_flight(layout, recipe.microbatches, rank)
+    block = block_bytes(shape, layout, recipe)
+    # with several stages a rank, those that are held are spread over them as evenly as the schedule does
+    return held * block * max(layers) if len(layers) == 1 else round(held * block * sum(layers) / len(layers))
+
+
+def _shared(size: int, shards: int, is_shared: bool) -> int:
+    return -(-size // shards) if is_shared else size

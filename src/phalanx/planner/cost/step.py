@@ -1,0 +1,321 @@
+"""Seconds of one step, by what they go to."""
+
+from dataclasses import dataclass, fields, replace
+
+from phalanx.planner.cluster.collectives import send
+from phalanx.planner.cluster.machine import Machine
+from phalanx.planner.cost.diloco_cost import moved_bytes, num_tensors, outer_numbers, outer_seconds
+from phalanx.planner.cost.exchanging import (
+    Exchanges,
+    block_exchanges,
+    data_exchange,
+    link_of_axis,
+    vocabulary_exchange,
+)
+from phalanx.planner.cost.memory import stage_layers
+from phalanx.planner.cost.orders import orders
+from phalanx.planner.cost.schedule import StageTimes, Timeline, bubble_formula, simulate
+from phalanx.planner.cost.shared_cores import play_sharing
+from phalanx.planner.cost.traffic import most_held
+from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.layout import Layout
+from phalanx.planner.model.activations import boundary_bytes, microbatch_tokens
+from phalanx.planner.model.compute import adapter_flops, backward_factor, forward_flops
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.shape import ModelShape
+
+MOST_SIMULATED = 8
+"""Microbatches that are played through, for each pipeline rank; the rest repeats the slowest stage's pace."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step on the slowest rank; all but `hidden` add up to the whole.
+
+    Attributes:
+        compute: Forward and backward of the slowest stage.
+        tensor: Exchange between tensor parallel ranks, in the way of the computation.
+        context: The same between context parallel ranks.
+        bubble: Waiting in the pipeline, for other stages, for what they send, and for a core.
+        data: Exchange of gradients and parameters that no computation hides.
+        optimizer: Its update.
+        offload: Traffic to the host's memory.
+        verification: Audits that do not fit into the bubble.
+        hidden: Exchange that goes on beside the computation.
+        outer: Joining islands: of a step, on average.
+    """
+
+    compute: float
+    tensor: float
+    context: float
+    bubble: float
+    data: float
+    optimizer: float
+    offload: float
+    verification: float
+    hidden: float
+    outer: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        """Return the parts that add up to the total, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "hidden"}
+
+
+def step_time(
+    shape: ModelShape,
+    layout: Layout,
+    recipe: Recipe,
+    machine: Machine,
+    guard: Verification | None = None,
+    *,
+    exact: bool = True,
+) -> StepTime:
+    """Estimate one step.
+
+    Args:
+        shape: The model.
+        layout: A valid one.
+        recipe: How it is trained.
+        machine: What it runs on.
+        guard: What is verified; None verifies nothing.
+        exact: Play the pipeline through; else take the formula for equal stages, which is much quicker.
+    """
+    alone = _with_a_core_each(shape, layout, recipe, machine, exact=exact)
+    crowd = machine.crowd(layout.world)
+    if crowd > 1:
+        work = _with_a_core_each(shape, layout, recipe, machine.at_work(), exact=exact)
+        shared = _shared_length(shape, layout, recipe, machine.at_work(), exact=exact)
+        alone = _sharing_cores(alone, work, crowd, shared)
+    if guard is None:
+        return alone
+    whole = alone.compute + alone.tensor + alone.context + alone.bubble
+    return replace(alone, verification=guard.extra_time(alone.bubble / whole) * whole)
+
+
+def work_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Return the seconds of a step in which the cores of all ranks together are at work; waiting takes none."""
+    busy = machine.at_work()
+    times, _ = stage_times(shape, layout, recipe, busy)
+    step = _with_a_core_each(shape, layout, recipe, busy, exact=False)
+    passes = _work(times) * recipe.microbatches * layout.world / layout.pp
+    return passes + (step.data + step.optimizer + step.outer) * layout.world
+
+
+def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, *, exact: bool) -> StepTime:
+    times, per_block = stage_times(shape, layout, recipe, machine)
+    busy = recipe.microbatches * _slowest(times, layout.pp)
+    whole = busy
+    if layout.pp > 1:
+        whole = (_played if exact else _quick)(shape, layout, recipe, machine, times)
+    layers = max(sum(_layers(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
+    tensor = per_block.tensor * layers * recipe.microbatches
+    context = per_block.context * layers * recipe.microbatches
+    data, hidden = data_exchange(shape, layout, recipe, machine, busy - tensor - context)
+    return StepTime(
+        compute=busy - tensor - context,
+        tensor=tensor,
+        context=context,
+        # without a pipeline both are the same but for rounding
+        bubble=max(0.0, whole - busy),
+        data=data,
+        optimizer=_update(shape, layout, recipe, machine),
+        outer=_outer(shape, layout, recipe, machine),
+        offload=_offload(shape, layout, recipe, machine),
+        verification=0.0,
+        hidden=hidden + per_block.hidden * layers * recipe.microbatches,
+    )
+
+
+def _sharing_cores(alone: StepTime, work: StepTime, crowd: float, shared: float) -> StepTime:
+    """Return what becomes of a step when several ranks share a core, as many as `crowd` says.
+
+    A core is never idle while one of its ranks has work: the step takes as long as one rank needs by itself, or as all
+    of them work, whichever is longer.
+
+    Args:
+        alone: With a core for each.
+        work: The same without waiting.
+        crowd: How many ranks share a core.
+        shared: Seconds of the pipeline with its cores shared; 0 without a pipeline.
+    """
+    alone = replace(alone, outer=max(alone.outer, crowd * work.outer))
+    if shared:
+        busy = alone.compute + alone.tensor + alone.context
+        return replace(
+            alone,
+            bubble=max(alone.bubble, shared - busy),
+            data=max(alone.data, crowd * work.data),
+            optimizer=alone.optimizer * crowd,
+        )
+    own, said = alone.compute + alone.optimizer, alone.tensor + alone.context + alone.data
+    least = work.tensor + work.context + work.data
+    stretched = (max(own + said, crowd * (own + least)) - crowd * own) / said if said else 0.0
+    return replace(
+        alone,
+        compute=alone.compute * crowd,
+        tensor=alone.tensor * stretched,
+        context=alone.context * stretched,
+        data=alone.data * stretched,
+        optimizer=alone.optimizer * crowd,
+    )
+
+
+def timeline(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, most: int = 16) -> Timeline:
+    """Play the first microbatches of a step through, for a picture."""
+    shown = min(recipe.microbatches, max(layout.pp, min(recipe.microbatches, most) // layout.pp * layout.pp))
+    if machine.crowd(layout.world) > 1:
+        return _play_crowded(shape, layout, recipe, machine.at_work(), shown)
+    times, _ = stage_times(shape, layout, recipe, machine)
+    link = link_of_axis(layout, "pp", machine, "send")
+    transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
+    return simulate(layout.schedule, layout.pp, shown, times, link.latency_s, transfer)
+
+
+def stage_times(
+    shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
+) -> tuple[list[StageTimes], Exchanges]:
+    """Return what one microbatch takes in each stage, exchanges inside a block included, and these exchanges."""
+    tokens = microbatch_tokens(layout, recipe)
+    flops = forward_flops(shape, recipe.sequence_length)
+    ahead, back, weights = _passes(shape, layout, recipe, machine)
+    head = tokens * flops.head / ((machine.head_flops_per_s or machine.flops_per_s) * layout.tp)
+    again = backward_factor(recipe.checkpointing) - 2.0
+    exchanges = block_exchanges(shape, layout, recipe, machine)
+    half = (exchanges.tensor + exchanges.context) / 2
+    fixed = machine.microbatch_s / 2 if layout.pp > 1 else 0.0
+    around = vocabulary_exchange(shape, layout, recipe, machine)
+    cut = layout.tp if shape.vocab % layout.tp == 0 else 1
+    counts = _layers(shape, layout, recipe)
+    times = []
+    for stage, layers in enumerate(counts):
+        is_last = stage == len(counts) - 1
+        last = head + around / 3 if is_last else 0.0
+        # gradients of whole tables, added up
+        tables = (machine.first_s if stage == 0 else 0.0) + (machine.last_s if is_last else 0.0)
+        ends = last + tables / cut
+        if recipe.adapter is not None:
+            ends = around / 3 if is_last else 0.0
+        times.append(
+            StageTimes(
+                forward=layers * (ahead + half) + last + fixed,
+                inputs=layers * (back + again * ahead + half) + last + fixed,
+                weights=layers * weights + ends,
+            )
+        )
+    return times, exchanges
+
+
+def _passes(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float, float]:
+    """Seconds of one block and microbatch: forward, back to the inputs, and the weights' gradients."""
+    tokens, flops = microbatch_tokens(layout, recipe), forward_flops(shape, recipe.sequence_length)
+    products, scores = (tokens * part / (machine.flops_per_s * layout.tp) for part in (flops.block, flops.scores))
+    # norms and sums lie on every tensor parallel rank, unless these share the sequence
+    numbers = tokens * shape.hidden / (layout.tp if recipe.sequence_parallel else 1)
+    block = 3 * (products + scores) + machine.block_s + numbers * machine.number_s
+    ahead, back, weights = (block * share for share in machine.shares)
+    if recipe.adapter is None:
+        return ahead, back, weights
+    thin = tokens * adapter_flops(shape, recipe.adapter, layout.tp) / machine.flops_per_s
+    # a frozen matrix has no gradient; what else is counted there, such as half of attention's way back, remains
+    return ahead + thin, back + thin, max(0.0, weights - products) + thin
+
+
+def _layers(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...]:
+    return stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
+
+
+def _played(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]) -> float:
+    """Seconds of a pipeline that is played through; what is not shown repeats the slowest stage's pace."""
+    link = link_of_axis(layout, "pp", machine, "send")
+    transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
+    played = _num_played(layout, recipe)
+    length = simulate(layout.schedule, layout.pp, played, times, link.latency_s, transfer).length_s
+    pace = max(_slowest(times, layout.pp), layout.stages_per_rank * transfer)
+    return length + (recipe.microbatches - played) * pace
+
+
+def _shared_length(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, *, exact: bool) -> float:
+    """Seconds of a pipeline whose ranks share cores; 0 without a pipeline."""
+    if layout.pp == 1:
+        return 0.0
+    times, _ = stage_times(shape, layout, recipe, machine)
+    pace = _work(times) * machine.crowd(layout.world) / layout.pp
+    if not exact:
+        return recipe.microbatches * pace
+    played = _num_played(layout, recipe)
+    length = _play_crowded(shape, layout, recipe, machine, played).length_s
+    return length + (recipe.microbatches - played) * max(pace, _slowest(times, layout.pp))
+
+
+def _play_crowded(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, played: int) -> Timeline:
+    link = link_of_axis(layout, "pp", machine, "send")
+    transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
+    times, _ = stage_times(shape, layout, recipe, machine)
+    every = orders(layout.schedule, layout.pp, played, layout.stages_per_rank)
+    # every place of the pipeline is taken by as many ranks as share it
+    lanes = layout.pp / machine.crowd(layout.world)
+    return play_sharing(every, times, lanes, link.latency_s + transfer)
+
+
+def _num_played(layout: Layout, recipe: Recipe) -> int:
+    played = min(recipe.microbatches, MOST_SIMULATED * layout.pp)
+    return played - played % layout.pp if layout.schedule == "interleaved" else played
+
+
+def _slowest(times: list[StageTimes], ranks: int) -> float:
+    """Seconds of one microbatch on the rank that has most to do."""
+    return max(_work(times[rank::ranks]) for rank in range(ranks))
+
+
+def _work(times: list[StageTimes]) -> float:
+    """Seconds of one microbatch in all stages together."""
+    return sum(time.forward + time.inputs + time.weights for time in times)
+
+
+def _quick(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]) -> float:
+    bubble = bubble_formula(layout.pp, recipe.microbatches, layout.stages_per_rank)
+    # zero-bubble H1 waits a third of what 1F1B does where forward and both backwards take equally long
+    bubble = bubble / (3 - 2 * bubble) if layout.schedule == "zero-bubble" else bubble
+    link = link_of_axis(layout, "pp", machine, "send")
+    size = boundary_bytes(shape, layout, recipe)
+    # a link that is slower than the stages sets the pace
+    busy = recipe.microbatches * _slowest(times, layout.pp)
+    whole = max(busy / (1 - bubble), recipe.microbatches * layout.stages_per_rank * size / link.bytes_per_s)
+    return whole + 2 * (layout.pp - 1) * send(size, link)
+
+
+def _update(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Seconds to read and write weights, gradients and state once; bound by memory, not by arithmetic."""
+    if machine.memory_bytes_per_s is None or recipe.offload != "none":
+        return 0.0
+    number = most_held(shape, layout, recipe).trained / (layout.shards if layout.zero else 1)
+    moved = number * (2 * (recipe.weight_bytes + recipe.state_bytes) + recipe.weight_bytes)
+    return moved / machine.memory_bytes_per_s
+
+
+def _offload(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Seconds to bring gradients to the host and parameters back, and with ``all`` parameters for both passes."""
+    if recipe.offload == "none" or machine.host_bytes_per_s is None:
+        return 0.0
+    held = most_held(shape, layout, recipe)
+    passes = 2 * recipe.microbatches * held.stored
+    number = held.trained + (held.trained if recipe.offload == "optimizer" else passes)
+    return number / (layout.shards if layout.zero else 1) * recipe.weight_bytes / machine.host_bytes_per_s
+
+
+def _outer(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Seconds of a step that joining islands takes on average: the exchange, and what is moved in a rank's memory."""
+    if recipe.outer is None or layout.islands == 1:
+        return 0.0
+    layers = max(sum(_layers(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
+    numbers = outer_numbers(most_held(shape, layout, recipe).trained, layout)
+    link = link_of_axis(layout, "island", machine)
+    seconds = outer_seconds(numbers, num_tensors(shape, recipe, layers), layout, recipe.outer, link)
+    if machine.memory_bytes_per_s is not None:
+        seconds += moved_bytes(numbers, recipe.outer) / machine.memory_bytes_per_s
+    return seconds / recipe.outer.every

@@ -1,0 +1,1 @@
+"""What verification and sealing cost and find, from measured figures."""

@@ -1,0 +1,92 @@
+"""What a block keeps for its backward pass."""
+
+from phalanx.planner.layout import Layout
+from phalanx.planner.model.adapter import adapted
+from phalanx.planner.model.frozen import beside_frozen
+from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.model.saved_activations import Kept
+from phalanx.planner.model.shape import ModelShape
+
+
+def kept_numbers(shape: ModelShape, recipe: Recipe) -> Kept:
+    """Count what one block keeps for each token, without dropout.
+
+    Source: what autograd saves in transformers' blocks, which a test counts; for GPT-2 with a fused activation it is
+    Korthikanti et al. 2022, section 4.1, less its dropout masks: 16 numbers for each column of the stream.
+    """
+    hidden, queries = shape.hidden, shape.heads * shape.head_dim
+    # an RMS norm is composed: it keeps its input, the normalised input and its output
+    stream, whole = (4 * hidden, 2 * hidden) if shape.family == "llama" else (2 * hidden, 2 * hidden)
+    fused = recipe.fused_attention and shape.fused
+    # a fused kernel keeps one number a head; without one, keys and values are repeated for the heads that share them
+    attention = 2 * queries + 2 * shape.kv_heads * shape.head_dim + shape.heads if fused else 4 * queries
+    scores = 0 if fused else shape.heads * recipe.sequence_length
+    saved = shape.ffn_saved - (shape.ffn_composed if recipe.fused_activation else 0)
+    everything = Kept(stream, whole, attention + saved * shape.ffn, scores)
+    if recipe.adapter is None:
+        return everything
+    return beside_frozen(everything, shape, recipe.adapter, is_fused=fused, inner=saved)
+
+
+def block_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
+    """Bytes that one block of one rank keeps for one microbatch."""
+    if recipe.checkpointing == "full":
+        return _stream_bytes(shape, layout, recipe)
+    if recipe.checkpointing == "selective":
+        return _product_bytes(shape, layout, recipe)
+    return _working_bytes(shape, layout, recipe)
+
+
+def peak_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
+    """Bytes beyond `block_bytes` while the backward pass is in one block: what it computed again, and its gradients."""
+    tokens = microbatch_tokens(layout, recipe)
+    widest = max(shape.ffn // layout.tp, shape.hidden)
+    again = max(0, _working_bytes(shape, layout, recipe) - block_bytes(shape, layout, recipe))
+    return again + 2 * tokens * widest * recipe.inner_bytes
+
+
+def head_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
+    """Bytes around the loss of one microbatch: logits, their fp32 log-probabilities, and the gradients of both."""
+    columns = -(-shape.vocab // layout.tp)
+    return microbatch_tokens(layout, recipe) * columns * (2 * recipe.inner_bytes + 2 * 4)
+
+
+def microbatch_tokens(layout: Layout, recipe: Recipe) -> int:
+    """Tokens of one microbatch on one rank."""
+    sequences = recipe.sequences / (layout.dp * recipe.microbatches)
+    return round(sequences * recipe.sequence_length / layout.cp)
+
+
+def boundary_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
+    """Bytes of what one stage sends to the next for one microbatch."""
+    share = layout.tp if recipe.sequence_parallel else 1
+    return microbatch_tokens(layout, recipe) * shape.hidden * recipe.stream_bytes // share
+
+
+def _working_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
+    kept = kept_numbers(shape, recipe)
+    between = layout.tp if recipe.sequence_parallel else 1
+    split = (kept.split + kept.scores) / layout.tp
+    numbers = kept.stream * recipe.stream_bytes / between + (kept.whole / between + split) * recipe.inner_bytes
+    return round(microbatch_tokens(layout, recipe) * numbers)
+
+
+def _product_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
+    """The block's input, what its matrix products and attention gave, and nothing between them."""
+    tokens = microbatch_tokens(layout, recipe)
+    queries, shared = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    inner = 2 * queries + 2 * shared + shape.ffn * (2 if shape.gated else 1)
+    inner += kept_numbers(shape, recipe).scores
+    # the two products that end in the stream are whole on every rank until they are summed
+    whole = 2 * shape.hidden
+    if recipe.adapter is not None:
+        thin = adapted(shape, recipe.adapter)
+        inner += sum(one.outputs for one in thin)
+        whole += recipe.adapter.rank * len(thin)
+    products = round(tokens * (inner / layout.tp + whole) * recipe.inner_bytes)
+    return _stream_bytes(shape, layout, recipe) + products
+
+
+def _stream_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
+    between = layout.tp if recipe.sequence_parallel else 1
+    return microbatch_tokens(layout, recipe) * shape.hidden * recipe.stream_bytes // between

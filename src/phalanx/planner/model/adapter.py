@@ -1,0 +1,67 @@
+"""Low-rank adapters beside frozen matrices: what they add to a block, and which of them can be asked for."""
+
+from dataclasses import dataclass
+
+from phalanx.errors import ConfigError
+from phalanx.planner.model.linears import Linear, linears
+from phalanx.planner.model.shape import ModelShape
+
+_USUAL = {
+    "gpt2": ("c_attn",),
+    "opt": ("q_proj", "v_proj"),
+    "bloom": ("query_key_value",),
+    "llama": ("q_proj", "v_proj"),
+}
+"""Targets where none are named, by family."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Two thin matrices beside each of some frozen ones; only they are trained.
+
+    Attributes:
+        rank: Their inner dimension.
+        targets: Names of matrices, or the ends of their names; empty for a family's usual ones.
+        drops: Some of their inputs are dropped at random.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ()
+    drops: bool = False
+
+
+def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
+    """Return the matrices of a block that have an adapter.
+
+    Raises:
+        ConfigError: A target is none of them.
+    """
+    there, wanted = linears(shape), adapter.targets or _USUAL[shape.family]
+    for target in wanted:
+        if not any(_is_meant(one, target) for one in there):
+            raise ConfigError(
+                f"model.adapter.targets: found {target!r}; the matrices of {shape.family} are "
+                f"{', '.join(one.name for one in there)}"
+            )
+    return tuple(one for one in there if any(_is_meant(one, target) for target in wanted))
+
+
+def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
+    """Return what is trained of one block on one tensor parallel rank: A whole, and B's part for its own columns."""
+    return sum(adapter.rank * (one.inputs + -(-one.outputs // tp)) for one in adapted(shape, adapter))
+
+
+def why_not_adapted(shape: ModelShape, adapter: Adapter, tp: int) -> str | None:
+    """Say why tensor parallel ranks cannot have these adapters; None where they can."""
+    stray = [one.name for one in adapted(shape, adapter) if one.is_row]
+    if tp == 1 or not stray:
+        return None
+    columns = ", ".join(one.name for one in linears(shape) if not one.is_row)
+    return (
+        f"tp={tp}: adapters on {', '.join(stray)}, of whose inputs each rank has a part, are not cut; take {columns}, "
+        "or set tp to 1"
+    )
+
+
+def _is_meant(one: Linear, target: str) -> bool:
+    return f".{one.name}".endswith(f".{target}")

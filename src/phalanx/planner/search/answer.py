@@ -1,0 +1,140 @@
+"""The planner's answer to a question, also as JSON."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from phalanx.errors import ConfigError
+from phalanx.planner.cluster.catalog import device_of, link_of, sides
+from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.cost.estimate import Estimate, machine_of
+from phalanx.planner.cost.mixed import Placed, mixed_timeline
+from phalanx.planner.cost.schedule import Timeline
+from phalanx.planner.cost.step import timeline
+from phalanx.planner.model.compute import training_flops
+from phalanx.planner.search.question import Question
+from phalanx.planner.search.rank import Ranking, merged, rank
+from phalanx.planner.validity import nearest
+
+_SHOWN_MICROBATCHES = 16
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of every layout."""
+
+    question: Question
+    ranking: Ranking
+
+    @property
+    def best(self) -> Estimate | None:
+        """The best layout; None when none can be used."""
+        return self.ranking.valid[0] if self.ranking.valid else None
+
+    def require_best(self) -> Estimate:
+        """Return the best layout.
+
+        Raises:
+            ConfigError: None can be used; the message has the reason that is nearest to working.
+        """
+        if self.best is not None:
+            return self.best
+        question = self.question
+        reasons = [found.reason for found in self.ranking.refused]
+        asked = question.fixed
+        if asked is not None:
+            other = nearest(asked, question.shape, question.recipe)
+            hint = f"; the nearest that can work is {other}" if other is not None and other != asked else ""
+            raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}")
+        raise ConfigError(
+            f"plan: none of {len(reasons)} layouts of {_any_of(question.counts)} devices can be used; the last one: "
+            f"{reasons[-1] if reasons else 'there are no devices'}"
+        )
+
+    def pipeline(self) -> tuple[Estimate, Timeline] | None:
+        """Return the best layout that has a pipeline, with a step of it played through; None without one."""
+        question = self.question
+        for found in self.ranking.valid:
+            if found.layout.pp == 1:
+                continue
+            if found.devices is not None and found.layers is not None:
+                placed = Placed(found.devices, found.layers)
+                shown = min(found.recipe.microbatches, _SHOWN_MICROBATCHES)
+                return found, mixed_timeline(
+                    question.shape, found.layout, found.recipe, question.cluster, placed, shown
+                )
+            device = device_of(question.cluster, question.cluster.pools[0].device)
+            machine = machine_of(question.cluster, device, found.recipe.precision)
+            return found, timeline(question.shape, found.layout, found.recipe, machine, _SHOWN_MICROBATCHES)
+        return None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return question, assumptions and answer as one JSON object."""
+        question = self.question
+        return {
+            "name": "plan",
+            "model": {
+                "name": question.model,
+                **asdict(question.shape),
+                "parameters": question.shape.parameters,
+                "flops_per_token": training_flops(question.shape, question.recipe),
+            },
+            "recipe": asdict(question.recipe),
+            "devices": list(question.counts),
+            "tokens": question.tokens,
+            "guard": None if question.guard is None else asdict(question.guard),
+            "by": question.by,
+            "assumptions": assumptions(question.cluster),
+            "rows": [found.row() for found in self.ranking.valid],
+            "refused": [{"layout": str(found.layout), "reason": found.reason} for found in self.ranking.refused],
+        }
+
+
+def ask(question: Question) -> Answer:
+    """Answer a question.
+
+    Raises:
+        ConfigError: The cluster has too few devices, or the peak of one is not known.
+    """
+    there = question.cluster.num_devices
+    for number in question.counts:
+        if not 1 <= number <= there:
+            raise ConfigError(f"--gpus {number}: the cluster has {there} devices; give 1 to {there}")
+    rankings = [
+        rank(
+            question.shape,
+            question.recipe,
+            question.cluster,
+            number,
+            tokens=question.tokens,
+            guard=question.guard,
+            by=question.by,
+            fixed=question.fixed,
+            own=question.own,
+        )
+        for number in dict.fromkeys(question.counts)
+    ]
+    return Answer(question, merged(rankings, question.by))
+
+
+def _any_of(counts: tuple[int, ...]) -> str:
+    return " or ".join(str(number) for number in counts)
+
+
+def assumptions(cluster: Cluster) -> dict[str, Any]:
+    """Return what figures of a cluster rest on: devices, links, shares, and where each comes from."""
+    devices = {pool.device: device_of(cluster, pool.device) for pool in cluster.pools}
+    links = {side: link_of(cluster, side).model_dump() for side in sides(cluster)}
+    return {
+        "cluster": cluster.title,
+        "pools": {pool.device: pool.count for pool in cluster.pools},
+        "per_node": cluster.per_node,
+        "sealed": cluster.sealed,
+        "efficiency": cluster.efficiency,
+        "usable_memory": cluster.usable_memory,
+        "microbatch_s": cluster.microbatch_s,
+        "power_overhead": cluster.power_overhead,
+        "failures": None if cluster.failures is None else cluster.failures.model_dump(),
+        "links": links,
+        "devices": {name: device.model_dump(mode="json") for name, device in devices.items()},
+        "sources": [source.model_dump() for source in cluster.sources],
+    }

@@ -1,0 +1,61 @@
+"""Which layouts are looked at: every way to share the ranks, and groups that stay inside a node."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from phalanx.planner.cost.traffic import SHARED_GRADIENTS
+from phalanx.planner.layout import Layout, layouts
+from phalanx.planner.model.recipe import Outer
+
+
+def candidates(world: int, per_node: int, outer: Outer | None, own: Layout | None = None) -> Iterator[Layout]:
+    """Yield every layout of so many ranks once.
+
+    Where copies that share gradients or parameters lie on several nodes, they are tried in groups as large as a node
+    as well, so that parameters stay inside; other numbers of groups are judged where somebody asks for them.
+
+    Args:
+        world: Ranks.
+        per_node: How many of them a node has.
+        outer: How islands are joined; None where there are none.
+        own: One that is to be among them, if it has so many ranks.
+    """
+    found: dict[Layout, None] = {}
+    for bare in layouts(world):
+        layout = in_islands(bare, outer)
+        found[layout] = None
+        replicas = _groups_of_a_node(layout, per_node)
+        if replicas > 1:
+            found[replace(layout, replicas=replicas)] = None
+    if own is not None and own.world == world:
+        found[own] = None
+    yield from found
+
+
+def in_islands(layout: Layout, outer: Outer | None) -> Layout:
+    """Return a layout with its copies cut into the islands of a recipe."""
+    if outer is None:
+        return layout
+    return replace(layout, islands=layout.dp if outer.islands is None else outer.islands)
+
+
+def why_not_apart(layout: Layout, outer: Outer | None) -> str | None:
+    """Say why a layout's islands are not those of a recipe; None where they are."""
+    if outer is None:
+        if layout.islands == 1:
+            return None
+        return f"islands={layout.islands}: nothing says when they are joined; plan a run file with [parallel.outer]"
+    if layout.dp == 1:
+        return "outer joins islands of data parallel copies, and dp=1; raise dp"
+    wanted = in_islands(layout, outer).islands
+    return None if layout.islands == wanted else f"islands={layout.islands}: the run file has {wanted}; leave it out"
+
+
+def _groups_of_a_node(layout: Layout, per_node: int) -> int:
+    """Return the fewest groups none of which lies on several nodes; 1 where there is no use for them."""
+    near, copies = layout.tp * layout.cp, layout.dp // layout.islands
+    if layout.zero < SHARED_GRADIENTS or near * copies <= per_node:
+        return 1
+    fitting = (one for one in range(2, copies + 1) if copies % one == 0 and near * copies // one <= per_node)
+    replicas = next(fitting, 1)
+    return replicas if layout.cp * copies > replicas else 1

@@ -1,0 +1,98 @@
+"""A question to the planner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast, get_args
+
+from phalanx.errors import ConfigError
+from phalanx.planner.cluster.catalog import open_model_shape
+from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.layout import Layout, parse_layout
+from phalanx.planner.model.recipe import Offload, Precision, Recipe
+from phalanx.planner.model.shape import ModelShape
+from phalanx.planner.search.candidates import in_islands
+from phalanx.planner.search.rank import By
+
+MOST_TOKENS = 1e18
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is planned for.
+
+    Attributes:
+        model: Its name or path, for people.
+        shape: Its sizes.
+        recipe: How it is trained.
+        cluster: Where.
+        counts: How many of its devices, each number a choice.
+        tokens: Of the whole training; None where it is not known.
+        guard: What is verified; None inside one trust domain.
+        by: What counts as best.
+        fixed: The only layout to judge; None judges all.
+        own: The run file's layout, which is judged as well; None where it has none.
+    """
+
+    model: str
+    shape: ModelShape
+    recipe: Recipe
+    cluster: Cluster
+    counts: tuple[int, ...]
+    tokens: float | None = None
+    guard: Verification | None = None
+    by: By = "speed"
+    fixed: Layout | None = None
+    own: Layout | None = None
+
+    def judged(self, *, layout: str | None, by: str, gpus: Sequence[int], tokens: float | None) -> "Question":
+        """Return the same question, narrowed.
+
+        Args:
+            layout: The only one to judge, such as ``dp=2,tp=2``; its ranks are then the devices. None judges all.
+            by: What counts as best.
+            gpus: How many devices, each number a choice; none keeps them.
+            tokens: Of the whole training; None keeps their number.
+
+        Raises:
+            ConfigError: An axis, its number or the merit is not known.
+        """
+        if by not in get_args(By):
+            raise ConfigError(f"--by {by}: choices: {', '.join(get_args(By))}")
+        if tokens is not None and not 0 < tokens < MOST_TOKENS:
+            raise ConfigError(f"--tokens {tokens:g}: expected a number above 0 and below {MOST_TOKENS:g}")
+        fixed = None if layout is None else parse_layout(layout)
+        if fixed is not None and fixed.islands == 1:
+            fixed = in_islands(fixed, self.recipe.outer)
+        counts = tuple(gpus) or self.counts if fixed is None else (fixed.world,)
+        if fixed is not None and set(gpus) - {fixed.world}:
+            raise ConfigError(f"--layout {layout} has {fixed.world} ranks, not --gpus {max(gpus)}; leave --gpus out")
+        found = self.tokens if tokens is None else tokens
+        return replace(self, by=cast(By, by), fixed=fixed, counts=counts, tokens=found)
+
+
+def about_model(
+    model: str, cluster: Cluster, sequences: int, sequence_length: int, precision: str, offload: str = "none"
+) -> Question:
+    """Return the question about a model's config, on all devices of a cluster.
+
+    Args:
+        model: A config.json, its directory, or a known model.
+        cluster: Where.
+        sequences: Of a step.
+        sequence_length: Tokens of a sequence.
+        precision: One of a recipe's.
+        offload: Likewise.
+
+    Raises:
+        ConfigError: There is no such model, or the precision or a number is wrong.
+        ModelError: The config is wrong.
+    """
+    if precision not in get_args(Precision):
+        raise ConfigError(f"--precision {precision}: choices: {', '.join(get_args(Precision))}")
+    if offload not in get_args(Offload):
+        raise ConfigError(f"--offload {offload}: choices: {', '.join(get_args(Offload))}")
+    if sequences < 1 or sequence_length < 1:
+        raise ConfigError(f"--sequences {sequences} --sequence-length {sequence_length}: expected at least 1 of each")
+    recipe = Recipe(sequences, sequence_length, precision=cast(Precision, precision), offload=cast(Offload, offload))
+    return Question(model, open_model_shape(model), recipe, cluster, (cluster.num_devices,))

@@ -1,0 +1,191 @@
+"""All layouts of a cluster, the valid ones in order of merit, the others with their reason."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from phalanx.errors import ConfigError
+from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.cost.estimate import Estimate, as_done, estimate, usable_bytes, why_too_large
+from phalanx.planner.cost.memory import Memory, worst_rank
+from phalanx.planner.cost.mixed import estimate_mixed, mixed_layouts, place
+from phalanx.planner.guard.guarding import Verification
+from phalanx.planner.layout import Layout
+from phalanx.planner.model.recipe import Checkpointing, Recipe
+from phalanx.planner.model.shape import ModelShape
+from phalanx.planner.search.candidates import candidates, why_not_apart
+from phalanx.planner.validity import why_not
+
+By = Literal["speed", "cost"]
+PLAYED = 24
+"""How many of the best are played through; the order behind them rests on formulas."""
+
+TOO_LARGE = "no order of the devices has the memory for its layers"
+
+_CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A layout that cannot be used, and why."""
+
+    layout: Layout
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What became of every layout; the best first."""
+
+    valid: tuple[Estimate, ...]
+    refused: tuple[Refused, ...]
+
+
+def rank(
+    shape: ModelShape,
+    recipe: Recipe,
+    cluster: Cluster,
+    num_devices: int,
+    *,
+    tokens: float | None = None,
+    guard: Verification | None = None,
+    by: By = "speed",
+    fixed: Layout | None = None,
+    own: Layout | None = None,
+) -> Ranking:
+    """Rank all layouts of so many devices.
+
+    Args:
+        shape: The model.
+        recipe: How it is trained; microbatches, checkpointing and sequence parallelism are chosen for each layout.
+        cluster: Where.
+        num_devices: How many of its devices.
+        tokens: Of the whole training.
+        guard: What is verified; None verifies nothing.
+        by: ``speed`` puts the most tokens a second first, ``cost`` the fewest device-seconds a token: they differ
+            only between different numbers of devices.
+        fixed: Judge this layout only.
+        own: Judge this one too, if it has so many ranks.
+
+    Raises:
+        ConfigError: A device's peak in the recipe's precision is not known, or a mixed pool cannot be planned for such
+            a recipe.
+    """
+    if len(cluster.pools) > 1:
+        return _rank_mixed(shape, recipe, cluster, tokens)
+    valid: list[Estimate] = []
+    refused: list[Refused] = []
+    every = candidates(num_devices, cluster.per_node, recipe.outer, own)
+    for layout in [fixed] if fixed is not None else every:
+        found = _best_recipe(shape, layout, recipe, cluster, tokens, guard)
+        if isinstance(found, Refused):
+            refused.append(found)
+        else:
+            valid.append(found)
+    valid.sort(key=lambda found: _merit(found, by))
+    played = [
+        estimate(shape, found.layout, found.recipe, cluster, tokens=tokens, guard=guard) for found in valid[:PLAYED]
+    ]
+    return merged([Ranking(tuple(played), tuple(refused)), Ranking(tuple(valid[PLAYED:]), ())], by, keep=PLAYED)
+
+
+def merged(rankings: Sequence[Ranking], by: By, keep: int | None = None) -> Ranking:
+    """Return several rankings as one.
+
+    Args:
+        rankings: Each the best first.
+        by: What counts as best.
+        keep: So many come before the others whatever these promise; None puts all in one order.
+    """
+    valid = [found for ranking in rankings for found in ranking.valid]
+    first = len(valid) if keep is None else keep
+    head = sorted(valid[:first], key=lambda found: _merit(found, by))
+    return Ranking((*head, *valid[first:]), tuple(found for ranking in rankings for found in ranking.refused))
+
+
+def _merit(found: Estimate, by: By) -> tuple[float, float, str]:
+    # of equally good ones the one that leaves most memory free; dollars are proportional to device-seconds
+    spent = found.layout.world / found.tokens_per_s
+    return (spent if by == "cost" else -found.tokens_per_s, found.memory.total, str(found.layout))
+
+
+def _best_recipe(
+    shape: ModelShape,
+    layout: Layout,
+    recipe: Recipe,
+    cluster: Cluster,
+    tokens: float | None,
+    guard: Verification | None,
+) -> Estimate | Refused:
+    if layout.tp > cluster.per_node:
+        # never the fastest, and there are very many of them
+        return Refused(layout, f"tp={layout.tp} exchanges in every block across nodes of {cluster.per_node}; lower tp")
+    apart = why_not_apart(layout, recipe.outer)
+    if apart is not None:
+        return Refused(layout, apart)
+    limit = usable_bytes(cluster)
+    best: Estimate | None = None
+    reason: str | None = None
+    smallest: Memory | None = None
+    for variants in _variants(layout, recipe):
+        why = why_not(layout, shape, variants[0])
+        if why is not None:
+            reason = reason or why
+            continue
+        for variant in variants:
+            memory = worst_rank(shape, layout, as_done(variant, cluster))
+            if memory.total <= limit:
+                found = estimate(shape, layout, variant, cluster, tokens=tokens, guard=guard, exact=False)
+                best = found if best is None or found.tokens_per_s > best.tokens_per_s else best
+                break
+            smallest = memory if smallest is None or memory.total < smallest.total else smallest
+    if best is not None:
+        return best
+    too_large = None if smallest is None else why_too_large(smallest, limit)
+    return Refused(layout, too_large or reason or "no number of microbatches divides the batch")
+
+
+def _variants(layout: Layout, recipe: Recipe) -> Iterator[tuple[Recipe, ...]]:
+    """Yield recipes for each number of microbatches; those that keep most come first, because they are the fastest."""
+    share = recipe.sequences // layout.dp if recipe.sequences % layout.dp == 0 else 0
+    is_divisible = recipe.sequence_length % (layout.cp * layout.tp) == 0
+    parallel = replace(recipe, sequence_parallel=layout.tp > 1 and is_divisible)
+    for number in sorted(set(_microbatches(share)) or {recipe.microbatches}):
+        yield tuple(replace(parallel, microbatches=number, checkpointing=kind) for kind in _CHECKPOINTING)
+
+
+def _microbatches(share: int) -> Iterable[int]:
+    """Divisors of a rank's sequences: all of a few, else microbatches of 1, 2, 4, ... sequences."""
+    sizes = range(1, share + 1) if share <= 16 else [2**power for power in range(share.bit_length())]
+    return (share // size for size in sizes if share % size == 0)
+
+
+def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: float | None) -> Ranking:
+    if recipe.adapter is not None or recipe.outer is not None:
+        given = "model.adapter" if recipe.adapter is not None else "parallel.outer"
+        raise ConfigError(
+            f"plan: found {given} and pools of different devices, which are planned for training all weights in one "
+            "island; leave it out, or plan one pool at a time"
+        )
+    valid: list[Estimate] = []
+    refused: list[Refused] = []
+    for layout in mixed_layouts(cluster):
+        reason = "no microbatches fit"
+        options: list[Estimate] = []
+        for variants in _variants(layout, recipe):
+            why = why_not(layout, shape, variants[0])
+            if why is not None:
+                reason = why if reason != TOO_LARGE else reason
+                continue
+            found = ((variant, place(shape, layout, variant, cluster)) for variant in variants)
+            chosen = next(((variant, placed) for variant, placed in found if placed is not None), None)
+            if chosen is None:
+                reason = TOO_LARGE
+                continue
+            options.append(estimate_mixed(shape, layout, chosen[0], cluster, chosen[1], tokens))
+        if options:
+            valid.append(max(options, key=lambda found: found.tokens_per_s))
+        else:
+            refused.append(Refused(layout, reason))
+    valid.sort(key=lambda found: _merit(found, "speed"))
+    return Ranking(tuple(valid), tuple(refused))

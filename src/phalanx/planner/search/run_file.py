@@ -1,0 +1,83 @@
+"""The best layout written down as a run file."""
+
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from phalanx.errors import InputError
+from phalanx.planner.cluster.catalog import known_configs
+from phalanx.planner.cost.estimate import Estimate
+from phalanx.planner.model.recipe import Recipe
+
+_UNTRUSTED = ("pipeline", "guard", "attack")
+"""Sections of runs across trust domains, which a run inside one does not have."""
+_KEPT = ("outer", "restarts", "silence_s", "unsafe_public_network")
+"""Of a section ``[parallel]``: what is true of every layout."""
+
+
+def write_run(path: Path, data: dict[str, Any], found: Estimate) -> None:
+    """Write a run file.
+
+    Args:
+        path: Where.
+        data: The run file that was planned for, or what stands in for it; every section is kept but those for guards
+            between domains.
+        found: The layout to write into ``[parallel]``, with its microbatches and checkpointing.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    try:
+        path.write_text(run_text(data, found), encoding="utf-8")
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be written ({exc.strerror}); free or allow it") from exc
+
+
+def run_text(data: dict[str, Any], found: Estimate) -> str:
+    """Return a run file as TOML text; for its arguments see `write_run`."""
+    kept = {key: value for key, value in data.items() if key not in _UNTRUSTED}
+    kept["train"] = {**kept.get("train", {}), "microbatches": found.recipe.microbatches}
+    kept["model"] = {key: value for key, value in kept.get("model", {}).items() if key != "activation_checkpointing"}
+    before = kept.get("parallel") or {}
+    kept["parallel"] = {**found.layout.section(), **{key: before[key] for key in _KEPT if key in before}}
+    if found.layout.replicas > 1:
+        kept["parallel"]["replicas"] = found.layout.replicas
+    if found.recipe.sequence_parallel:
+        kept["parallel"]["sequence_parallel"] = True
+    if found.recipe.checkpointing != "none":
+        kept["parallel"]["activation_checkpointing"] = found.recipe.checkpointing
+    return f"# {found.layout}, as phalanx plan chose it: {found.tokens_per_s:.4g} tokens/s\n\n{tomli_w.dumps(kept)}"
+
+
+def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
+    """Return a run from a model's config alone, on the text that every Python brings along.
+
+    Args:
+        model: A config.json, its directory, or the name of a known model.
+        recipe: How it is trained; the weights of a run are in fp32, whatever it computes in.
+        tokens: Of the whole training; None is one step.
+    """
+    steps = max(1, round((tokens or 0.0) / recipe.tokens))
+    return {
+        "model": {**_origin(model), "from_scratch": True},
+        "data": {
+            "sources": [{"kind": "python_manual"}, {"kind": "python_docstrings"}],
+            "tokenizer": {"kind": "bpe", "vocab_size": 2048},
+            "sequence_length": recipe.sequence_length,
+        },
+        "train": {
+            "steps": steps,
+            "batch_size": recipe.sequences,
+            "precision": "bf16" if recipe.precision == "autocast" else recipe.precision,
+        },
+        "optimizer": {"lr": 3e-4},
+    }
+
+
+def _origin(model: str) -> dict[str, Any]:
+    known = known_configs()
+    if model in known:
+        return {"architecture": known[model]}
+    path = Path(model)
+    return {"path": str(path if path.is_dir() else path.parent)}

@@ -1,0 +1,1 @@
+"""SEV-SNP: reports, and the chain of the chip's key."""

@@ -1,0 +1,1 @@
+"""Nitro Enclaves: attestation documents, and the module that gives them."""

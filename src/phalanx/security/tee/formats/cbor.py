@@ -1,0 +1,139 @@
+"""The part of CBOR that attestation uses, read so that no two readers could understand it differently.
+
+Source: RFC 8949; what is written is in its core deterministic form (section 4.2.1).
+"""
+
+from typing import Any
+
+from phalanx.security.tee.formats.reader import Reader, malformed
+
+MAX_DEPTH = 8
+MAX_ITEMS = 256
+_UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
+_CONSTANTS = {20: False, 21: True, 22: None}
+_INDEFINITE = 31
+_BREAK = object()
+COSE_SIGN1 = 18
+
+
+def decode(data: bytes, where: str) -> Any:
+    """Read exactly one item: integers, bytes, text, arrays, maps, booleans, null, and tag 18 around the whole.
+
+    Maps have keys that are integers or text, none of them twice. Arrays and maps of indefinite length are
+    read; floats, other tags, undefined and texts in chunks are refused.
+
+    Raises:
+        RefusedEvidenceError: It is anything else.
+    """
+    reader = Reader(data, where, big_endian=True)
+    if data[:1] == bytes([_TAG << 5 | COSE_SIGN1]):
+        reader.take(1)
+    value = _item(reader, where, MAX_DEPTH)
+    if value is _BREAK:
+        raise malformed(where, "CBOR ends a sequence that has not begun")
+    reader.end()
+    return value
+
+
+def encode(value: Any) -> bytes:
+    """Write one item in deterministic CBOR: shortest lengths, maps by the order of their encoded keys."""
+    match value:
+        case bool() | None:
+            return bytes([_SIMPLE << 5 | {False: 20, True: 21, None: 22}[value]])
+        case int():
+            return _head(_UNSIGNED, value) if value >= 0 else _head(_NEGATIVE, -1 - value)
+        case bytes():
+            return _head(_BYTES, len(value)) + value
+        case str():
+            raw = value.encode("utf-8")
+            return _head(_TEXT, len(raw)) + raw
+        case list() | tuple():
+            return _head(_ARRAY, len(value)) + b"".join(encode(one) for one in value)
+        case dict():
+            pairs = sorted((encode(key), encode(one)) for key, one in value.items())
+            return _head(_MAP, len(pairs)) + b"".join(key + one for key, one in pairs)
+        case _:
+            raise TypeError(f"CBOR: {type(value).__name__} has no encoding here")
+
+
+def _item(reader: Reader, where: str, depth: int) -> Any:
+    if depth == 0:
+        raise malformed(where, f"CBOR is nested deeper than {MAX_DEPTH}")
+    first = reader.number(1)
+    kind, info = first >> 5, first & 0x1F
+    if first == _SIMPLE << 5 | _INDEFINITE:
+        return _BREAK
+    if kind == _SIMPLE:
+        if info not in _CONSTANTS:
+            raise malformed(where, f"CBOR simple value or float {info}")
+        return _CONSTANTS[info]
+    if kind in (_ARRAY, _MAP):
+        count = None if info == _INDEFINITE else _argument(reader, info, where)
+        return _sequence(reader, where, depth, count) if kind == _ARRAY else _mapping(reader, where, depth, count)
+    return _scalar(reader, where, kind, _argument(reader, info, where))
+
+
+def _scalar(reader: Reader, where: str, kind: int, argument: int) -> int | bytes | str:
+    match kind:
+        case 0:
+            return argument
+        case 1:
+            return -1 - argument
+        case 2:
+            return reader.take(argument)
+        case 3:
+            try:
+                return reader.take(argument).decode("utf-8")
+            except UnicodeDecodeError as exc:
+                raise malformed(where, "CBOR text is not UTF-8") from exc
+        case _:
+            raise malformed(where, f"CBOR tag {argument}")
+
+
+def _argument(reader: Reader, info: int, where: str) -> int:
+    if info < 24:
+        return info
+    if info > 27:
+        raise malformed(where, f"CBOR length of form {info}")
+    size = 1 << (info - 24)
+    value = reader.number(size)
+    if value < 24 or (size > 1 and value < 1 << (4 * size)):
+        raise malformed(where, "CBOR number is longer than it must be")
+    return value
+
+
+def _sequence(reader: Reader, where: str, depth: int, count: int | None) -> list[Any]:
+    found: list[Any] = []
+    while count is None or len(found) < count:
+        if len(found) > MAX_ITEMS:
+            raise malformed(where, f"CBOR array of more than {MAX_ITEMS}")
+        value = _item(reader, where, depth - 1)
+        if value is _BREAK:
+            if count is None:
+                break
+            raise malformed(where, "CBOR array ends too early")
+        found.append(value)
+    return found
+
+
+def _mapping(reader: Reader, where: str, depth: int, count: int | None) -> dict[int | str, Any]:
+    found: dict[int | str, Any] = {}
+    while count is None or len(found) < count:
+        key = _item(reader, where, depth - 1)
+        if key is _BREAK and count is None:
+            break
+        # True is an int to Python and would stand for 1
+        if isinstance(key, bool) or not isinstance(key, int | str) or key in found or len(found) >= MAX_ITEMS:
+            raise malformed(where, "CBOR map with a key twice, of another type than integer or text, or too many")
+        value = _item(reader, where, depth - 1)
+        if value is _BREAK:
+            raise malformed(where, "CBOR map ends after a key")
+        found[key] = value
+    return found
+
+
+def _head(kind: int, argument: int) -> bytes:
+    if argument < 24:
+        return bytes([kind << 5 | argument])
+    size = next(size for size in (1, 2, 4, 8) if argument < 1 << (8 * size))
+    return bytes([kind << 5 | 23 + size.bit_length()]) + argument.to_bytes(size, "big")

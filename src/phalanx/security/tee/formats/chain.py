@@ -1,0 +1,183 @@
+"""From a signer's certificate up to a pinned root: names, signatures, dates, usage and revocation."""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee.formats.signature import check_x509_signature
+from phalanx.security.tee.formats.x509 import Certificate, RevocationList, authority, key_usage
+from phalanx.security.tee.refusal_reason import Reason
+
+_UNDERSTOOD = {"2.5.29.15", "2.5.29.17", "2.5.29.19", "2.5.29.37"}
+_SIGNS_CERTIFICATES, _SIGNS_LISTS, _SIGNS_DATA = 0x04, 0x02, 0x80
+MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What chains are judged by.
+
+    Attributes:
+        roots: The pinned roots of one vendor.
+        now: The moment of appraisal.
+        crls: Revocation lists; each is checked against the authority that issued it.
+        revoked: SHA-256 fingerprints of certificates that the policy does not accept.
+        require_crl: Whether every certificate below a root must be covered by a list.
+        manifest_roots: Pinned roots of who signs reference values; none where the vendor signs none.
+    """
+
+    roots: tuple[Certificate, ...]
+    now: datetime
+    crls: tuple[RevocationList, ...] = ()
+    revoked: frozenset[str] = frozenset()
+    require_crl: bool = False
+    manifest_roots: tuple[Certificate, ...] = ()
+
+
+def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) -> tuple[Certificate, ...]:
+    """Return the path from a certificate to a pinned root.
+
+    Args:
+        leaf: The certificate of whoever signed something.
+        others: Certificates that came along, in any order; a root among them means nothing.
+        trust: Roots, clock and revocation.
+
+    Returns:
+        Leaf first, root last.
+
+    Raises:
+        RefusedEvidenceError: No path, a signature that does not match, a date, a usage or a revocation.
+    """
+    pool = tuple(others)
+    path = [leaf]
+    while not _is_root(path[-1], trust):
+        if len(path) >= MAX_DEPTH:
+            raise RefusedEvidenceError(Reason.BAD_CHAIN, f"chain of {leaf.name!r} is longer than {MAX_DEPTH}")
+        path.append(_issuer(path[-1], (*trust.roots, *pool)))
+    for index, (certificate, issuer) in enumerate(itertools.pairwise(path)):
+        _check_issuer(certificate, issuer, below=index)
+    for certificate in path:
+        _check_dates(certificate, trust.now)
+        _check_critical(certificate)
+        if certificate.fingerprint in trust.revoked:
+            raise RefusedEvidenceError(Reason.REVOKED, f"certificate {certificate.name!r} is revoked by the policy")
+    for certificate, issuer in itertools.pairwise(path):
+        _check_revocation(certificate, issuer, trust)
+    return tuple(path)
+
+
+def check_signs_data(leaf: Certificate) -> None:
+    """Check that a certificate's key may sign data.
+
+    Raises:
+        RefusedEvidenceError: Its usage says otherwise, or it is an authority's.
+    """
+    usage = key_usage(leaf)
+    if authority(leaf)[0] or (usage is not None and not usage & _SIGNS_DATA):
+        raise RefusedEvidenceError(Reason.BAD_CHAIN, f"certificate {leaf.name!r} is not one that signs data")
+
+
+def first_end(path: Iterable[Certificate]) -> datetime:
+    """Return the moment at which the first certificate of a path expires."""
+    return min(certificate.not_after for certificate in path)
+
+
+def _is_root(certificate: Certificate, trust: Trust) -> bool:
+    return any(certificate.raw == root.raw for root in trust.roots)
+
+
+def _issuer(certificate: Certificate, candidates: tuple[Certificate, ...]) -> Certificate:
+    named = [one for one in candidates if one.subject == certificate.issuer and one.raw != certificate.raw]
+    if not named:
+        raise RefusedEvidenceError(
+            Reason.BAD_CHAIN, f"issuer of certificate {certificate.name!r} is neither a pinned root nor sent along"
+        )
+    for index, one in enumerate(named):
+        try:
+            _check_signature(certificate, one)
+        except RefusedEvidenceError:
+            if index == len(named) - 1:
+                raise
+        else:
+            return one
+    return named[-1]
+
+
+def _check_signature(certificate: Certificate, issuer: Certificate) -> None:
+    try:
+        check_x509_signature(
+            issuer.spki,
+            certificate.algorithm,
+            certificate.signature,
+            certificate.signed,
+            f"certificate {certificate.name!r}",
+        )
+    except RefusedEvidenceError as exc:
+        raise RefusedEvidenceError(Reason.BAD_CHAIN, exc.detail) from exc
+
+
+def _check_issuer(certificate: Certificate, issuer: Certificate, below: int) -> None:
+    is_authority, length = authority(issuer)
+    usage = key_usage(issuer)
+    if not is_authority or (usage is not None and not usage & _SIGNS_CERTIFICATES):
+        raise RefusedEvidenceError(
+            Reason.BAD_CHAIN, f"certificate {certificate.name!r} was issued by {issuer.name!r}, who may not"
+        )
+    if length is not None and below > length:
+        raise RefusedEvidenceError(Reason.BAD_CHAIN, f"too many authorities below {issuer.name!r}")
+
+
+def _check_dates(certificate: Certificate, now: datetime) -> None:
+    if now < certificate.not_before:
+        start = certificate.not_before.isoformat()
+        raise RefusedEvidenceError(
+            Reason.NOT_YET_VALID, f"certificate {certificate.name!r} begins at {start}, the clock says {now}"
+        )
+    if now > certificate.not_after:
+        end = certificate.not_after.isoformat()
+        raise RefusedEvidenceError(
+            Reason.EXPIRED, f"certificate {certificate.name!r} ended at {end}, the clock says {now}"
+        )
+
+
+def _check_critical(certificate: Certificate) -> None:
+    for oid, (critical, _) in certificate.extensions.items():
+        if critical and oid not in _UNDERSTOOD:
+            raise RefusedEvidenceError(
+                Reason.BAD_CHAIN, f"certificate {certificate.name!r}: critical extension {oid} is not understood"
+            )
+
+
+def _check_revocation(certificate: Certificate, issuer: Certificate, trust: Trust) -> None:
+    lists = [one for one in trust.crls if one.issuer == issuer.subject]
+    if not lists and trust.require_crl:
+        raise RefusedEvidenceError(
+            Reason.MISSING_ENDORSEMENT, f"no revocation list of {issuer.name!r}, who issued {certificate.name!r}"
+        )
+    for one in lists:
+        check_crl(one, issuer, trust.now)
+        if certificate.serial in one.serials:
+            raise RefusedEvidenceError(
+                Reason.REVOKED, f"certificate {certificate.name!r} is on the revocation list of {issuer.name!r}"
+            )
+
+
+def check_crl(crl: RevocationList, issuer: Certificate, now: datetime) -> None:
+    """Check that a revocation list is its issuer's and of today.
+
+    Raises:
+        RefusedEvidenceError: It is another's, altered, of the future or overdue.
+    """
+    where = f"revocation list of {issuer.name!r}"
+    usage = key_usage(issuer)
+    if usage is not None and not usage & _SIGNS_LISTS:
+        raise RefusedEvidenceError(Reason.BAD_CHAIN, f"{where}: its issuer may not sign one")
+    check_x509_signature(issuer.spki, crl.algorithm, crl.signature, crl.signed, where)
+    if now < crl.this_update:
+        raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{where}: issued at {crl.this_update}, the clock says {now}")
+    if now > crl.next_update:
+        raise RefusedEvidenceError(
+            Reason.EXPIRED, f"{where}: the next one was due at {crl.next_update}, the clock says {now}"
+        )

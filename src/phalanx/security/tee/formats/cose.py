@@ -1,0 +1,54 @@
+"""COSE_Sign1: one payload, one signature, nothing unprotected.
+
+Source: RFC 9052, section 4.2.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.security.tee.formats.cbor import decode, encode
+from phalanx.security.tee.formats.reader import malformed
+
+ALGORITHM = 1
+ES384, EDDSA = -35, -8
+
+
+@dataclass(frozen=True)
+class Sign1:
+    """One signed message, parsed and not judged.
+
+    Attributes:
+        algorithm: COSE's number.
+        payload: What it says.
+        signature: Raw.
+        signed: What the signature is over.
+    """
+
+    algorithm: int
+    payload: bytes
+    signature: bytes
+    signed: bytes
+
+
+def parse_sign1(data: bytes, where: str) -> Sign1:
+    """Read a COSE_Sign1, tagged or not, whose only header is its protected algorithm.
+
+    Raises:
+        RefusedEvidenceError: It is anything else.
+    """
+    value = decode(data, where)
+    if not isinstance(value, list) or [type(one) for one in value] != [bytes, dict, bytes, bytes]:
+        raise malformed(where, "is no COSE_Sign1 of protected header, unprotected header, payload and signature")
+    protected, unprotected, payload, signature = value
+    header: Any = decode(protected, where)
+    if unprotected or not isinstance(header, dict) or set(header) != {ALGORITHM}:
+        raise malformed(where, "expected the algorithm as its only header")
+    algorithm = header[ALGORITHM]
+    if isinstance(algorithm, bool) or not isinstance(algorithm, int):
+        raise malformed(where, "names no algorithm")
+    return Sign1(algorithm, payload, signature, to_be_signed(protected, payload))
+
+
+def to_be_signed(protected: bytes, payload: bytes) -> bytes:
+    """Return the Sig_structure of a message without external data."""
+    return encode(["Signature1", protected, b"", payload])

@@ -1,0 +1,106 @@
+"""One form of XML signature: over the whole document that it lies in, with ECDSA over P-384.
+
+Source: W3C, XML Signature Syntax and Processing 1.1; RFC 9231 (identifiers).
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data
+from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.signature import check_raw_ecdsa
+from phalanx.security.tee.formats.x509 import Certificate, parse_certificate
+from phalanx.security.tee.formats.xml_tree import Element, canonical
+from phalanx.security.tee.refusal_reason import Reason
+
+DSIG = "http://www.w3.org/2000/09/xmldsig#"
+CANONICAL = ("http://www.w3.org/2006/12/xml-c14n11", "http://www.w3.org/TR/2001/REC-xml-c14n-20010315")
+ENVELOPED = f"{DSIG}enveloped-signature"
+ECDSA_SHA384 = "http://www.w3.org/2001/04/xmldsig-more#ecdsa-sha384"
+SHA384 = "http://www.w3.org/2001/04/xmldsig-more#sha384"
+_SIGNATURE_BYTES, _MAX_CERTIFICATES = 96, 8
+
+
+def check_signed_document(root: Element, trust: Trust, where: str) -> tuple[Certificate, ...]:
+    """Check that a document was signed as a whole, by a certificate below a pinned root.
+
+    Args:
+        root: The document; its signature is the last child.
+        trust: Roots, clock and revocation.
+        where: How errors call it.
+
+    Returns:
+        The signer's path, leaf first.
+
+    Raises:
+        RefusedEvidenceError: Another form of signature, an altered document, or a signer who is not trusted.
+    """
+    signature = _signature(root, where)
+    info, value, key_info = _parts(signature, ("SignedInfo", "SignatureValue", "KeyInfo"), where)
+    digest = _digest_of_document(info, where)
+    if not hmac.compare_digest(hashlib.sha384(canonical(root, without=signature)).digest(), digest):
+        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{where}: its digest is another one; it was altered")
+    certificates = _certificates(key_info, where)
+    path = check_chain(certificates[0], certificates[1:], trust)
+    check_signs_data(certificates[0])
+    raw = _bytes(value, where)
+    if len(raw) != _SIGNATURE_BYTES:
+        raise malformed(where, f"a signature of {len(raw)} bytes, expected {_SIGNATURE_BYTES}")
+    check_raw_ecdsa(certificates[0].key, ec.SECP384R1, raw, canonical(info), where)
+    return path
+
+
+def _signature(root: Element, where: str) -> Element:
+    found = [one for one in root.elements if one.name == (DSIG, "Signature")]
+    if len(found) != 1 or root.elements[-1] is not found[0]:
+        raise malformed(where, f"{len(found)} signatures, expected one at its end")
+    return found[0]
+
+
+def _digest_of_document(info: Element, where: str) -> bytes:
+    method, signed_with, reference = _parts(info, ("CanonicalizationMethod", "SignatureMethod", "Reference"), where)
+    transforms, hashed_with, value = _parts(reference, ("Transforms", "DigestMethod", "DigestValue"), where)
+    enveloped, form = _parts(transforms, ("Transform", "Transform"), where)
+    if reference.attributes != {"URI": ""}:
+        raise malformed(where, "is not signed as a whole")
+    for element, allowed in (
+        (method, CANONICAL),
+        (signed_with, (ECDSA_SHA384,)),
+        (hashed_with, (SHA384,)),
+        (enveloped, (ENVELOPED,)),
+        (form, CANONICAL),
+    ):
+        found = element.attributes.get("Algorithm", "")
+        if set(element.attributes) != {"Algorithm"} or element.children or found not in allowed:
+            raise malformed(where, f"{element.tag[:40]} {found[:80]!r}, expected {allowed[0]}")
+    return _bytes(value, where)
+
+
+def _certificates(key_info: Element, where: str) -> tuple[Certificate, ...]:
+    (data,) = _parts(key_info, ("X509Data",), where)
+    found = data.elements
+    if not 1 <= len(found) <= _MAX_CERTIFICATES or {one.name for one in found} != {(DSIG, "X509Certificate")}:
+        raise malformed(where, f"expected 1 to {_MAX_CERTIFICATES} certificates and nothing else")
+    return tuple(parse_certificate(_bytes(one, where), f"certificate of {where}") for one in found)
+
+
+def _parts(element: Element, names: tuple[str, ...], where: str) -> list[Element]:
+    """Return the children of an element, which are exactly these, with nothing but space between."""
+    if [one.name for one in element.elements] != [(DSIG, name) for name in names] or element.text.strip():
+        raise malformed(where, f"{element.tag[:40]} must hold {', '.join(names)} and nothing else")
+    return element.elements
+
+
+def _bytes(element: Element, where: str) -> bytes:
+    text = "".join(element.text.split())
+    if element.elements:
+        raise malformed(where, f"{element.tag[:40]} holds elements, expected base64")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise malformed(where, f"{element.tag[:40]} is not base64") from exc

@@ -1,0 +1,164 @@
+"""The part of XML that signed manifests use, and its canonical form.
+
+No document type, entities, comments or processing instructions, and no attributes of the `xml` namespace: without
+them Canonical XML 1.0 and 1.1 are the same, and no two readers see another document.
+
+Source: W3C, Canonical XML 1.1; Namespaces in XML 1.0.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+from phalanx.security.tee.formats.reader import malformed
+
+MAX_BYTES = 1024 * 1024
+_MAX_DEPTH, _MAX_ELEMENTS = 16, 4096
+_IN_TEXT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#xD;"}
+_IN_ATTRIBUTES = {"&": "&amp;", "<": "&lt;", '"': "&quot;", "\t": "&#x9;", "\n": "&#xA;", "\r": "&#xD;"}
+
+
+@dataclass
+class Element:
+    """One element.
+
+    Attributes:
+        tag: As it stands in the document, prefix included.
+        attributes: Likewise, namespace declarations left out.
+        scope: Namespace by prefix, those of its ancestors included; ``""`` is the default one.
+        children: Elements and text, in order.
+    """
+
+    tag: str
+    attributes: Mapping[str, str]
+    scope: Mapping[str, str]
+    children: "list[Element | str]" = field(default_factory=list)
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Namespace and local name."""
+        prefix, _, local = self.tag.rpartition(":")
+        return self.scope.get(prefix, ""), local
+
+    @property
+    def elements(self) -> "list[Element]":
+        """Children that are elements."""
+        return [one for one in self.children if isinstance(one, Element)]
+
+    @property
+    def text(self) -> str:
+        """Its text; only of an element without child elements."""
+        return "".join(one for one in self.children if isinstance(one, str))
+
+    def attribute(self, name: tuple[str, str]) -> str | None:
+        """Return an attribute by namespace and local name; one without a prefix has no namespace."""
+        return next((value for key, value in self.attributes.items() if _expanded(key, self.scope) == name), None)
+
+
+def parse_xml(data: bytes, where: str) -> Element:
+    """Read one document in UTF-8 and return its root.
+
+    Raises:
+        RefusedEvidenceError: It is no such document, or uses what signed manifests do not.
+    """
+    if len(data) > MAX_BYTES:
+        raise malformed(where, f"{len(data)} bytes, allowed {MAX_BYTES}")
+    builder = _Builder(where)
+    parser = expat.ParserCreate("UTF-8")
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
+    parser.CharacterDataHandler = builder.characters
+    for name in ("StartDoctypeDecl", "EntityDecl", "Comment", "ProcessingInstruction", "StartCdataSection"):
+        setattr(parser, f"{name}Handler", builder.refuse)
+    try:
+        parser.Parse(data, True)
+    except (expat.ExpatError, UnicodeError, ValueError) as exc:
+        raise malformed(where, f"is no XML document ({exc})") from exc
+    if builder.root is None:
+        raise malformed(where, "has no element")
+    return builder.root
+
+
+class _Builder:
+    def __init__(self, where: str) -> None:
+        self._where, self._open, self._count = where, list[Element](), 0
+        self.root: Element | None = None
+
+    def start(self, tag: str, found: dict[str, str]) -> None:
+        self._count += 1
+        if self._count > _MAX_ELEMENTS or len(self._open) >= _MAX_DEPTH:
+            raise malformed(self._where, "too many elements, or nested too deep")
+        declared = {_declared(key): value for key, value in found.items() if _is_declaration(key)}
+        scope = {**(self._open[-1].scope if self._open else {}), **declared}
+        attributes = {key: value for key, value in found.items() if not _is_declaration(key)}
+        element = Element(tag, attributes, scope)
+        self._check(element, declared)
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self.root = element
+        self._open.append(element)
+
+    def end(self, tag: str) -> None:
+        del tag
+        self._open.pop()
+
+    def characters(self, text: str) -> None:
+        self._open[-1].children.append(text)
+
+    def refuse(self, *_: object) -> None:
+        raise malformed(self._where, "holds a document type, entity, comment, CDATA or processing instruction")
+
+    def _check(self, element: Element, declared: Mapping[str, str]) -> None:
+        names = [element.tag, *element.attributes]
+        prefixes = {name.rpartition(":")[0] for name in names if ":" in name}
+        if any(name.count(":") > 1 for name in names) or not prefixes <= set(element.scope):
+            raise malformed(self._where, f"element {element.tag[:40]!r} uses a prefix that is not declared")
+        if {"xml", "xmlns"} & set(declared) or any(prefix and not uri for prefix, uri in declared.items()):
+            raise malformed(self._where, f"element {element.tag[:40]!r} declares a prefix that it may not")
+        if len({_expanded(key, element.scope) for key in element.attributes}) != len(element.attributes):
+            raise malformed(self._where, f"element {element.tag[:40]!r} has an attribute twice")
+
+
+def canonical(element: Element, without: Element | None = None) -> bytes:
+    """Write an element in the canonical form; as a part of its document, with the namespaces that are in scope there.
+
+    Args:
+        element: The root, or a part.
+        without: An element below it that is left out.
+    """
+    return "".join(_written(element, without, {})).encode("utf-8")
+
+
+def _written(element: Element, without: Element | None, above: Mapping[str, str]) -> Iterator[str]:
+    yield f"<{element.tag}"
+    # sorted by prefix, the default one first; what an ancestor has said is not said again
+    for prefix, uri in sorted(element.scope.items()):
+        if above.get(prefix, "") != uri:
+            yield f' xmlns{":" if prefix else ""}{prefix}="{_escaped(uri, _IN_ATTRIBUTES)}"'
+    for key, value in sorted(element.attributes.items(), key=lambda pair: _expanded(pair[0], element.scope)):
+        yield f' {key}="{_escaped(value, _IN_ATTRIBUTES)}"'
+    yield ">"
+    for child in element.children:
+        if isinstance(child, str):
+            yield _escaped(child, _IN_TEXT)
+        elif child is not without:
+            yield from _written(child, without, element.scope)
+    yield f"</{element.tag}>"
+
+
+def _expanded(key: str, scope: Mapping[str, str]) -> tuple[str, str]:
+    prefix, _, local = key.rpartition(":")
+    return (scope.get(prefix, "") if prefix else ""), local
+
+
+def _is_declaration(key: str) -> bool:
+    return key == "xmlns" or key.startswith("xmlns:")
+
+
+def _declared(key: str) -> str:
+    return key.removeprefix("xmlns").removeprefix(":")
+
+
+def _escaped(text: str, table: Mapping[str, str]) -> str:
+    return "".join(table.get(one, one) for one in text)

@@ -1,0 +1,1 @@
+"""SGX and TDX: quotes, their collateral, TCB levels, and where a quote is had from."""

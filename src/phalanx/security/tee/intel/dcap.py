@@ -1,0 +1,145 @@
+"""What SGX and TDX have in common: from the attestation key through the quoting enclave and the PCK to Intel's root.
+
+Source: Intel SGX DCAP, "Quote verification"; the order of the checks is that of its flow chart.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import Field
+
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee.claims import Reference
+from phalanx.security.tee.evidence import Evidence
+from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data, first_end
+from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.signature import check_raw_ecdsa, point_to_key
+from phalanx.security.tee.formats.x509 import read_certificates
+from phalanx.security.tee.intel.dcap_collateral import Collateral, check_collateral
+from phalanx.security.tee.intel.dcap_quote import TDX, Quote, TdxBody, parse_quote
+from phalanx.security.tee.intel.dcap_tcb import (
+    Level,
+    Status,
+    module_level,
+    platform_level,
+    quoting_enclave_level,
+    worst,
+)
+from phalanx.security.tee.intel.pck import PckFacts, pck_facts
+from phalanx.security.tee.refusal_reason import Reason
+
+_PCK = "Intel SGX PCK Certificate"
+_SGX_DEBUG = 0x02
+
+
+class DcapReference(Reference):
+    """What SGX and TDX policies have in common.
+
+    Attributes:
+        accepted_tcb: Accepted statuses, in Intel's words; ``Revoked`` never passes.
+        accepted_advisories: Advisories that may be open; any if left out.
+        min_evaluation: Lowest accepted number of Intel's TCB evaluation, against old but unexpired tables.
+    """
+
+    accepted_tcb: tuple[Status, ...] = ("UpToDate",)
+    accepted_advisories: tuple[str, ...] | None = None
+    min_evaluation: int = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True)
+class CheckedQuote:
+    """A quote whose signatures, chain and TCB hold.
+
+    Attributes:
+        quote: It.
+        level: Of the whole TCB.
+        pck: The platform.
+        evaluation: Number of the TCB table.
+        expires: When the first certificate or table ends.
+    """
+
+    quote: Quote
+    level: Level
+    pck: PckFacts
+    evaluation: int
+    expires: datetime
+
+
+def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: Trust) -> CheckedQuote:
+    """Judge everything about a quote but the mode of the TEE itself.
+
+    Endorsements: ``collateral``.
+
+    Raises:
+        RefusedEvidenceError: As `appraise`.
+    """
+    evidence.check_names({"collateral"})
+    quote = parse_quote(evidence.data)
+    if quote.tee != tee:
+        raise malformed("quote", f"is of TEE type {quote.tee:#x}, the evidence is of kind {evidence.kind}")
+    collateral = check_collateral(evidence.endorsement("collateral"), trust)
+    certificates = read_certificates(quote.chain, "PCK chain")
+    others = (*certificates[1:], *read_certificates(collateral.crl_chain, "pck_crl_issuer_chain"))
+    path = check_chain(certificates[0], others, collateral.trust)
+    check_signs_data(certificates[0])
+    if certificates[0].name != _PCK:
+        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"quote: signed below {certificates[0].name!r}, no PCK")
+    _check_all_lists(collateral, {one.subject for one in path[1:]})
+    check_raw_ecdsa(
+        certificates[0].key, ec.SECP256R1, quote.qe_signature, quote.qe_report, "report of the quoting enclave"
+    )
+    _check_attestation_key(quote)
+    pck = pck_facts(certificates[0])
+    level = _level(quote, collateral, pck)
+    _check_level(level, collateral, reference)
+    return CheckedQuote(quote, level, pck, collateral.tcb_info.evaluation, min(collateral.expires, first_end(path)))
+
+
+def _check_all_lists(collateral: Collateral, issuers: set[bytes]) -> None:
+    """A list that covers nothing on the path was left unchecked, so it is refused instead."""
+    strangers = [one for one in collateral.lists if one.issuer not in issuers]
+    if strangers:
+        raise RefusedEvidenceError(Reason.BAD_CHAIN, "collateral: a revocation list of an authority off the path")
+
+
+def _check_attestation_key(quote: Quote) -> None:
+    bound = hashlib.sha256(quote.attestation_key + quote.qe_auth).digest().ljust(64, b"\0")
+    if quote.qe.report_data != bound:
+        raise RefusedEvidenceError(Reason.WRONG_SIGNER, "quote: its key is not the one that the quoting enclave made")
+    if quote.qe.attributes[0] & _SGX_DEBUG:
+        raise RefusedEvidenceError(Reason.DEBUG_ENABLED, "quoting enclave: in debug mode")
+    key = point_to_key(quote.attestation_key, ec.SECP256R1(), "attestation key")
+    check_raw_ecdsa(key, ec.SECP256R1, quote.signature, quote.signed, "quote")
+
+
+def _level(quote: Quote, collateral: Collateral, pck: PckFacts) -> Level:
+    wanted = ("TDX", "TD_QE") if quote.tee == TDX else ("SGX", "QE")
+    if (collateral.tcb_info.id, collateral.qe_identity.id) != wanted:
+        raise RefusedEvidenceError(
+            Reason.WRONG_SIGNER, f"collateral: for {collateral.tcb_info.id}, expected {wanted[0]}"
+        )
+    levels = [platform_level(collateral.tcb_info, pck, quote.body)]
+    if isinstance(quote.body, TdxBody):
+        levels.append(module_level(collateral.tcb_info, quote.body))
+    levels.append(quoting_enclave_level(collateral.qe_identity, quote.qe))
+    return worst(levels)
+
+
+def _check_level(level: Level, collateral: Collateral, reference: DcapReference) -> None:
+    if level.status == "Revoked":
+        raise RefusedEvidenceError(Reason.REVOKED, "TCB: Intel has revoked this level")
+    if level.status not in reference.accepted_tcb:
+        raise RefusedEvidenceError(
+            Reason.TCB_TOO_OLD,
+            f"TCB: {level.status} ({' '.join(level.advisories) or 'no advisory'}), "
+            f"the policy accepts {', '.join(reference.accepted_tcb)}",
+        )
+    accepted = level.advisories if reference.accepted_advisories is None else reference.accepted_advisories
+    if still_open := sorted(set(level.advisories) - set(accepted)):
+        raise RefusedEvidenceError(Reason.TCB_TOO_OLD, f"TCB: {' '.join(still_open)} open, the policy forbids it")
+    if min(collateral.tcb_info.evaluation, collateral.qe_identity.evaluation) < reference.min_evaluation:
+        raise RefusedEvidenceError(
+            Reason.TCB_TOO_OLD, f"collateral: older than evaluation {reference.min_evaluation}; fetch it anew"
+        )

@@ -1,0 +1,155 @@
+"""What Intel publishes beside a quote, all signed and dated: TCB levels, the quoting enclave, revocation lists."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import BaseModel, ValidationError
+
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data, first_end
+from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.signature import check_raw_ecdsa
+from phalanx.security.tee.formats.x509 import RevocationList, parse_crl, read_certificates
+from phalanx.security.tee.intel.dcap_tcb import QeIdentity, TcbInfo
+from phalanx.security.tee.refusal_reason import Reason
+
+_WHERE = "collateral"
+_KEYS = {
+    "pck_crl_issuer_chain",
+    "root_ca_crl",
+    "pck_crl",
+    "tcb_info_issuer_chain",
+    "tcb_info",
+    "tcb_info_signature",
+    "qe_identity_issuer_chain",
+    "qe_identity",
+    "qe_identity_signature",
+}
+# some tools add it; the chain inside the quote is the one that is used
+_OPTIONAL = {"pck_certificate_chain"}
+_TCB_SIGNER = "Intel SGX TCB Signing"
+_Table = TypeVar("_Table", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Collateral:
+    """Collateral whose signatures and dates hold.
+
+    Attributes:
+        tcb_info: TCB levels.
+        qe_identity: The quoting enclave.
+        trust: The caller's, with the revocation lists added, and lists required.
+        lists: Its revocation lists.
+        crl_chain: PEM of the authority that issued the PCK certificates.
+        expires: When the first of it ends.
+    """
+
+    tcb_info: TcbInfo
+    qe_identity: QeIdentity
+    trust: Trust
+    lists: tuple[RevocationList, ...]
+    crl_chain: bytes
+    expires: datetime
+
+
+def check_collateral(data: bytes, trust: Trust) -> Collateral:
+    """Read and judge collateral: one JSON object of strings, as Intel's services return it.
+
+    Raises:
+        RefusedEvidenceError: Malformed, not signed by Intel's TCB key, revoked, of the future or overdue.
+    """
+    parts = _object(data)
+    lists = (_crl(parts, "root_ca_crl"), _crl(parts, "pck_crl"))
+    trust = Trust(trust.roots, trust.now, (*trust.crls, *lists), trust.revoked, require_crl=True)
+    tcb_info, first = _signed_table(parts, "tcb_info", TcbInfo, trust)
+    qe_identity, second = _signed_table(parts, "qe_identity", QeIdentity, trust)
+    ends = (first, second, *(one.next_update for one in lists))
+    return Collateral(tcb_info, qe_identity, trust, lists, _text(parts, "pck_crl_issuer_chain"), min(ends))
+
+
+def _object(data: bytes) -> dict[str, str]:
+    value = _load(data, _WHERE)
+    if not isinstance(value, dict) or not _KEYS <= set(value) <= _KEYS | _OPTIONAL:
+        raise malformed(_WHERE, f"expected the keys {', '.join(sorted(_KEYS))}")
+    if not all(isinstance(value[name], str) for name in _KEYS):
+        raise malformed(_WHERE, "expected text under every key")
+    return value
+
+
+def _signed_table(parts: dict[str, str], name: str, model: type[_Table], trust: Trust) -> tuple[_Table, datetime]:
+    """Return a table and when it or its signer's chain ends; the signature is over the text as it stands."""
+    certificates = read_certificates(_text(parts, f"{name}_issuer_chain"), f"{name} chain")
+    path = check_chain(certificates[0], certificates[1:], trust)
+    check_signs_data(certificates[0])
+    if certificates[0].name != _TCB_SIGNER:
+        raise RefusedEvidenceError(
+            Reason.WRONG_SIGNER, f"{name}: signed by {certificates[0].name!r}, expected {_TCB_SIGNER!r}"
+        )
+    signed = _text(parts, name)
+    signature = _hex(parts, f"{name}_signature")
+    if len(signature) != 64:
+        raise malformed(name, f"signature of {len(signature)} bytes, expected 64")
+    check_raw_ecdsa(certificates[0].key, ec.SECP256R1, signature, signed, name)
+    _load(signed, name)
+    try:
+        table = model.model_validate_json(signed)
+    except (ValidationError, RecursionError) as exc:
+        raise malformed(name, f"not as Intel documents it: {str(exc).splitlines()[0]}") from exc
+    return table, min(_check_dates(table, name, trust.now), first_end(path))
+
+
+def _check_dates(table: BaseModel, name: str, now: datetime) -> datetime:
+    issued, due = _time(getattr(table, "issued", ""), name), _time(getattr(table, "next_update", ""), name)
+    if now < issued:
+        raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{name}: issued at {issued}, the clock says {now}")
+    if now > due:
+        raise RefusedEvidenceError(
+            Reason.EXPIRED, f"{name}: the next one was due at {due}, the clock says {now}; fetch it anew"
+        )
+    return due
+
+
+def _time(text: str, where: str) -> datetime:
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError as exc:
+        raise malformed(where, "malformed date") from exc
+
+
+def _crl(parts: dict[str, str], name: str) -> RevocationList:
+    return parse_crl(_hex(parts, name), name)
+
+
+def _hex(parts: dict[str, str], name: str) -> bytes:
+    try:
+        return bytes.fromhex(parts[name])
+    except ValueError as exc:
+        raise malformed(_WHERE, f"{name} is not hex") from exc
+
+
+def _text(parts: dict[str, str], name: str) -> bytes:
+    try:
+        return parts[name].encode("utf-8")
+    except UnicodeEncodeError as exc:
+        raise malformed(_WHERE, f"{name} is not valid text") from exc
+
+
+def _load(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        raise malformed(where, "is not valid JSON without double keys") from exc
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(text)

@@ -1,0 +1,1 @@
+"""GPUs in confidential mode: signed measurements, reference manifests, the driver."""

@@ -1,0 +1,118 @@
+"""NVIDIA's reference manifests (RIM): what a driver and a firmware must measure, signed by NVIDIA.
+
+Source: TCG, Reference Integrity Manifest Information Model; ISO/IEC 19770-2 (SWID tags); NVIDIA nvtrust for indexes.
+"""
+
+from dataclasses import dataclass
+
+from phalanx.errors import RefusedEvidenceError
+from phalanx.security.tee.formats.chain import Trust
+from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.x509 import Certificate
+from phalanx.security.tee.formats.xml_signature import DSIG, check_signed_document
+from phalanx.security.tee.formats.xml_tree import Element, parse_xml
+from phalanx.security.tee.nvidia.spdm import SpdmMeasurements
+from phalanx.security.tee.refusal_reason import Reason
+
+_SWID = "http://standards.iso.org/iso/19770/-2/2015/schema.xsd"
+_HASH = "http://www.w3.org/2001/04/xmlenc#sha384"
+_DIGEST_DIGITS, _MAX_ALTERNATIVES, _MAX_INDEX = 96, 16, 253
+_DECODER_INDEX = 35
+"""Measures the video decoder; says nothing on a GPU whose decoder is off."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One manifest whose signature holds.
+
+    Attributes:
+        version: Of the driver or the firmware that it speaks of.
+        values: Accepted measurements in hex by SPDM block number; of active ones only.
+        path: Who signed it.
+    """
+
+    version: str
+    values: dict[int, frozenset[str]]
+    path: tuple[Certificate, ...]
+
+
+def read_manifest(data: bytes, trust: Trust, where: str) -> Manifest:
+    """Read a manifest and check who signed it.
+
+    Args:
+        data: The file, as NVIDIA's service gives it.
+        trust: NVIDIA's root for manifests, clock and revocation.
+        where: How errors call it.
+
+    Raises:
+        RefusedEvidenceError: Malformed, altered, ended, or not NVIDIA's.
+    """
+    root = parse_xml(data, where)
+    path = check_signed_document(root, trust, where)
+    if root.name != (_SWID, "SoftwareIdentity"):
+        raise malformed(where, f"is a {root.tag[:40]!r}, expected SoftwareIdentity")
+    expected = [(_SWID, "Entity"), (_SWID, "Meta"), (_SWID, "Payload"), (DSIG, "Signature")]
+    if [one.name for one in root.elements] != expected:
+        raise malformed(where, "expected Entity, Meta, Payload and Signature")
+    version = root.elements[1].attributes.get("colloquialVersion", "")
+    if not version:
+        raise malformed(where, "names no version")
+    return Manifest(version, _values(root.elements[2], where), path)
+
+
+def _values(payload: Element, where: str) -> dict[int, frozenset[str]]:
+    found: dict[int, frozenset[str]] = {}
+    seen: set[int] = set()
+    for resource in payload.elements:
+        index = resource.attributes.get("index", "")
+        if resource.name != (_SWID, "Resource") or resource.attributes.get("type") != "Measurement":
+            raise malformed(where, f"payload holds a {resource.tag[:40]!r} that is no measurement")
+        if not index.isascii() or not index.isdecimal() or int(index) > _MAX_INDEX or int(index) in seen:
+            raise malformed(where, f"measurement {index[:8]!r}: twice, or no number")
+        seen.add(int(index))
+        if (active := resource.attributes.get("active")) not in ("True", "False"):
+            raise malformed(where, f"measurement {index}: active is neither True nor False")
+        if active == "True":
+            found[int(index) + 1] = _alternatives(resource, index, where)
+    if not found:
+        raise malformed(where, "no measurement is active")
+    return found
+
+
+def _alternatives(resource: Element, index: str, where: str) -> frozenset[str]:
+    count = resource.attributes.get("alternatives", "")
+    if not count.isascii() or not count.isdecimal() or not 1 <= int(count) <= _MAX_ALTERNATIVES:
+        raise malformed(where, f"measurement {index}: {count[:8]!r} alternatives")
+    values = [resource.attribute((_HASH, f"Hash{number}")) or "" for number in range(int(count))]
+    if any(len(one) != _DIGEST_DIGITS or set(one) - set("0123456789abcdef") for one in values):
+        raise malformed(where, f"measurement {index}: a value is not {_DIGEST_DIGITS} lowercase hex digits")
+    return frozenset(values)
+
+
+def check_manifests(report: SpdmMeasurements, driver: Manifest, firmware: Manifest) -> None:
+    """Compare a report with the manifests of its driver and its firmware.
+
+    Raises:
+        RefusedEvidenceError: A manifest is of another version, both speak of one measurement, or one that is active
+            is absent or has another value.
+    """
+    for what, found, manifest in (
+        ("driver", report.driver_version, driver),
+        ("firmware", report.vbios_version, firmware),
+    ):
+        if manifest.version.upper() != found.upper():
+            raise RefusedEvidenceError(
+                Reason.WRONG_MEASUREMENT, f"manifest of {what} {manifest.version[:40]}, the GPU runs {found[:40]}"
+            )
+    if both := sorted(set(driver.values) & set(firmware.values)):
+        raise malformed("manifests", f"both speak of measurement {both[0]}")
+    for block, accepted in sorted({**driver.values, **firmware.values}.items()):
+        if block == _DECODER_INDEX + 1 and report.is_decoder_off:
+            continue
+        value = report.measurements.get(block, b"").hex()
+        if value not in accepted:
+            raise RefusedEvidenceError(
+                Reason.WRONG_MEASUREMENT,
+                f"{block} is {f'{value[:16]}...' if value else 'absent'}; NVIDIA's manifest has "
+                f"{', '.join(sorted(f'{one[:16]}...' for one in accepted))}",
+            )

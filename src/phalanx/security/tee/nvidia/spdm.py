@@ -1,0 +1,126 @@
+"""A signed SPDM 1.1 MEASUREMENTS exchange, byte by byte, and NVIDIA's own fields in it.
+
+Source: DMTF DSP0274 version 1.1 (SPDM), GET_MEASUREMENTS and MEASUREMENTS; NVIDIA nvtrust for opaque data.
+"""
+
+from dataclasses import dataclass
+
+from phalanx.security.tee.formats.reader import Reader, malformed
+
+REQUEST_BYTES, SIGNATURE_BYTES, NONCE_BYTES = 37, 96, 32
+MAX_REPORT_BYTES = 64 * 1024
+_WHERE = "SPDM measurements"
+_VERSION_1_1 = 0x11
+_GET_MEASUREMENTS, _MEASUREMENTS = 0xE0, 0x60
+_WITH_SIGNATURE, _ALL = 0x01, 0xFF
+_DMTF = 0x01
+_MAX_BLOCKS = 254
+_DRIVER_VERSION, _VBIOS_VERSION, _DECODER, _FWID = 3, 6, 11, 20
+_DECODER_OFF = b"\x55"
+
+
+@dataclass(frozen=True)
+class SpdmMeasurements:
+    """One request and its response.
+
+    Attributes:
+        nonce: What the verifier chose.
+        measurements: Values by block number; the first byte, the kind of value, is apart.
+        opaque: NVIDIA's fields by number.
+        signed: Request and response without the signature.
+        signature: r and s, 96 bytes.
+    """
+
+    nonce: bytes
+    measurements: dict[int, bytes]
+    opaque: dict[int, bytes]
+    signed: bytes
+    signature: bytes
+
+    @property
+    def driver_version(self) -> str:
+        """Version of the driver that the GPU was set up by."""
+        return self.opaque.get(_DRIVER_VERSION, b"").rstrip(b"\0").decode("ascii", "replace")
+
+    @property
+    def vbios_version(self) -> str:
+        """Version of the firmware: five bytes, written as NVIDIA writes them, such as 96.00.5E.00.01."""
+        raw = self.opaque.get(_VBIOS_VERSION, b"")
+        if len(raw) != 8:
+            return ""
+        # little-endian: the high four bytes of the version, then one more from the other half
+        digits = raw[3::-1].hex().upper() + raw[4:5].hex().upper()
+        return ".".join(digits[index : index + 2] for index in range(0, len(digits), 2))
+
+    @property
+    def is_decoder_off(self) -> bool:
+        """Whether the GPU says that its first video decoder is off."""
+        return self.opaque.get(_DECODER, b"")[:1] == _DECODER_OFF
+
+    @property
+    def fwid(self) -> bytes:
+        """Identity of the firmware that made the signing key; empty where the GPU does not say."""
+        return self.opaque.get(_FWID, b"")
+
+
+def parse_measurements(data: bytes) -> SpdmMeasurements:
+    """Read a request for all measurements with a signature, followed by its response.
+
+    Raises:
+        RefusedEvidenceError: Anything else, SPDM 1.2 and later included: their signature covers messages that are
+            not in the report.
+    """
+    if len(data) > MAX_REPORT_BYTES:
+        raise malformed(_WHERE, f"{len(data)} bytes, allowed {MAX_REPORT_BYTES}")
+    reader = Reader(data, _WHERE)
+    nonce = _request(reader)
+    version, code = reader.number(1), reader.number(1)
+    if (version, code) != (_VERSION_1_1, _MEASUREMENTS):
+        raise malformed(_WHERE, f"response {code:#x} of version {version:#x}, expected 0x60 of 0x11")
+    reader.take(2)
+    count = reader.number(1)
+    record = Reader(reader.sized(3, MAX_REPORT_BYTES), _WHERE)
+    measurements = _blocks(record, count)
+    reader.take(NONCE_BYTES)
+    opaque = _opaque(Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE))
+    signed = reader.since(0)
+    signature = reader.take(SIGNATURE_BYTES)
+    reader.end()
+    return SpdmMeasurements(nonce, measurements, opaque, signed, signature)
+
+
+def _request(reader: Reader) -> bytes:
+    version, code, attributes, operation = reader.take(4)
+    if (version, code) != (_VERSION_1_1, _GET_MEASUREMENTS):
+        raise malformed(_WHERE, f"request {code:#x} of version {version:#x}, expected 0xe0 of 0x11")
+    if attributes != _WITH_SIGNATURE or operation != _ALL:
+        raise malformed(_WHERE, "the request was not for all measurements with a signature")
+    nonce = reader.take(NONCE_BYTES)
+    reader.take(1)
+    return nonce
+
+
+def _blocks(reader: Reader, count: int) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for _ in range(count):
+        index, specification = reader.number(1), reader.number(1)
+        block = Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE)
+        if specification != _DMTF or not 1 <= index <= _MAX_BLOCKS or index in found:
+            raise malformed(_WHERE, f"measurement {index}: twice, or not in the DMTF's form")
+        block.take(1)
+        found[index] = block.sized(2, MAX_REPORT_BYTES)
+        block.end()
+    reader.end()
+    if not found:
+        raise malformed(_WHERE, "no measurement")
+    return found
+
+
+def _opaque(reader: Reader) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    while reader.left:
+        kind = reader.number(2)
+        if kind in found and kind in (_DRIVER_VERSION, _VBIOS_VERSION, _DECODER, _FWID):
+            raise malformed(_WHERE, f"opaque field {kind} twice")
+        found[kind] = reader.sized(2, MAX_REPORT_BYTES)
+    return found

@@ -1,0 +1,108 @@
+"""The attester's side of a TPM: quotes over a binding, and the answer to an enrolment."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from phalanx.config import canonical_json
+from phalanx.errors import RefusedEvidenceError, TpmError
+from phalanx.security.closing import Closing
+from phalanx.security.tee.binding import Binding
+from phalanx.security.tee.evidence import Evidence
+from phalanx.security.tee.tpm import wire
+from phalanx.security.tee.tpm.device import TpmDevice
+from phalanx.security.tee.tpm.enrol import Enrolment
+from phalanx.security.tee.tpm.structures import parse_quote_and_signature
+from phalanx.security.tee.tpm.wire import Command
+
+DEFAULT_PCRS = (0, 1, 2, 3, 4, 5, 6, 7)
+EK_CERTIFICATE_INDEX = 0x01C00002
+"""Where the TCG's profile puts the certificate of the RSA 2048 endorsement key."""
+_ATTEMPTS = 3
+
+
+class TpmAttester(Closing):
+    """Makes evidence with an attestation key that never leaves its TPM.
+
+    The key is derived from the TPM's endorsement seed: it is the same after every start, and needs no storage.
+
+    Args:
+        tpm: Used by this object and by others in turn.
+        pcrs: What is quoted, of the SHA-256 bank.
+        endorsements: What goes along with each piece of evidence, such as ``ek_certificate`` and ``chain``.
+
+    Raises:
+        TpmError: The TPM cannot make the key.
+    """
+
+    kind = "tpm"
+
+    def __init__(
+        self,
+        tpm: TpmDevice,
+        pcrs: Iterable[int] = DEFAULT_PCRS,
+        endorsements: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self._tpm, self._pcrs, self._endorsements = tpm, tuple(sorted(set(pcrs))), dict(endorsements or {})
+        self._ak, self._public = tpm.make_primary(wire.ENDORSEMENT, wire.attestation_key())
+        self._is_open = True
+
+    @property
+    def ak_public(self) -> bytes:
+        """The key's public area (TPMT_PUBLIC), for `begin_enrolment`."""
+        return self._public
+
+    @property
+    def ek_certificate(self) -> bytes:
+        """The vendor's certificate of the endorsement key, in DER, as the TPM keeps it.
+
+        Raises:
+            TpmError: It keeps none.
+        """
+        return self._tpm.read_memory(EK_CERTIFICATE_INDEX)
+
+    def evidence(self, binding: Binding) -> Evidence:
+        """Have the TPM sign a binding together with its PCRs.
+
+        Raises:
+            TpmError: The TPM refuses, or PCRs change faster than they can be read.
+        """
+        parameters = wire.sized(binding.digest()) + b"\0\x10" + wire.pcr_selection(self._pcrs)
+        for _ in range(_ATTEMPTS):
+            answer = self._tpm.call(Command.QUOTE, (self._ak,), parameters, wire.password())
+            quote, values = answer.take(answer.left), self._tpm.read_pcrs(self._pcrs)
+            if _is_of(quote, values):
+                plain = {"sha256": {str(index): value.hex() for index, value in values.items()}}
+                sent = {"ak": self._public, "pcrs": canonical_json(plain), **self._endorsements}
+                return Evidence(self.kind, quote, sent, binding)
+        raise TpmError(f"TPM: PCRs {self._pcrs} changed between quote and reading, {_ATTEMPTS} times")
+
+    def activate(self, enrolment: Enrolment) -> bytes:
+        """Read the secret of an enrolment, which only the TPM with both keys can; it goes back to `Enrolment.finish`.
+
+        Raises:
+            TpmError: The secret was not made for this TPM and this key.
+        """
+        with (
+            self._tpm.primary(wire.ENDORSEMENT, wire.endorsement_key()) as (ek, _),
+            self._tpm.policy_session() as session,
+        ):
+            nothing = wire.sized(b"") * 3 + bytes(4)
+            self._tpm.call(Command.POLICY_SECRET, (wire.ENDORSEMENT, session), nothing, wire.password())
+            parameters = enrolment.credential + enrolment.encrypted_secret
+            authorised = (wire.password(), wire.by_session(session))
+            return self._tpm.call(Command.ACTIVATE_CREDENTIAL, (self._ak, ek), parameters, *authorised).sized(2, 64)
+
+    def close(self) -> None:
+        """Remove the key from the TPM; closing twice is harmless."""
+        if self._is_open:
+            self._is_open = False
+            self._tpm.flush(self._ak)
+
+
+def _is_of(quote: bytes, values: Mapping[int, bytes]) -> bool:
+    """Whether a quote speaks of these values; others extend PCRs at any time."""
+    try:
+        _, parsed, _ = parse_quote_and_signature(quote)
+    except RefusedEvidenceError as exc:
+        raise TpmError(f"TPM: its quote cannot be read ({exc.detail})") from exc
+    return parsed.digest == hashlib.sha256(b"".join(values.values())).digest()

@@ -1,0 +1,150 @@
+"""A TPM as a session of commands: keys, quotes, PCRs, counters; no daemon and no library of a vendor between.
+
+What it is asked lies open to whoever listens on the bus to the chip: its parameters are not encrypted.
+"""
+
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from phalanx.errors import TpmError
+from phalanx.security.closing import Closing
+from phalanx.security.tee.tpm import wire
+from phalanx.security.tee.tpm.link import DEFAULT_ADDRESS, TpmLink, open_link
+from phalanx.security.tee.tpm.wire import Answer, Command
+
+_PROPERTIES, _MANUFACTURER = 6, 0x105
+_PCRS_AT_ONCE, _NV_BYTES_AT_ONCE = 8, 512
+_TRY_AGAIN = (0x908, 0x920, 0x922)
+"""TPM_RC_YIELDED, NV_RATE and RETRY: nothing was done, and the same command will be."""
+_PAUSES_S = (0.0, 0.001, 0.01, 0.1, 1.0)
+_SOFTWARE_MAKERS = ("IBM", "MSFT", "GOOG", "AMZN", "XEN", "SW")
+"""Who writes TPMs as programs, as far as known; such a one holds what its host lets it hold."""
+
+
+class TpmDevice(Closing):
+    """One connection to a TPM 2.0.
+
+    Args:
+        link: The way to it; used by nobody else.
+
+    Guarantees:
+        Every object and session that a method made is removed again, except what it returns a handle of.
+    """
+
+    def __init__(self, link: TpmLink) -> None:
+        self._link = link
+
+    @property
+    def is_software(self) -> bool:
+        """Whether it is known to be a program, whose host can read it and turn it back."""
+        return self._link.is_software or self.manufacturer().upper().startswith(_SOFTWARE_MAKERS)
+
+    def manufacturer(self) -> str:
+        """Return who the TPM says has made it."""
+        answer = self.call(Command.GET_CAPABILITY, (), struct.pack(">III", _PROPERTIES, _MANUFACTURER, 1))
+        answer.take(1 + 4 + 4 + 4)
+        return answer.take(4).rstrip(b"\0 ").decode("ascii", "replace")
+
+    def call(self, code: Command, handles: Sequence[int], parameters: bytes, *sessions: bytes) -> Answer:
+        """Run a command whose response names no handle.
+
+        Raises:
+            TpmError: The TPM refuses it.
+        """
+        return self._run(code, handles, parameters, sessions, with_handle=False)[1]
+
+    def make(self, code: Command, handles: Sequence[int], parameters: bytes, *sessions: bytes) -> tuple[int, Answer]:
+        """Run a command that makes an object or a session, and return its handle first; the caller removes it.
+
+        Raises:
+            TpmError: The TPM refuses it.
+        """
+        return self._run(code, handles, parameters, sessions, with_handle=True)
+
+    def flush(self, handle: int) -> None:
+        """Remove an object or a session."""
+        self.call(Command.FLUSH_CONTEXT, (), struct.pack(">I", handle))
+
+    @contextmanager
+    def primary(self, hierarchy: int, template: bytes) -> Iterator[tuple[int, bytes]]:
+        """Make a primary key, the same one each time; it is removed at the end.
+
+        Yields:
+            Its handle, and its public area (TPMT_PUBLIC).
+        """
+        handle, public = self.make_primary(hierarchy, template)
+        try:
+            yield handle, public
+        finally:
+            self.flush(handle)
+
+    def make_primary(self, hierarchy: int, template: bytes) -> tuple[int, bytes]:
+        """Make a primary key and return its handle and public area; the caller removes it."""
+        parameters = wire.sensitive() + wire.sized(template) + wire.sized(b"") + struct.pack(">I", 0)
+        handle, answer = self.make(Command.CREATE_PRIMARY, (hierarchy,), parameters, wire.password())
+        return handle, answer.sized(2, 1024)
+
+    @contextmanager
+    def policy_session(self) -> Iterator[int]:
+        """Open a policy session; it is removed at the end."""
+        session, _ = self.make(Command.START_AUTH_SESSION, wire.SESSION_HANDLES, wire.policy_session())
+        try:
+            yield session
+        finally:
+            self.flush(session)
+
+    def read_pcrs(self, indexes: Iterable[int]) -> dict[int, bytes]:
+        """Return values of the SHA-256 bank by number, in the order of their numbers."""
+        wanted = sorted(set(indexes))
+        found: dict[int, bytes] = {}
+        for start in range(0, len(wanted), _PCRS_AT_ONCE):
+            some = wanted[start : start + _PCRS_AT_ONCE]
+            answer = self.call(Command.PCR_READ, (), wire.pcr_selection(some))
+            answer.take(4)
+            selected = answer.take(len(wire.pcr_selection(some)))
+            if selected != wire.pcr_selection(some) or answer.number(4) != len(some):
+                raise TpmError(f"TPM: has not all of the PCRs {some} in a SHA-256 bank")
+            found |= {index: answer.sized(2, 32) for index in some}
+        return found
+
+    def extend(self, index: int, digest: bytes) -> None:
+        """Extend a PCR of the SHA-256 bank by 32 bytes."""
+        parameters = struct.pack(">IH", 1, wire.SHA256) + digest
+        self.call(Command.PCR_EXTEND, (index,), parameters, wire.password())
+
+    def read_memory(self, index: int) -> bytes:
+        """Return what lies at an index of the non-volatile memory, such as the EK's certificate."""
+        public = self.call(Command.NV_READ_PUBLIC, (index,), b"").sized(2, 512)
+        size, data = int.from_bytes(public[-2:], "big"), b""
+        while len(data) < size:
+            part = struct.pack(">HH", min(_NV_BYTES_AT_ONCE, size - len(data)), len(data))
+            data += self.call(Command.NV_READ, (wire.OWNER, index), part, wire.password()).sized(2, size)
+        return data
+
+    def close(self) -> None:
+        """End the connection; closing twice is harmless."""
+        self._link.close()
+
+    def _run(
+        self, code: Command, handles: Sequence[int], parameters: bytes, sessions: Sequence[bytes], *, with_handle: bool
+    ) -> tuple[int, Answer]:
+        command = wire.encode_command(code, handles, sessions, parameters)
+        for pause_s in _PAUSES_S:
+            try:
+                return wire.decode_response(code, self._link.exchange(command), with_handle=with_handle)
+            except TpmError as exc:
+                if exc.code not in _TRY_AGAIN:
+                    raise
+                time.sleep(pause_s)
+        return wire.decode_response(code, self._link.exchange(command), with_handle=with_handle)
+
+
+def open_tpm(address: str = DEFAULT_ADDRESS) -> TpmDevice:
+    """Connect to a TPM; the form of addresses is that of `phalanx.security.tee.tpm.link`.
+
+    Raises:
+        TpmError: Nobody is there.
+    """
+    return TpmDevice(open_link(address))

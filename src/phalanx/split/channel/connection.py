@@ -1,0 +1,136 @@
+"""A party's line to the enclave: it says something and waits for the answer."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from phalanx.errors import FrameError, PeerLostError
+from phalanx.split.channel.costs import Costs
+from phalanx.split.channel.messages import Message, Refused, error_of, parse_message
+from phalanx.split.channel.packed import Packed, post
+from phalanx.transport import Endpoint, LinkFault, Received
+
+_LOOK_EVERY_S = 0.2
+Answer = TypeVar("Answer", bound=Message)
+Payload = Sequence[bytes | memoryview]
+
+
+class Line:
+    """One party's end.
+
+    Args:
+        endpoint: Of the party.
+        peer: Name of the enclave.
+        timeout_s: How long an answer may take.
+        look: Called while waiting; raises where there is nobody to wait for.
+    """
+
+    def __init__(self, endpoint: Endpoint, peer: str, timeout_s: float, look: Callable[[], None]) -> None:
+        self._endpoint, self._peer, self._timeout_s, self._look = endpoint, peer, timeout_s, look
+        self._unheard: deque[Received] = deque()
+
+    @property
+    def bytes_crossed(self) -> int:
+        """Bytes of all frames so far, both ways."""
+        return self._endpoint.bytes_sent.get(self._peer, 0) + self._endpoint.bytes_received.get(self._peer, 0)
+
+    @property
+    def costs(self) -> Costs:
+        """CPU time of the transport's digests and signatures so far."""
+        return Costs(digest_s=self._endpoint.seconds_hashing, signing_s=self._endpoint.seconds_signing)
+
+    def say(self, message: Message, payload: Payload = ()) -> None:
+        """Send and go on.
+
+        Raises:
+            PeerLostError: The link has failed.
+            FrameError: It is larger than a frame may be.
+        """
+        self._endpoint.send(self._peer, message.kind, message.model_dump(mode="json"), payload)
+
+    def say_packed(self, message: Message, frame: Packed) -> None:
+        """Send a frame of a `Link` and go on; raises as `say`."""
+        post(self._endpoint, self._peer, message, frame)
+
+    def hear(self, answer: type[Answer]) -> tuple[Answer, memoryview]:
+        """Wait for a message of this kind; as `hear_one_of`."""
+        return self.hear_one_of((answer,))
+
+    def glance(self, wanted: type[Answer]) -> Answer | None:
+        """Return the oldest message if it is there and of this kind; another one is kept for who waits for it.
+
+        Raises:
+            PhalanxError: The enclave refused, with its error; or `PeerLostError`, the link has failed; or `FrameError`,
+                the message is malformed.
+        """
+        item = self._unheard[0] if self._unheard else self._endpoint.receive(0.0)
+        if item is None:
+            return None
+        if isinstance(item, LinkFault):
+            raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
+        message = parse_message(item.kind, item.body)
+        if isinstance(message, Refused):
+            raise error_of(message, self._peer)
+        if isinstance(message, wanted):
+            if self._unheard:
+                self._unheard.popleft()
+            return message
+        if not self._unheard:
+            self._unheard.append(item)
+        return None
+
+    def hear_one_of(
+        self, answers: tuple[type[Answer], ...], meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Answer, memoryview]:
+        """Wait for a message of one of these kinds; call `meanwhile` now and then.
+
+        Returns:
+            The message and its payload.
+
+        Raises:
+            PhalanxError: The enclave refused, with its error; or `PeerLostError`, it is gone or silent; or
+                `FrameError`, it said something else.
+        """
+        expected = " or ".join(repr(one.kind) for one in answers)
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline:
+            item = self._unheard.popleft() if self._unheard else self._endpoint.receive(_LOOK_EVERY_S)
+            if item is None:
+                self._look()
+                if meanwhile is not None:
+                    meanwhile()
+                continue
+            if isinstance(item, LinkFault):
+                self._look()
+                raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
+            message = parse_message(item.kind, item.body)
+            if isinstance(message, Refused):
+                raise error_of(message, self._peer)
+            if not isinstance(message, answers):
+                raise FrameError(f"{self._peer}: said {item.kind!r}, expected {expected}")
+            return message, item.payload
+        raise PeerLostError(
+            f"{self._peer}: no {expected} within {self._timeout_s:g} s; raise split.step_timeout_s, then --resume"
+        )
+
+    def ask(self, message: Message, answer: type[Answer], payload: Payload = ()) -> tuple[Answer, memoryview]:
+        """Send, then wait for the answer.
+
+        Raises:
+            PhalanxError: As `say` and `hear`.
+        """
+        self.say(message, payload)
+        return self.hear(answer)
+
+    def meet_at(self, address: str) -> None:
+        """The enclave listens there."""
+        self._endpoint.add_peer(self._endpoint.peers[self._peer], address)
+
+    def flush(self) -> None:
+        """Wait until everything said was taken.
+
+        Raises:
+            PeerLostError: It was not in time.
+        """
+        self._endpoint.flush(self._timeout_s)

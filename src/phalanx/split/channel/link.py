@@ -1,0 +1,164 @@
+"""One end of what lies between a client and the enclave: tensors in, frames out, and back."""
+
+import struct
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import FrameError, SealError
+from phalanx.security.crypto import Identity, digest_hex
+from phalanx.security.seal import Channel, TensorKind, Transcript
+from phalanx.split.channel.costs import Costs
+from phalanx.split.channel.packed import Packed
+from phalanx.split.channel.tensor_kinds import DTYPES
+from phalanx.transport.tensors import tensor_buffers, tensor_memory
+
+Frame = bytes | bytearray | memoryview
+_PLAIN = struct.Struct(">4sQIH")
+_MAGIC = b"PHSP"
+
+
+class Link(Protocol):
+    """One end, whatever protects it."""
+
+    @property
+    def costs(self) -> Costs:
+        """CPU time so far."""
+        ...
+
+    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> Packed:
+        """Return the frame of a tensor of this kind, which lies contiguously on the CPU."""
+        ...
+
+    def unpack(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
+        """Return the tensor of a frame; of a refused one nothing is left, and the due one is still accepted.
+
+        Args:
+            frame: What came.
+            kind: What is due.
+            step: When.
+            microbatch: Of which it is.
+            digest: Of the frame, where this process has made it already; left out, it is made here.
+
+        Raises:
+            SealError: It is not the frame that is due.
+            FrameError: The same, of a link that seals nothing.
+        """
+        ...
+
+    def statement(self) -> bytes:
+        """This side's signed word on all that has crossed; empty for a link that cannot tell."""
+        ...
+
+    def close(self) -> None:
+        """Forget keys."""
+        ...
+
+
+class SealedLink:
+    """Seals from a tensor's memory and opens into it, one pass each; notes every frame in the transcript.
+
+    A frame is digested once at each end: what the transcript notes is what the transport's header around it signs.
+
+    Args:
+        channel: One end, used by nobody else.
+        identity: This side.
+    """
+
+    def __init__(self, channel: Channel, identity: Identity) -> None:
+        self._seconds, self._digest_seconds = 0.0, 0.0
+        self._channel = channel
+        self._transcript = Transcript(channel, identity)
+        channel.measure(time.thread_time)
+
+    @property
+    def costs(self) -> Costs:
+        """As `Link` says."""
+        cipher_s, digest_s = self._channel.cipher_seconds, self._digest_seconds
+        framing_s = max(0.0, self._seconds - cipher_s - digest_s)
+        return Costs(cipher_s=cipher_s, digest_s=digest_s, framing_s=framing_s)
+
+    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> Packed:
+        """As `Link` says."""
+        started = time.thread_time()
+        sender = self._channel.sender
+        frame = Packed(sender.frame_size(kind))
+        sender.seal_into(kind, step, microbatch, tensor_buffers(tensor), frame)
+        frame.digest = self._digest(frame)
+        self._transcript.sent(frame.digest)
+        self._seconds += time.thread_time() - started
+        return frame
+
+    def unpack(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
+        """As `Link` says."""
+        started = time.thread_time()
+        tensor = torch.empty(kind.shape, dtype=DTYPES[kind.dtype])
+        self._channel.receiver.open_into(frame, kind, step, microbatch, tensor_memory(tensor))
+        self._transcript.received(digest or self._digest(frame))
+        self._seconds += time.thread_time() - started
+        return tensor
+
+    def _digest(self, frame: Frame) -> str:
+        started = time.thread_time()
+        digest = digest_hex(memoryview(frame))
+        self._digest_seconds += time.thread_time() - started
+        return digest
+
+    def statement(self) -> bytes:
+        """As `Link` says."""
+        return self._transcript.sign()
+
+    def close(self) -> None:
+        """As `Link` says."""
+        self._channel.close()
+
+
+class PlainLink:
+    """Seals nothing. NOT SECURE: whoever carries a frame reads it, and can put another one in its place.
+
+    The victim of attacks, and what a sealed run is compared with.
+    """
+
+    @property
+    def costs(self) -> Costs:
+        """None."""
+        return Costs()
+
+    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> Packed:
+        """As `Link` says."""
+        header = _PLAIN.pack(_MAGIC, step, microbatch, len(kind.encoded)) + kind.encoded
+        frame = Packed(header)
+        frame += tensor_buffers(tensor)
+        return frame
+
+    def unpack(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
+        """As `Link` says, of a frame that claims to be the one that is due."""
+        header = _PLAIN.pack(_MAGIC, step, microbatch, len(kind.encoded)) + kind.encoded
+        view = memoryview(frame)
+        if view.nbytes != len(header) + kind.size_bytes or view[: len(header)] != header:
+            raise FrameError(f"frame: is not {kind} of step {step}, microbatch {microbatch}")
+        tensor = torch.empty(kind.shape, dtype=DTYPES[kind.dtype])
+        tensor_memory(tensor)[:] = view[len(header) :]
+        return tensor
+
+    def statement(self) -> bytes:
+        """Nothing: what crossed is nobody's word."""
+        return b""
+
+    def close(self) -> None:
+        """There is nothing to forget."""
+
+
+def costs_of(links: Iterable[Link]) -> Costs:
+    """What several links of this process have cost together."""
+    total = Costs()
+    for link in links:
+        total = total.plus(link.costs)
+    return total
+
+
+REFUSALS = (SealError, FrameError)
+"""What `Link.unpack` raises."""

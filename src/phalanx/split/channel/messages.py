@@ -1,0 +1,290 @@
+"""What crosses beside the frames: the bodies of all messages between the enclave and its parties, read once, strictly.
+
+Nothing in a body is believed for its own sake: a frame that is not what its body says does not open.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from phalanx.config import StrictModel
+from phalanx.errors import (
+    CheckpointError,
+    DataError,
+    FixedPointError,
+    FrameError,
+    PadError,
+    PeerLostError,
+    PeerRefusedError,
+    PhalanxError,
+    RefusedEvidenceError,
+    ReleaseRefusedError,
+    RollbackError,
+    SealError,
+    SignatureError,
+    WrongProductError,
+)
+from phalanx.split.channel.costs import Costs
+from phalanx.transport import Body, by_kind, parse_body
+
+_Text = Annotated[str, Field(max_length=500)]
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Size = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+_Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Message(Body):
+    """What the enclave and its parties say to each other."""
+
+
+class Ready(Message):
+    """The enclave listens."""
+
+    kind: ClassVar[str] = "ready"
+    address: _Text
+
+
+class Challenge(Message):
+    """Evidence is asked for."""
+
+    kind: ClassVar[str] = "challenge"
+    nonce: _Hex32
+
+
+class Proof(Message):
+    """The evidence, as payload."""
+
+    kind: ClassVar[str] = "proof"
+
+
+class Call(Message):
+    """Payload: a token of so many bytes, and the hello of a handshake; both are empty in a plaintext split."""
+
+    kind: ClassVar[str] = "call"
+    token_bytes: _Count
+
+
+class Welcome(Message):
+    """The reply to a hello, as payload; from now on the link is there."""
+
+    kind: ClassVar[str] = "welcome"
+
+
+class Upload(Message):
+    """A frame of a microbatch, as payload."""
+
+    kind: ClassVar[str] = "upload"
+    what: Literal["train", "held_out"]
+    microbatch: _Count
+    rows: _Count
+    attempt: _Count = 0
+    """How often the client was asked to send again before this."""
+
+
+class Again(Message):
+    """A frame was refused and nothing has changed: send again from there on, the same bytes."""
+
+    kind: ClassVar[str] = "again"
+    taken: _Count
+    """Frames that were taken from this client since it met the enclave."""
+    attempt: _Count
+    """The so-manyth time that it is asked, from 1."""
+
+
+class Reply(Message):
+    """Feedback on a client's microbatches, a frame, as payload."""
+
+    kind: ClassVar[str] = "reply"
+    what: Literal["train", "held_out"]
+    costs: Costs
+    """CPU seconds of the enclave so far."""
+
+
+class Repeat(Message):
+    """The last reply did not open: send it again, the same bytes."""
+
+    kind: ClassVar[str] = "repeat"
+
+
+class Restore(Message):
+    """A sealed state, as payload: go on from it."""
+
+    kind: ClassVar[str] = "restore"
+    step: _Count
+
+
+class Restored(Message):
+    """That was done; or, without a state, training begins."""
+
+    kind: ClassVar[str] = "restored"
+    step: _Count
+
+
+class Keep(Message):
+    """The state is asked for, sealed."""
+
+    kind: ClassVar[str] = "keep"
+
+
+class Kept(Message):
+    """The sealed state, as payload."""
+
+    kind: ClassVar[str] = "kept"
+    step: _Count
+    number: _Count
+
+
+class Settle(Message):
+    """A sealed state is safe on the disk: every one before it is void."""
+
+    kind: ClassVar[str] = "settle"
+    number: _Count
+
+
+class Settled(Message):
+    """Older ones are void."""
+
+    kind: ClassVar[str] = "settled"
+
+
+class Weigh(Message):
+    """The digest of the final weights is asked for."""
+
+    kind: ClassVar[str] = "weigh"
+
+
+class Weighed(Message):
+    """SHA-256 over all parameters of the model by name, adapters included."""
+
+    kind: ClassVar[str] = "weighed"
+    digest: _Hex32
+
+
+class AskRelease(Message):
+    """The adapters are asked for."""
+
+    kind: ClassVar[str] = "ask_release"
+
+
+class Part(Message):
+    """One released parameter, a frame, as payload."""
+
+    kind: ClassVar[str] = "part"
+    name: _Text
+    shape: tuple[_Count, ...] = Field(max_length=8)
+
+
+class ReleaseFacts(StrictModel):
+    """Under which conditions adapters were let out."""
+
+    number: _Count
+    num_clients: _Count
+    clip_norm: _Size
+    noise_std: _Size
+
+
+class Released(Message):
+    """All parts were sent."""
+
+    kind: ClassVar[str] = "released"
+    parts: _Count
+    release: ReleaseFacts
+
+
+class AskStatement(Message):
+    """The enclave's word on what has crossed is asked for."""
+
+    kind: ClassVar[str] = "ask_statement"
+
+
+class Stated(Message):
+    """The signed statement, as payload."""
+
+    kind: ClassVar[str] = "stated"
+
+
+class Refused(Message):
+    """What was asked is not done; nothing has changed."""
+
+    kind: ClassVar[str] = "refused"
+    error: _Text
+    reason: _Text
+    detail: _Text
+
+
+class End(Message):
+    """The session is over."""
+
+    kind: ClassVar[str] = "end"
+
+
+_KINDS = by_kind(
+    (
+        Ready,
+        Challenge,
+        Proof,
+        Call,
+        Welcome,
+        Upload,
+        Again,
+        Reply,
+        Repeat,
+        Restore,
+        Restored,
+        Keep,
+        Kept,
+        Settle,
+        Settled,
+        Weigh,
+        Weighed,
+        AskRelease,
+        Part,
+        Released,
+        AskStatement,
+        Stated,
+        Refused,
+        End,
+    )
+)
+_WITH_REASON: dict[str, type[SealError | RefusedEvidenceError | ReleaseRefusedError]] = {
+    one.__name__: one for one in (SealError, RefusedEvidenceError, ReleaseRefusedError)
+}
+_WITHOUT: dict[str, type[PhalanxError]] = {
+    one.__name__: one
+    for one in (
+        CheckpointError,
+        DataError,
+        FixedPointError,
+        FrameError,
+        PadError,
+        PeerLostError,
+        PeerRefusedError,
+        RollbackError,
+        SignatureError,
+        WrongProductError,
+    )
+}
+
+
+def parse_message(kind: str, body: dict[str, Any]) -> Message:
+    """Read a frame's body.
+
+    Raises:
+        FrameError: It is of no known kind, or malformed.
+    """
+    return parse_body(_KINDS, kind, body)
+
+
+def refusal_of(error: PhalanxError) -> Refused:
+    """Put an error into words that another process can raise again."""
+    name, reason = type(error).__name__, getattr(error, "reason", "")
+    detail = getattr(error, "detail", "") or str(error)
+    return Refused(error=name, reason=str(reason)[:500], detail=detail[:500])
+
+
+def error_of(refused: Refused, where: str) -> PhalanxError:
+    """The error that a refusal puts into words."""
+    detail = f"{where}: {refused.detail}"
+    if refused.error in _WITH_REASON:
+        return _WITH_REASON[refused.error](refused.reason, detail)
+    return _WITHOUT.get(refused.error, FrameError)(detail)

@@ -1,0 +1,27 @@
+"""A frame that goes out, and how it goes; torch-free."""
+
+from phalanx.split.channel.messages import Message
+from phalanx.transport import Endpoint
+
+
+class Packed(bytearray):
+    """A frame of a link.
+
+    Attributes:
+        digest: Its `digest_hex`, which whoever signs around it need not make again; empty where nobody has made it.
+    """
+
+    digest: str = ""
+
+
+def post(endpoint: Endpoint, receiver: str, message: Message, frame: Packed) -> None:
+    """Send a message with a frame.
+
+    Raises:
+        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send`.
+    """
+    body, payload = message.model_dump(mode="json"), memoryview(frame)
+    if frame.digest:
+        endpoint.send_hashed(receiver, message.kind, body, payload, frame.digest)
+    else:
+        endpoint.send(receiver, message.kind, body, (payload,))

@@ -1,0 +1,124 @@
+"""Frames of microbatches at both ends of a line: what waits, what is sent again after a refusal, and how often."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from phalanx.errors import FrameError
+from phalanx.split.channel import messages as say
+from phalanx.split.channel.packed import Packed
+from phalanx.transport import Received
+
+TRIES = 3
+"""How often a frame is sent before the session ends."""
+
+
+class Waiting:
+    """At the enclave: one client's frames that are not due yet, and how many of them were taken.
+
+    After a refusal the client sends everything again from the refused frame on, the same bytes, as a new attempt. What
+    was on its way before it heard of that is of an earlier attempt, and is dropped.
+
+    Args:
+        client: Party name.
+        most: So many frames may wait.
+    """
+
+    def __init__(self, client: str, most: int) -> None:
+        self._client, self._most = client, most
+        self._queue: deque[tuple[say.Upload, Received]] = deque()
+        self._taken = self._attempt = self._refused = 0
+
+    def add(self, message: say.Upload, frame: Received) -> None:
+        """Keep a frame until it is due.
+
+        Raises:
+            FrameError: As many wait as may, or it is of an attempt that nobody asked for.
+        """
+        if message.attempt < self._attempt:
+            return
+        if message.attempt > self._attempt:
+            raise FrameError(f"{self._client}: sends again what was not refused")
+        if len(self._queue) >= self._most:
+            raise FrameError(
+                f"{self._client}: {self._most} frames wait already, as many as a step has; wait for feedback"
+            )
+        self._queue.append((message, frame))
+
+    @property
+    def first(self) -> say.Upload | None:
+        """What is said of the oldest frame; None where none waits."""
+        return self._queue[0][0] if self._queue else None
+
+    def pop(self) -> tuple[say.Upload, Received]:
+        """Take the oldest frame out."""
+        return self._queue.popleft()
+
+    def took(self) -> None:
+        """The frame that was taken out last has opened."""
+        self._taken += 1
+        self._refused = 0
+
+    def again(self) -> say.Again | None:
+        """The frame that was taken out last was refused: what to ask the client for; None after too many tries."""
+        self._queue.clear()
+        self._refused += 1
+        # given up or not, what was sent behind the refused frame is void
+        self._attempt += 1
+        return None if self._refused >= TRIES else say.Again(taken=self._taken, attempt=self._attempt)
+
+    def clear(self) -> None:
+        """Drop what waits."""
+        self._queue.clear()
+
+    def begin_again(self) -> None:
+        """The client has met the enclave anew, and counts from nothing."""
+        self._queue.clear()
+        self._taken = self._attempt = self._refused = 0
+
+
+class Sending:
+    """At a client: the frames of the step that is under way, until what comes back says that they were taken.
+
+    Args:
+        name: Party name.
+        post: Sends one.
+    """
+
+    def __init__(self, name: str, post: Callable[[say.Upload, Packed], None]) -> None:
+        self._name, self._post = name, post
+        self._kept: list[tuple[say.Upload, Packed]] = []
+        self._settled = self._attempt = 0
+        self._asked_for, self._times_asked = 0, 0
+
+    def send(self, message: say.Upload, frames: Sequence[Packed]) -> None:
+        """Send the frames of a microbatch, and keep them."""
+        for frame in frames:
+            one = (message.model_copy(update={"attempt": self._attempt}), frame)
+            self._kept.append(one)
+            self._post(*one)
+
+    def settle(self) -> None:
+        """All that was sent has been taken."""
+        self._settled += len(self._kept)
+        self._kept.clear()
+
+    def send_again(self, asked: say.Again) -> None:
+        """Send the same bytes again, from the refused frame on.
+
+        Raises:
+            FrameError: The enclave asks for what was never sent, or again and again.
+        """
+        first = asked.taken - self._settled
+        # frames are taken in order: whoever asks for an earlier one than before plays for time
+        is_back = asked.taken < self._asked_for
+        if is_back or asked.attempt != self._attempt + 1 or not 0 <= first < len(self._kept):
+            raise FrameError(
+                f"{self._name}: the enclave asks for frame {asked.taken} again, which is none of this step"
+            )
+        self._times_asked = self._times_asked + 1 if asked.taken == self._asked_for else 1
+        self._asked_for = asked.taken
+        if self._times_asked >= TRIES:
+            raise FrameError(f"{self._name}: the enclave asks for frame {asked.taken} again and again")
+        self._attempt = asked.attempt
+        for message, frame in self._kept[first:]:
+            self._post(message.model_copy(update={"attempt": self._attempt}), frame)

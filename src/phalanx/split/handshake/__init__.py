@@ -1,0 +1,1 @@
+"""How client and enclave come to trust each other."""

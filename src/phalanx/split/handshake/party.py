@@ -1,0 +1,127 @@
+"""One party outside the enclave: its line, whom it trusts, and the link that came of it."""
+
+import time
+from collections.abc import Callable
+
+from phalanx.errors import PeerRefusedError
+from phalanx.security.crypto import Identity, Peer
+from phalanx.security.seal import compare_statements, read_statement
+from phalanx.security.tee import AppraisalResult
+from phalanx.split.channel import messages as say
+from phalanx.split.channel.connection import Line
+from phalanx.split.channel.link import Link, PlainLink
+from phalanx.split.handshake.meeting import Caller
+
+
+class Party:
+    """A client, or the owner.
+
+    Args:
+        identity: The party.
+        line: To the enclave.
+        caller: Appraises the enclave; None in a plaintext split, where nobody does.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        name: Party name.
+        line: To the enclave.
+        meeting_s: CPU seconds spent on appraisals, tokens and keys.
+    """
+
+    def __init__(
+        self, identity: Identity, line: Line, caller: Caller | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name, self.line = identity.name, line
+        self._identity, self._caller, self._clock = identity, caller, clock
+        self.meeting_s = 0.0
+        self._link: Link | None = None
+        self._appraised_at = clock()
+
+    @property
+    def link(self) -> Link:
+        """What tensors cross by.
+
+        Raises:
+            PeerRefusedError: The party has not met the enclave.
+        """
+        if self._link is None:
+            raise PeerRefusedError(f"{self.name}: has not met the enclave yet")
+        return self._link
+
+    @property
+    def appraisal(self) -> AppraisalResult | None:
+        """What the latest evidence proved; None in a plaintext split."""
+        return None if self._caller is None else self._caller.result
+
+    def meet(self) -> None:
+        """Appraise the enclave, and agree on keys with what was appraised.
+
+        Raises:
+            RefusedEvidenceError: Its evidence does not pass.
+            PhalanxError: As `Line.ask` and `Caller.accept`.
+        """
+        if self._caller is None:
+            self.line.ask(say.Call(token_bytes=0), say.Welcome)
+            self._link = PlainLink()
+            return
+        self.appraise_again()
+        started = time.thread_time()
+        token, hello = self._caller.hello()
+        _, reply = self.line.ask(say.Call(token_bytes=len(token)), say.Welcome, (token, hello))
+        self._link = self._caller.accept(bytes(reply))
+        self.meeting_s += time.thread_time() - started
+
+    def appraise_again(self) -> None:
+        """Ask for evidence for a new nonce, and judge it by the policy as it is now; the keys stay.
+
+        Raises:
+            RefusedEvidenceError: It does not pass: nothing more is sent to this enclave.
+        """
+        if self._caller is None:
+            return
+        started = time.thread_time()
+        _, evidence = self.line.ask(say.Challenge(nonce=self._caller.ask().hex()), say.Proof)
+        self._caller.judge(bytes(evidence))
+        self._appraised_at = self._clock()
+        self.meeting_s += time.thread_time() - started
+
+    def check_trust(self, *, every_s: float, now: bool) -> None:
+        """Look whether what was appraised is still accepted; ask anew when it is time for it.
+
+        Args:
+            every_s: Seconds that an appraisal is good for; 0 for any.
+            now: Whether it is time whatever the clock says.
+
+        Raises:
+            RefusedEvidenceError: It is not accepted any more.
+        """
+        if self._caller is None:
+            return
+        started = time.thread_time()
+        self._caller.check_still_accepted()
+        self.meeting_s += time.thread_time() - started
+        if now or (every_s and self._clock() - self._appraised_at >= every_s):
+            self.appraise_again()
+
+    def compare_transcripts(self, enclave: Peer) -> tuple[bytes, bytes] | None:
+        """Exchange signed statements on what has crossed, and compare them.
+
+        Returns:
+            This side's and the enclave's; None where nothing is signed.
+
+        Raises:
+            TranscriptError: Both ends did not see the same frames.
+            SignatureError: The enclave did not sign its own.
+        """
+        mine = self.link.statement()
+        if not mine:
+            return None
+        _, payload = self.line.ask(say.AskStatement(), say.Stated)
+        theirs = bytes(payload)
+        compare_statements(read_statement(mine, self._identity.public), read_statement(theirs, enclave))
+        return mine, theirs
+
+    def close(self) -> None:
+        """Forget keys."""
+        if self._link is not None:
+            self._link.close()

@@ -1,0 +1,1 @@
+"""What stands behind an enclave: tiers, its measurement, its TPM, its sealed states."""

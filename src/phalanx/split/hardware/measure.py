@@ -1,0 +1,52 @@
+"""What runs: a digest over this release's own code, and the policy that accepts it at a tier."""
+
+import functools
+import hashlib
+import importlib.metadata
+import sys
+from pathlib import Path
+
+from phalanx.config import canonical_json
+from phalanx.errors import ConfigError
+from phalanx.security.tee import Policy, PolicyConfig, build_policy, load_policy
+from phalanx.split.config import SplitConfig
+
+_LIBRARIES = ("torch", "transformers", "peft", "cryptography")
+
+
+@functools.cache
+def measure_code() -> bytes:
+    """SHA-256 over every source file of Phalanx, the interpreter's version and those of the libraries beneath.
+
+    Both ends compute it from what they have installed. What the evidence says of it is worth what the tier is worth.
+    """
+    root = Path(__file__).parents[2]
+    total = hashlib.sha256(canonical_json([sys.version, [_version(name) for name in _LIBRARIES]]))
+    for path in sorted(root.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(root).as_posix()}\n{content}\n".encode())
+    return total.digest()
+
+
+def policy_of(split: SplitConfig) -> Policy:
+    """Return what a client accepts: the policy file of the run, read now, or this release's own code.
+
+    Raises:
+        ConfigError: The policy file is missing or malformed, or the tier needs one and there is none.
+    """
+    if split.policy is not None:
+        return load_policy(Path(split.policy))[0]
+    if split.tier == "tpm":
+        raise ConfigError(
+            'split.policy: missing; with tier = "tpm" it names the attestation keys and PCR values that are accepted'
+        )
+    measurements = {"code": (measure_code().hex(),)}
+    config = PolicyConfig.model_validate({"allow_insecure_sim": True, "sim": {"measurements": measurements}})
+    return build_policy(config, Path())
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

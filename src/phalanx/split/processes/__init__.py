@@ -1,0 +1,1 @@
+"""The enclave's process and the masked workers': files, starts, sandboxes."""

@@ -1,0 +1,96 @@
+"""The enclave process of tier "process": in a sandbox that reaches its own directory, the model and one pipe."""
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from phalanx.config import dump_toml
+from phalanx.errors import IsolationError, PeerLostError
+from phalanx.security.crypto import make_private_directory
+from phalanx.security.isolation import IsolatedProcess, IsolationReport, Program, Sandbox, start_isolated
+from phalanx.split.processes.enclave_file import EnclaveConfig
+
+_SECONDS_TO_END = 5.0
+_SECONDS_TO_CLOSE = 60.0
+
+
+class ConfinedEnclave:
+    """A child process behind namespaces, Landlock and seccomp; a context manager that ends it.
+
+    Args:
+        directory: Gets its file.
+        config: What it is started with.
+        end: Its end of the pipe; handed over.
+        workers: Its ends of pipes to masked workers; handed over.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: EnclaveConfig,
+        end: socket.socket,
+        workers: Mapping[str, socket.socket] | None = None,
+    ) -> None:
+        self._directory, self._config, self._end = directory, config, end
+        self._workers = dict(workers or {})
+        self._process: IsolatedProcess | None = None
+
+    def start(self) -> None:
+        """Start it, and return once it is confined; it says what it says on the starter's output.
+
+        Raises:
+            IsolationError: The machine cannot give what the tier promises; nothing was run.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path, own = self._directory / "enclave.toml", Path(self._config.directory)
+        path.write_text(dump_toml(self._config), encoding="utf-8")
+        make_private_directory(own)
+        model = self._config.model.path
+        readable = (str(path.resolve()), self._config.identity, self._config.cache, *((model,) if model else ()))
+        handed_over = (self._end, *self._workers.values())
+        named = tuple(f"{name}={end.fileno()}" for name, end in self._workers.items())
+        program = Program(
+            "phalanx.split",
+            (str(path.resolve()), str(self._end.fileno()), *named),
+            tuple(end.fileno() for end in handed_over),
+            {"OMP_NUM_THREADS": str(self._config.threads), "HOME": str(own), "TMPDIR": str(own)},
+        )
+        self._process = start_isolated(program, Sandbox(readable, (str(own),)), _SECONDS_TO_CLOSE)
+        # the enclave has them now, and must see this side close
+        for end in handed_over:
+            end.close()
+
+    @property
+    def report(self) -> IsolationReport | None:
+        """Which measures hold; None before it is started."""
+        return None if self._process is None else self._process.report
+
+    def look(self) -> None:
+        """Return while it runs.
+
+        Raises:
+            PeerLostError: It has ended.
+        """
+        if self._process is None or (code := self._process.poll()) is None:
+            return
+        how = f"signal {code - 128}" if code > 128 else f"exit code {code}"
+        raise PeerLostError(f"the enclave ended with {how}; its last words are above; go on with --resume")
+
+    def close(self) -> None:
+        """It was told to end: give it a moment, then end it."""
+        if self._process is not None:
+            with contextlib.suppress(IsolationError):
+                self._process.wait(_SECONDS_TO_END)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.close()
+        if self._process is not None:
+            self._process.close()

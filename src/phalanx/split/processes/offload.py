@@ -1,0 +1,73 @@
+"""Where a masked split gives the enclave's frozen linear layers to somebody else; the one hook of that mode."""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from phalanx.models import StageModule
+from phalanx.security.crypto import Identity
+from phalanx.split.masked import LocalMaskedWorkers, RemoteWorker, mask_linears, open_desk, remote_workers
+from phalanx.split.masked.piped import piped_workers
+from phalanx.split.processes.enclave_file import EnclaveConfig
+
+Prepare = Callable[[StageModule], object]
+"""Changes the back part before it is trained."""
+
+
+def as_it_is(back: StageModule) -> None:
+    """Leave every layer in the enclave."""
+
+
+@contextlib.contextmanager
+def offloaded(
+    config: EnclaveConfig, identity: Identity, ends: Mapping[str, socket.socket] | None = None
+) -> Iterator[Prepare]:
+    """Start who multiplies for the enclave, where the mode asks for that, and end it whatever happens.
+
+    Args:
+        config: Of the enclave.
+        identity: The enclave.
+        ends: Pipes to workers that were started for it, where it can start none itself.
+
+    Yields:
+        What puts masked layers in the place of the back part's frozen ones; adapters, attention, norms and whatever
+        else is trained stay in the enclave.
+
+    Raises:
+        PeerLostError: A worker did not come.
+        PadError: Pads cannot be made.
+    """
+    split, names = config.split, config.split.masked_workers
+    if not names:
+        yield as_it_is
+        return
+    with contextlib.ExitStack() as stack:
+        found = (
+            piped_workers(identity, config.workers, ends, masked_session(config.session), split.transport)
+            if ends
+            else _started(config, identity)
+        )
+        workers = stack.enter_context(found)
+        first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
+        masked = split.masked.for_tokens(config.rows * config.seq)
+        desk = stack.enter_context(open_desk(masked, config.run, first, second))
+        yield lambda back: mask_linears(back, desk)
+
+
+def masked_session(session: str) -> str:
+    """The session between an enclave and workers that were started for it."""
+    return f"{session}-masked"
+
+
+def _started(config: EnclaveConfig, identity: Identity) -> contextlib.AbstractContextManager[dict[str, RemoteWorker]]:
+    split = config.split
+    identities = Path(config.identity).parent
+    processes = LocalMaskedWorkers(
+        # not in the enclave's own directory, which is nobody else's
+        Path(config.directory).parent / "workers",
+        identities,
+        split.transport,
+        threads=config.threads,
+    )
+    return remote_workers(identity, split.masked_workers, config.run, split.transport, processes)

@@ -1,0 +1,114 @@
+"""A client: it has text, labels and the frozen front, and gets back nothing but losses."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from phalanx.errors import FrameError
+from phalanx.split.channel.link import Frame, Link
+from phalanx.split.channel.packed import Packed
+from phalanx.split.channel.tensor_kinds import Kinds, What
+from phalanx.split.training.measured import Measured
+from phalanx.split.training.parts import Front
+
+_FIGURES = 3
+"""Of a measurement: a norm that there is none of, loss, targets."""
+
+
+def client_of(microbatch: int, clients: Sequence[str]) -> str:
+    """Whose turn a microbatch is: clients take turns."""
+    return clients[microbatch % len(clients)]
+
+
+def microbatches_of(client: str, microbatches: int, clients: Sequence[str]) -> list[int]:
+    """The microbatches of a step that are a client's."""
+    return [number for number in range(microbatches) if client_of(number, clients) == client]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One microbatch as it leaves a client.
+
+    Attributes:
+        what: Whether it is learned from or only measured.
+        step: Finished steps.
+        microbatch: Index in the step.
+        rows: Sequences in it.
+        frames: Activations, then labels.
+    """
+
+    what: What
+    step: int
+    microbatch: int
+    rows: int
+    frames: tuple[Packed, Packed]
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What the enclave says of a client's microbatches.
+
+    Attributes:
+        norm: Of the whole step's gradient; NaN where the step was not taken, and of what was only measured.
+        losses: Summed loss and targets of each microbatch of this client, in order.
+    """
+
+    norm: float
+    losses: tuple[tuple[float, int], ...]
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the adapters took the step."""
+        return math.isfinite(self.norm)
+
+
+class SplitClient:
+    """One client.
+
+    Args:
+        name: Party name.
+        front: May be shared by the clients of one process: it is frozen.
+        kinds: What crosses.
+        link: This side's.
+    """
+
+    def __init__(self, name: str, front: Front, kinds: Kinds, link: Link) -> None:
+        self.name, self.link = name, link
+        self._front, self._kinds = front, kinds
+
+    def pack(self, what: What, step: int, microbatch: int, ids: Tensor, labels: Tensor) -> Parcel:
+        """Run the front on ids ``[rows, seq]`` and make the frames of what leaves; send them in order, repeat at will.
+
+        Raises:
+            SealError: The link is closed or exhausted.
+        """
+        hidden, rows = self._front(ids), ids.shape[0]
+        frames = (
+            self.link.pack(self._kinds.cut(what, rows), step, microbatch, hidden),
+            self.link.pack(self._kinds.labels(what, rows), step, microbatch, labels.contiguous()),
+        )
+        return Parcel(what, step, microbatch, rows, frames)
+
+    def read(self, frame: Frame, what: What, step: int, microbatch: int, count: int) -> Feedback:
+        """Open what came back for `count` microbatches, the last of which is `microbatch`.
+
+        Raises:
+            SealError: It is not the frame that is due.
+            FrameError: The same, of a link that seals nothing.
+        """
+        numbers = self.link.unpack(frame, self._kinds.result(what, 1 + 2 * count), step, microbatch).tolist()
+        targets = self._counts(numbers[2::2])
+        return Feedback(numbers[0], tuple(zip(numbers[1::2], targets, strict=True)))
+
+    def read_measured(self, frame: Frame, step: int, microbatch: int, rows: int) -> Measured:
+        """Open what so many held-out rows came to; as `read` otherwise."""
+        kind = self._kinds.result("held_out", _FIGURES + self._kinds.num_answers(rows))
+        _, loss, targets, *answers = self.link.unpack(frame, kind, step, microbatch).tolist()
+        return Measured(loss, self._counts([targets])[0], tuple(self._counts(answers)))
+
+    def _counts(self, numbers: Sequence[float]) -> list[int]:
+        if any(not (number >= 0 and number.is_integer()) for number in numbers):
+            raise FrameError(f"{self.name}: the enclave counts {numbers[:5]}, which are no counts")
+        return [int(number) for number in numbers]

@@ -1,0 +1,177 @@
+"""The enclave's work, whoever carries its frames: microbatches in their order, one step, losses back."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from phalanx.errors import FailedBatchError, FrameError
+from phalanx.security.seal import ReleaseGate
+from phalanx.split.channel.costs import Costs
+from phalanx.split.channel.link import Frame, Link, costs_of
+from phalanx.split.channel.packed import Packed
+from phalanx.split.channel.tensor_kinds import Kinds, What
+from phalanx.split.roles.client import client_of, microbatches_of
+from phalanx.split.training.trainer import BackTrainer
+
+Replies = Mapping[str, Packed]
+"""Frames for clients, by name."""
+
+_MAX_MEASURED_ROWS = 4096
+
+
+class Enclave:
+    """Takes frames of all clients and trains one set of adapters.
+
+    Args:
+        trainer: The back part.
+        kinds: What crosses.
+        microbatches: Of a step; clients take turns.
+        clients: Party names, in the order of their turns.
+        gate: Counts who has contributed; None where nothing is ever released.
+
+    Guarantees:
+        A frame that is not the one that is due changes nothing, and the one that is due is taken afterwards. Losses
+        of a microbatch go to the client whose it is, and to nobody else.
+    """
+
+    def __init__(
+        self,
+        trainer: BackTrainer,
+        kinds: Kinds,
+        microbatches: int,
+        clients: Sequence[str],
+        gate: ReleaseGate | None = None,
+    ) -> None:
+        self.trainer, self.gate = trainer, gate
+        self._kinds, self._microbatches, self._clients = kinds, microbatches, tuple(clients)
+        self._links: dict[str, Link] = {}
+        self._learned: list[tuple[float, int]] = []
+        self._hidden: dict[tuple[str, What], torch.Tensor] = {}
+
+    def connect(self, client: str, link: Link) -> None:
+        """Take a client's link; what it was about to send over an earlier one is void.
+
+        Raises:
+            FrameError: It is no client of the run.
+        """
+        if client not in self._clients:
+            raise FrameError(f"{client}: is no client of this run")
+        earlier = self._links.get(client)
+        if earlier is not None:
+            earlier.close()
+        self._links[client] = link
+        self.begin_again()
+
+    @property
+    def due(self) -> tuple[str, int]:
+        """Whose turn it is in the step that is under way, and with which microbatch."""
+        number = len(self._learned)
+        return client_of(number, self._clients), number
+
+    @property
+    def costs(self) -> Costs:
+        """CPU time that the clients' links have cost so far."""
+        return costs_of(self._links.values())
+
+    @property
+    def crypto_seconds(self) -> float:
+        """CPU time spent on sealing and opening so far, digests and buffers included."""
+        return self.costs.link_s
+
+    def begin_again(self) -> None:
+        """Give up the step that is under way; its microbatches are learned again."""
+        self.trainer.forget()
+        self._learned.clear()
+        self._hidden.clear()
+
+    def take(self, client: str, what: What, microbatch: int, rows: int, frame: Frame, digest: str = "") -> Replies:
+        """Take the next frame of a client: activations, then labels.
+
+        Args:
+            client: Whose link it came over.
+            what: Whether it is to be learned from, as the carrier says; the frame must agree.
+            microbatch: As the carrier says; the frame must agree.
+            rows: As the carrier says; the frame must agree.
+            frame: What came.
+            digest: Of the frame, as `Link.unpack` takes it.
+
+        Returns:
+            Feedback for clients, where this frame completes a step, or a measurement.
+
+        Raises:
+            SealError: It is not the frame that is due; nothing has changed.
+            FrameError: The same, of a link that seals nothing, or for a turn that is not this client's.
+            DataError: The labels are not the task's.
+        """
+        self._check_turn(client, what, microbatch, rows)
+        link, step = self._link(client), self.trainer.num_steps
+        hidden = self._hidden.get((client, what))
+        if hidden is None:
+            kind = self._kinds.cut(what, rows)
+            self._hidden[client, what] = link.unpack(frame, kind, step, microbatch, digest)
+            return {}
+        labels = link.unpack(frame, self._kinds.labels(what, rows), step, microbatch, digest)
+        del self._hidden[client, what]
+        if what == "held_out":
+            loss, targets, answers = self.trainer.measure(hidden, labels)
+            return {client: self._reply(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
+        self._learned.append(self.trainer.learn(hidden, labels))
+        return {} if len(self._learned) < self._microbatches else self._finish(rows)
+
+    def statement(self, client: str) -> bytes:
+        """This side's signed word on what has crossed a client's link."""
+        return self._link(client).statement()
+
+    def link_of(self, client: str) -> Link:
+        """A client's link, for what goes beside the steps.
+
+        Raises:
+            FrameError: The client has none.
+        """
+        return self._link(client)
+
+    def close(self) -> None:
+        """Forget all keys."""
+        for link in self._links.values():
+            link.close()
+
+    def _finish(self, rows: int) -> Replies:
+        """Take the step, and tell every client its own losses."""
+        step, learned = self.trainer.num_steps, list(self._learned)
+        self._learned.clear()
+        try:
+            norm = self.trainer.step()
+        except FailedBatchError:
+            # said by a norm that is no number: the other ends know no exceptions of this process
+            norm = math.nan
+        replies = {}
+        for client in self._clients:
+            mine = microbatches_of(client, self._microbatches, self._clients)
+            if not mine:
+                continue
+            numbers = [norm, *(number for at in mine for number in learned[at])]
+            replies[client] = self._reply(client, "train", mine[-1], numbers, step)
+            if self.gate is not None and math.isfinite(norm):
+                self.gate.contributed(client, rows * len(mine))
+        return replies
+
+    def _reply(self, client: str, what: What, microbatch: int, numbers: Sequence[float], step: int) -> Packed:
+        kind = self._kinds.result(what, len(numbers))
+        return self._link(client).pack(kind, step, microbatch, torch.tensor(numbers, dtype=torch.float64))
+
+    def _check_turn(self, client: str, what: What, microbatch: int, rows: int) -> None:
+        if what == "train":
+            if (client, microbatch) != self.due or rows != self._kinds.rows:
+                raise FrameError(
+                    f"{client}: microbatch {microbatch} of {rows} rows came, due is {self.due[1]} of {self.due[0]} "
+                    f"with {self._kinds.rows}"
+                )
+        elif self._learned or not 1 <= rows <= _MAX_MEASURED_ROWS or microbatch < 0:
+            raise FrameError(f"{client}: a measurement of {rows} rows came inside of a step, or is none")
+
+    def _link(self, client: str) -> Link:
+        link = self._links.get(client)
+        if link is None:
+            raise FrameError(f"{client}: has not met the enclave yet")
+        return link

@@ -1,0 +1,331 @@
+"""The enclave process: it answers who calls, and lets nothing out but what a message here says."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxError, RollbackError
+from phalanx.models import ModelSource, open_model, parameter_names, weights_digest
+from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
+from phalanx.split.channel import messages as say
+from phalanx.split.channel.costs import Costs
+from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
+from phalanx.split.channel.link import REFUSALS, Link, PlainLink
+from phalanx.split.channel.packed import Packed, post
+from phalanx.split.channel.resend_window import Waiting
+from phalanx.split.channel.tensor_kinds import Kinds
+from phalanx.split.config import ENCLAVE
+from phalanx.split.handshake.meeting import Doorkeeper, Occasion, attested_keys
+from phalanx.split.hardware.state import StateKeeper
+from phalanx.split.hardware.tier import open_epochs, open_tier
+from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
+from phalanx.split.processes.offload import Prepare, as_it_is, offloaded
+from phalanx.split.roles.enclave import Enclave, Replies
+from phalanx.split.training.parts import build_back
+from phalanx.split.training.release import Releasing
+from phalanx.split.training.task import TASKS
+from phalanx.split.training.trainer import BackTrainer
+from phalanx.transport import Endpoint, GrpcWire, LinkFault, Meter, Received
+
+_FRAMES = 2
+"""Of a microbatch: activations and labels."""
+_OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, say.End)
+
+
+def serve(
+    config: EnclaveConfig, end: socket.socket | None = None, workers: Mapping[str, socket.socket] | None = None
+) -> None:
+    """Be the enclave until the owner ends the session or a party is gone.
+
+    Args:
+        config: What the enclave is started with.
+        end: Its end of a pipe to all parties; without one it listens on the network.
+        workers: Its ends of pipes to masked workers; without them it starts those that it needs.
+
+    Raises:
+        PeerLostError: A party cannot be reached any more.
+        PhalanxError: The model, the tier or this party's own identity is unusable.
+    """
+    torch.set_num_threads(config.threads)
+    torch.use_deterministic_algorithms(True)
+    identity, limits = load_identity(Path(config.identity)), config.split.transport
+    wire: GrpcWire | PipeWire
+    with contextlib.ExitStack() as stack:
+        if end is None:
+            wire = GrpcWire(identity, limits)
+        else:
+            pipe = FramePipe(end, limits.max_frame_bytes)
+            stack.callback(pipe.close)
+            wire = pipe.wire(ENCLAVE)
+        stack.callback(wire.close)
+        with (
+            offloaded(config, identity, workers) as prepare,
+            Endpoint(identity, {}, config.session, wire, limits) as endpoint,
+        ):
+            for name, pem in config.certificates.items():
+                peer = peer_from_certificate(pem.encode("ascii"), identity.authority_pem, where=name)
+                endpoint.add_peer(peer, config.addresses[name])
+            source = open_model(config.model, Path(config.cache), config.seed)
+            server = EnclaveServer(config, identity, endpoint, source, prepare)
+            server.announce(wire.address)
+            server.run()
+
+
+class EnclaveServer:
+    """Messages in, answers out; one thread does everything.
+
+    Args:
+        config: What the enclave was started with.
+        identity: The enclave.
+        endpoint: Knows owner and clients.
+        source: The model.
+        prepare: Changes what is frozen in the back part before it is trained.
+
+    Raises:
+        PhalanxError: Model or tier is unusable.
+    """
+
+    def __init__(
+        self,
+        config: EnclaveConfig,
+        identity: Identity,
+        endpoint: Endpoint,
+        source: ModelSource,
+        prepare: Prepare = as_it_is,
+    ) -> None:
+        split, directory = config.split, Path(config.directory)
+        self._config, self._endpoint, self._source = config, endpoint, source
+        tier = self._tier = open_tier(split, directory, identity)
+        self._keeper = StateKeeper(tier.key, config.run, tier.counter("sealed"), tier.counter("settled"))
+        keys = attested_keys(identity.public, identity.certificate_pem)
+        occasion = Occasion(
+            config.session, bytes.fromhex(config.config_digest), identity.public, keys, split.chunk_bytes
+        )
+        epochs = open_epochs(directory, tier.counter("epoch"))
+        self._door = Doorkeeper(identity, tier.attester, occasion, epochs, endpoint.peers)
+        if config.model.adapter is None:
+            raise FrameError("model.adapter: missing; the back part of a split trains adapters")
+        back = build_back(
+            source,
+            split.cut,
+            adapter=config.model.adapter,
+            attention=config.model.attention,
+            seed=config.seed,
+            activation_checkpointing=config.model.activation_checkpointing,
+        )
+        task = TASKS[config.objective](config.classes)
+        self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
+        # after the head is there: a masked split has no use for one that is replaced
+        prepare(back)
+        self._releasing = Releasing(split.release, self._trainer.weights())
+        kinds = Kinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape, task.num_answers)
+        self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
+        self._owner_link: Link | None = None
+        most = _FRAMES * config.microbatches
+        self._waiting = {name: Waiting(name, most) for name in split.client_names}
+        self._replies: dict[str, tuple[say.Reply, Packed]] = {}
+        self._is_over, self._is_current = False, False
+        self._meeting = Meter()
+
+    def announce(self, address: str) -> None:
+        """Tell everybody where the enclave listens."""
+        for name in self._config.addresses:
+            self._post(name, say.Ready(address=address))
+
+    def run(self) -> None:
+        """Answer until the owner ends the session.
+
+        Raises:
+            PeerLostError: A party is gone.
+        """
+        try:
+            while not self._is_over:
+                item = self._endpoint.receive(1.0)
+                if isinstance(item, LinkFault):
+                    raise PeerLostError(f"{item.peer}: {item.error}")
+                if item is not None:
+                    self.handle(item)
+        finally:
+            self._enclave.close()
+            self._tier.close()
+
+    def handle(self, item: Received) -> None:
+        """Do what one message asks for, or refuse it to who sent it."""
+        try:
+            message = say.parse_message(item.kind, item.body)
+            if isinstance(message, _OWNER_ONLY) and item.sender != OWNER:
+                raise PeerRefusedError(f"{item.sender}: only {OWNER} may ask for {item.kind!r}")
+            answer = _ANSWERS.get(type(message))
+            if answer is None:
+                raise FrameError(f"{item.sender}: {item.kind!r} is nothing to ask an enclave")
+            answer(self, item.sender, message, item)
+        except PhalanxError as exc:
+            if item.sender in self._waiting:
+                self._waiting[item.sender].clear()
+            self._post(item.sender, say.refusal_of(exc))
+
+    # --- meeting ----------------------------------------------------------------------------------
+
+    def _prove(self, sender: str, message: say.Challenge, item: Received) -> None:
+        with self._meeting.measure("meeting"):
+            evidence = self._door.evidence(sender, bytes.fromhex(message.nonce))
+        self._post(sender, say.Proof(), evidence)
+
+    def _admit(self, sender: str, message: say.Call, item: Received) -> None:
+        reply = b""
+        link: Link = PlainLink()
+        if self._config.split.mode != "plaintext":
+            token, hello = bytes(item.payload[: message.token_bytes]), bytes(item.payload[message.token_bytes :])
+            with self._meeting.measure("meeting"):
+                reply, link = self._door.admit(sender, token, hello)
+        if sender == OWNER:
+            self._owner_link = link
+        else:
+            self._enclave.connect(sender, link)
+            self._waiting[sender].begin_again()
+        self._post(sender, say.Welcome(), reply)
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def _queue(self, sender: str, message: say.Upload, item: Received) -> None:
+        if sender not in self._waiting:
+            raise PeerRefusedError(f"{sender}: is no client")
+        if self._keeper.has_kept and not self._is_current:
+            raise RollbackError(
+                "the enclave has a state to go on from and was given none; --resume from the newest checkpoint"
+            )
+        self._waiting[sender].add(message, item)
+        self._take_what_is_due()
+
+    def _take_what_is_due(self) -> None:
+        """Frames of several clients come in any order; they are taken in that of their microbatches."""
+        took = True
+        while took:
+            took = False
+            for client, waiting in self._waiting.items():
+                while (first := waiting.first) and (first.what == "held_out" or self._enclave.due[0] == client):
+                    self._take(client, *waiting.pop())
+                    took = True
+
+    def _take(self, client: str, message: say.Upload, item: Received) -> None:
+        place, digest = (message.what, message.microbatch, message.rows), item.header.fields.payload_digest
+        try:
+            replies = self._enclave.take(client, *place, item.payload, digest)
+        except PhalanxError as exc:
+            again = self._waiting[client].again() if isinstance(exc, REFUSALS) else None
+            self._waiting[client].clear()
+            self._post(client, again or say.refusal_of(exc))
+            return
+        self._waiting[client].took()
+        self._give_back(message, replies)
+
+    def _give_back(self, message: say.Upload, replies: Replies) -> None:
+        for client, frame in replies.items():
+            reply = say.Reply(what=message.what, costs=self._costs())
+            self._replies[client] = (reply, frame)
+            self._post(client, reply, frame)
+
+    def _costs(self) -> Costs:
+        endpoint = self._endpoint
+        return self._enclave.costs.plus(
+            Costs(
+                cpu_s=time.process_time(),
+                digest_s=endpoint.seconds_hashing,
+                signing_s=endpoint.seconds_signing,
+                meeting_s=self._meeting.seconds("meeting"),
+            )
+        )
+
+    def _repeat(self, sender: str, message: say.Repeat, item: Received) -> None:
+        if sender not in self._replies:
+            raise FrameError(f"{sender}: was given no reply that could be sent again")
+        self._post(sender, *self._replies[sender])
+
+    # --- states -----------------------------------------------------------------------------------
+
+    def _restore(self, sender: str, message: say.Restore, item: Received) -> None:
+        if message.step:
+            tensors, books = self._keeper.open(item.payload, message.step)
+            self._trainer.load_state(self._releasing.load(tensors, books), message.step)
+            self._enclave.gate = self._releasing.gate
+            self._is_current = True
+        self._enclave.begin_again()
+        self._post(sender, say.Restored(step=self._trainer.num_steps))
+
+    def _keep(self, sender: str, message: say.Keep, item: Received) -> None:
+        released, books = self._releasing.state()
+        step = self._trainer.num_steps
+        blob, number = self._keeper.seal({**self._trainer.state(), **released}, books, step)
+        self._post(sender, say.Kept(step=step, number=number), blob)
+
+    def _settle(self, sender: str, message: say.Settle, item: Received) -> None:
+        self._keeper.settle(message.number)
+        self._is_current = True
+        self._post(sender, say.Settled())
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _weigh(self, sender: str, message: say.Weigh, item: Received) -> None:
+        self._post(sender, say.Weighed(digest=weights_digest(self._all_weights())))
+
+    def _release(self, sender: str, message: say.AskRelease, item: Received) -> None:
+        link = self._owner_link
+        if link is None:
+            raise PeerRefusedError(f"{sender}: has not met the enclave yet")
+        release, tensors = self._releasing.make(self._trainer.weights())
+        step = self._trainer.num_steps
+        for number, (name, tensor) in enumerate(sorted(tensors.items())):
+            frame = link.pack(Kinds.adapter(name, tuple(tensor.shape)), step, number, tensor.contiguous())
+            self._post(sender, say.Part(name=name, shape=tuple(tensor.shape)), frame)
+        facts = say.ReleaseFacts(
+            number=release.number,
+            num_clients=release.num_clients,
+            clip_norm=float(release.clip_norm),
+            noise_std=float(release.noise_std),
+        )
+        self._post(sender, say.Released(parts=len(tensors), release=facts))
+
+    def _state_transcript(self, sender: str, message: say.AskStatement, item: Received) -> None:
+        link = self._owner_link if sender == OWNER else self._enclave.link_of(sender)
+        self._post(sender, say.Stated(), b"" if link is None else link.statement())
+
+    def _end(self, sender: str, message: say.End, item: Received) -> None:
+        self._is_over = True
+
+    def _all_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter of the model, wherever it lies: the frozen ones are those of its files."""
+        trained = dict(self._trainer.weights())
+        yield from trained.items()
+        for name in parameter_names(self._source.hub_config):
+            if name not in trained:
+                yield name, self._source.read(name)
+
+    def _post(self, receiver: str, message: say.Message, payload: bytes | bytearray = b"") -> None:
+        if isinstance(payload, Packed):
+            post(self._endpoint, receiver, message, payload)
+        else:
+            parts = (memoryview(payload),) if payload else ()
+            self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), parts)
+
+
+_ANSWERS: Mapping[type[say.Message], Callable[..., None]] = MappingProxyType(
+    {
+        say.Challenge: EnclaveServer._prove,
+        say.Call: EnclaveServer._admit,
+        say.Upload: EnclaveServer._queue,
+        say.Repeat: EnclaveServer._repeat,
+        say.Restore: EnclaveServer._restore,
+        say.Keep: EnclaveServer._keep,
+        say.Settle: EnclaveServer._settle,
+        say.Weigh: EnclaveServer._weigh,
+        say.AskRelease: EnclaveServer._release,
+        say.AskStatement: EnclaveServer._state_transcript,
+        say.End: EnclaveServer._end,
+    }
+)

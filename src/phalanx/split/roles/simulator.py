@@ -1,0 +1,260 @@
+"""Client and enclave in one process, with the same frames, evidence and keys as between processes.
+
+A simulator: nothing keeps the parts from each other's memory. Between them stands a host, which a test, a bench or an
+attack may write: it sees every frame and decides what arrives.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from torch import Tensor
+
+from phalanx.errors import FailedBatchError, FrameError, SealError
+from phalanx.models import AdapterConfig, Attention, ModelSource
+from phalanx.optimizers import OptimizerConfig
+from phalanx.security.crypto import Identity
+from phalanx.security.seal import ReleaseGate
+from phalanx.security.tee import Attester, SimAttester
+from phalanx.split.channel.link import REFUSALS, Link, PlainLink
+from phalanx.split.channel.resend_window import TRIES
+from phalanx.split.channel.tensor_kinds import Kinds, What
+from phalanx.split.config import ENCLAVE, SplitConfig
+from phalanx.split.handshake.meeting import Caller, Doorkeeper, Occasion, attested_keys
+from phalanx.split.hardware.measure import measure_code, policy_of
+from phalanx.split.roles.client import Feedback, Parcel, SplitClient, client_of, microbatches_of
+from phalanx.split.roles.enclave import Enclave, Replies
+from phalanx.split.training.measured import Measured
+from phalanx.split.training.parts import Front, FrontPart, build_back
+from phalanx.split.training.task import NextToken, Task
+from phalanx.split.training.trainer import BackTrainer
+
+_Taken = TypeVar("_Taken")
+_RUN = "simulated-run"
+_CONFIG_DIGEST = b"\x5e" * 32
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One frame on its way.
+
+    Attributes:
+        client: Whose link it is on.
+        to_enclave: Which way it goes.
+        name: Of the tensor, such as ``cut.train``; anybody can read it in the frame's header.
+        step: Finished steps.
+        microbatch: Index in the step.
+        attempt: From 0; above when it was refused before.
+        frame: The bytes.
+    """
+
+    client: str
+    to_enclave: bool
+    name: str
+    step: int
+    microbatch: int
+    attempt: int
+    frame: bytes
+
+
+Host = Callable[[Crossing], Iterable[bytes]]
+"""Decides what arrives in the place of a frame: the frame, others, several, or none."""
+
+
+def honest_host(crossing: Crossing) -> Iterable[bytes]:
+    """Pass a frame on as it is."""
+    return (crossing.frame,)
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """What the clients know of a step together.
+
+    Attributes:
+        loss: Mean over all targets.
+        num_targets: How many there were.
+        norm: Of the gradient, before clipping.
+        bytes_crossed: Of all frames, both ways.
+    """
+
+    loss: float
+    num_targets: int
+    norm: float
+    bytes_crossed: int
+
+
+class MemoryEpochs:
+    """Epochs of a simulation: they last as long as it does."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    def raise_epoch(self) -> int:
+        """As `EpochSource` says."""
+        self._epoch += 1
+        return self._epoch
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a simulation is about.
+
+    Attributes:
+        source: The model.
+        split: Mode, cut, clients and the rest.
+        adapter: What is trained in the back part.
+        optimizer: Learning rate and the rest.
+        rows: Sequences of a microbatch.
+        seq: Tokens of a sequence.
+        microbatches: Of a step; clients take turns.
+        total_steps: For the schedule of the learning rate.
+        seed: Of the adapters' first values and of dropout.
+        attention: Attention kernel.
+    """
+
+    source: ModelSource
+    split: SplitConfig
+    adapter: AdapterConfig
+    optimizer: OptimizerConfig
+    rows: int
+    seq: int
+    microbatches: int
+    total_steps: int
+    seed: int = 0
+    attention: Attention = "sdpa"
+
+
+class SplitSimulator:
+    """A whole split run without processes.
+
+    Args:
+        scene: What it is about.
+        task: What the back part learns; next tokens when left out.
+        host: Whoever carries the frames; honest when left out. May be exchanged between steps.
+        attester: Speaks for the enclave; of the simulated tier when left out.
+        front: Of all clients; when left out, the model's own, as the scene cuts it.
+
+    Attributes:
+        enclave: The inside.
+        clients: By name.
+        front: Of all clients.
+        bytes_crossed: Of all frames so far.
+
+    Raises:
+        RefusedEvidenceError: The clients do not accept the enclave's evidence.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        task: Task | None = None,
+        host: Host = honest_host,
+        attester: Attester | None = None,
+        front: Front | None = None,
+    ) -> None:
+        split, task = scene.split, task or NextToken()
+        self.host, self.bytes_crossed = host, 0
+        self._scene, self._attester = scene, attester
+        self.front: Front = front or FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
+        back = build_back(scene.source, split.cut, adapter=scene.adapter, attention=scene.attention, seed=scene.seed)
+        trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
+        self._kinds = Kinds(
+            scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape, task.num_answers
+        )
+        gate = None if split.release is None else ReleaseGate(split.release)
+        self.enclave = Enclave(trainer, self._kinds, scene.microbatches, split.client_names, gate)
+        self._identities = {name: Identity.without_certificate(name) for name in (ENCLAVE, *split.client_names)}
+        self._epochs = {name: MemoryEpochs() for name in self._identities}
+        self.clients: dict[str, SplitClient] = {}
+        self.meet()
+
+    def meet(self) -> None:
+        """Have every client appraise the enclave and agree on fresh keys with it, as after a restart.
+
+        Raises:
+            RefusedEvidenceError: One does not accept its evidence.
+        """
+        for name in self._scene.split.client_names:
+            near, far = (PlainLink(), PlainLink()) if self._is_plain else self._shake_hands(name)
+            self.clients[name] = SplitClient(name, self.front, self._kinds, near)
+            self.enclave.connect(name, far)
+
+    def step(self, batch: Sequence[tuple[Tensor, Tensor]]) -> SimulatedStep:
+        """Train one step on ids and labels of each microbatch.
+
+        Raises:
+            SealError: The host never let the due frame through; nothing of the step has been applied.
+            FrameError: The same, of a plaintext split.
+            FailedBatchError: The loss or the gradient is not finite; nothing was applied.
+        """
+        names, step, before = self._scene.split.client_names, self.enclave.trainer.num_steps, self.bytes_crossed
+        replies: Replies = {}
+        for number, (ids, labels) in enumerate(batch):
+            client = self.clients[client_of(number, names)]
+            replies = self._send(client, client.pack("train", step, number, ids, labels))
+        feedback: dict[int, tuple[float, int]] = {}
+        norm = 0.0
+        for name, frame in replies.items():
+            mine = microbatches_of(name, self._scene.microbatches, names)
+            told = self._receive(name, frame, "train", step, mine)
+            norm = told.norm
+            feedback.update(zip(mine, told.losses, strict=True))
+        losses = [feedback[number] for number in sorted(feedback)]
+        targets = sum(count for _, count in losses)
+        if not norm >= 0:
+            raise FailedBatchError(f"step {step}: the enclave found a loss or gradient that is not finite")
+        loss = sum(loss for loss, _ in losses) / targets
+        return SimulatedStep(loss, targets, norm, self.bytes_crossed - before)
+
+    def measure(self, ids: Tensor, labels: Tensor, client: str | None = None) -> Measured:
+        """Return what held-out rows come to, sent by one client; the first when left out."""
+        one = self.clients[client or self._scene.split.client_names[0]]
+        step = self.enclave.trainer.num_steps
+        replies = self._send(one, one.pack("held_out", step, 0, ids, labels))
+        crossing = Crossing(one.name, False, "result.held_out", step, 0, 0, bytes(replies[one.name]))
+        return self._carry(crossing, lambda raw: one.read_measured(raw, step, 0, ids.shape[0]))
+
+    def adapters(self) -> dict[str, Tensor]:
+        """Copies of what is trained, by name: a look inside that only a simulator allows."""
+        return {name: tensor.clone() for name, tensor in self.enclave.trainer.weights()}
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._scene.split.mode == "plaintext"
+
+    def _send(self, client: SplitClient, parcel: Parcel) -> Replies:
+        replies: Replies = {}
+        for name, frame in zip(("cut", "labels"), parcel.frames, strict=True):
+            replies = self._carry(
+                Crossing(client.name, True, f"{name}.{parcel.what}", parcel.step, parcel.microbatch, 0, bytes(frame)),
+                lambda raw: self.enclave.take(client.name, parcel.what, parcel.microbatch, parcel.rows, raw),
+            )
+        return replies
+
+    def _receive(self, name: str, frame: bytearray, what: What, step: int, mine: Sequence[int]) -> Feedback:
+        crossing = Crossing(name, False, f"result.{what}", step, mine[-1], 0, bytes(frame))
+        return self._carry(crossing, lambda raw: self.clients[name].read(raw, what, step, mine[-1], len(mine)))
+
+    def _carry(self, crossing: Crossing, take: Callable[[bytes], _Taken]) -> _Taken:
+        """Let the host have a frame, again and again, until what it lets through is taken."""
+        refusal: SealError | FrameError = FrameError(f"{crossing.client}: {crossing.name} never arrived")
+        for attempt in range(TRIES):
+            self.bytes_crossed += len(crossing.frame)
+            for raw in self.host(replace(crossing, attempt=attempt)):
+                try:
+                    return take(raw)
+                except REFUSALS as exc:
+                    refusal = exc
+        raise refusal
+
+    def _shake_hands(self, name: str) -> tuple[Link, Link]:
+        split, inside, outside = self._scene.split, self._identities[ENCLAVE], self._identities[name]
+        keys = attested_keys(inside.public)
+        occasion = Occasion(_RUN, _CONFIG_DIGEST, inside.public, keys, split.chunk_bytes)
+        attester = self._attester or SimAttester(inside, measure_code())
+        clients = {one: self._identities[one].public for one in split.client_names}
+        door = Doorkeeper(inside, attester, occasion, self._epochs[ENCLAVE], clients)
+        caller = Caller(outside, occasion, self._epochs[name], lambda: policy_of(split))
+        caller.judge(door.evidence(name, caller.ask()))
+        reply, far = door.admit(name, *caller.hello())
+        return caller.accept(reply), far

@@ -1,0 +1,76 @@
+"""A classification head in the place of the language model's, trained inside the enclave."""
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.errors import ModelError
+from phalanx.models import StageModule
+from phalanx.models.family import HEAD
+from phalanx.objectives import OBJECTIVES, pooled_logits
+from phalanx.split.training.measured import Measured
+
+
+class Classification:
+    """One class a text, from the mean of its tokens' logits; a `Task`.
+
+    Args:
+        num_classes: Two or more.
+
+    Raises:
+        ModelError: There are fewer.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        if num_classes < 2:
+            raise ModelError(f"classification: {num_classes} classes; expected 2 or more")
+        self._num_classes = num_classes
+
+    def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
+        """Replace the head by a linear one of zeros: at first every class is as likely as any other.
+
+        Raises:
+            ModelError: It is not the last part of a model.
+        """
+        if not back.spec.is_last:
+            raise ModelError(f"stage {back.spec.index}: has no head; a classification head belongs to the last part")
+        head = nn.Linear(int(back.hub_config.hidden_size), self._num_classes, dtype=torch.float32)
+        for parameter in head.parameters():
+            parameter.detach().zero_()
+        back.add_module(HEAD, head)
+        return {f"{HEAD}.{name}": parameter for name, parameter in head.named_parameters()}
+
+    def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """As `Task` says; labels as `phalanx.objectives.mark_classes` makes them."""
+        return OBJECTIVES["classification"](back(hidden), labels)
+
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+        """As `Task` says: the likeliest class of each text, for whoever sent it."""
+        logits = back(hidden)
+        loss, targets = OBJECTIVES["classification"](logits, labels)
+        pooled, _ = pooled_logits(logits, labels)
+        return Measured(float(loss), targets, tuple(int(label) for label in pooled.argmax(dim=1)))
+
+    def num_answers(self, rows: int) -> int:
+        """One class a text."""
+        return rows
+
+    def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
+        """One label a token, of which all but a text's last one are ignored: so nobody sees how long a text is."""
+        return (rows, seq)
+
+    @torch.no_grad()
+    def predict(self, back: StageModule, hidden: Tensor, labels: Tensor) -> list[int]:
+        """Return the likeliest class of each text.
+
+        Args:
+            back: Trained; its mode is put back afterwards.
+            hidden: ``[rows, seq, hidden]``, any float type.
+            labels: Only where a text ends is read from them.
+        """
+        was_training = back.training
+        back.eval()
+        try:
+            pooled, _ = pooled_logits(back(hidden.to(torch.float32)), labels)
+        finally:
+            back.train(was_training)
+        return [int(label) for label in pooled.argmax(dim=1)]

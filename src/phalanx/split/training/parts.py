@@ -1,0 +1,83 @@
+"""A model in two parts, cut at a depth: a frozen front, and a back part whose adapters are trained."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import ConfigError
+from phalanx.models import AdapterConfig, Attention, ModelSource, StageModule, StageSpec, build_stage
+from phalanx.split.channel.tensor_kinds import WIRE_DTYPES
+
+Front = Callable[[Tensor], Tensor]
+"""What a client runs: ids ``[rows, seq]`` to what leaves, ``[rows, seq, hidden]``, in the precision of the wire."""
+
+
+def cut_model(num_layers: int, cut: int) -> tuple[StageSpec, StageSpec]:
+    """Return the layers of the front and of the back part.
+
+    Raises:
+        ConfigError: One of them would have none.
+    """
+    if not 1 <= cut < num_layers:
+        raise ConfigError(
+            f"split.cut = {cut}: the model has {num_layers} layers, and both parts need one; expected 1 to "
+            f"{num_layers - 1}"
+        )
+    return StageSpec(0, 2, 0, cut), StageSpec(1, 2, cut, num_layers)
+
+
+class FrontPart:
+    """Embedding and first layers, frozen and without dropout: what a client runs.
+
+    Args:
+        source: The model.
+        cut: Layers that the front has.
+        attention: Attention kernel.
+        wire: Precision of what leaves, a key of `WIRE_DTYPES`.
+
+    Raises:
+        ConfigError: The cut leaves a part without a layer.
+        ModelError: As `build_stage`.
+    """
+
+    def __init__(self, source: ModelSource, cut: int, *, attention: Attention = "sdpa", wire: str = "fp32") -> None:
+        front, _ = cut_model(source.num_layers, cut)
+        self.module = build_stage(
+            source, front, adapter=None, activation_checkpointing=False, attention=attention, seed=0
+        )
+        self.module.requires_grad_(False)
+        self.module.eval()
+        self._dtype = WIRE_DTYPES[wire]
+
+    @torch.no_grad()
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Turn ids ``[rows, seq]`` into what leaves, ``[rows, seq, hidden]``, in the precision of the wire."""
+        hidden: Tensor = self.module(ids)
+        return hidden.to(self._dtype).contiguous()
+
+
+def build_back(
+    source: ModelSource,
+    cut: int,
+    *,
+    adapter: AdapterConfig,
+    attention: Attention = "sdpa",
+    seed: int = 0,
+    activation_checkpointing: bool = False,
+) -> StageModule:
+    """Build the last layers and the head, with adapters; everything else in it is frozen.
+
+    Raises:
+        ConfigError: The cut leaves a part without a layer.
+        ModelError: As `build_stage`.
+    """
+    _, back = cut_model(source.num_layers, cut)
+    return build_stage(
+        source,
+        back,
+        adapter=adapter,
+        activation_checkpointing=activation_checkpointing,
+        attention=attention,
+        seed=seed,
+    )

@@ -1,0 +1,82 @@
+"""What the back part is trained on: its head, its labels and its loss; to add one: one class, one line of the table."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from phalanx.models import StageModule
+from phalanx.objectives import OBJECTIVES
+from phalanx.split.training.classification import Classification
+from phalanx.split.training.measured import Measured
+
+
+class Task(Protocol):
+    """One objective with its head, inside the enclave."""
+
+    def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
+        """Give the back part the head that the task needs; return what of it is trained, by canonical name."""
+        ...
+
+    def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """The summed float32 loss of one microbatch and its targets; `hidden`: ``[rows, seq, hidden]``, float32.
+
+        Raises:
+            DataError: The labels do not fit.
+        """
+        ...
+
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+        """As `loss`, of held-out rows, without a gradient; with the answers to who sent them.
+
+        Raises:
+            DataError: The labels do not fit.
+        """
+        ...
+
+    def num_answers(self, rows: int) -> int:
+        """How many answers there are to so many held-out rows."""
+        ...
+
+    def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
+        """Shape of the int64 labels of so many rows."""
+        ...
+
+
+class NextToken:
+    """Next-token prediction with the model's own head, which stays frozen."""
+
+    def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
+        """The model has its head already."""
+        del back
+        return {}
+
+    def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """As `Task` says."""
+        return OBJECTIVES["causal_lm"](back(hidden), labels)
+
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+        """As `Task` says."""
+        loss, targets = self.loss(back, hidden, labels)
+        return Measured(float(loss), targets)
+
+    def num_answers(self, rows: int) -> int:
+        """Nobody is told what comes next."""
+        del rows
+        return 0
+
+    def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
+        """One label a token."""
+        return (rows, seq)
+
+
+def _next_token(num_classes: int) -> Task:
+    del num_classes
+    return NextToken()
+
+
+TASKS: Mapping[str, Callable[[int], Task]] = MappingProxyType(
+    {"causal_lm": _next_token, "classification": Classification}
+)
+"""By the name of the objective; the argument is the number of classes, 0 where there are none."""

@@ -1,0 +1,151 @@
+"""The back part in training: gradients add up over microbatches, then the adapters take one step."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.errors import FailedBatchError, ModelError, NonFiniteLossError
+from phalanx.models import StageModule
+from phalanx.optimizers import (
+    OptimizerConfig,
+    StageOptimizer,
+    clip_coefficient,
+    gradient_norm_squared,
+    learning_rate,
+)
+from phalanx.split.training.measured import Measured
+from phalanx.split.training.task import Task
+
+
+class BackTrainer:
+    """Trains adapters and head; the same microbatches in the same order give the same bits.
+
+    Args:
+        back: From `build_back`.
+        task: Head and loss.
+        optimizer: Learning rate and the rest.
+        total_steps: Of the run, for the schedule.
+        seed: Of dropout, with step and microbatch.
+
+    Attributes:
+        back: The module.
+        task: What it is trained on.
+        num_targets: Of the microbatches since the last step.
+
+    Raises:
+        ModelError: Nothing is to be trained.
+    """
+
+    def __init__(
+        self, back: StageModule, task: Task, optimizer: OptimizerConfig, total_steps: int, seed: int = 0
+    ) -> None:
+        self.back, self.task = back, task
+        head = task.put_head(back)
+        self._trained: dict[str, nn.Parameter] = {**back.trainable(), **head}
+        if not self._trained:
+            raise ModelError("split: nothing in the back part is trained; give model.adapter a rank")
+        self._config, self._total_steps = optimizer, total_steps
+        self._optimizer = StageOptimizer(self._trained, optimizer)
+        self._seed, self._num_learned = seed, 0
+        self.num_targets = 0
+        back.train()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps made so far."""
+        return self._optimizer.num_steps
+
+    @property
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """What is trained, by canonical name."""
+        return self._trained
+
+    def learn(self, hidden: Tensor, labels: Tensor) -> tuple[float, int]:
+        """Add one microbatch to the gradient.
+
+        Args:
+            hidden: ``[rows, seq, hidden]``, any float type.
+            labels: As the task has them.
+
+        Returns:
+            Its summed loss and its targets.
+
+        Raises:
+            DataError: The labels do not fit.
+        """
+        torch.default_generator.manual_seed(self._dropout_seed())
+        loss, targets = self.task.loss(self.back, hidden.to(torch.float32), labels)
+        # torch has no annotation for it
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.num_targets += targets
+        self._num_learned += 1
+        return float(loss.detach()), targets
+
+    @torch.no_grad()
+    def measure(self, hidden: Tensor, labels: Tensor) -> Measured:
+        """Return what a held-out microbatch comes to; nothing changes.
+
+        Raises:
+            DataError: The labels do not fit.
+        """
+        self.back.eval()
+        try:
+            return self.task.measure(self.back, hidden.to(torch.float32), labels)
+        finally:
+            self.back.train()
+
+    def step(self) -> float:
+        """Take one step with the mean gradient over all targets since the last one.
+
+        Returns:
+            The gradient's norm, before clipping.
+
+        Raises:
+            FailedBatchError: It is not finite, or there was no target. Nothing was updated.
+        """
+        gradients = {
+            name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in self._trained.items()
+        }
+        targets, norm = self.num_targets, math.sqrt(gradient_norm_squared(gradients))
+        self.forget()
+        if not targets:
+            raise FailedBatchError(f"step {self.num_steps}: no label of the batch counts; give another batch")
+        try:
+            coefficient = clip_coefficient(norm / targets, self._config.clip_norm)
+        except NonFiniteLossError as exc:
+            raise FailedBatchError(f"step {self.num_steps}: {exc}") from exc
+        rate = learning_rate(self._config, self.num_steps, self._total_steps)
+        self._optimizer.step(gradients, rate, coefficient / targets)
+        return norm / targets
+
+    def forget(self) -> None:
+        """Drop the gradient of the microbatches since the last step."""
+        self.num_targets = self._num_learned = 0
+        for value in self._trained.values():
+            value.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and moments of all that is trained, by name; not copies."""
+        return self._optimizer.state()
+
+    def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Copy a state in.
+
+        Raises:
+            CheckpointError: It is another model's.
+        """
+        self.forget()
+        self._optimizer.load_state(tensors, num_steps)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What is trained, by canonical name, as it is now."""
+        for name, value in self._trained.items():
+            yield name, value.detach()
+
+    def _dropout_seed(self) -> int:
+        """A microbatch that is learned again has the dropout that it had."""
+        text = f"phalanx split dropout {self._seed} {self.num_steps} {self._num_learned}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -1,0 +1,1 @@
+"""What a run trains on and is scored by, beyond plain text."""

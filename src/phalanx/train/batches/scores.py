@@ -1,0 +1,100 @@
+"""What held-out rows say of a model: perplexity of text, or how often a class was found."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from phalanx.data.tasks import majority_share, tfidf_predictions
+from phalanx.errors import CheckpointError, DataError
+from phalanx.objectives import Confusion
+from phalanx.train.batches.labelled import LabelledTexts
+
+_FEWEST = 2
+"""Classes that a logistic regression can tell apart."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of a classifier on held-out texts.
+
+    Attributes:
+        loss: Mean cross-entropy of a text, in nats.
+        accuracy: Share of the texts whose class was found.
+        macro_f1: Mean over the classes of precision's and recall's harmonic mean.
+    """
+
+    loss: float
+    accuracy: float
+    macro_f1: float
+
+    @classmethod
+    def of(cls, total_loss: float, predicted: Sequence[int], true: Sequence[int], num_classes: int) -> "Scores":
+        """Count predictions.
+
+        Raises:
+            DataError: There is not one for each text, or one is no class.
+        """
+        confusion = Confusion.of(predicted, true, num_classes)
+        return cls(total_loss / len(true), confusion.accuracy, confusion.macro_f1)
+
+
+Validation = float | Scores
+"""Perplexity of held-out text, or the scores of a classifier."""
+
+
+def say_validation(value: Validation) -> str:
+    """What a person is told of it."""
+    if isinstance(value, Scores):
+        return f"validation accuracy {value.accuracy:.3f}, macro-F1 {value.macro_f1:.3f}"
+    return f"validation perplexity {value:.1f}"
+
+
+def validation_row(value: Validation | None) -> dict[str, float | None]:
+    """What a step's line in the metrics has of it."""
+    if isinstance(value, Scores):
+        return {"validation_perplexity": None, **{f"validation_{name}": one for name, one in asdict(value).items()}}
+    return {"validation_perplexity": value}
+
+
+def read_scores(saved: object) -> Scores:
+    """Read what a checkpoint has of scores.
+
+    Raises:
+        CheckpointError: It is malformed.
+    """
+    known = ("loss", "accuracy", "macro_f1")
+    if not isinstance(saved, dict) or set(saved) != set(known) or not all(type(one) is float for one in saved.values()):
+        raise CheckpointError(
+            f"checkpoint: scores {saved!r:.80}, expected numbers {', '.join(known)}; use an older one"
+        )
+    return Scores(**saved)
+
+
+def describe_texts(texts: LabelledTexts, task: str, seed: int) -> dict[str, Any]:
+    """What a summary says of a task: its texts, and how far one comes without a model.
+
+    TF-IDF with logistic regression is given whole texts of all clients together; its figures are null where
+    scikit-learn is not installed.
+    """
+    train, test = texts.shares.train, texts.shares.test
+    return {
+        "task": task,
+        "classes": len(texts.classes),
+        "train_texts": len(train),
+        "test_texts": len(test),
+        "classes_by_client": {name: len(set(one.rows.classes)) for name, one in texts.clients.items()},
+        "majority_accuracy": majority_share(train, test),
+        **_yardstick(texts, seed),
+    }
+
+
+def _yardstick(texts: LabelledTexts, seed: int) -> dict[str, float | None]:
+    train, test = texts.shares.train, texts.shares.test
+    if len({example.label for example in train}) < _FEWEST:
+        return {"tfidf_accuracy": None, "tfidf_macro_f1": None}
+    try:
+        predicted = tfidf_predictions(train, test, seed)
+    except DataError:
+        return {"tfidf_accuracy": None, "tfidf_macro_f1": None}
+    found = Confusion.of(predicted, [example.label for example in test], len(texts.classes))
+    return {"tfidf_accuracy": found.accuracy, "tfidf_macro_f1": found.macro_f1}

@@ -1,0 +1,59 @@
+"""Who does a rank's work: torch's own means, or DeepSpeed where the run file has a section for it."""
+
+import contextlib
+from collections.abc import Iterator
+from math import prod
+
+from phalanx.config import digest
+from phalanx.models import ModelSource, trained_shapes
+from phalanx.parallel import Member, ParallelConfig, Place, Recipe
+from phalanx.parallel.control.rank0 import RankWork
+from phalanx.parallel.deepspeed import check_machine, opened_member
+from phalanx.parallel.groups.mesh import Domain
+from phalanx.train.config import RunConfig
+
+
+@contextlib.contextmanager
+def open_member(
+    run: RunConfig, recipe: Recipe, source: ModelSource, domain: Domain, place: Place
+) -> Iterator[RankWork]:
+    """Be a rank of the run while the context lasts.
+
+    Args:
+        run: The run file.
+        recipe: What all ranks agree on.
+        source: The model.
+        domain: This rank's place in the mesh.
+        place: The same, among processes.
+
+    Raises:
+        PhalanxError: The model is wrong, or DeepSpeed's folder is in use.
+    """
+    if run.deepspeed is None:
+        yield Member(recipe, source, domain)
+        return
+    with opened_member(run.deepspeed, recipe, source, domain, place, digest(run)) as member:
+        yield member
+
+
+def check_deepspeed(
+    run: RunConfig, parallel: ParallelConfig, source: ModelSource, place: Place | None, *, build: bool = False
+) -> None:
+    """Refuse a section ``[deepspeed]`` that this machine cannot carry out; other runs have none.
+
+    Args:
+        run: The run file.
+        parallel: The layout for as many ranks as are there.
+        source: The model.
+        place: Of this process; None where this machine has all ranks.
+        build: Compile kernels that are not compiled yet.
+
+    Raises:
+        ConfigError: Says what is lacking, and what to do.
+    """
+    if run.deepspeed is None:
+        return
+    # what is not trained is kept too, and never in more than as many bytes
+    sizes = [prod(shape) for shape in trained_shapes(source.hub_config, None).values()]
+    local = parallel.dp if place is None else min(parallel.dp, place.local_world)
+    check_machine(run.deepspeed, sizes, parallel.dp, local, run.train.device, build=build)

@@ -1,0 +1,114 @@
+"""The loop's Engine over clients and an enclave."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from phalanx.checkpoint import Checkpoint, Shard
+from phalanx.data import IGNORE, Batch
+from phalanx.errors import CheckpointError
+from phalanx.pipeline import StepInputs, StepResult
+from phalanx.split import SplitLead
+from phalanx.split.channel.costs import Costs
+from phalanx.train.batches.scores import Scores, Validation
+from phalanx.transport.tensors import tensor_buffers
+
+_SEALED = "sealed"
+_RECENT = 1000
+"""Steps whose costs are kept for a median."""
+
+
+class SplitEngine:
+    """Turns what the loop has and wants into what clients and enclave understand.
+
+    Args:
+        lead: All parties outside the enclave.
+        num_classes: Of a classification; 0 of anything else.
+
+    Attributes:
+        costs: CPU seconds of the steps so far, at both ends.
+    """
+
+    def __init__(self, lead: SplitLead, num_classes: int = 0) -> None:
+        self.costs = Costs()
+        self._recent: deque[Costs] = deque(maxlen=_RECENT)
+        self._lead, self._num_classes = lead, num_classes
+        self._num_steps = 0
+        self._to_settle = 0
+
+    def step(self, step: int, inputs: StepInputs) -> StepResult:
+        """Run one optimizer step.
+
+        Raises:
+            RefusedEvidenceError: The enclave is not trusted any more; nothing of the step was sent.
+            FailedBatchError: Loss or gradient is not finite; nothing was updated.
+            PhalanxError: The enclave is gone, or refused what came.
+        """
+        lead = self._lead
+        bytes_before, costs_before = lead.bytes_crossed, lead.costs
+        outcome = lead.step(step, inputs.ids, inputs.labels)
+        self._num_steps = step + 1
+        self._recent.append(lead.costs.since(costs_before))
+        self.costs = self.costs.plus(self._recent[-1])
+        return StepResult(
+            step=step,
+            loss=outcome.loss,
+            num_targets=outcome.num_targets,
+            gradient_norm=outcome.norm,
+            attempts=1,
+            num_audits=0,
+            num_alarms=0,
+            verdicts=(),
+            phases=lead.timer.take(),
+            bytes_by_link={name: count - bytes_before[name] for name, count in lead.bytes_crossed.items()},
+            batch=inputs.digest(),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What the steps have cost, for the summary: in all, and the medians of the latest ones part by part."""
+        names, recent = Costs._fields, tuple(self._recent)
+        medians = {name: statistics.median(getattr(one, name) for one in recent) for name in names} if recent else None
+        return {
+            "crypto_s": self.costs.link_s,
+            "cpu_s": self.costs.cpu_s,
+            "meeting_s": self._lead.costs.meeting_s,
+            "costs_of_a_step": medians,
+        }
+
+    def settle(self) -> None:
+        """Nothing of a finished step is under way."""
+
+    def measure(self, batches: Iterator[Batch]) -> Validation:
+        """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
+        kept = list(batches)
+        total, count, answers = self._lead.measure(self._num_steps, ((one.input_ids, one.labels) for one in kept))
+        if self._num_classes:
+            true = [int(label) for one in kept for label in one.labels[one.labels != IGNORE]]
+            return Scores.of(total, answers, true, self._num_classes)
+        return math.exp(total / count) if count and total / count < 700 else math.inf
+
+    def shards(self) -> Iterator[Shard]:
+        """The enclave's state, sealed: bytes that only it can open."""
+        step, number, blob = self._lead.keep()
+        self._to_settle = number
+        yield Shard(0, {_SEALED: torch.frombuffer(bytearray(blob), dtype=torch.uint8)}, step)
+
+    def kept(self) -> None:
+        """The last of the `shards` is safe on the disk."""
+        self._lead.settle(self._to_settle)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            CheckpointError: It holds no sealed state, or one of another run.
+            RollbackError: It holds one that is older than the newest that was kept.
+        """
+        if set(checkpoint.names()) != {_SEALED}:
+            raise CheckpointError(f"{checkpoint.path}: holds no sealed state; it is of a run of another kind")
+        self._lead.restore(checkpoint.step, tensor_buffers(checkpoint.tensor(_SEALED).contiguous()))
+        self._num_steps = checkpoint.step

@@ -1,0 +1,1 @@
+"""What a run leaves behind, and what that proves: its directory, logs, journal, summary."""

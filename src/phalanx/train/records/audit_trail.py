@@ -1,0 +1,78 @@
+"""What a session writes into the audit log so that others can check its audits, and when it tells the key."""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from phalanx.errors import AuditLogError, DiskError
+from phalanx.pipeline import OWNER, StepRecord
+from phalanx.security.audit import AuditLog
+from phalanx.train.config import RunConfig
+from phalanx.train.records.history import KEY_REVEALED, History
+from phalanx.train.records.log_heads import known_heads
+from phalanx.train.records.run_directory import RunDirectory
+
+LOG_FILE = "events.jsonl"
+LEAVES_FORMAT = 1
+"""Of the leaves beside the log; a session that does not name it has none."""
+
+
+def open_log(home: RunDirectory) -> AuditLog:
+    """Open a run's audit log, which must have every line that anything in its directory knows of.
+
+    Raises:
+        AuditLogError: It is broken, or lacks such a line, or another process has it open; nothing is touched then.
+    """
+    heads = known_heads(home.path, home.owner.public, home.run_id)
+    return AuditLog(home.path / LOG_FILE, home.owner, home.run_id, known=heads, kept_at=home.kept_head)
+
+
+def rules(run: RunConfig, home: RunDirectory, workers: Iterable[str]) -> dict[str, Any]:
+    """What the first line of a session says beside its commitment, for whoever draws again.
+
+    Args:
+        run: The run.
+        home: Has the certificates.
+        workers: Everybody who takes part or may come later.
+    """
+    return {
+        "leaves_format": LEAVES_FORMAT,
+        "guard": run.guard.model_dump(mode="json"),
+        "microbatches": run.train.microbatches,
+        "steps": run.train.steps,
+        "authority": home.owner.authority_pem.decode("ascii"),
+        "certificates": {name: home.certificate(name) for name in (OWNER, *workers)},
+    }
+
+
+def step_noter(log: AuditLog) -> Callable[[StepRecord], None]:
+    """What takes the record of each step: its root goes into the log, its leaves beside it."""
+    return lambda record: log.append_step({"step": record.step, "epoch": record.epoch}, record.leaves)
+
+
+def retire_key(home: RunDirectory, history: History) -> None:
+    """Let nobody draw with a key that the log has told; a crash may have come between that and its removal."""
+    if history.revealed and _commitment(home.audit_key()) in history.revealed:
+        home.forget_audit_key()
+
+
+def reveal_key(log: AuditLog, home: RunDirectory, history: History) -> None:
+    """The session is over and no audit is drawn any more: tell the key, so that every draw can be made again.
+
+    A key that no line has committed to was never drawn with and stays secret. Where the disk is full the log cannot
+    grow; what it says about steps stays unproven then.
+    """
+    if not history.committed - history.revealed:
+        return
+    key = home.audit_key()
+    if _commitment(key) not in history.committed - history.revealed:
+        return
+    with contextlib.suppress(AuditLogError, DiskError):
+        log.append(KEY_REVEALED, {"commitment": _commitment(key), "key": key.hex()})
+        log.sync()
+        home.forget_audit_key()
+
+
+def _commitment(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()

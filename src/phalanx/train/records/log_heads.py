@@ -1,0 +1,82 @@
+"""Who in a run directory knows where the audit log has ended, so that none of its lines can be taken away."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from phalanx.checkpoint import list_checkpoints
+from phalanx.checkpoint.manifest import MANIFEST_FILE, verify_manifest
+from phalanx.errors import AuditLogError, CheckpointError
+from phalanx.security.audit import KnownHead, LogHead, read_head
+from phalanx.security.crypto import Peer, boot_name
+from phalanx.train.records.journal import read_entry
+from phalanx.train.records.run_directory import HEAD_FILE
+
+SUMMARY_FILE = "summary.json"
+
+
+def known_heads(run_dir: Path, owner: Peer, run: str | None = None) -> list[KnownHead]:
+    """Collect the heads that the owner has signed in a run directory.
+
+    Args:
+        run_dir: The directory.
+        owner: Who must have signed them.
+        run: The run that they must be of; None accepts any.
+
+    Raises:
+        AuditLogError: The file that keeps the head beside the secrets is damaged or of another run.
+
+    A manifest, a journal or a summary that cannot be read knows nothing here; whoever goes on from it refuses it.
+    """
+    found = [*_of_checkpoints(run_dir / "checkpoints", owner), *_of_journal(run_dir / "journal", owner)]
+    kept = run_dir / HEAD_FILE
+    if kept.exists():
+        found.append(KnownHead(read_head(_read_json(kept), owner, run, str(kept)), str(HEAD_FILE)))
+    summary = head_in_summary(run_dir, owner, run)
+    return found if summary is None else [*found, KnownHead(summary, SUMMARY_FILE)]
+
+
+def head_in_summary(run_dir: Path, owner: Peer, run: str | None = None) -> LogHead | None:
+    """Return the signed head in ``summary.json``; None where there is none that holds."""
+    path = run_dir / SUMMARY_FILE
+    try:
+        return read_head(_read_json(path)["audit_log_head_signed"], owner, run, str(path))
+    except (AuditLogError, KeyError, TypeError):
+        return None
+
+
+def _of_checkpoints(directory: Path, owner: Peer) -> Iterator[KnownHead]:
+    for step, path in sorted(_listed(directory).items()):
+        where = path / MANIFEST_FILE
+        try:
+            manifest = verify_manifest(where.read_bytes(), owner, where)
+        except (OSError, CheckpointError):
+            continue
+        if manifest.audit_log is not None:
+            yield KnownHead(manifest.audit_log.head, f"the checkpoint of step {step}")
+
+
+def _of_journal(directory: Path, owner: Peer) -> Iterator[KnownHead]:
+    try:
+        entry = read_entry(directory, owner)
+    except CheckpointError:
+        return
+    head = None if entry is None else entry.log_head
+    # after the machine itself went down, the log may honestly lack what was not forced to disk
+    if entry is not None and head is not None and entry.boot is not None and entry.boot == boot_name():
+        yield KnownHead(head, "the journal")
+
+
+def _listed(directory: Path) -> dict[int, Path]:
+    try:
+        return list_checkpoints(directory)
+    except OSError:
+        return {}
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise AuditLogError(f"{path}: cannot be read, so a cut-off log could not be told from a whole one") from exc

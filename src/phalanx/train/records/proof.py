@@ -1,0 +1,316 @@
+"""What a run's audit log proves: which steps were audited as their draws demand, and what cannot be shown."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phalanx.errors import AuditLogError, CertificateError
+from phalanx.pipeline import OWNER, AuditDraw, Rules, Work, check_step, read_leaves
+from phalanx.security.audit import LEAVES_FILE, LeafBatch, Line, LogHead, LogSummary, read_batch, verify_log
+from phalanx.security.crypto import Peer, certificate_facts, peer_from_certificate
+from phalanx.train.records.audit_trail import LEAVES_FORMAT, LOG_FILE
+from phalanx.train.records.history import KEY_REVEALED
+from phalanx.train.records.log_heads import SUMMARY_FILE, head_in_summary, known_heads
+from phalanx.train.records.run_directory import owner_certificate
+
+_OPENINGS = ("run_started", "run_resumed")
+
+
+@dataclass(frozen=True)
+class RunProof:
+    """What was found out about a run.
+
+    Attributes:
+        log: Its lines.
+        owner: Who signed them.
+        key_from: Where the owner's key was taken from.
+        is_guarded: Whether any session of it had a guard.
+        steps: Steps that have a root in the log, those that were done again counted once.
+        proven: Those of them whose audits were drawn again and found to be done.
+        audits: Recomputed microbatches in them, under the signatures of stage and auditor.
+        owners_audits: The same on the owner's word.
+        unlike_audits: The same between numeric classes, where the distance is the owner's word.
+        rates: Shares of the work that the last guarded session audited, by name.
+        remarks: What holds and proves less than one may think, one sentence each.
+        unproven: What should be there and could not be shown, one sentence each.
+    """
+
+    log: LogSummary
+    owner: Peer
+    key_from: str
+    is_guarded: bool
+    steps: int
+    proven: int
+    audits: int
+    owners_audits: int
+    unlike_audits: int
+    rates: Mapping[str, float]
+    remarks: tuple[str, ...]
+    unproven: tuple[str, ...]
+
+    @property
+    def conclusion(self) -> str:
+        """What the log proves about steps, in one sentence."""
+        if not self.is_guarded:
+            return "no step was verified: the guard was off"
+        if not self.steps:
+            return "verdicts only: no step has a record in the log"
+        return f"{self.proven} of {self.steps} steps: each drawn audit was drawn again and found to be done"
+
+
+@dataclass
+class _Session:
+    """Lines from one opening to the next."""
+
+    opening: Mapping[str, Any]
+    number: int
+    steps: list[tuple[Line, LeafBatch]] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+
+    @property
+    def is_guarded(self) -> bool:
+        return self.opening.get("audit_key_commitment") is not None
+
+    @property
+    def has_leaves(self) -> bool:
+        return self.is_guarded and self.opening.get("leaves_format") == LEAVES_FORMAT
+
+
+def verify_run(run_dir: Path, certificate: Path | None = None) -> RunProof:
+    """Check a run's audit log and everything that it names, offline.
+
+    Args:
+        run_dir: The run directory, finished or not; ``events.jsonl`` and ``steps.jsonl`` are enough.
+        certificate: The owner's certificate, kept by the caller; that of the directory when left out.
+
+    Raises:
+        AuditLogError: Something does not hold; the message names the first line or step.
+        CertificateError: The certificate is missing or unusable.
+    """
+    path = run_dir / LOG_FILE
+    key_from = certificate or owner_certificate(run_dir)
+    owner = _owner(key_from)
+    end, is_signed = _told_end(run_dir, owner)
+    reader = _Reader()
+    log = verify_log(path, owner, expected=end, known=known_heads(run_dir, owner), visit=reader.take)
+    # before there were leaves nobody signed a summary
+    is_told = is_signed or (end is not None and not any(session.has_leaves for session in reader.sessions))
+    unproven = [*reader.order.open_end(is_told)]
+    work, proven, remarks, names = Work(), set[int](), list[str](), set[str]()
+    for session in (session for session in reader.sessions if session.is_guarded):
+        where = f"the session that begins in line {session.number}"
+        if not session.has_leaves:
+            remarks.append(f"{where} has no records of steps: it proves verdicts only")
+            continue
+        rules = _rules(session, owner, reader.keys, log.run or "")
+        if rules.draw is None:
+            unproven.append(f"{where}: the key of its audits is not revealed, so nobody can draw them again")
+        elif not rules.audits:
+            remarks.append(f"{where} recomputes nothing: its steps are recorded and not verified")
+        for line, batch in session.steps:
+            done = _checked(run_dir / LEAVES_FILE, line, batch, rules)
+            work = Work(work.signed + done.signed, work.owners + done.owners, work.unlike + done.unlike)
+            session.names.add(done.session)
+            # of a step that was done again the last record counts
+            is_proven, step = rules.draw is not None and rules.audits, {line.body["step"]}
+            proven = proven | step if is_proven else proven - step
+        if len(session.names) > 1 or session.names & names:
+            raise AuditLogError(
+                f"{where}: its steps are signed for {len(session.names)} sessions, or for an earlier one"
+            )
+        names |= session.names
+    if work.unlike:
+        remarks.append(
+            f"{work.unlike} audits are between numeric classes: how far the results differ is the owner's word"
+        )
+    return RunProof(
+        log=log,
+        owner=owner,
+        key_from="the run directory itself" if certificate is None else str(certificate),
+        is_guarded=any(session.is_guarded for session in reader.sessions),
+        steps=len({line.body["step"] for session in reader.sessions for line, _ in session.steps}),
+        proven=len(proven),
+        audits=work.signed,
+        owners_audits=work.owners,
+        unlike_audits=work.unlike,
+        rates=_rates(reader.sessions),
+        remarks=tuple(remarks),
+        unproven=tuple(unproven),
+    )
+
+
+class _Order:
+    """Follows which steps must have a record: none is left out, and none goes back without a reason."""
+
+    def __init__(self) -> None:
+        self._next: int | None = None
+        self._total: int | None = None
+        self._last = ""
+        self._ended = False
+
+    def take(self, line: Line, session: _Session | None) -> None:
+        """Follow one line.
+
+        Raises:
+            AuditLogError: A step before it has no record.
+        """
+        body, self._last = line.body, line.kind
+        if line.kind in _OPENINGS:
+            self._ended = False
+            self._begin(line)
+        elif line.kind in ("rolled_back", "fell_back") and self._next is not None:
+            self._next = min(self._next, body["to" if line.kind == "rolled_back" else "to_step"])
+        elif line.kind == "step":
+            if body["step"] != self._next:
+                raise AuditLogError(
+                    f"line {line.head.num_events}: step {self._next} has no record, step {body['step']} follows"
+                )
+            self._next = body["step"] + 1
+        elif line.kind == "run_completed":
+            self._ended = True
+            if session is not None and session.has_leaves and self._next != self._total:
+                raise AuditLogError(
+                    f"line {line.head.num_events}: the run is complete, and step {self._next} has no record"
+                )
+
+    def _begin(self, line: Line) -> None:
+        step, last = line.body.get("step", 0), self._next
+        if line.kind == "run_resumed" and last is not None and step > last:
+            raise AuditLogError(f"line {line.head.num_events}: goes on with step {step}, and step {last} has no record")
+        self._next, self._total = step, line.body.get("steps")
+
+    def open_end(self, is_told: bool) -> Iterator[str]:
+        """Say why lines may be missing at the end; nothing where none can be.
+
+        Args:
+            is_told: Whether the owner has signed, outside of the log, that it ends here.
+        """
+        if self._next is None:
+            yield "the log's beginning: no session of a run has begun in it"
+        if self._ended or is_told:
+            return
+        why = "the last session was stopped" if self._last in ("run_stopped", KEY_REVEALED) else "the run has not ended"
+        yield f"the log's end: {why}, and no {SUMMARY_FILE} with a signed head says that no line comes after"
+
+
+class _Reader:
+    """Takes the lines of a log apart into sessions."""
+
+    def __init__(self) -> None:
+        self.sessions: list[_Session] = []
+        self.keys: dict[str, bytes] = {}
+        """Revealed keys by commitment."""
+        self.order = _Order()
+
+    def take(self, line: Line) -> None:
+        try:
+            self._take(line)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise AuditLogError(f"line {line.head.num_events}: {line.kind!r} is malformed ({exc})") from exc
+
+    def _take(self, line: Line) -> None:
+        if line.kind in _OPENINGS:
+            self.sessions.append(_Session(line.body, line.head.num_events))
+        elif line.kind == KEY_REVEALED:
+            key = bytes.fromhex(line.body["key"])
+            if hashlib.sha256(key).hexdigest() != line.body["commitment"]:
+                raise AuditLogError(
+                    f"line {line.head.num_events}: the revealed key is not the one that was committed to"
+                )
+            self.keys[line.body["commitment"]] = key
+        elif line.kind == "step":
+            if not self.sessions:
+                raise AuditLogError(f"line {line.head.num_events}: a step before the run began")
+            if self.sessions[-1].opening.get("audit_key_commitment") in self.keys:
+                raise AuditLogError(f"line {line.head.num_events}: a step after the key of its audits was revealed")
+            self.sessions[-1].steps.append((line, LeafBatch.of(line)))
+        self.order.take(line, self.sessions[-1] if self.sessions else None)
+
+
+def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> Work:
+    try:
+        leaves = read_leaves(read_batch(path, batch))
+        return check_step(line.body["step"], line.body["epoch"], leaves, rules)
+    except AuditLogError as exc:
+        raise AuditLogError(f"step {line.body['step']} (line {line.head.num_events}): {exc}") from exc
+
+
+def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) -> Rules:
+    """What a session's opening says, as far as it can be believed: the parties' certificates must hold together."""
+    body, where = session.opening, f"line {session.number}"
+    try:
+        guard, key = body["guard"], keys.get(body["audit_key_commitment"])
+        draw = None
+        if key is not None:
+            draw = AuditDraw(
+                key,
+                bytes.fromhex(body["audit_nonce"]),
+                guard["audit_rate"],
+                step_rate=guard["step_audit_rate"],
+                owner_rate=guard["owner_audit_rate"],
+                third_party_rate=guard["third_party_audit_rate"],
+            )
+        return Rules(
+            run=run,
+            num_stages=len(body["stages"]),
+            microbatches=body["microbatches"],
+            audits=guard["mode"] in ("phalanx", "paper"),
+            shadow=guard["shadow"],
+            classes=guard.get("classes"),
+            may_leave_out=guard["recovery"] == "skip_layer",
+            peers=_peers(body["certificates"], body["authority"], owner, where),
+            draw=draw,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise AuditLogError(f"{where}: does not say how its steps are audited ({exc})") from exc
+
+
+def _peers(certificates: Mapping[str, str], authority: str, owner: Peer, where: str) -> dict[str, Peer]:
+    peers = {}
+    for name, pem in certificates.items():
+        # as of the day on which it began: the log must stay readable long after
+        facts = certificate_facts(pem.encode(), f"{where}, certificate of {name}")
+        peer = peer_from_certificate(
+            pem.encode(), authority.encode(), facts.not_before, f"{where}, certificate of {name}"
+        )
+        if peer.name != name or (name == OWNER and peer != owner):
+            raise AuditLogError(f"{where}: the certificate of {name} is another party's")
+        peers[name] = peer
+    return peers
+
+
+def _owner(path: Path) -> Peer:
+    try:
+        facts = certificate_facts(path.read_bytes(), str(path))
+    except OSError as exc:
+        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); give --certificate FILE") from exc
+    # the dates are not judged: a log must stay readable long after its signer's certificate has ended
+    if facts.peer is None:
+        raise CertificateError(f"{path}: is an authority's certificate, expected the owner's")
+    return facts.peer
+
+
+def _told_end(run_dir: Path, owner: Peer) -> tuple[LogHead | None, bool]:
+    """Where ``summary.json`` says that the log ends, and whether the owner has signed that."""
+    path = run_dir / SUMMARY_FILE
+    if not path.exists():
+        return None, False
+    signed = head_in_summary(run_dir, owner)
+    if signed is not None:
+        return signed, True
+    try:
+        head = json.loads(path.read_bytes())["audit_log_head"]
+        return LogHead(int(head["num_events"]), str(head["digest"])), False
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise AuditLogError(
+            f"{path}: has no readable audit_log_head, so a cut-off log could not be told from a whole one"
+        ) from exc
+
+
+def _rates(sessions: Sequence[_Session]) -> Mapping[str, float]:
+    found = [session.opening.get("guard") for session in sessions if session.is_guarded]
+    guard = found[-1] if found and isinstance(found[-1], dict) else {}
+    return {name: rate for name, rate in sorted(guard.items()) if name.endswith("_rate") and isinstance(rate, float)}

@@ -1,0 +1,198 @@
+"""Everything that a run leaves behind while it goes: metrics, events, TensorBoard, the progress bar."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rich.console import Console
+
+from phalanx.config import printable
+from phalanx.errors import CheckpointError, CutLogError
+from phalanx.pipeline import Observe, StepResult
+from phalanx.security.audit import AuditLog
+from phalanx.telemetry import MetricsFile, Progress, Reading, TensorBoardWriter
+from phalanx.telemetry.progress import Kind
+from phalanx.train.batches.scores import Scores, Validation, say_validation, validation_row
+from phalanx.train.records.ground_truth import GroundTruth
+
+_MOST_CHARACTERS = 2000
+# a conviction must outlive even the machine: a resumed run reads here who may not come back
+_LASTING = ("run_started", "run_resumed", "verdict", "evicted")
+_SAID: dict[str, tuple[Kind, str]] = {
+    "awaiting": ("note", "listening on {address}; start {parties} with `phalanx worker`"),
+    "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
+    "not_let_in": ("eviction", "{party} is not let in: {reason}"),
+    "guarantees": ("note", "from step {step} on: {said}"),
+    "guarantee_weaker": ("alarm", "stage {stage} is no longer {before} but {now}: {meaning}"),
+    "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
+    "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
+    "doubts_not_followed": (
+        "alarm",
+        "step {step}: {auditor} doubts the weight gradient of stage {stage} again and again, without a cause; from now "
+        "on one step in {steps_per_doubt} is recomputed for it",
+    ),
+    "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
+    "verdict_refused": (
+        "alarm",
+        "step {step}: {accuser} spoke against {party}, and the evidence does not hold: {why}; nobody is evicted",
+    ),
+    "evicted": ("eviction", "{party} is evicted"),
+    "lost": ("eviction", "{party} is gone"),
+    "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
+    "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
+    "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),
+    "journal_failed": ("alarm", "no journal any more, training goes on: {reason}"),
+    "checkpoint_not_copied": ("alarm", "the checkpoint of step {step} is on this disk only: {reason}"),
+    "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),
+}
+
+
+def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
+    """What a person wants to know of an event, and how it looks; None where that is nothing."""
+    if kind not in _SAID:
+        return None
+    style, text = _SAID[kind]
+    return style, printable(text.format(**body), _MOST_CHARACTERS)
+
+
+@contextlib.contextmanager
+def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
+    """Tell whom the run waits for, before there is a recorder; the log has it once they have said what they know of it.
+
+    A log that was cut is left as it is.
+    """
+    held: list[tuple[str, dict[str, Any]]] = []
+
+    def announce(kind: str, body: dict[str, Any]) -> None:
+        held.append((kind, body))
+        said = in_words(kind, body)
+        if said is not None:
+            console.print(said[1], markup=False, highlight=False)
+
+    try:
+        yield announce
+    except CutLogError:
+        held.clear()
+        raise
+    finally:
+        for kind, body in held:
+            log.append(kind, body)
+
+
+@dataclass
+class Totals:
+    """Running figures of a run, of this session and those before it."""
+
+    steps: int = 0
+    """Applied steps."""
+    last_step: int = -1
+    """Number of the last applied step; with none lost, one less than `steps`."""
+    tokens: int = 0
+    audits: int = 0
+    alarms: int = 0
+    wall_s: float = 0.0
+    """Time inside steps; validation, checkpoints and waiting for workers are not in it."""
+    loss_first: float | None = None
+    loss_last: float | None = None
+
+    def add(self, result: StepResult, tokens: int, wall_s: float) -> None:
+        """Count one applied step."""
+        self.steps += 1
+        self.last_step = result.step
+        self.tokens += tokens
+        self.audits += result.num_audits
+        self.alarms += result.num_alarms
+        self.wall_s += wall_s
+        self.loss_first = result.loss if self.loss_first is None else self.loss_first
+        self.loss_last = result.loss
+
+    def load_json(self, saved: dict[str, Any]) -> None:
+        """Take over the totals of earlier sessions.
+
+        Raises:
+            CheckpointError: They are not those of this version.
+        """
+        known = {item.name for item in fields(self)}
+        if set(saved) != known:
+            raise CheckpointError(f"checkpoint: totals {sorted(saved)}, expected {sorted(known)}; use an older one")
+        for key, value in saved.items():
+            setattr(self, key, value)
+
+
+class RunRecorder:
+    """The loop's Recorder; observes, never decides."""
+
+    def __init__(
+        self,
+        metrics: MetricsFile,
+        log: AuditLog,
+        board: TensorBoardWriter,
+        progress: Progress,
+        truth: GroundTruth,
+        totals: Totals,
+    ) -> None:
+        self.totals = totals
+        self.truth = truth
+        self.log = log
+        self._metrics = metrics
+        self._board = board
+        self._progress = progress
+        self._accuracy: float | None = None
+
+    def observe(self, kind: str, body: dict[str, object]) -> None:
+        """Write an event to the audit log and say what a person wants to know."""
+        self.log.append(kind, body)
+        if kind in _LASTING:
+            self.log.sync()
+        said = in_words(kind, body)
+        if said is not None:
+            self._progress.message(said[1], said[0])
+
+    def validated(self, value: Validation, num_steps: int) -> None:
+        """A validation after so many finished steps ended."""
+        row = validation_row(value)
+        self._board.scalars({name.replace("_", "/", 1): one for name, one in row.items() if one is not None}, num_steps)
+
+    def stepped(
+        self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: Validation | None
+    ) -> None:
+        """A step was applied; `validation` is what was measured after it, where it was."""
+        self.truth.refresh()
+        totals = self.totals
+        totals.add(result, tokens, wall_s)
+        rate = tokens / wall_s
+        self._metrics.append(
+            {
+                "step": result.step,
+                "time": time.time(),
+                "batch": result.batch,
+                "loss": result.loss,
+                "lr": lr,
+                "grad_norm": result.gradient_norm,
+                "tokens": tokens,
+                "tokens_per_s": rate,
+                "wall_s": wall_s,
+                "attempts": result.attempts,
+                "audits": result.num_audits,
+                "alarms": result.num_alarms,
+                "attacked": result.step in self.truth.attacked_steps(),
+                "repaired": result.attempts > 1 and not result.skipped,
+                "restarts": result.restarts,
+                "skipped": bool(result.skipped),
+                **validation_row(validation),
+                "phases": result.phases,
+                "bytes": result.bytes_by_link,
+                "bytes_claimed": list(result.claimed_links),
+            }
+        )
+        self._board.scalars({"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate}, result.step)
+        self._progress.update(result.step + 1, self._reading(result, rate, validation))
+        if validation is not None and result.step > 0:
+            self._progress.message(f"step {result.step + 1}: {say_validation(validation)}")
+
+    def _reading(self, result: StepResult, rate: float, validation: Validation | None) -> Reading:
+        if isinstance(validation, Scores):
+            self._accuracy = validation.accuracy
+        return Reading(result.loss, rate, self.totals.audits, self.totals.alarms, self._accuracy)

@@ -1,0 +1,197 @@
+"""The final figures of a run; what was not measured is null."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from phalanx.config import digest
+from phalanx.errors import CheckpointError
+from phalanx.pipeline import weaker
+from phalanx.train.batches.scores import Scores, Validation, read_scores
+from phalanx.train.config import RunConfig
+from phalanx.train.records.check_record import CheckRecord
+from phalanx.train.records.drifts import Drifts
+from phalanx.train.records.ground_truth import GroundTruth
+from phalanx.train.records.record import Totals
+from phalanx.train.records.trust import trust_figures
+
+
+@dataclass
+class Figures:
+    """What the session found out, beside the totals of its steps."""
+
+    status: str = "failed"
+    wall_s: float = 0.0
+    unigram_perplexity: float | None = None
+    validation_first: float | None = None
+    validation_last: float | None = None
+    final_weights_digest: str | None = None
+    takeovers: int = 0
+    steps_redone: int = 0
+    steps_restarted: int = 0
+    steps_skipped: int = 0
+    steps_lost: int = 0
+    """Applied steps that were given up because nobody could serve a stage, and done again from a checkpoint."""
+    skipped_batches: set[tuple[int, int]] = field(default_factory=set)
+    """Step and number of every batch that was given up; one that is met again after a resume is the same one."""
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    guarantees: dict[str, str] = field(default_factory=dict)
+    """By stage, the weakest one that the run has had."""
+    resumed_from: int | None = None
+    world: dict[str, int] | None = None
+    """Processes, stages and axes of this session, where they may be others than the run file's."""
+    usage: dict[str, dict[str, float]] = field(default_factory=dict)
+    signed_log_head: dict[str, Any] | None = None
+    scores_first: Scores | None = None
+    scores_last: Scores | None = None
+    texts: dict[str, Any] | None = None
+    """Of a classification: the task, its texts and what one knows without a model; None of any other run."""
+    split: dict[str, Any] | None = None
+    """Tier, evidence, release and cost of a split run; None of any other."""
+    checks: CheckRecord = field(default_factory=CheckRecord)
+    drifts: Drifts = field(default_factory=Drifts)
+    checkpoints: tuple[int, ...] = ()
+    """Steps of the checkpoints that are there."""
+
+    _SAVED = ("validation_first", "validation_last")
+    _SCORES = ("scores_first", "scores_last")
+
+    @property
+    def first_validation(self) -> Validation | None:
+        """Of the untouched model."""
+        return self.validation_first if self.scores_first is None else self.scores_first
+
+    def validated(self, value: Validation, *, first: bool = False) -> None:
+        """Note what held-out text says."""
+        if isinstance(value, Scores):
+            self.scores_first, self.scores_last = (value, self.scores_last) if first else (self.scores_first, value)
+        elif first:
+            self.validation_first = value
+        else:
+            self.validation_last = value
+
+    def observe(self, kind: str, body: dict[str, Any]) -> None:
+        """Count what the guard decided."""
+        self.checks.observe(kind, body)
+        self.drifts.observe(kind, body)
+        if kind == "verdict":
+            self.verdicts.append({key: body[key] for key in ("party", "stage", "step", "offence", "reason")})
+        elif kind in ("evicted", "lost"):
+            (self.evicted if kind == "evicted" else self.lost).append(body["party"])
+        elif kind == "guarantees":
+            for stage, name in body["stages"].items():
+                self.guarantees[stage] = weaker(name, self.guarantees.get(stage, name))
+        elif kind == "takeover":
+            self.takeovers += 1
+        elif kind == "rolled_back":
+            self.steps_redone += body["step"] - body["to"]
+        elif kind == "step_restarted":
+            # further attempts at a step are in its metrics
+            self.steps_restarted += body["attempt"] == 1
+        elif kind == "step_skipped":
+            self.steps_skipped += 1
+        elif kind == "batch_skipped":
+            self.skipped_batches.add((body["step"], body["number"]))
+        elif kind == "fell_back":
+            self.steps_lost += body["steps_lost"]
+
+    def to_json(self) -> dict[str, Any]:
+        """What a resumed run must know and the audit log does not tell; an infinity is null."""
+        scores = {key: asdict(found) for key in self._SCORES if (found := getattr(self, key)) is not None}
+        known = {key: _finite(getattr(self, key)) for key in self._SAVED}
+        return {**known, **scores, "checks": self.checks.to_json()}
+
+    def load_json(self, saved: dict[str, Any]) -> None:
+        """Take over what an earlier session knew.
+
+        Raises:
+            CheckpointError: They are not those of this version.
+        """
+        scores = {key: saved[key] for key in self._SCORES if key in saved}
+        if set(saved) - set(scores) != {*self._SAVED, "checks"}:
+            raise CheckpointError(
+                f"checkpoint: figures {sorted(saved)}, expected {sorted((*self._SAVED, 'checks'))}; use an older one"
+            )
+        self.checks.load_json(saved["checks"])
+        for key in self._SAVED:
+            setattr(self, key, saved[key])
+        for key, value in scores.items():
+            setattr(self, key, read_scores(value))
+
+
+def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTruth) -> dict[str, Any]:
+    """Everything for ``summary.json``, with the keys that scripts rely on."""
+    # what remote workers did they alone know; what the owner found it knows wherever they are
+    known = not run.pipeline.remote_workers
+    liars = {party for party, _ in truth.attacked}
+    guilty = [(verdict["party"], verdict["step"]) for verdict in figures.verdicts]
+    detections = set(guilty) & truth.attacked if known else set(guilty)
+    return {
+        "status": figures.status,
+        "steps": totals.steps,
+        "tokens": totals.tokens,
+        "loss_first": _finite(totals.loss_first),
+        "loss_last": _finite(totals.loss_last),
+        "unigram_perplexity": _finite(figures.unigram_perplexity),
+        "validation_perplexity_first": _finite(figures.validation_first),
+        "validation_perplexity": _finite(figures.validation_last),
+        "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
+        "wall_s": figures.wall_s,
+        "world": figures.world or run.world,
+        "seed": run.train.seed,
+        "config_digest": digest(run),
+        "final_weights_digest": figures.final_weights_digest,
+        "guard": _guard(run),
+        "preset": run.guard.preset_in_force if _guarded(run) else None,
+        "guarantees": figures.guarantees,
+        "audits": totals.audits,
+        "attacks_injected": len(truth.attacked) if known else None,
+        "attacked_steps": sorted(truth.attacked_steps()) if known else None,
+        "detections": len(detections),
+        "false_accusations": sum(party not in liars for party, _ in guilty) if known else None,
+        "verdicts": figures.verdicts,
+        "evicted": figures.evicted,
+        "lost": figures.lost,
+        "takeovers": figures.takeovers,
+        "steps_redone": figures.steps_redone,
+        "steps_restarted": figures.steps_restarted,
+        "steps_skipped": figures.steps_skipped,
+        "batches_skipped": len(figures.skipped_batches),
+        "steps_lost": figures.steps_lost + totals.last_step + 1 - totals.steps,
+        "resumed_from": figures.resumed_from,
+        "usage_cpu_s": figures.usage,
+        "audit_log_head": _head(figures.signed_log_head),
+        "audit_log_head_signed": figures.signed_log_head,
+        **trust_figures(figures.checks, figures.drifts, figures.checkpoints, guarded=_guarded(run)),
+        **({} if figures.texts is None else {"classification": _classification(figures)}),
+        **({} if figures.split is None else {"split": figures.split}),
+    }
+
+
+def _classification(figures: Figures) -> dict[str, Any]:
+    """The task's facts, and what the model made of it at first and at last; null where it was not measured."""
+    found: dict[str, Any] = dict(figures.texts or {})
+    for suffix, scores in (("_first", figures.scores_first), ("", figures.scores_last)):
+        for name in ("accuracy", "macro_f1", "loss"):
+            found[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
+    return found
+
+
+def _guarded(run: RunConfig) -> bool | None:
+    return None if run.parallel is not None or run.split is not None else run.guard.enabled
+
+
+def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if signed is None else {name: signed[name] for name in ("num_events", "digest")}
+
+
+def _guard(run: RunConfig) -> str:
+    if run.split is not None:
+        return run.split.mode
+    return "off" if run.parallel is not None else run.guard.mode
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

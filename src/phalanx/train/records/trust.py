@@ -1,0 +1,68 @@
+"""What of a run rests on the word of parties that nobody checked: figures, and sentences for the console."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from phalanx.train.records.check_record import CheckRecord
+from phalanx.train.records.drifts import Drifts
+
+_MOST_RANGES = 8
+
+
+def trust_figures(
+    record: CheckRecord, drifts: Drifts, checkpoints: Sequence[int], *, guarded: bool | None
+) -> dict[str, Any]:
+    """The figures for ``summary.json``.
+
+    Args:
+        record: What was recomputed.
+        drifts: Who leans to one side.
+        checkpoints: Steps of those that are there.
+        guarded: Whether stages in other hands were watched at all; None where the run has none. It may have taken some
+            over from another run.
+    """
+    if guarded is None and record.is_empty:
+        return {}
+    doubts = record.doubts()
+    first = min((doubt.steps[0][0] for doubt in doubts), default=None)
+    before = [step for step in checkpoints if first is not None and step <= first]
+    return {
+        # without a guard nobody is ever convicted
+        "in_doubt": None if guarded is False and not doubts else bool(doubts),
+        "steps_in_doubt": [doubt.to_json() for doubt in doubts],
+        "checkpoint_before_doubt": max(before, default=None),
+        "steps_believed": {str(stage): steps for stage, steps in record.believed().items()},
+        "checks": {str(stage): row for stage, row in record.checks().items()},
+        "drifts": drifts.rows(),
+    }
+
+
+def say_trust(summary: dict[str, Any]) -> list[str]:
+    """What a person must know of it at the end of a run, line by line; nothing where all is well."""
+    lines = [
+        f"IN DOUBT: {in_words(row['steps'])} of stage {row['stage']} are the work of {row['party']}, who was convicted "
+        f"in step {', '.join(map(str, row['convicted_in']))}. Nobody recomputed them in full; they are in the weights."
+        for row in summary.get("steps_in_doubt", ())
+    ]
+    if lines:
+        step = summary["checkpoint_before_doubt"]
+        back = (
+            "no checkpoint of before them is left: train again to be rid of them"
+            if step is None
+            else f"--resume --from-step {step} goes back to before them"
+        )
+        lines.append(f"  {back}; with guard.keep_steps a run undoes such steps itself")
+    for row in summary.get("drifts", ()):
+        lines.append(
+            f"DRIFT: {row['party']} leant to one side at stage {row['stage']} ({row['direction']}), first seen in step "
+            f"{row['first_step']}, last in step {row['last_step']}; below the tolerance, so nobody is blamed."
+        )
+    return lines
+
+
+def in_words(ranges: Iterable[Sequence[int]]) -> str:
+    """Ranges of steps as a reader says them."""
+    found = [(f"{first}", "step") if first == last else (f"{first} to {last}", "steps") for first, last in ranges]
+    noun = found[0][1] if len(found) == 1 else "steps"
+    more = f" and {len(found) - _MOST_RANGES} more ranges" if len(found) > _MOST_RANGES else ""
+    return f"{noun} {', '.join(text for text, _ in found[:_MOST_RANGES])}{more}"

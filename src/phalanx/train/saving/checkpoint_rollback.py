@@ -1,0 +1,60 @@
+"""When nobody who is left can serve a stage: back to the last certified checkpoint, in the same process."""
+
+from dataclasses import dataclass
+
+from phalanx.errors import NoHolderError
+from phalanx.models import ModelSource
+from phalanx.pipeline import Observe, PipelineEngine, StepPlan
+from phalanx.telemetry import MetricsFile
+from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.saving.saver import Saver
+from phalanx.train.setup.stage_source import StageLibrary
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Takes a run back: loader, figures and metrics here, every stage with whoever is left.
+
+    Guarantees:
+        The run ends with the bits of an undisturbed one, as far as the checkpoint has them. The steps since the
+        checkpoint are lost and done again; the event `fell_back` counts them.
+
+    Attributes:
+        source: The model.
+        plan: The run, as every party sees it.
+        savepoint: Reads checkpoints.
+        saver: Ends what is still being written.
+        metrics: Whose lines of lost steps are dropped.
+        observe: Writes to the audit log, and counts.
+    """
+
+    source: ModelSource
+    plan: StepPlan
+    savepoint: Savepoint
+    saver: Saver
+    metrics: MetricsFile
+    observe: Observe
+
+    def go_back(self, engine: PipelineEngine, reason: NoHolderError) -> int:
+        """Begin again from the last checkpoint.
+
+        Returns:
+            The next step.
+
+        Raises:
+            NoHolderError: The given one: without a guard nobody knows which states are right, and without a
+                checkpoint there is none to go back to.
+            CheckpointError: The checkpoint is damaged.
+            PeerLostError: Nobody who is left got ready in time.
+        """
+        self.saver.drop()
+        checkpoint = self.savepoint.open() if self.plan.guard.enabled else None
+        if checkpoint is None:
+            raise reason
+        applied = engine.next_step
+        step = self.savepoint.rewind(checkpoint, self.metrics)
+        body = {"from_step": applied, "to_step": step, "steps_lost": applied - step, "reason": str(reason)}
+        self.observe("fell_back", body)
+        library = StageLibrary(self.source, self.plan, checkpoint)
+        engine.fall_back(library, step, library.digests())
+        return step

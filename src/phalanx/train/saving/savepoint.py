@@ -1,0 +1,229 @@
+"""What a checkpoint of a run holds beside the tensors, written and read in one place."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.checkpoint import (
+    Certified,
+    Checkpoint,
+    KeyHolder,
+    RemoteStore,
+    Shard,
+    drop_checkpoints_after,
+    latest_checkpoint,
+    list_checkpoints,
+    manifest_digest,
+    open_checkpoint,
+    open_key,
+    save_checkpoint,
+    step_directory,
+    step_of,
+)
+from phalanx.config import digest
+from phalanx.errors import AuditLogError, CheckpointError, DiskError
+from phalanx.models import ModelSource
+from phalanx.security.audit import AuditLog, LogHead
+from phalanx.telemetry import MetricsFile
+from phalanx.train.config import RunConfig
+from phalanx.train.loop import Loader
+from phalanx.train.records.record import Totals
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.records.summary import Figures
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint that was written.
+
+    Attributes:
+        step: Finished steps.
+        manifest: Digest of its signed manifest.
+        kept: Steps of all checkpoints that are on this disk now.
+        write_s: Seconds of writing; of copying to a remote store as well, where there is one.
+        remote_failure: Why it is not in the remote store; None where it is, or where there is none.
+    """
+
+    step: int
+    manifest: str
+    kept: tuple[int, ...]
+    write_s: float
+    remote_failure: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        """What the event `checkpoint_saved` says."""
+        return {"step": self.step, "manifest": self.manifest, "kept": list(self.kept), "write_s": self.write_s}
+
+
+class Savepoint:
+    """Moves the state of a run between memory and the run directory's checkpoints.
+
+    Args:
+        source: The model; its files are part of what an adapter's checkpoint needs.
+        certified: What the audit log says about checkpoints.
+        log: The audit log, whose head every manifest has; None where nobody keeps one.
+
+    Raises:
+        CheckpointError: The key is missing or malformed, or the remote store's client is not installed.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        home: RunDirectory,
+        loader: Loader,
+        figures: Figures,
+        totals: Totals,
+        *,
+        source: ModelSource,
+        certified: Certified,
+        log: AuditLog | None = None,
+    ) -> None:
+        self._run = run
+        self._config_digest = digest(run)
+        self._home = home
+        self._loader = loader
+        self._figures = figures
+        self._totals = totals
+        self._certified = certified
+        self._log = log
+        settings = run.checkpoint
+        self._key: KeyHolder | None = None if settings.key is None else open_key(settings.key)
+        self._remote = None if settings.remote is None else RemoteStore(settings.remote, home.run_id)
+        # an adapter's checkpoint holds no frozen weight: it says which ones belong to it
+        self._base = None if run.model.adapter is None else source.files_digest()
+
+    def state(self, num_steps: int) -> dict[str, Any]:
+        """Everything beside the tensors, as it is now."""
+        state = {
+            "run": self._home.run_id,
+            "config_digest": self._config_digest,
+            "step": num_steps,
+            "loader": self._loader.state(),
+            "figures": self._figures.to_json(),
+            "totals": asdict(self._totals),
+        }
+        return state if self._base is None else {**state, "base": self._base}
+
+    def write(self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any], *, alone: bool = False) -> Saved:
+        """Write a checkpoint and copy it to the remote store; `alone` removes all older ones. Any thread may.
+
+        Raises:
+            CheckpointError: It cannot be written; earlier ones are untouched.
+        """
+        started = time.perf_counter()
+        settings = self._run.checkpoint
+        path = save_checkpoint(
+            self._home.checkpoints,
+            num_steps,
+            shards,
+            state,
+            sign=self._home.owner,
+            keep=1 if alone else settings.keep,
+            keep_every=0 if alone else settings.keep_every,
+            key=self._key,
+            log_head=self._durable_log_head(),
+        )
+        manifest, kept = manifest_digest(path), tuple(sorted(list_checkpoints(self._home.checkpoints)))
+        failure = self._copy_out(path, kept)
+        return Saved(num_steps, manifest, kept, time.perf_counter() - started, failure)
+
+    def forget_after(self, step: int) -> None:
+        """Remove checkpoints of later steps: they hold what a rollback undoes."""
+        drop_checkpoints_after(self._home.checkpoints, step)
+
+    def open(self) -> Checkpoint | None:
+        """Open and verify the newest checkpoint; None when none was written yet.
+
+        Where this disk has lost what the audit log knows of, the remote store is asked for it.
+
+        Raises:
+            CheckpointError: It is damaged, foreign, of another config, older than the audit log knows, or newer than
+                the audit log that is there.
+        """
+        directory, newest = self._home.checkpoints, self._certified.newest
+        path = latest_checkpoint(directory)
+        if newest is not None and self._remote is not None and (path is None or (step_of(path.name) or 0) < newest):
+            path = self._remote.fetch(newest, directory, self._home.owner.public)
+        step = None if path is None else step_of(path.name)
+        self._certified.check(step, None if path is None else manifest_digest(path), str(directory))
+        return None if path is None else self._open(path)
+
+    def accept_older(self, step: int) -> None:
+        """Make an older checkpoint the newest one: it is verified, then later ones are removed.
+
+        Raises:
+            CheckpointError: There is none of that step, or it is damaged or foreign.
+        """
+        path = self._home.checkpoints / step_directory(step)
+        if not path.is_dir():
+            present = sorted(list_checkpoints(self._home.checkpoints))
+            raise CheckpointError(f"{path}: missing; there are checkpoints of steps {present}")
+        self._open(path)
+        self.forget_after(step)
+
+    def rewind(self, checkpoint: Checkpoint | None, metrics: MetricsFile) -> int:
+        """Take loader, figures, totals and metrics back to a checkpoint, or to the beginning.
+
+        Returns:
+            The next step.
+
+        Raises:
+            CheckpointError: The checkpoint's state is not what this version writes.
+        """
+        start = 0 if checkpoint is None else checkpoint.step
+        if checkpoint is not None:
+            try:
+                self._loader.load_state(checkpoint.state["loader"])
+                self._figures.load_json(checkpoint.state["figures"])
+                self._totals.load_json(checkpoint.state["totals"])
+            except (KeyError, TypeError, AttributeError) as exc:
+                raise CheckpointError(f"{checkpoint.path}: its state lacks {exc}; use an older checkpoint") from exc
+            if self._totals.steps != start or start > self._run.train.steps:
+                raise CheckpointError(
+                    f"{checkpoint.path}: is of step {start}, its totals count {self._totals.steps} steps, "
+                    f"the run has {self._run.train.steps}; use an older checkpoint"
+                )
+        metrics.truncate_after(start - 1)
+        return start
+
+    def _open(self, path: Path) -> Checkpoint:
+        checkpoint = open_checkpoint(
+            path,
+            self._home.owner.public,
+            run=self._home.run_id,
+            config_digest=self._config_digest,
+            key=self._key,
+        )
+        head = checkpoint.log_head
+        if self._log is not None and head is not None and not self._log.contains(head):
+            raise CheckpointError(
+                f"{path}: was written when the audit log had {head.num_events} events, and the one that is there is "
+                "not that log; put back the log that belongs to it"
+            )
+        # checkpoints of before this version name no base
+        if self._base is not None and checkpoint.state.get("base", self._base) != self._base:
+            raise CheckpointError(
+                f"{path}: foreign: its adapter belongs to a model whose files have digest "
+                f"{checkpoint.state['base']!s:.12}..., those in [model] have {self._base:.12}...; give that model"
+            )
+        return checkpoint
+
+    def _durable_log_head(self) -> LogHead | None:
+        """Where the audit log ends on the disk: a crash of the machine must not take lines that a checkpoint knows."""
+        try:
+            return None if self._log is None else self._log.sync()
+        except (AuditLogError, DiskError) as exc:
+            raise CheckpointError(str(exc)) from exc
+
+    def _copy_out(self, path: Path, kept: Iterable[int]) -> str | None:
+        if self._remote is None:
+            return None
+        try:
+            self._remote.upload(path)
+            self._remote.prune(set(kept))
+        except CheckpointError as exc:
+            return str(exc)
+        return None

@@ -1,0 +1,222 @@
+"""When a checkpoint is taken and written: at once, or beside the training; what fails is said, and training goes on."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from phalanx.checkpoint import Shard
+from phalanx.errors import CheckpointError, VerificationError
+from phalanx.pipeline import Duplicate, Observe, PipelineEngine
+from phalanx.train.records.journal import Journal
+from phalanx.train.saving.savepoint import Saved, Savepoint
+
+_LOWEST_PRIORITY = 19
+
+
+class PlainSaver:
+    """Saves at once.
+
+    Args:
+        shards: Collects the state as it is now, one shard at a time.
+        savepoint: Writes it.
+        observe: Told of what was saved and what was not.
+
+    Guarantees:
+        A checkpoint that cannot be written is an event and a message, and never ends the run, unless it is the last
+        one, without which the result would be lost.
+    """
+
+    def __init__(self, shards: Callable[[], Iterable[Shard]], savepoint: Savepoint, observe: Observe) -> None:
+        self._shards = shards
+        self._savepoint = savepoint
+        self._observe = observe
+        self.is_overdue = False
+        """Whether one that was begun had to be given up, so that the next step should be saved."""
+
+    def opened(self, step: int) -> None:
+        """A step is about to begin, and its batch is not drawn yet."""
+
+    def poll(self) -> None:
+        """Bring what is under way further; called once a step."""
+
+    def finish(self) -> None:
+        """Wait until nothing is under way."""
+
+    def begin(self, num_steps: int) -> None:
+        """Save; others than this one go on meanwhile."""
+        self.save_now(num_steps)
+
+    def save_now(self, num_steps: int, *, alone: bool = False, last: bool = False) -> bool:
+        """Save and wait for it.
+
+        Args:
+            num_steps: Finished steps.
+            alone: Remove all older checkpoints.
+            last: The run ends here: a failure is an error.
+
+        Returns:
+            Whether it was saved.
+
+        Raises:
+            CheckpointError: It is the last one and cannot be written; earlier ones are untouched.
+            VerificationError: A party sent a state that is not the one it signed.
+        """
+        self.finish()
+        self.is_overdue = False
+        try:
+            saved = self._savepoint.write(num_steps, self._shards(), self._savepoint.state(num_steps), alone=alone)
+        except CheckpointError as exc:
+            self._say_failed(num_steps, str(exc))
+            if last:
+                raise
+            return False
+        self._say_saved(saved)
+        return True
+
+    def _say_saved(self, saved: Saved) -> None:
+        self._observe("checkpoint_saved", saved.body())
+        if saved.remote_failure is not None:
+            self._observe("checkpoint_not_copied", {"step": saved.step, "reason": saved.remote_failure[:500]})
+
+    def _say_failed(self, step: int, reason: str) -> None:
+        self._observe("checkpoint_failed", {"step": step, "reason": reason[:500]})
+
+
+class BesideSaver(PlainSaver):
+    """Saves, now or in a thread of the lowest priority beside the training."""
+
+    def __init__(self, shards: Callable[[], Iterable[Shard]], savepoint: Savepoint, observe: Observe) -> None:
+        super().__init__(shards, savepoint, observe)
+        self._writing: Future[Saved] | None = None
+        self._written_step = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_step_aside)
+
+    def poll(self) -> None:
+        """Bring what is under way further; called once a step."""
+        if self._writing is not None and self._writing.done():
+            self._report()
+
+    def finish(self) -> None:
+        """Wait until nothing is under way."""
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; what is still being collected stays so."""
+        if self._writing is not None:
+            self._report()
+
+    def close(self) -> None:
+        """The session ends: what is whole is still written."""
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+
+    def _write(self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any]) -> None:
+        """Give shards to the writing thread."""
+        self._written_step = num_steps
+        self._writing = self._worker.submit(self._savepoint.write, num_steps, shards, state)
+
+    def _report(self) -> None:
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            self._say_saved(writing.result())
+        except (CheckpointError, VerificationError) as exc:
+            self._say_failed(self._written_step, str(exc))
+
+
+class Saver(BesideSaver):
+    """Saves a pipeline, now or in the background; one checkpoint is under way at a time.
+
+    Guarantees:
+        What is in the background is of one step, bit for bit, and checked against what holder and shadow have signed
+        before it is published.
+    """
+
+    def __init__(
+        self, engine: PipelineEngine, savepoint: Savepoint, observe: Observe, journal: Journal | None = None
+    ) -> None:
+        super().__init__(
+            lambda: (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in engine.copies("state")),
+            savepoint,
+            observe,
+        )
+        self._engine = engine
+        self._journal = journal
+        self._duplicate: Duplicate | None = None
+        self._state: dict[str, Any] = {}
+
+    def opened(self, step: int) -> None:
+        """Note in the journal where the run is, before the step's batch is drawn."""
+        if self._journal is not None:
+            self._journal.open_step(self._savepoint.state(step))
+
+    def begin(self, num_steps: int) -> None:
+        """Take a duplicate and go on; it is collected and written while further steps run.
+
+        When the one before is still under way, it is waited for: memory for a third copy is never taken.
+        """
+        self.finish()
+        self.is_overdue = False
+        self._state = self._savepoint.state(num_steps)
+        self._duplicate = self._engine.begin_duplicate()
+
+    def poll(self) -> None:
+        """Bring what is under way further; called once a step."""
+        if self._duplicate is not None:
+            self._engine.look_for_duplicate()
+            self._hand_over()
+        super().poll()
+
+    def finish(self) -> None:
+        """Wait until nothing is under way."""
+        if self._duplicate is not None:
+            self._engine.finish_duplicate(self._duplicate)
+            self._hand_over()
+        self.wait()
+
+    def drop(self) -> None:
+        """Give up what is still being collected, and wait for what is being written."""
+        self._duplicate = None
+        self.wait()
+
+    def close(self) -> None:
+        """The session ends: what is whole is still written."""
+        try:
+            self.wait()
+            self._hand_over()
+            self.drop()
+        finally:
+            super().close()
+
+    def _hand_over(self) -> None:
+        """Give a whole duplicate to the writer."""
+        duplicate = self._duplicate
+        if duplicate is None or not (duplicate.is_whole or duplicate.failure):
+            return
+        self._duplicate = None
+        if duplicate.failure is not None:
+            self.is_overdue = True
+            self._say_failed(duplicate.num_steps, f"given up: {duplicate.failure}")
+            return
+        self._write(duplicate.num_steps, _checked(duplicate), self._state)
+
+
+def _step_aside() -> None:
+    """What is written beside the training takes processor time that nobody else wants (Linux)."""
+    if sys.platform.startswith("linux"):
+        # a priority is each thread's own there
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+
+
+def _checked(duplicate: Duplicate) -> Iterator[Shard]:
+    for part in duplicate.take():
+        part.check()
+        yield Shard(part.stage, part.tensors, part.num_steps)
+        # the loop variable would keep this stage in memory while the next one is written
+        del part

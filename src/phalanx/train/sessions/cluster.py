@@ -1,0 +1,229 @@
+"""The owner and its workers, brought together and sent home again."""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from phalanx.checkpoint.state_files import StateFiles
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.pipeline import (
+    OWNER,
+    AttackConfig,
+    AuditDraw,
+    Files,
+    Guests,
+    Lives,
+    LocalWorkers,
+    LogWitnesses,
+    Members,
+    NoteChecks,
+    Observe,
+    PipelineEngine,
+    StepPlan,
+    StepRecord,
+    WorkerConfig,
+    fetch_kept,
+    fresh_nonce,
+    gather,
+    keep_freed_memory,
+)
+from phalanx.security.audit import AuditLog
+from phalanx.security.crypto import certified_name
+from phalanx.train.config import RunConfig
+from phalanx.train.records.journal import Journal
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.sessions.replacements import Replacements
+from phalanx.train.setup.stage_source import StageLibrary
+from phalanx.transport import Endpoint, GrpcWire
+
+OpenWorkers = Callable[[Path], LocalWorkers]
+"""What starts local workers, given the directory of their files and logs."""
+
+_JOIN_TIMEOUT_S = 120.0
+# people start remote workers by hand
+_REMOTE_JOIN_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Workers that have joined and are set up, without roles.
+
+    Attributes:
+        members: Who they are.
+        workers: Processes of this machine, where the workers are local.
+        wire: The owner's, which tells whoever joins what it is called in this session.
+        endpoint: The owner's.
+    """
+
+    members: Members
+    workers: LocalWorkers
+    wire: GrpcWire
+    endpoint: Endpoint
+
+    def fetch_kept(self, party: str, stage: int, step: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Get the state that a worker's process has kept on its own disk; see `phalanx.pipeline.fetch_kept`.
+
+        Raises:
+            CheckpointError: It keeps none, is not here, or sends something else.
+        """
+        # whoever had come back in the last session is called by its certificate again
+        name = certified_name(party)
+        if name not in self.members.addresses:
+            raise CheckpointError(f"stage {stage}: {name}, who kept its state, has not come back")
+        return fetch_kept(self.endpoint, name, stage, step, expected)
+
+
+@contextlib.contextmanager
+def gathered(
+    run: RunConfig,
+    home: RunDirectory,
+    plan: StepPlan,
+    observe: Observe,
+    *,
+    session: str,
+    names: Sequence[str],
+    late: Sequence[str],
+    open_workers: OpenWorkers = LocalWorkers,
+    log: AuditLog | None = None,
+) -> Iterator[Crowd]:
+    """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
+
+    Frames and evidence count in `session` alone, which `session_name` makes anew for each start.
+    Whoever is not named, such as a party convicted in an earlier session, is not started and not let in.
+    `open_workers` starts the local ones; another than the default is for drills only.
+    Workers of other machines remember how far `log` has come; those of this one live and die with the owner.
+
+    Raises:
+        PeerLostError: A worker did not come.
+        CertificateError: An identity or certificate is unusable.
+        ConfigError: A worker computes other bits than the run allows.
+        CutLogError: A worker knows lines that the log lacks.
+    """
+    keep_freed_memory()
+    wire = GrpcWire(home.owner, run.pipeline.transport)
+    with contextlib.ExitStack() as stack:
+        stack.callback(wire.close)
+        endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
+        # a second process of a certificate waits, before the engine is there as later on, until the first is given up
+        lives = Lives(endpoint, (), run.pipeline.returns)
+        wire.name_of = lives.name_of
+        workers = stack.enter_context(open_workers(home.path / "workers"))
+        if run.pipeline.remote_workers:
+            home.announce(wire.address)
+            observe("awaiting", {"address": wire.address, "parties": list(names)})
+        else:
+            workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
+        witnesses = LogWitnesses()
+        if run.pipeline.remote_workers and log is not None:
+            witnesses = LogWitnesses(log.public_lines, home.owner.public)
+        guests = Guests(
+            {name: home.certificate(name) for name in names},
+            {name: home.certificate(name) for name in late},
+            is_alive=workers.is_alive,
+            last_words=workers.last_words,
+            timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
+            # a process of this machine that does not come is our own failure
+            may_be_absent=bool(run.pipeline.remote_workers),
+            lives=lives,
+            witnesses=witnesses,
+        )
+        try:
+            members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)
+        except ConfigError:
+            # everybody was told why, and shall have the time to say so
+            workers.close()
+            raise
+        members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
+        members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
+        members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
+        yield Crowd(members, workers, wire, endpoint)
+        workers.close()
+
+
+@contextlib.contextmanager
+def engaged(
+    crowd: Crowd,
+    run: RunConfig,
+    home: RunDirectory,
+    plan: StepPlan,
+    library: StageLibrary,
+    observe: Observe,
+    *,
+    draw: AuditDraw,
+    late: Sequence[str] = (),
+    journal: Journal | None = None,
+    note_checks: NoteChecks | None = None,
+    note_step: Callable[[StepRecord], None] | None = None,
+) -> Iterator[PipelineEngine]:
+    """Make the engine that drives a crowd; no role is given yet. At the end every worker is told so."""
+    members, workers = crowd.members, crowd.workers
+    if not run.pipeline.remote_workers:
+        replacements = Replacements(
+            late,
+            start=lambda name: workers.start({name: _worker_config(run, home, name, crowd.wire.address)}),
+            is_alive=workers.is_alive,
+            has_joined=lambda name: name in members.addresses,
+            observe=observe,
+        )
+        members.replace, members.look_after = replacements.replace, replacements.look_after
+        if late:
+            # when the first ones are there: it shall not slow down their start
+            workers.keep_nursery(run.train.threads)
+    for name in members.names:
+        observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
+    files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
+    with contextlib.ExitStack() as stack:
+        if journal is not None:
+            files.note_verified = journal.verified
+            files.states = StateFiles(home.journal, OWNER, journal.give_up)
+            stack.callback(files.states.close)
+        engine = PipelineEngine(plan, home.owner.public, crowd.endpoint, members, files, draw)
+        yield engine
+        engine.close("the run is complete")
+
+
+@contextlib.contextmanager
+def company(
+    run: RunConfig, home: RunDirectory, plan: StepPlan, library: StageLibrary, observe: Observe
+) -> Iterator[PipelineEngine]:
+    """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
+    with (
+        gathered(run, home, plan, observe, session=session_name(home), names=run.pipeline.workers, late=()) as crowd,
+        engaged(crowd, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
+    ):
+        yield engine
+
+
+def session_name(home: RunDirectory) -> str:
+    """Name a session that now begins; nothing that was signed in an earlier one counts in it."""
+    return f"{home.run_id}-{secrets.token_hex(16)}"
+
+
+def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
+    """The audits of a session that now begins: under the run's key and a nonce that no earlier session has had."""
+    return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
+
+
+def attack_of(run: RunConfig, name: str) -> AttackConfig | None:
+    """How a local worker is to lie in a drill; None for the honest ones."""
+    mine = [one for one in run.attack.attackers if name in {f"worker-{stage}" for stage in one.stages}]
+    return mine[0].model_copy(update={"also": ()}) if mine else None
+
+
+def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
+    attack = attack_of(run, name)
+    return WorkerConfig(
+        identity=str((home.pki / name).resolve()),
+        owner=owner,
+        threads=run.train.threads,
+        device=run.train.device,
+        journal=str(home.journal.resolve()) if run.journals else None,
+        # the port of the run file is the owner's
+        transport=run.pipeline.transport.model_copy(update={"port": 0}),
+        attack=attack,
+        attack_log=None if attack is None else str(home.attack_log.resolve()),
+    )

@@ -1,0 +1,94 @@
+"""A new run that goes on where another one is, with other stages, workers, copies or guards."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from phalanx.checkpoint import Checkpoint, Shard, manifest_digest
+from phalanx.config import digest
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.optimizers.stage import UPDATES
+from phalanx.train.config import RunConfig
+from phalanx.train.records.check_record import CheckRecord, adopted_record
+from phalanx.train.records.past_run import PastRun
+from phalanx.train.setup.stage_source import StageLibrary
+
+_SAME_SECTIONS = ("model", "data", "optimizer")
+_SAME_IN_TRAIN = ("steps", "seed", "batch_size", "precision", "objective")
+
+
+def check_adoption(run: RunConfig, past: PastRun) -> None:
+    """Refuse a run that would not be the continuation of another one: stages, copies, guard and paths may differ.
+
+    Raises:
+        ConfigError: Names the first key that differs.
+    """
+    pairs = [(name, getattr(run, name), getattr(past.config, name)) for name in _SAME_SECTIONS]
+    pairs += [(f"train.{name}", getattr(run.train, name), getattr(past.config.train, name)) for name in _SAME_IN_TRAIN]
+    for name, mine, theirs in pairs:
+        if mine != theirs:
+            raise ConfigError(
+                f"{name}: is not that of {past.path}, so its checkpoint cannot be gone on from; "
+                f"see {past.path / 'config.toml'}"
+            )
+
+
+def open_origin(run: RunConfig, path: Path) -> Checkpoint:
+    """Open the newest checkpoint of the run in a directory, which `run` is to go on from.
+
+    Raises:
+        ConfigError: `run` would not be its continuation.
+        CheckpointError: There is none, or it is damaged, foreign or rolled back.
+    """
+    past = PastRun(path)
+    check_adoption(run, past)
+    found = past.open()
+    record = _record_of(found)
+    for verdict in past.verdicts:
+        # somebody may have been convicted after the checkpoint was written
+        record.observe("verdict", verdict)
+    found.state["figures"]["checks"] = record.to_json()
+    return found
+
+
+def adopted_state(checkpoint: Checkpoint, run: RunConfig, run_id: str) -> dict[str, Any]:
+    """What the new run's first checkpoint holds beside the tensors: what was in doubt stays in doubt."""
+    origin = {"run": checkpoint.run, "step": checkpoint.step, "manifest": manifest_digest(checkpoint.path)}
+    checks = adopted_record(_record_of(checkpoint).to_json(), checkpoint.run)
+    figures = {**checkpoint.state["figures"], "checks": checks}
+    return {**checkpoint.state, "figures": figures, "run": run_id, "config_digest": digest(run), "origin": origin}
+
+
+def _record_of(checkpoint: Checkpoint) -> CheckRecord:
+    record = CheckRecord()
+    try:
+        record.load_json(checkpoint.state["figures"]["checks"])
+    except (KeyError, TypeError) as exc:
+        raise CheckpointError(f"{checkpoint.path}: its state lacks {exc}; it is of another version") from exc
+    return record
+
+
+def cut_anew(checkpoint: Checkpoint, library: StageLibrary) -> Iterator[Shard]:
+    """Yield the shards of another layout: each stage's tensors by name, from whichever stage held them.
+
+    Raises:
+        CheckpointError: It lacks a tensor or has one too many, or counts skipped updates by stage.
+    """
+    names = checkpoint.names()
+    if UPDATES in names:
+        raise CheckpointError(
+            f"{checkpoint.path}: its stages have skipped different updates (recovery = skip_layer); "
+            "it can only be resumed with the stages that it has"
+        )
+    left = set(names)
+    for stage in range(library.num_stages):
+        wanted = library(stage).optimizer.state()
+        missing = sorted(wanted.keys() - names.keys())
+        if missing:
+            raise CheckpointError(f"{checkpoint.path}: lacks {missing[:3]}; it is of another model")
+        left -= wanted.keys()
+        # in the order of the old stages, so that each of them is read once
+        order = sorted(wanted, key=lambda name: (names[name], name))
+        yield Shard(stage, {name: checkpoint.tensor(name) for name in order}, checkpoint.step)
+    if left:
+        raise CheckpointError(f"{checkpoint.path}: holds {sorted(left)[:3]} too many; it is of another model")

@@ -1,0 +1,271 @@
+"""A run inside one trust domain: the same loop, records and checkpoints, with ranks in the place of stages."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+
+from phalanx.checkpoint import Certified, Checkpoint, Shard
+from phalanx.config import digest, dump_toml
+from phalanx.data import BatchLoader
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.models import LoraConfig, ModelSource, open_model, stage_table, weights_digest
+from phalanx.parallel import (
+    Lead,
+    LocalRanks,
+    Member,
+    ParallelConfig,
+    Place,
+    Recipe,
+    Saving,
+    Workload,
+    check_layout,
+    find_place,
+    fitted,
+    follow,
+    join,
+    stand_by,
+)
+from phalanx.parallel.control.rank0 import RankWork
+from phalanx.parallel.groups.mesh import Domain, open_domain
+from phalanx.parallel.groups.rendezvous import own_device
+from phalanx.pipeline import OWNER, Observe, keep_freed_memory
+from phalanx.security.audit import AuditLog
+from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
+from phalanx.train.config import RunConfig
+from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
+from phalanx.train.engines.domain_engine import DomainEngine
+from phalanx.train.records.history import History
+from phalanx.train.records.record import RunRecorder
+from phalanx.train.saving.domain_saver import DomainSaver
+from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.sessions.hooks import RunHooks
+from phalanx.train.sessions.session import Session
+
+
+def recipe_of(run: RunConfig, parallel: ParallelConfig) -> Recipe:
+    """What every rank of a run must know, given the layout for as many ranks as are there."""
+    return Recipe(
+        parallel=parallel,
+        optimizer=run.optimizer,
+        batch_size=run.train.batch_size,
+        microbatches=run.train.microbatches,
+        sequence_length=run.data.sequence_length,
+        total_steps=run.train.steps,
+        seed=run.train.seed,
+        attention=run.model.attention,
+        precision=run.train.precision,
+        adapter=_lora(run),
+    )
+
+
+def play_rank(run: RunConfig, models: Path) -> None:
+    """Be a rank other than 0 until the run is over.
+
+    Args:
+        run: The run file of all ranks.
+        models: Where models that the run file describes are kept, as rank 0 has it.
+
+    Raises:
+        PhalanxError: The model is wrong, or ranks do not fit together.
+
+    A process that the layout has no rank for stands by until the run is over.
+    """
+    config, place = section_of(run), find_place(os.environ)
+    if place is None:
+        raise ConfigError("parallel: nobody gave this process a rank; use torchrun or `phalanx launch`")
+    source = open_model(run.model, models, run.train.seed)
+    parallel = fitted(config, place.world, source.hub_config_dict, _load(run))
+    is_needed, place = place.rank < parallel.world, place.among(parallel.world)
+    if not is_needed:
+        stand_by(place)
+        return
+    if place.local_rank == 0:
+        # the first of another machine, which rank 0 has not looked at
+        check_deepspeed(run, parallel, source, place, build=True)
+    keep_freed_memory()
+    device = own_device(run.train.device, place)
+    with _joined(run, place, device):
+        domain = open_domain(parallel, device)
+        with open_member(run, recipe_of(run, parallel), source, domain, place) as member:
+            follow(member, _saving(run, member, domain))
+
+
+def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
+    """The resolved config and the stages of the layout, for the terminal.
+
+    Raises:
+        ConfigError: The layout cannot work.
+    """
+    config = section_of(run)
+    check_layout(config, source.hub_config_dict, _load(run))
+    check_deepspeed(run, config, source, None)
+    table = Table(title=f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches")
+    for name in ("stage", "layers", "parameters", "pipeline rank"):
+        table.add_column(name, justify="right")
+    specs = recipe_of(run, config).stages(source)
+    for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True):
+        layers = f"{spec.first_layer}-{spec.end_layer - 1}"
+        table.add_row(str(spec.index), layers, f"{row.parameters:,}", str(spec.index % config.pp))
+    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
+
+
+class DomainSession(Session):
+    """Rank 0 of a domain: what `train` does with a section ``[parallel]``."""
+
+    def _run(self, log: AuditLog, history: History) -> None:
+        run, home = self.config, self.home
+        source = open_model(run.model, home.cache / "models", run.train.seed)
+        place = find_place(os.environ)
+        world = (self.ranks or section_of(run).world) if place is None else place.world
+        parallel = fitted(section_of(run), world, source.hub_config_dict, _load(run))
+        check_deepspeed(run, parallel, source, place, build=True)
+        self.figures.world = parallel.figures
+        corpus = self._corpus(source)
+        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+        savepoint = Savepoint(
+            run, home, loader, self.figures, self.totals, source=source, certified=history.certified, log=log
+        )
+        self._adopt(log, history, savepoint, _as_it_is)
+        self._accept_older(log, history, savepoint)
+        goes_on = history.head is not None or self.origin is not None
+        checkpoint = savepoint.open() if goes_on else None
+        metrics = MetricsFile(home.path / "metrics.jsonl")
+        start = savepoint.rewind(checkpoint, metrics)
+        if goes_on:
+            self.figures.resumed_from = start
+        self.figures.wall_s = self.totals.wall_s
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(metrics)
+            board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
+            progress = stack.enter_context(Progress(run.train.steps, start, console=self.console))
+            recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
+            kind = "run_started" if history.head is None else "run_resumed"
+            recorder.observe(kind, self._domain_opening(start, parallel))
+            lead = stack.enter_context(self._domain(source, parallel, place))
+            engine = DomainEngine(lead, parallel.dp)
+            if checkpoint is not None:
+                engine.load(checkpoint)
+            saver = DomainSaver(engine, savepoint, self._watching(recorder, history.certified))
+            stack.callback(saver.close)
+            hooks = RunHooks(run, engine, corpus, recorder, saver, self.figures)
+            self._train(engine, loader, hooks, start)
+            self._end(engine, recorder)
+
+    @contextlib.contextmanager
+    def _domain(self, source: ModelSource, parallel: ParallelConfig, place: Place | None) -> Iterator[Lead]:
+        """All ranks, started here unless somebody else did."""
+        run = self.config
+        keep_freed_memory()
+        if parallel.unsafe_public_network:
+            self.console.print("parallel.unsafe_public_network: whoever reaches the ranks' ports can run code in them")
+        with contextlib.ExitStack() as stack:
+            ranks = None
+            if place is None:
+                ranks, place = self._start_ranks(stack, parallel)
+            place = place.among(parallel.world)
+            device = own_device(run.train.device, place)
+            stack.enter_context(_joined(run, place, device, ranks))
+            domain = open_domain(parallel, device)
+            member = stack.enter_context(open_member(run, recipe_of(run, parallel), source, domain, place))
+            lead = Lead(member, ranks, _saving(run, member, domain))
+            yield lead
+            lead.end()
+
+    def _start_ranks(self, stack: contextlib.ExitStack, parallel: ParallelConfig) -> tuple[LocalRanks, Place]:
+        home, threads = self.home.path, self.config.train.threads
+        command = ("phalanx", "train", str(home / "config.toml"), "--run-dir", str(home))
+        ranks = LocalRanks(home / "ranks", command, parallel.world, threads, parallel.silence_s)
+        stack.enter_context(ranks)
+        ranks.start()
+        return ranks, ranks.place(0)
+
+    def _domain_opening(self, start: int, parallel: ParallelConfig) -> dict[str, Any]:
+        unsafe = {"unsafe_public_network": True} if parallel.unsafe_public_network else {}
+        return {
+            "config_digest": digest(self.config),
+            "step": start,
+            "layout": parallel.layout.section(),
+            "world": parallel.world,
+            "owner": OWNER,
+            "owner_key": self.home.owner.public.public_key.hex(),
+            **unsafe,
+        }
+
+    def _watching(self, recorder: RunRecorder, certified: Certified) -> Observe:
+        def observe(kind: str, body: dict[str, Any]) -> None:
+            self.figures.observe(kind, body)
+            certified.take(kind, body)
+            recorder.observe(kind, body)
+
+        return observe
+
+    def _end(self, engine: DomainEngine, recorder: RunRecorder) -> None:
+        self.figures.final_weights_digest = weights_digest(engine.parameters())
+        recorder.observe("run_completed", {"final_weights_digest": self.figures.final_weights_digest})
+
+
+def section_of(run: RunConfig) -> ParallelConfig:
+    """The section ``[parallel]`` of a run that has one.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if run.parallel is None:
+        raise ConfigError("parallel: the run file has no such section")
+    return run.parallel
+
+
+def _lora(run: RunConfig) -> LoraConfig | None:
+    adapter = run.model.adapter
+    if adapter is None or isinstance(adapter, LoraConfig):
+        return adapter
+    raise ConfigError(f'model.adapter.kind = "{adapter.kind}": the ranks of a domain train "lora" only')
+
+
+def _load(run: RunConfig) -> Workload:
+    return Workload(
+        run.train.batch_size,
+        run.train.microbatches,
+        run.data.sequence_length,
+        adapted=None if (lora := _lora(run)) is None else lora.targets,
+        optimizer=run.optimizer.kind,
+        device=run.train.device,
+        attention=run.model.attention,
+    )
+
+
+def _joined(
+    run: RunConfig, place: Place, device: torch.device, ranks: LocalRanks | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Be one of the ranks, by the rules of the run file."""
+    config = section_of(run)
+    return join(
+        place,
+        device,
+        digest(run),
+        (lambda: None) if ranks is None else ranks.check,
+        silence_s=config.silence_s,
+        unsafe_public_network=config.unsafe_public_network,
+    )
+
+
+def _saving(run: RunConfig, member: RankWork, domain: Domain) -> Saving | None:
+    # a run with [deepspeed] has other members, and is refused before this is asked for
+    return Saving(member, domain) if run.checkpoint.asynchronous and isinstance(member, Member) else None
+
+
+def _as_it_is(checkpoint: Checkpoint) -> Iterator[Shard]:
+    """Shards of another layout: tensors are found by name, whichever shard they are in."""
+    if "updates" in checkpoint.names():
+        raise CheckpointError(
+            f"{checkpoint.path}: its stages have skipped different updates; it cannot be gone on from"
+        )
+    for stage in checkpoint.stages:
+        yield checkpoint.shard(stage)

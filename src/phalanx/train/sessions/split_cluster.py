@@ -1,0 +1,165 @@
+"""Owner, clients and the enclave process, brought together and sent home again."""
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+
+from phalanx.config import digest
+from phalanx.models import ModelSource
+from phalanx.pipeline import OWNER
+from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
+from phalanx.split import ENCLAVE, TASKS, FrontPart, Kinds, SplitConfig, SplitLead
+from phalanx.split.channel.connection import Line
+from phalanx.split.channel.frame_pipe import FramePipe
+from phalanx.split.handshake.meeting import Caller, Occasion, attested_keys
+from phalanx.split.handshake.party import Party
+from phalanx.split.hardware.measure import policy_of
+from phalanx.split.hardware.tier import file_counter, open_epochs
+from phalanx.split.masked.piped import PipedWorkerConfig
+from phalanx.split.processes.confined import ConfinedEnclave
+from phalanx.split.processes.confined_workers import confined_workers
+from phalanx.split.processes.enclave_file import EnclaveConfig
+from phalanx.split.processes.local_enclave import LocalEnclave
+from phalanx.split.processes.offload import masked_session
+from phalanx.train.config import RunConfig
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.transport import Endpoint, GrpcWire
+
+
+def split_of(run: RunConfig) -> SplitConfig:
+    """The section ``[split]`` of a run that has one."""
+    if run.split is None:
+        raise TypeError("split: the run file has no such section")
+    return run.split
+
+
+def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> Kinds:
+    """What crosses in a run."""
+    rows = run.train.batch_size // run.train.microbatches
+    task, wire = TASKS[run.train.objective](num_classes), split_of(run).wire
+    return Kinds(rows, run.data.sequence_length, source.hidden_size, wire, task.label_shape, task.num_answers)
+
+
+def enclave_of(home: RunDirectory) -> Peer:
+    """Whom the authority of the run knows as the enclave."""
+    return peer_from_certificate(home.certificate(ENCLAVE).encode("ascii"), home.owner.authority_pem)
+
+
+@contextlib.contextmanager
+def split_company(run: RunConfig, home: RunDirectory, source: ModelSource, num_classes: int = 0) -> Iterator[SplitLead]:
+    """Start the enclave, have every party meet it, and end it whatever happens.
+
+    Args:
+        run: With a section ``[split]``.
+        home: Has everybody's keys.
+        source: The model.
+        num_classes: Of a classification; 0 of anything else.
+
+    Raises:
+        RefusedEvidenceError: A party does not accept the enclave's evidence.
+        PeerLostError: The enclave did not come up.
+    """
+    split = split_of(run)
+    # a new session name for each start, so that nothing of an earlier one can be replayed
+    session = f"{home.run_id}-{secrets.token_hex(8)}"
+    with contextlib.ExitStack() as stack:
+        near, far = stack.enter_context(_pipe(split)) if split.tier == "process" else (None, None)
+        addresses: dict[str, str] = {}
+        endpoints: dict[str, tuple[Identity, Endpoint]] = {}
+        for name in (OWNER, *split.client_names):
+            identity = home.owner if name == OWNER else load_identity(home.pki / name)
+            wire = GrpcWire(identity, split.transport) if near is None else near.wire(name)
+            stack.callback(wire.close)
+            endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, split.transport))
+            endpoint.add_peer(enclave_of(home))
+            addresses[name], endpoints[name] = wire.address, (identity, endpoint)
+        config, workers = _enclave_config(run, home, session, addresses, num_classes), home.path / "workers"
+        if far is None:
+            process: LocalEnclave | ConfinedEnclave = LocalEnclave(workers, config)
+        else:
+            behind_pipes = _piped_workers(split, home, session)
+            ends = stack.enter_context(confined_workers(workers, behind_pipes, run.train.threads))
+            process = ConfinedEnclave(workers, config, far, ends)
+        stack.enter_context(process)
+        process.start()
+        parties = [_party(run, home, identity, endpoint, process.look) for identity, endpoint in endpoints.values()]
+        front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
+        lead = SplitLead(
+            split, parties[0], parties[1:], front, kinds_of(run, source, num_classes), run.train.microbatches
+        )
+        stack.callback(lead.close)
+        lead.meet()
+        yield lead
+        lead.end()
+        process.close()
+
+
+def _piped_workers(split: SplitConfig, home: RunDirectory, session: str) -> dict[str, PipedWorkerConfig]:
+    """Files of masked workers whose enclave can start none itself."""
+    return {
+        name: PipedWorkerConfig(
+            identity=str((home.pki / name).resolve()),
+            owner_certificate=home.certificate(ENCLAVE),
+            session=masked_session(session),
+            transport=split.transport,
+        )
+        for name in split.masked_workers
+    }
+
+
+@contextlib.contextmanager
+def _pipe(split: SplitConfig) -> Iterator[tuple[FramePipe, socket.socket]]:
+    """The only way to an enclave that reaches no network: this side's end, and the one to hand over."""
+    near, far = socket.socketpair()
+    pipe = FramePipe(near, split.transport.max_frame_bytes)
+    try:
+        yield pipe, far
+    finally:
+        pipe.close()
+        far.close()
+
+
+def _party(
+    run: RunConfig, home: RunDirectory, identity: Identity, endpoint: Endpoint, look: Callable[[], None]
+) -> Party:
+    split = split_of(run)
+    line = Line(endpoint, ENCLAVE, split.step_timeout_s, look)
+    if split.mode == "plaintext":
+        return Party(identity, line, None)
+    directory = home.path / "clients" / identity.name
+    make_private_directory(directory)
+    epochs = open_epochs(directory, file_counter(directory, "epoch"))
+    enclave = enclave_of(home)
+    keys = attested_keys(enclave, home.certificate(ENCLAVE).encode("ascii"))
+    occasion = Occasion(endpoint.run, bytes.fromhex(digest(run)), enclave, keys, split.chunk_bytes)
+    return Party(identity, line, Caller(identity, occasion, epochs, lambda: policy_of(split)))
+
+
+def _enclave_config(
+    run: RunConfig, home: RunDirectory, session: str, addresses: dict[str, str], num_classes: int
+) -> EnclaveConfig:
+    split = split_of(run)
+    behind_pipes = split.masked_workers if split.tier == "process" else ()
+    return EnclaveConfig(
+        identity=str((home.pki / ENCLAVE).resolve()),
+        directory=str((home.path / ENCLAVE).resolve()),
+        run=home.run_id,
+        session=session,
+        config_digest=digest(run),
+        addresses=addresses,
+        certificates={name: home.certificate(name) for name in addresses},
+        workers={name: home.certificate(name) for name in behind_pipes},
+        model=run.model,
+        cache=str((home.cache / "models").resolve()),
+        split=split,
+        optimizer=run.optimizer,
+        objective=run.train.objective,
+        classes=num_classes,
+        rows=run.train.batch_size // run.train.microbatches,
+        seq=run.data.sequence_length,
+        microbatches=run.train.microbatches,
+        steps=run.train.steps,
+        seed=run.train.seed,
+        threads=run.train.threads,
+    )

@@ -1,0 +1,77 @@
+"""What the guard of a run finds, and when, and what it costs: printed before anything is trained."""
+
+from phalanx.pipeline import GuardConfig
+from phalanx.planner.guard.finding import Finding, Price, Watch, findings, price
+from phalanx.planner.guard.guard_costs import measured_costs
+from phalanx.train.config import RunConfig
+
+_UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "replica": 8, "snapshot": 12}
+"""Bytes a trained parameter and transfer: a weight gradient or new weights to the shadow, a lane's gradient each way,
+or weights and moments."""
+
+
+def upkeep_bytes(guard: GuardConfig) -> float:
+    """Bytes a trained parameter and step that keep a shadow fresh, without weights that are fetched for audits."""
+    return _UPKEEP_BYTES[guard.shadow] / (guard.snapshot_every if guard.keeps_snapshots else 1)
+
+
+def watch_of(run: RunConfig) -> Watch | None:
+    """How closely the stages in other hands are looked at; None where there are none, or nothing is recomputed."""
+    guard, stages = run.guard, run.pipeline.stages
+    if guard.mode != "phalanx" or stages <= 2 or run.parallel is not None or run.split is not None:
+        return None
+    lockstep = guard.shadow == "lockstep"
+    return Watch(
+        stages=stages,
+        microbatches=run.train.microbatches,
+        audit_rate=1.0 if lockstep else guard.audit_rate,
+        # a copy in lock-step recomputes every weight gradient
+        step_audit_rate=1.0 if lockstep else guard.step_audit_rate,
+        owner_audit_rate=guard.owner_audit_rate,
+        gradient_screen=guard.screens_gradients,
+        states_agree=not guard.one_optimizer,
+        reach=guard.keep_states or guard.keep_steps,
+    )
+
+
+def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[Finding], Price] | None:
+    """What a run's guard finds and costs.
+
+    Args:
+        run: From a run file.
+        untrusted_share: Work of the stages in other hands, as a share of the model's.
+
+    Returns:
+        None where nothing is recomputed.
+    """
+    watch, costs = watch_of(run), measured_costs()
+    if watch is None:
+        return None
+    return findings(watch, costs), price(watch, costs, untrusted_share, upkeep_bytes(run.guard))
+
+
+def outlook_rows(found: list[Finding]) -> list[dict[str, str]]:
+    """The table of findings, in words."""
+    return [
+        {
+            "a lie about": finding.lie,
+            "found after": "-" if finding.expected_steps is None else f"{finding.expected_steps:.1f} steps",
+            "99.9 % within": "never" if finding.certain_steps is None else f"{finding.certain_steps} steps",
+            "then undone": "yes" if finding.is_undone else "no",
+        }
+        for finding in found
+    ]
+
+
+def preset_in_words(guard: GuardConfig) -> str:
+    """The preset that is in force, or that there is none."""
+    return guard.preset_in_force or "none, rates are written out"
+
+
+def price_note(guard: GuardConfig, cost: Price) -> str:
+    """What it costs, in one sentence."""
+    return (
+        f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an unguarded "
+        f"run, {cost.bytes_per_number:.1f} bytes a step and {cost.memory_per_number:.0f} bytes of kept states per copy "
+        "for each number that is trained in other hands"
+    )

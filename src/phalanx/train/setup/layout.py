@@ -1,0 +1,179 @@
+"""A run file and a model to the plan that every party gets, and the tables that --dry-run prints."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+
+from phalanx.config import digest, dump_toml
+from phalanx.errors import ConfigError
+from phalanx.models import ModelSource, StageSpec, estimate_costs, partition
+from phalanx.pipeline import OWNER, StageRange, StepPlan
+from phalanx.pipeline.assignment.assignment import first_assignment
+from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
+from phalanx.train.config import RunConfig
+from phalanx.train.setup.guard_outlook import outlook, outlook_rows, price_note
+
+# measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
+_WORKER_BYTES = 600 * 2**20
+_OWNER_BYTES = 750 * 2**20
+
+
+def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
+    """The stages' layers, balanced over the processes by estimated cost unless the run file gives them.
+
+    The owner has the first and the last stage, so both together get about as much work as one worker.
+
+    Raises:
+        ConfigError: The model has too few layers for so many stages.
+    """
+    embedding, head = estimate_costs(source.hub_config)
+    return partition(
+        source.num_layers, run.pipeline.stages, run.pipeline.layers, embedding, head, ends_in_one_process=True
+    )
+
+
+def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
+    """Everything that a party must know to build and run its stages.
+
+    Raises:
+        ConfigError: Run file and model do not fit.
+    """
+    longest = getattr(source.hub_config, "max_position_embeddings", None)
+    if longest is not None and run.data.sequence_length > longest:
+        raise ConfigError(
+            f"data.sequence_length = {run.data.sequence_length}: the model has positions for {longest}; lower it"
+        )
+    return StepPlan(
+        run_digest=digest(run),
+        hub_config=source.hub_config_dict,
+        hidden_size=source.hidden_size,
+        stages=tuple(StageRange(first_layer=s.first_layer, end_layer=s.end_layer) for s in cut(run, source)),
+        schedule=run.pipeline.schedule,
+        microbatches=run.train.microbatches,
+        microbatch_size=run.train.batch_size // run.train.microbatches,
+        sequence_length=run.data.sequence_length,
+        total_steps=run.train.steps,
+        seed=run.train.seed,
+        precision="bf16" if run.train.precision == "bf16" else "fp32",
+        device=run.train.device,
+        attention=run.model.attention,
+        activation_checkpointing=run.model.activation_checkpointing,
+        adapter=run.model.lora,
+        optimizer=run.optimizer,
+        guard=run.guard,
+    )
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """One stage in the table: what it is, who has it, what it needs.
+
+    Attributes:
+        index: The stage.
+        layers: First and last layer, as text.
+        parameters: Numbers held.
+        trainable: Numbers trained.
+        size_bytes: Parameters in fp32.
+        holder: Who serves it first.
+        shadow: Who covers it first, None for the owner's own.
+        memory_bytes: Expected peak at the holder; `footprints` says what is counted.
+        shadow_bytes: The same at the shadow.
+    """
+
+    index: int
+    layers: str
+    parameters: int
+    trainable: int
+    size_bytes: int
+    holder: str
+    shadow: str | None
+    memory_bytes: int
+    shadow_bytes: int
+
+
+def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
+    """Stage table with expected memory; `workers` are those that take part, all of the run's if None."""
+    plan = make_plan(run, source)
+    names = run.pipeline.workers if workers is None else workers
+    first = first_assignment(len(plan.stages), names, guarded=run.guard.enabled)
+    rows = []
+    for stage, (layers, needs) in enumerate(zip(plan.stages, footprints(plan), strict=True)):
+        counts = stage_counts(plan, stage)
+        rows.append(
+            StageEstimate(
+                index=stage,
+                layers=f"{layers.first_layer}-{layers.end_layer - 1}",
+                parameters=counts.parameters,
+                trainable=counts.trainable,
+                size_bytes=counts.size_bytes,
+                holder=first.holders[stage],
+                shadow=first.shadows.get(stage),
+                memory_bytes=needs.held,
+                shadow_bytes=needs.shadowed,
+            )
+        )
+    return rows
+
+
+def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
+    """The resolved config and the stage table, for the terminal."""
+    table = Table(title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}")
+    for name in ("stage", "layers", "parameters", "trained", "size", "memory, expected", "holder", "shadow"):
+        table.add_column(name, justify="left" if name in ("holder", "shadow") else "right")
+    rows = estimate_stages(run, source)
+    for row in rows:
+        table.add_row(
+            str(row.index),
+            row.layers,
+            f"{row.parameters:,}",
+            f"{row.trainable:,}",
+            _mebibytes(row.size_bytes),
+            _mebibytes(row.memory_bytes),
+            row.holder,
+            row.shadow or "-",
+        )
+    toml = Syntax(dump_toml(run), "toml", background_color="default")
+    return Group(toml, table, _memory_note(rows), *_guard_notes(run, rows, source))
+
+
+def _guard_notes(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
+    """What the guard finds and costs; nothing where nothing is recomputed."""
+    others = [row for row in rows if row.holder != OWNER]
+    if not others:
+        return []
+    first, last = (int(row.layers.split("-")[end]) for row, end in ((others[0], 0), (others[-1], 1)))
+    found = outlook(run, (last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))))
+    if found is None:
+        return []
+    table = Table(title="one stage in other hands that lies in every step")
+    lines = outlook_rows(found[0])
+    for name in lines[0]:
+        table.add_column(name)
+    for line in lines:
+        table.add_row(*line.values())
+    return [table, price_note(run.guard, found[1])]
+
+
+def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
+    """Expected memory of each process in bytes: what it holds, what it shadows, and what it needs for itself."""
+    totals: dict[str, int] = {}
+    for row in rows:
+        for name in (row.holder, row.shadow):
+            if name is not None:
+                totals.setdefault(name, _OWNER_BYTES if name == OWNER else _WORKER_BYTES)
+        totals[row.holder] += row.memory_bytes
+        if row.shadow is not None:
+            totals[row.shadow] += row.shadow_bytes
+    return totals
+
+
+def _memory_note(rows: Sequence[StageEstimate]) -> str:
+    parts = ", ".join(f"{name} {_mebibytes(size)}" for name, size in sorted(memory_by_party(rows).items()))
+    return f"expected memory with interpreter, libraries and transport buffers: {parts}"
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
