@@ -141,7 +141,7 @@ def test_a_little_above_twice_tau_the_stage_is_named(make_company):
 
 
 def test_inside_one_class_the_same_rounding_is_a_lie(make_company, honest_digest):
-    run = tiny_run(guard=FULL)
+    run = tiny_run(guard=FULL.model_copy(update={"classes": "one"}))
     company = make_company(run, {1: drifting(1e-6, numeric_class=None)})
 
     company.run(2)
