@@ -71,6 +71,29 @@ def false_alarms(result: Result) -> Sequence[object]:
     return [sum(row["honest_accused"] for row in rows), sum(row["alarms"] for row in rows)]
 
 
+def preset(name: str, microbatches: int) -> Callable[[Result], Sequence[object]]:
+    def values(result: Result) -> Sequence[object]:
+        row = one(result, preset=name, M=microbatches)
+        shares = row["extra_compute"], row["extra_expected"], row["part_audit"]
+        audits = row["audits_per_step"], row["expected_audits_per_step"]
+        return [name, microbatches, *map(percent, shares), *audits, percent(row["extra_memory"]), row["extra_bytes"]]
+
+    return values
+
+
+def met_at_once(result: Result) -> Sequence[object]:
+    rows = [row for row in result["rows"] if row["attacked_steps"]]
+    same = sum(row["steps_to_detection"] == 0 for row in rows)
+    return [same, len(rows), sum(row["bit_identical"] for row in rows), len(rows)]
+
+
+def accused(result: Result) -> Sequence[object]:
+    found = result["false_accusations_per_million"]
+    return [found["false_accusations"], found["audited_messages"]]
+
+
+PRESET_ROW = "| `{}`, {} | {:.1f} % | {:.1f} % | {:.1f} % | {:.1f} for {:.1f} | {:.1f} % | {:.2f} |"
+PRESETS, STANDARD = "overhead-presets-cpu-2cores.json", "detection-standard-partial-cpu-2cores-busy.json"
 SPLIT, DEFENCE = "split-cpu-2cores-quick.json", "reproduce-defence-small-cpu-2cores-busy.json"
 FIGURES = (
     Figures(
@@ -93,6 +116,18 @@ FIGURES = (
         "has the bits of the clean run in **{} of {}** trainings, with nobody",
         kept_bits,
     ),
+    *(
+        Figures("docs/benchmarks.md", PRESETS, PRESET_ROW, preset(name, microbatches))
+        for name in ("light", "standard", "strict")
+        for microbatches in (8, 32)
+    ),
+    Figures(
+        "docs/benchmarks.md",
+        STANDARD,
+        "{} of {} met in the first step in which anybody lied, {} of {} with the bits of the undisturbed run",
+        met_at_once,
+    ),
+    Figures("docs/benchmarks.md", STANDARD, "**{} false accusations in {:,} audited messages**", accused),
     Figures("docs/reproduction.md", DEFENCE, "accused honest stages in {:,} of its {:,} alarms", false_alarms),
 )
 
