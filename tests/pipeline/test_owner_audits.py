@@ -4,7 +4,9 @@ import pytest
 from leagues import league_of_gradients, league_of_messages
 
 from phalanx.optimizers import StageOptimizer
-from phalanx.pipeline import GuardConfig, explain_evidence
+from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
+from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.protocol.messages import Bulk
 from phalanx.testing import Actor, tiny_run
 
 OFTEN = GuardConfig(owner_audit_rate=1.0, screen=False)
@@ -120,3 +122,29 @@ def test_an_update_that_a_league_bent_is_undone_from_kept_steps(make_company, ho
 
     assert {verdict.party for verdict in company.verdicts} == {"worker-1", "worker-2"}
     assert company.weights_digest() == honest_digest(run, 4)
+
+
+@pytest.mark.parametrize(("classes", "purpose"), [("mixed", "gradient"), ("one", "state")])
+def test_honest_copies_that_are_cut_off_while_the_owner_audits_them_are_replaced_and_not_blamed(
+    make_company, honest_digest, classes, purpose
+):
+    def cut_off(letter):
+        """Leave unsent what the owner asks both copies of stage 1 for, as two machines without power would."""
+        message = letter.message
+        is_answer = isinstance(message, Bulk) and (message.purpose, message.stage, message.step) == (purpose, 1, 1)
+        return [] if is_answer and letter.receiver == OWNER else [letter]
+
+    rates = {"owner_audit_rate": 1.0, "step_audit_rate": 0.0, "gradient_screen": False, "screen": False}
+    pipeline = PipelineConfig(stages=4, spares=2, step_timeout_s=60.0, patience_s=0.4)
+    run = tiny_run(guard=GuardConfig(classes=classes, **rates), pipeline=pipeline)
+    # one spare shadows stage 1
+    company = make_company(run, dict.fromkeys((1, 3), Actor(rewrite=cut_off)))
+    assert company.engine.shadows[1] == "worker-3"
+
+    company.run(3)
+
+    assert (company.verdicts, company.evicted) == ([], [])
+    assert company.lost != []
+    assert [body["why"] for body in company.bodies("verdict_refused")] == [
+        "it brought no answer, and silence is no lie"
+    ]

@@ -18,6 +18,9 @@ from phalanx.pipeline.protocol.transfer_proof import announces_a_boundary, sent_
 
 _Explained = dict[str, Any]
 _AboutGradient = TypeVar("_AboutGradient", GradientHeld, StepAudited)
+UNPROVED = "not proved by this file alone"
+"""The conclusion where a verdict rests on what only the owner has seen."""
+
 _OWNER_ONLY = "the owner's word, in its signed audit log; what it saw is not in this file"
 
 
@@ -212,7 +215,7 @@ def _proved(hearing: Hearing, what: str, believed: str | None) -> _Explained:
 
 
 def _believed(what: str) -> _Explained:
-    return {"rests on the owner's word": what, "conclusion": "not proved by this file alone"}
+    return {"rests on the owner's word": what, "conclusion": UNPROVED}
 
 
 _EXPLAIN: Mapping[Offence, Callable[[Hearing], _Explained]] = {

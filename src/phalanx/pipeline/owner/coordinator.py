@@ -37,6 +37,7 @@ class Coordinator:
 
     def __init__(self, docket: Docket, post: Post, courier: Courier, draw: AuditDraw) -> None:
         self.docket = docket
+        self._courier = courier
         self._referee = Referee(docket.plan, courier, docket.bits_decide)
         self._audits = Audits(docket, post, courier, self._referee, draw)
         bounds = GradientBounds(docket, courier, self._referee)
@@ -101,6 +102,7 @@ class Coordinator:
     def _reset(self, ledger: StepLedger) -> None:
         self.docket.ledger = ledger
         self.docket.sample.renew()
+        self._courier.forget_silence()
         self._updates.forget()
         self._audits.reset()
         self._convictions.clear()

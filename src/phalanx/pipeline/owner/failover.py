@@ -189,7 +189,7 @@ class Succession:
         verdict = None
         if judgement is not None:
             excludes = not self._paper.answers(judgement.verdict)
-            verdict = self.verdicts.judge(judgement, self.testimony, excludes=excludes)
+            verdict = self.verdicts.judge(judgement, self.testimony, self._courier.unanswered, excludes=excludes)
             if verdict is None:
                 self._go_on_without_verdict(judgement, step)
                 return
@@ -204,11 +204,11 @@ class Succession:
 
     def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
         """What was found does not hold: the accuser's word counts as false, and the step is done again."""
-        party = self.verdicts.to_replace(judgement)
-        if party is None or party not in self.alive:
+        found = self.verdicts.to_replace(judgement, self._courier.unanswered)
+        if found is None or found[0] not in self.alive:
             self.begin_again(step)
             return
-        self.suspect(party, "what it said twice was not borne out by what parties had signed")
+        self.suspect(*found)
         self.recover(None, step)
 
     def begin_again(self, step: int) -> None:

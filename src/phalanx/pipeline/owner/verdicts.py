@@ -2,12 +2,13 @@
 
 import shutil
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from phalanx.errors import EvidenceError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.checked import Pins
-from phalanx.pipeline.evidence.explain import judge_evidence
+from phalanx.pipeline.evidence.explain import UNPROVED, judge_evidence
 from phalanx.pipeline.evidence.files import record_verdict
 from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.membership.members import Files, Members
@@ -22,7 +23,8 @@ class Verdicts:
 
     Guarantees:
         A verdict names a worker, never the owner, and its evidence holds for `phalanx audit explain` with this run's
-        authority and this session. What does not is set aside and logged as `verdict_refused`; nobody is evicted.
+        authority and this session. What does not is set aside and logged as `verdict_refused`; nobody is evicted. Nor
+        is a party that has not answered, where nothing that it signed proves its guilt: silence is no lie.
 
     Attributes:
         passed: All so far.
@@ -35,12 +37,15 @@ class Verdicts:
         self._files = files
         self._refused: Counter[str] = Counter()
 
-    def judge(self, judgement: Judgement, testimony: Testimony, *, excludes: bool) -> Verdict | None:
+    def judge(
+        self, judgement: Judgement, testimony: Testimony, silent: Collection[str] = (), *, excludes: bool
+    ) -> Verdict | None:
         """Write a judgement down and have it judged again from what was written.
 
         Args:
             judgement: What the run found.
             testimony: What parties have signed.
+            silent: Parties that have left a request of this attempt unanswered.
             excludes: Whether whoever is guilty leaves the run; for the log.
 
         Returns:
@@ -54,29 +59,36 @@ class Verdicts:
         path = self._files.run_dir / str(verdict.evidence)
         pins = Pins(case.authority.encode(), case.session, in_run=True)
         try:
-            judge_evidence(path, pins)
+            facts = judge_evidence(path, pins)
         except EvidenceError as exc:
             self._refuse(judgement, str(exc).removeprefix(f"{path}: "), path)
+            return None
+        if verdict.party in silent and facts["conclusion"] == UNPROVED:
+            self._refuse(judgement, "it brought no answer, and silence is no lie", path)
             return None
         self.passed.append(verdict)
         about = {"excludes": excludes, "referee": judgement.work.model_dump()}
         self._files.observe("verdict", verdict.model_dump(mode="json") | about)
         return verdict
 
-    def to_replace(self, judgement: Judgement) -> str | None:
-        """After a refusal: who is to be replaced without blame, if anybody.
+    def to_replace(self, judgement: Judgement, silent: Collection[str] = ()) -> tuple[str, str] | None:
+        """The party that is to be replaced without blame after a refusal, and why; None when none is.
 
-        The first time nobody: the step is done again, and whoever lies leaves better evidence or none. The second time
-        the accuser, whose word did not hold; or, where the owner itself found it, the party that it is about.
+        A party that was silent is replaced at once. Else the first time nobody is: the step is done again, and a liar
+        leaves better evidence or none. The second time it is the accuser, whose word did not hold; or, where the owner
+        itself found it, the party that it is about.
         """
         verdict, assignment = judgement.verdict, self._docket.assignment
+        if verdict.party in silent:
+            return verdict.party, "it brought no answer"
         copies = (assignment.holders.get(verdict.stage), assignment.shadows.get(verdict.stage))
         doubtful = (verdict.accuser, verdict.party, *copies)
         party = next((name for name in doubtful if name is not None and name != OWNER), None)
         if party is None:
             return None
         self._refused[party] += 1
-        return party if self._refused[party] > 1 else None
+        reason = "what it said twice was not borne out by what parties had signed"
+        return (party, reason) if self._refused[party] > 1 else None
 
     def _refuse(self, judgement: Judgement, why: str, path: Path | None) -> None:
         verdict = judgement.verdict

@@ -54,6 +54,8 @@ class Courier:
         self._standings: dict[str, Standing | None] = {}
         self._asked = (-1, -1)
         self._asked_before: set[tuple[str, int, str]] = set()
+        self.unanswered: set[str] = set()
+        """Parties that left a request without an answer since `forget_silence`."""
         self.expect: Callable[[str, int, int], None] = lambda party, messages, size_bytes: None
         """Told of each answer that a party is asked for: frames, and bytes beside those of one tensor each."""
 
@@ -147,6 +149,10 @@ class Courier:
         self._post(party, request, ())
         return order
 
+    def forget_silence(self) -> None:
+        """An attempt begins: what was not answered before it says nothing about it."""
+        self.unanswered.clear()
+
     def forget_orders(self) -> None:
         """Take no more of what `order` has asked for."""
         self._bulks = {key: waiting for key, waiting in self._bulks.items() if key[2] != "duplicate"}
@@ -154,6 +160,8 @@ class Courier:
     def _wait(self, done: Callable[[], bool], waiting: Order) -> None:
         while not (done() or self.is_gone(waiting.party) or self.has_lapsed(waiting)):
             self._pump()
+        if not done():
+            self.unanswered.add(waiting.party)
 
     def _bulk_order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Order:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
