@@ -339,7 +339,7 @@ MUTANTS = (
         "pipeline/protocol/transfer_proof.py",
         "if message != about.model_copy(",
         "if message is None and about.model_copy(",
-        PIPELINE + "test_replica_updates.py::test_old_parts_frame_nobody",
+        PIPELINE + "test_transfer_proof.py::test_anything_else_proves_nothing",
     ),
     Mutant(
         "L0 inputs of the other lane",
@@ -368,13 +368,6 @@ MUTANTS = (
         "docket.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits",
         "docket.plan.guard.commit_lag > 0",
         PIPELINE + "test_commit_lag.py::test_a_step_that_others_than_shadows_audit_does_not_lag",
-    ),
-    Mutant(
-        "L2 a loss that is no number before its audits",
-        "pipeline/owner/attempt.py",
-        "decided(may_lag=is_finite())",
-        "decided(may_lag=True)",
-        PIPELINE + "test_commit_lag.py::test_a_loss_that_is_no_number_waits_for_the_audits",
     ),
     Mutant(
         "L2 the copy that a lagging step is audited with",
