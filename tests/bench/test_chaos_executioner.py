@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from phalanx.lab.bench.chaos.dying_worker import Executioner
+from phalanx.lab.bench.chaos.dying_worker import KillSwitch
 from phalanx.lab.bench.chaos.kill_plan import POINTS, PlannedKill
 
 
@@ -15,7 +15,7 @@ class Death:
     def __init__(self, path, kill):
         self.path = path
         self.happened = threading.Event()
-        self.executioner = Executioner(kill, path, self.happened.set)
+        self.executioner = KillSwitch(kill, path, self.happened.set)
 
     @property
     def record(self):

@@ -17,7 +17,7 @@ from zero_cases import CASES, DIRECTORY, STEPS, ZeroCase
 
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import Member, ParallelConfig, Place, Recipe, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, Recipe, join
 from phalanx.parallel.deepspeed import DeepSpeedConfig, check_machine, opened_member
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.pipeline import die_with_parent
@@ -61,11 +61,11 @@ def recipe_of(case: ZeroCase) -> Recipe:
 @contextlib.contextmanager
 def member_of(case: ZeroCase, rank: int, home: Path, number: int):
     recipe, source = recipe_of(case), source_of(as_case(case), home / "models")
-    place, device = Place(rank, case.dp, rank, case.dp, home / f"meeting-{number}"), torch.device("cpu")
+    place, device = RankEnv(rank, case.dp, rank, case.dp, home / f"meeting-{number}"), torch.device("cpu")
     with join(place, device, "00" * 32):
         domain = open_domain(recipe.parallel, device)
         if case.engine == "parallel":
-            yield Member(recipe, source, domain)
+            yield RankTrainer(recipe, source, domain)
             return
         digest = f"{number:064x}"
         with opened_member(section_of(case, home), recipe, source, domain, place, digest) as member:

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from phalanx.launch.rendezvous import FileBoard, FixedBoard
-from phalanx.launch.supervisor import Keeper, Substitutes
+from phalanx.launch.supervisor import Substitutes, Supervisor
 from phalanx.pipeline import WorkerConfig
 
 
@@ -35,7 +35,7 @@ def place():
 
 
 def keeper_of(place, *substitutes):
-    return Keeper("alice", Substitutes(substitutes), place, configure)
+    return Supervisor("alice", Substitutes(substitutes), place, configure)
 
 
 def test_a_worker_starts_when_the_owner_listens(place):

@@ -14,7 +14,7 @@ from rank_layouts import BATCH, COMPILED, FAST, LARGE, RING, SLOW, STEPS, TOKENS
 from references import adapter_of, batch_of, one_process, optimizer_of, source_of
 from safetensors.torch import load_file, save_file
 
-from phalanx.parallel import Member, ParallelConfig, Place, Recipe, Saving, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, Recipe, Saving, join
 from phalanx.parallel.groups.mesh import open_domain
 
 TABLES = {"fast": FAST, "slow": SLOW, "ring": RING, "large": LARGE, "compiled": COMPILED}
@@ -34,11 +34,11 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
         precision=case.precision,
         adapter=adapter_of(case),
     )
-    place = Place(rank, case.world, rank, case.world, home / f"meeting-{number}")
+    place = RankEnv(rank, case.world, rank, case.world, home / f"meeting-{number}")
     device = torch.device("cpu")
     with join(place, device, "00" * 32):
         domain = open_domain(config, device)
-        member = Member(recipe, source_of(case, home / "models"), domain)
+        member = RankTrainer(recipe, source_of(case, home / "models"), domain)
         first = STEPS // 2 if case.loads else 0
         whole = {}
         if case.loads and rank == 0:
@@ -60,7 +60,7 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
         return {"curve": curve, "held_out": held_out, "beside": beside}
 
 
-def copied_beside(member: Member, saving: Saving, rank: int, vocab: int) -> bool:
+def copied_beside(member: RankTrainer, saving: Saving, rank: int, vocab: int) -> bool:
     """Whether what is collected while another step runs is, to the bit, what was there before that step."""
     stages = range(member.num_stages)
     saving.take()

@@ -11,7 +11,7 @@ from ring_cases import CASES, LARGEST, LENGTH, WIDTH
 from torch import distributed as dist
 from torch.nn import functional
 
-from phalanx.parallel import ParallelConfig, Place, join
+from phalanx.parallel import ParallelConfig, RankEnv, join
 from phalanx.parallel.context.positions import own_positions
 from phalanx.parallel.context.ring import ring_attention
 
@@ -52,7 +52,7 @@ def in_a_ring(case, rank, group):
 
 
 def be_rank(rank, home):
-    place = Place(rank, LARGEST, rank, LARGEST, home / "meeting")
+    place = RankEnv(rank, LARGEST, rank, LARGEST, home / "meeting")
     with join(place, torch.device("cpu"), "00" * 32):
         rings = {ranks: dist.new_group(list(range(ranks))) for ranks in (2, 3)}
         found = [in_a_ring(case, rank, rings[case[0]]) if rank < case[0] else None for case in CASES]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.parallel import OuterConfig, Place, join, stand_in
+from phalanx.parallel import OuterConfig, RankEnv, join, stand_in
 from phalanx.parallel.data.diloco import OuterStep, from_bytes, to_bytes
 from phalanx.parallel.data.parameters import Held
 
@@ -44,7 +44,7 @@ def test_what_rounding_loses_is_sent_in_the_end():
 
 @pytest.fixture
 def alone(tmp_path):
-    with join(Place(0, 1, 0, 1, tmp_path / "meeting"), torch.device("cpu"), "00" * 32):
+    with join(RankEnv(0, 1, 0, 1, tmp_path / "meeting"), torch.device("cpu"), "00" * 32):
         yield torch.distributed.group.WORLD
 
 

@@ -5,11 +5,11 @@ import socket
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.parallel import Place
+from phalanx.parallel import RankEnv
 from phalanx.parallel.groups.network import address_of, check_private, interface_of, is_private, listen_at, own_address
 from phalanx.parallel.groups.rendezvous import _interfaces
 
-ELSEWHERE = Place(rank=0, world=4, local_rank=0, local_world=2)
+ELSEWHERE = RankEnv(rank=0, world=4, local_rank=0, local_world=2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import Commit, StepAudited
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.verify.accomplices import vouched_for_gradient
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
 
@@ -21,7 +21,7 @@ def docket(model_cache):
     """Stage 1 of worker-1, shadowed by worker-2, has committed to a gradient that turned out to be made up."""
     run = tiny_run(guard=GuardConfig())
     plan = make_plan(run, open_model(run.model, model_cache, run.train.seed))
-    found = Docket(plan, statements=Statements("run", lambda name: None), observe=lambda kind, body: None)
+    found = StepFacts(plan, statements=Statements("run", lambda name: None), observe=lambda kind, body: None)
     found.assignment = Assignment(
         {0: "owner", 1: "worker-1", 2: "worker-2", 3: "owner"}, {1: "worker-2", 2: "worker-1"}
     )

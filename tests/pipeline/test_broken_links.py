@@ -6,7 +6,7 @@ from phalanx.errors import FrameError, PeerGoneError, PeerRefusedError, Signatur
 from phalanx.pipeline import PipelineConfig
 from phalanx.pipeline.protocol.greetings import Leave
 from phalanx.pipeline.protocol.messages import Apply, Carry
-from phalanx.pipeline.protocol.relay import Detour
+from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, tampering, tiny_run
@@ -138,7 +138,7 @@ def from_whom(name, payload=b"tensor"):
 def test_a_carried_frame_is_its_senders(three):
     carry = frame(three["alice"], three["bob"])
 
-    inner, message = Detour(three["bob"]).open(from_whom("owner"), carry)
+    inner, message = LinkRelay(three["bob"]).open(from_whom("owner"), carry)
 
     assert (inner.sender, bytes(inner.payload), message) == ("alice", b"tensor", LEAVE)
 
@@ -156,7 +156,7 @@ def test_a_carried_frame_that_is_not_in_order_is_refused(three, bringer, receive
     carry = frame(three["alice"], three["bob"])
 
     with pytest.raises(error):
-        Detour(three[receiver]).open(from_whom(bringer, payload), carry)
+        LinkRelay(three[receiver]).open(from_whom(bringer, payload), carry)
 
 
 def test_a_carried_frame_with_a_forged_signature_is_refused(three):
@@ -164,20 +164,20 @@ def test_a_carried_frame_with_a_forged_signature_is_refused(three):
     forged = carry.model_copy(update={"header": carry.header.model_copy(update={"signature": "00" * 64})})
 
     with pytest.raises(SignatureError):
-        Detour(three["bob"]).open(from_whom("owner"), forged)
+        LinkRelay(three["bob"]).open(from_whom("owner"), forged)
 
 
 def test_the_owner_carries_nobody_elses_frames(three):
     order = frame(three["owner"], three["bob"], b"", APPLY)
 
     with pytest.raises(FrameError, match="from owner to bob, expected from alice"):
-        Detour(three["owner"]).forward(from_whom("alice", b""), order)
+        LinkRelay(three["owner"]).forward(from_whom("alice", b""), order)
 
 
 def test_an_order_of_the_owner_to_another_cannot_be_brought_as_ones_own(three):
     """What alice signs as alice stays alice's, whoever brings it."""
     order = frame(three["alice"], three["bob"], b"", APPLY)
 
-    inner, _ = Detour(three["bob"]).open(from_whom("owner", b""), order)
+    inner, _ = LinkRelay(three["bob"]).open(from_whom("owner", b""), order)
 
     assert inner.sender == "alice"

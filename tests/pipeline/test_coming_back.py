@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.errors import PeerRefusedError
 from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
-from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.protocol.greetings import Prepared
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, MemoryCompany, WorkerCrash, only, tampering, tiny_run
@@ -164,7 +164,7 @@ def known():
 
 @pytest.mark.parametrize("returns", [0, 1, 2])
 def test_nobody_comes_back_more_often_than_the_run_file_says(known, returns):
-    lives = Lives(known, ["early"], returns)
+    lives = Incarnations(known, ["early"], returns)
 
     for life in range(1, returns + 2):
         name = "early" if life == 1 else f"early.{life}"
@@ -178,7 +178,7 @@ def test_nobody_comes_back_more_often_than_the_run_file_says(known, returns):
 
 
 def test_who_has_never_been_here_comes_in_its_first_life(known):
-    lives = Lives(known, ["early"], 0)
+    lives = Incarnations(known, ["early"], 0)
 
     assert lives.name_of("late", True) == "late"
     assert lives.name_of("stranger", True) == "stranger"
@@ -186,7 +186,7 @@ def test_who_has_never_been_here_comes_in_its_first_life(known):
 
 
 def test_to_ask_is_not_to_begin(known):
-    lives = Lives(known, ["early"], 3)
+    lives = Incarnations(known, ["early"], 3)
 
     assert lives.name_of("early", False) == "early"
     assert lives.take_begun_anew() == []
@@ -199,7 +199,7 @@ def test_to_ask_is_not_to_begin(known):
 
 
 def test_the_end_of_an_earlier_life_does_not_end_a_later_one(known):
-    lives = Lives(known, ["early"], 3)
+    lives = Incarnations(known, ["early"], 3)
     lives.ended("early", for_good=False)
     lives.came("early.2")
 

@@ -29,9 +29,9 @@ from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.snapshot import KeptStage
 from phalanx.pipeline.stage.stage_copy import state_digest
-from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.roles import Roles
-from phalanx.pipeline.worker.snapshot_receiver import Keeping
+from phalanx.pipeline.worker.snapshot_receiver import SnapshotReceiver
 from phalanx.telemetry import PhaseTimer
 from phalanx.testing import Actor, only, tiny_run
 from phalanx.train.setup.layout import make_plan
@@ -279,7 +279,9 @@ def test_what_the_owner_hands_on_is_not_mixed_with_late_parts_of_the_stage(model
     kept = roles.kept[1] = KeptStage(plan, 1)
     kept.load({name: torch.zeros(tensor.shape) for name, tensor in kept.state().items()}, 0)
     kept.verified = EVERY
-    keeping = Keeping(Desk("worker-2", plan, roles, post, Statements("run", lambda name: None), PhaseTimer()))
+    keeping = SnapshotReceiver(
+        PartyContext("worker-2", plan, roles, post, Statements("run", lambda name: None), PhaseTimer())
+    )
     right = {name: torch.ones_like(tensor) for name, tensor in kept.moving(0).items()}
     false = {name: 2 * tensor for name, tensor in right.items()}
     owners, late = as_parts(right, "owner"), as_parts(false, "worker-1")

@@ -8,7 +8,7 @@ import torch
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import CheckpointError, PhalanxError
 from phalanx.pipeline import OWNER, fetch_kept
-from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Bulk, Fault, parse_message
 from phalanx.pipeline.worker.kept_states import send_kept
 from phalanx.security.crypto import Identity
@@ -32,7 +32,7 @@ def links():
         name: Endpoint(identities[name], peers, "run", network.wire(name), TransportConfig(timeout_s=0.5))
         for name in identities
     }
-    yield ends[OWNER], ends["north"], Loopback(identities["north"].public, ends["north"])
+    yield ends[OWNER], ends["north"], Mailbox(identities["north"].public, ends["north"])
     for end in ends.values():
         end.close()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.security.crypto import Peer
 from phalanx.transport import Allowances, Endpoint, Received, SignedHeader
 
@@ -30,13 +30,13 @@ class Flooded(Endpoint):
 
 @pytest.mark.parametrize("kind", ["carry", "nonsense"])
 def test_a_flood_does_not_keep_the_owner_from_looking_up(kind):
-    mail = Loopback(Peer(OWNER, bytes(32)), Flooded(kind))
+    mail = Mailbox(Peer(OWNER, bytes(32)), Flooded(kind))
 
     assert len(list(mail.drain())) <= 1024
 
 
 def test_frames_that_are_only_handed_on_do_not_either(monkeypatch):
-    mail = Loopback(Peer(OWNER, bytes(32)), Flooded("carry"))
-    monkeypatch.setattr(Loopback, "_take", lambda self, item: None)
+    mail = Mailbox(Peer(OWNER, bytes(32)), Flooded("carry"))
+    monkeypatch.setattr(Mailbox, "_take", lambda self, item: None)
 
     assert not mail.wait(0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.pipeline import LocalWorkers
-from phalanx.pipeline.processes.fork_server_client import Nursery
+from phalanx.pipeline.processes.fork_server_client import ForkServer
 
 NURSLING = """
 import os, sys, threading, time
@@ -51,7 +51,7 @@ def open_nursery(tmp_path_factory):
     def open_one():
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", f"{home}:{os.environ.get('PYTHONPATH', '')}")
-            opened.append(Nursery(("nursling",), home / "nursery.log", 1, ["json", "there.is.no.such.module"]))
+            opened.append(ForkServer(("nursling",), home / "nursery.log", 1, ["json", "there.is.no.such.module"]))
         return opened[-1]
 
     yield open_one

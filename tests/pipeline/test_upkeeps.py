@@ -16,8 +16,8 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageCop
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, WeightsHeld
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.verify.sent_state import FollowedWeights
-from phalanx.pipeline.worker.shadowing import Shadowing
+from phalanx.pipeline.verify.sent_state import SentState
+from phalanx.pipeline.worker.shadowing import ShadowedStages
 from phalanx.testing import Actor, only, tampering, tiny_run
 from phalanx.train.setup.layout import make_plan
 
@@ -105,7 +105,7 @@ def test_evidence_of_sent_weights_does_not_hold_against_who_sent_the_right_ones(
 
 
 def test_where_weights_are_not_compared_such_a_stage_gets_its_innocent_shadow_convicted(make_company, monkeypatch):
-    monkeypatch.setattr(FollowedWeights, "weigh", lambda self, stage, signed, taken: None)
+    monkeypatch.setattr(SentState, "weigh", lambda self, stage, signed, taken: None)
     run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
     company = saved_after(make_company(run, {1: sending_other_weights(2)}), 1)
 
@@ -245,14 +245,14 @@ def test_weights_that_come_before_their_step_is_verified_do_not_spoil_its_audit(
 
 
 def test_taken_at_once_such_weights_would_cost_the_run_its_honest_shadow(make_company, model_cache, monkeypatch):
-    take = Shadowing.take_update
+    take = ShadowedStages.take_update
 
     def take_at_once(self, received, message):
         self._shadows[message.stage].pending_apply = 1.0
         take(self, received, message)
 
-    monkeypatch.setattr(Shadowing, "is_early", lambda self, message: False)
-    monkeypatch.setattr(Shadowing, "take_update", take_at_once)
+    monkeypatch.setattr(ShadowedStages, "is_early", lambda self, message: False)
+    monkeypatch.setattr(ShadowedStages, "take_update", take_at_once)
     run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
     company = make_company(run, {1: hurrying(run, model_cache)})
 

@@ -8,8 +8,8 @@ from split_scene import SEQ, batch_of, make_scene
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
-from phalanx.split import ENCLAVE, TASKS, FrontPart, Kinds, SplitLead
-from phalanx.split.channel.connection import Line
+from phalanx.split import ENCLAVE, TASKS, FrontPart, SplitDriver, TensorKinds
+from phalanx.split.channel.connection import Connection
 from phalanx.split.handshake.meeting import Caller, Occasion, attested_keys
 from phalanx.split.handshake.party import Party
 from phalanx.split.hardware.measure import policy_of
@@ -89,13 +89,13 @@ class Session:
         occasion = Occasion(name, bytes.fromhex(CONFIG), house.identities[ENCLAVE].public, keys, split.chunk_bytes)
         parties = []
         for party in (OWNER, *split.client_names):
-            line = Line(endpoints[party], ENCLAVE, LIMITS.timeout_s, lambda: None)
+            line = Connection(endpoints[party], ENCLAVE, LIMITS.timeout_s, lambda: None)
             caller = Caller(house.identities[party], occasion, MemoryEpochs(), lambda: policy_of(split))
             parties.append(Party(house.identities[party], line, None if split.mode == "plaintext" else caller))
         task = TASKS[house.objective](house.classes)
-        kinds = Kinds(1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers)
+        kinds = TensorKinds(1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers)
         front = FrontPart(house.source, split.cut, wire=split.wire)
-        self.lead = SplitLead(split, parties[0], parties[1:], front, kinds, 4)
+        self.lead = SplitDriver(split, parties[0], parties[1:], front, kinds, 4)
         self.thread.start()
         self.server.announce("memory")
         self.lead.meet()

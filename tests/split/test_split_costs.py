@@ -10,14 +10,14 @@ from split_scene import HIDDEN, SEQ
 from phalanx.errors import TranscriptError
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.seal import Offer, Terms, answer, compare_statements, read_statement
-from phalanx.split import Kinds, NextToken, PlainLink, SealedLink
+from phalanx.split import NextToken, PlainLink, SealedLink, TensorKinds
 from phalanx.split.channel import link as link_module
 from phalanx.split.channel.costs import Costs
 from phalanx.split.roles.simulator import MemoryEpochs
 from phalanx.transport import endpoint as endpoint_module
 from phalanx.transport import frame as frame_module
 
-KIND = Kinds(1, SEQ, HIDDEN, "fp32", NextToken().label_shape).cut("train", 1)
+KIND = TensorKinds(1, SEQ, HIDDEN, "fp32", NextToken().label_shape).cut("train", 1)
 HIDDEN_STATES = torch.arange(SEQ * HIDDEN, dtype=torch.float32).reshape(1, SEQ, HIDDEN)
 
 

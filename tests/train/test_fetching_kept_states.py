@@ -4,13 +4,13 @@ import pytest
 
 from phalanx.errors import CheckpointError
 from phalanx.train.sessions import cluster as company
-from phalanx.train.sessions.cluster import Crowd
+from phalanx.train.sessions.cluster import JoinedWorkers
 
 
 @pytest.fixture
 def crowd():
     """Only `north` has come; nothing but its address is looked at."""
-    found = object.__new__(Crowd)
+    found = object.__new__(JoinedWorkers)
     members = type("Present", (), {"addresses": {"north": "127.0.0.1:1"}})()
     for name, value in {"members": members, "workers": None, "wire": None, "endpoint": "the owner's"}.items():
         object.__setattr__(found, name, value)

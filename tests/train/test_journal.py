@@ -9,7 +9,7 @@ from phalanx.checkpoint.state_files import read_state, state_path
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import open_model
 from phalanx.pipeline import OWNER
-from phalanx.pipeline.owner.verified_step import Stepping
+from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
@@ -27,7 +27,7 @@ def journaled(make_run):
 @pytest.fixture
 def died(journaled, quietly, tmp_path, monkeypatch):
     """A run without a checkpoint that was stopped inside step 4, after its states were noted and before its update."""
-    honest = Stepping.apply
+    honest = VerifiedStep.apply
 
     def stop(self, step, *rest):
         if step == 4:
@@ -36,7 +36,7 @@ def died(journaled, quietly, tmp_path, monkeypatch):
         return honest(self, step, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepping, "apply", stop)
+        patch.setattr(VerifiedStep, "apply", stop)
         assert quietly(journaled(), tmp_path / "run")["status"] == "interrupted"
     return tmp_path / "run"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from phalanx.launch.child import Child, exit_code
 from phalanx.launch.domain import DomainLaunch, Sizes
-from phalanx.launch.termination import Notice
+from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import watch_owner
 from phalanx.parallel.groups.heartbeat import FilePulse, Silence
 from phalanx.train import holds_run
@@ -68,7 +68,7 @@ def keep_domain(launch: DomainLaunch, *, from_step: int | None = None, from_run:
     first += () if from_step is None else ("--from-step", str(from_step))
     first += () if from_run is None else ("--from", str(from_run))
     lead = LeadProcess(launch, first)
-    with Notice() as notice:
+    with TerminationNotice() as notice:
         try:
             code = watch_owner(lead, notice, lambda _: lead.look_for_signs(), restarts=launch.restarts, who="rank 0")
         finally:

@@ -17,7 +17,7 @@ from phalanx.launch.domain import DomainLaunch, Sizes, rank_environment, threads
 from phalanx.launch.on_ray import connected
 from phalanx.launch.owner import is_worth_another
 from phalanx.launch.rank_host import RankHost, environments
-from phalanx.launch.termination import Notice
+from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import LOOK_EVERY_S, Told
 
 _SOON_S = 15.0
@@ -65,7 +65,7 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
     is_own = address is None
     policy = Sizes(launch.sizes(), launch.world if is_own else max(launch.sizes(), default=launch.world))
     restarts = launch.restarts
-    with connected(address, launch.world * launch.run.train.threads) as ray, Notice() as notice:
+    with connected(address, launch.world * launch.run.train.threads) as ray, TerminationNotice() as notice:
         while True:
             most = policy.next(launch.newest_checkpoint())
             fewer = [] if is_own else [size for size in launch.sizes() if size < most]

@@ -14,8 +14,8 @@ from phalanx.errors import ConfigError
 from phalanx.launch.child import exit_code
 from phalanx.launch.owner import OwnerProcess
 from phalanx.launch.request import Launch
-from phalanx.launch.supervisor import Configure, Keeper, Substitutes
-from phalanx.launch.termination import Notice
+from phalanx.launch.supervisor import Configure, Substitutes, Supervisor
+from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import watch_owner
 from phalanx.launch.worker_slot import WorkerPost
 from phalanx.pipeline import WorkerConfig
@@ -97,7 +97,7 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
         pipeline, configure = launch.run.pipeline, _configure_in_actor(launch)
         substitutes = Substitutes(pipeline.may_join)
         keepers = [
-            Keeper(name, substitutes, post, configure)
+            Supervisor(name, substitutes, post, configure)
             for name, post in zip(pipeline.remote_workers, posts, strict=True)
         ]
         owner = OwnerProcess(launch, str(ray.util.get_node_ip_address()))
@@ -107,7 +107,7 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
             for keeper in keepers:
                 keeper.tend(address)
 
-        with Notice() as notice:
+        with TerminationNotice() as notice:
             code = watch_owner(owner, notice, tend, restarts=launch.restarts, renew=substitutes.refill)
         return exit_code(code)
 

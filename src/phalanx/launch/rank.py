@@ -12,10 +12,10 @@ import typer
 from phalanx.errors import ConfigError
 from phalanx.launch.child import exit_code
 from phalanx.launch.owner import OwnerProcess, is_worth_another
-from phalanx.launch.rendezvous import Board, open_board
+from phalanx.launch.rendezvous import Rendezvous, open_board
 from phalanx.launch.request import Launch, Part
-from phalanx.launch.supervisor import Keeper, Substitutes
-from phalanx.launch.termination import Notice
+from phalanx.launch.supervisor import Substitutes, Supervisor
+from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import LOOK_EVERY_S, watch_owner
 from phalanx.launch.worker_slot import WorkerPost
 from phalanx.pipeline import OWNER, die_with_parent
@@ -45,13 +45,13 @@ def run_rank(launch: Launch) -> int:
     die_with_parent()
     part = parts[int(os.environ["LOCAL_RANK"])]
     board = open_board(launch.owner)
-    with Notice() as notice:
+    with TerminationNotice() as notice:
         if part.name == OWNER:
             return _keep_owner(OwnerProcess(launch), board, notice)
         return _keep_worker(launch, part, board, notice)
 
 
-def _keep_owner(owner: OwnerProcess, board: Board, notice: Notice) -> int:
+def _keep_owner(owner: OwnerProcess, board: Rendezvous, notice: TerminationNotice) -> int:
     published: str | None = None
 
     def publish(address: str | None) -> None:
@@ -74,9 +74,9 @@ def _keep_owner(owner: OwnerProcess, board: Board, notice: Notice) -> int:
         board.publish(None)
 
 
-def _keep_worker(launch: Launch, part: Part, board: Board, notice: Notice) -> int:
+def _keep_worker(launch: Launch, part: Part, board: Rendezvous, notice: TerminationNotice) -> int:
     post = WorkerPost()
-    keeper = Keeper(part.name, Substitutes(part.substitutes), post, launch.worker_config)
+    keeper = Supervisor(part.name, Substitutes(part.substitutes), post, launch.worker_config)
     try:
         while not notice.given:
             if board.ended():

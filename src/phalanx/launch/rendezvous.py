@@ -14,7 +14,7 @@ _ADDRESS, _ENDED = "address", "ended"
 _PATIENCE = timedelta(seconds=60)
 
 
-class Board(Protocol):
+class Rendezvous(Protocol):
     """Read by everybody, written by whoever keeps the owner."""
 
     def address(self) -> str | None:
@@ -134,7 +134,7 @@ def board_environment(directory: Path) -> dict[str, str]:
     return {_DIRECTORY: str(directory)}
 
 
-def open_board(owner: str | None) -> Board:
+def open_board(owner: str | None) -> Rendezvous:
     """The board of the launch that this process belongs to."""
     if owner is not None:
         return FixedBoard(owner)

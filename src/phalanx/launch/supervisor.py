@@ -40,7 +40,7 @@ class Substitutes:
         self._left = list(self._names)
 
 
-class Keeper:
+class Supervisor:
     """One look at a time: starts a worker for each session of the owner, and a substitute for one that died.
 
     Who was lost or convicted may not come back under its name in the same session, and a worker that ended by

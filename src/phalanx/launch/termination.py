@@ -4,7 +4,7 @@ import signal
 from types import FrameType
 
 
-class Notice:
+class TerminationNotice:
     """Remembers that this process was told to end.
 
     Attributes:
@@ -15,7 +15,7 @@ class Notice:
         self.given = 0
         self._old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def __enter__(self) -> "Notice":
+    def __enter__(self) -> "TerminationNotice":
         for number in self._old:
             signal.signal(number, self._take)
         return self

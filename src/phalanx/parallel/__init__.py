@@ -13,21 +13,21 @@ from phalanx.parallel.refusal import Workload, check_layout
 
 if TYPE_CHECKING:
     from phalanx.parallel.control.local_ranks import LocalRanks
-    from phalanx.parallel.control.rank0 import Lead, follow
-    from phalanx.parallel.control.rank_trainer import Member, Outcome, Recipe
+    from phalanx.parallel.control.rank0 import Controller, follow
+    from phalanx.parallel.control.rank_trainer import Outcome, RankTrainer, Recipe
     from phalanx.parallel.control.saving import Saving
     from phalanx.parallel.data.state_dict import stand_in
-    from phalanx.parallel.groups.rank_env import Place, find_place
+    from phalanx.parallel.groups.rank_env import RankEnv, find_place
     from phalanx.parallel.groups.rendezvous import join, stand_by
 
 __all__ = [
-    "Lead",
+    "Controller",
     "LocalRanks",
-    "Member",
     "Outcome",
     "OuterConfig",
     "ParallelConfig",
-    "Place",
+    "RankEnv",
+    "RankTrainer",
     "Recipe",
     "Saving",
     "Workload",
@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Lead": "control.rank0",
+    "Controller": "control.rank0",
     "LocalRanks": "control.local_ranks",
-    "Member": "control.rank_trainer",
+    "RankTrainer": "control.rank_trainer",
     "Outcome": "control.rank_trainer",
-    "Place": "groups.rank_env",
+    "RankEnv": "groups.rank_env",
     "Recipe": "control.rank_trainer",
     "Saving": "control.saving",
     "find_place": "groups.rank_env",

@@ -3,7 +3,7 @@
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.evidence.verdict import Verdict
-from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.join import Guests, gather
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.async_snapshot import Duplicate
@@ -50,7 +50,7 @@ __all__ = [
     "Files",
     "GuardConfig",
     "Guests",
-    "Lives",
+    "Incarnations",
     "LocalWorkers",
     "LogWitnesses",
     "Members",

@@ -10,10 +10,10 @@ from phalanx.split.config import ENCLAVE, SplitConfig
 
 if TYPE_CHECKING:
     from phalanx.split.channel.link import Link, PlainLink, SealedLink
-    from phalanx.split.channel.tensor_kinds import Kinds
+    from phalanx.split.channel.tensor_kinds import TensorKinds
     from phalanx.split.handshake.meeting import Caller, Doorkeeper, Occasion, attested_keys
     from phalanx.split.roles.client import SplitClient, client_of, microbatches_of
-    from phalanx.split.roles.driver import SplitLead, SplitStep
+    from phalanx.split.roles.driver import SplitDriver, SplitStep
     from phalanx.split.roles.enclave import Enclave
     from phalanx.split.roles.simulator import Crossing, Host, Scene, SimulatedStep, SplitSimulator, honest_host
     from phalanx.split.training.classification import Classification
@@ -26,8 +26,8 @@ _HOMES = {
     "training.classification": ("Classification",),
     "roles.client": ("SplitClient", "client_of", "microbatches_of"),
     "roles.enclave": ("Enclave",),
-    "channel.tensor_kinds": ("Kinds",),
-    "roles.driver": ("SplitLead", "SplitStep"),
+    "channel.tensor_kinds": ("TensorKinds",),
+    "roles.driver": ("SplitDriver", "SplitStep"),
     "channel.link": ("Link", "PlainLink", "SealedLink"),
     "training.measured": ("Measured",),
     "handshake.meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
@@ -50,7 +50,6 @@ __all__ = [
     "Front",
     "FrontPart",
     "Host",
-    "Kinds",
     "Link",
     "Measured",
     "NextToken",
@@ -61,10 +60,11 @@ __all__ = [
     "SimulatedStep",
     "SplitClient",
     "SplitConfig",
-    "SplitLead",
+    "SplitDriver",
     "SplitSimulator",
     "SplitStep",
     "Task",
+    "TensorKinds",
     "attested_keys",
     "build_back",
     "client_of",

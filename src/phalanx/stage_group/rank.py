@@ -4,7 +4,7 @@ from multiprocessing.connection import Client, Connection
 
 from phalanx.config import digest
 from phalanx.errors import ConfigError
-from phalanx.parallel import ParallelConfig, Place, join
+from phalanx.parallel import ParallelConfig, RankEnv, join
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import WorkerConfig, settle_numerics
@@ -16,7 +16,7 @@ LINE = "orders"
 """Name of the socket on which rank 0 gives orders, in the group's private directory."""
 
 
-def follow(config: WorkerConfig, place: Place) -> None:
+def follow(config: WorkerConfig, place: RankEnv) -> None:
     """Be a rank of a stage's group until rank 0 has no more orders.
 
     Args:

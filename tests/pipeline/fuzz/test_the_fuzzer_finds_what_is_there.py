@@ -10,7 +10,7 @@ from phalanx.errors import FrameError
 from phalanx.pipeline.protocol import mailbox as inbox
 from phalanx.pipeline.protocol.messages import parse_message
 from phalanx.pipeline.protocol.signed import Statements
-from phalanx.pipeline.verify.audit_judgement import Reports
+from phalanx.pipeline.verify.audit_judgement import AuditJudgement
 
 WITHIN = 300
 SETTINGS = settings(
@@ -33,7 +33,7 @@ def a_malformed_message_ends_its_reader(monkeypatch):
 
 
 def nobody_weighs_audits(monkeypatch):
-    monkeypatch.setattr(Reports, "weigh", lambda self, auditor, report, known, directions: None)
+    monkeypatch.setattr(AuditJudgement, "weigh", lambda self, auditor, report, known, directions: None)
 
 
 def headers_of_any_session_count(monkeypatch):

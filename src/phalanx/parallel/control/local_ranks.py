@@ -11,7 +11,7 @@ from pathlib import Path
 
 from phalanx.errors import PeerLostError
 from phalanx.parallel.groups.heartbeat import BEAT_EVERY_S, FilePulse, Silence
-from phalanx.parallel.groups.rank_env import Place
+from phalanx.parallel.groups.rank_env import RankEnv
 
 _SECONDS_TO_END = 5.0
 _LOOK_EVERY_S = 0.2
@@ -49,9 +49,9 @@ class LocalRanks:
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._first_gone: int | None = None
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> RankEnv:
         """The place of a rank."""
-        return Place(rank, self._world, rank, self._world, self._rendezvous, is_kept=True)
+        return RankEnv(rank, self._world, rank, self._world, self._rendezvous, is_kept=True)
 
     def start(self) -> None:
         """Start them; their output goes to ``rank-N.log``."""

@@ -62,7 +62,7 @@ class RankWork(Protocol):
         ...
 
 
-class Lead:
+class Controller:
     """The domain as rank 0 sees it: each call is carried out by all ranks together.
 
     Args:

@@ -20,7 +20,7 @@ from phalanx.parallel.data.data_parallel import share_again, share_with_copies
 from phalanx.parallel.data.diloco import OuterStep
 from phalanx.parallel.data.loss_scale import LossScale
 from phalanx.parallel.data.parameters import Held, counted_gradients, held_parameters, settle_gradients
-from phalanx.parallel.data.state_dict import Keeper, catalogue
+from phalanx.parallel.data.state_dict import StateGatherer, catalogue
 from phalanx.parallel.data.update import Update
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.activations import fuse_activations
@@ -73,7 +73,7 @@ class Outcome:
     gradient_norm: float
 
 
-class Member:
+class RankTrainer:
     """One rank's parts, optimizer and schedule.
 
     Args:
@@ -100,7 +100,7 @@ class Member:
         self._update = Update(self._held, recipe.optimizer, domain)
         self._outer = _outer_step(self._held, domain)
         stages = catalogue(source, self._specs, recipe.adapter)
-        self._keeper = Keeper(stages, self._held, self._update, self._outer, domain, recipe.optimizer)
+        self._keeper = StateGatherer(stages, self._held, self._update, self._outer, domain, recipe.optimizer)
         self._scale = LossScale(is_needed=recipe.precision == "fp16")
         self._num_targets = 1
         self._losses: list[Tensor] = []

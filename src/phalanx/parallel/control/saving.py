@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from phalanx.errors import CheckpointError
-from phalanx.parallel.control.rank_trainer import Member
+from phalanx.parallel.control.rank_trainer import RankTrainer
 from phalanx.parallel.data.parameters import Held, local
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.tensor.split import Split
@@ -59,7 +59,7 @@ class Saving:
         CheckpointError: A parameter is cut in a way that is not known here.
     """
 
-    def __init__(self, member: Member, domain: Domain) -> None:
+    def __init__(self, member: RankTrainer, domain: Domain) -> None:
         self._member = member
         self._domain = domain
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)

@@ -69,7 +69,7 @@ def stand_in(key: str, known: Mapping[str, object]) -> str | None:
     return None if kind in (MOMENTUM, RESIDUAL) else f"{kind}/{name}"
 
 
-class Keeper:
+class StateGatherer:
     """Moves the state between the ranks and rank 0, one stage at a time; all ranks call it together.
 
     Args:

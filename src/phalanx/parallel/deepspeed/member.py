@@ -24,7 +24,7 @@ from phalanx.parallel.deepspeed.extra import NAME, environment, forget, load
 from phalanx.parallel.deepspeed.settings import settings
 from phalanx.parallel.deepspeed.state import ZeroState
 from phalanx.parallel.groups.mesh import Domain
-from phalanx.parallel.groups.rank_env import Place
+from phalanx.parallel.groups.rank_env import RankEnv
 from phalanx.parallel.model.part import StagePart
 from phalanx.telemetry import PhaseTimer
 
@@ -35,7 +35,7 @@ _NARROW = {"fp32": None, "bf16": torch.bfloat16}
 
 @contextlib.contextmanager
 def opened_member(
-    config: DeepSpeedConfig, recipe: Recipe, source: ModelSource, domain: Domain, place: Place, digest: str
+    config: DeepSpeedConfig, recipe: Recipe, source: ModelSource, domain: Domain, place: RankEnv, digest: str
 ) -> Iterator["DeepSpeedMember"]:
     """Be a rank of DeepSpeed's while the context lasts; its folder on disk is gone afterwards.
 

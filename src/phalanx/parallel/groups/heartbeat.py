@@ -17,7 +17,7 @@ _LOOK_EVERY_S = 0.5
 _SECONDS_TO_END = 2.0
 
 
-class Pulse(Protocol):
+class Heartbeat(Protocol):
     """Where signs of life are left and found."""
 
     def beat(self) -> None:
@@ -155,7 +155,7 @@ class Heart:
         act: Told of the rank and its seconds of silence, once; None only gives signs.
     """
 
-    def __init__(self, pulse: Pulse, limit_s: float, act: Callable[[int, float], None] | None) -> None:
+    def __init__(self, pulse: Heartbeat, limit_s: float, act: Callable[[int, float], None] | None) -> None:
         self._pulse = pulse
         self._act = act
         self._is_over = threading.Event()

@@ -15,7 +15,7 @@ _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnv:
     """Which rank this process is, and where the others are met.
 
     Attributes:
@@ -39,7 +39,7 @@ class Place:
         """Whether all ranks are on this machine."""
         return self.local_world == self.world
 
-    def among(self, world: int) -> "Place":
+    def among(self, world: int) -> "RankEnv":
         """The same place where only the first ranks train; those on this machine are counted anew."""
         if world == self.world:
             return self
@@ -62,7 +62,7 @@ class Place:
         }
 
 
-def find_place(environment: Mapping[str, str]) -> Place | None:
+def find_place(environment: Mapping[str, str]) -> RankEnv | None:
     """Read this process's place from its environment; None where nobody gave it one.
 
     Raises:
@@ -75,7 +75,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
         rank, world, local_rank, local_world = (int(environment[name]) for name in names)
     except (KeyError, ValueError) as exc:
         raise ConfigError(f"environment: expected numbers in {', '.join(names)}, found {exc}; use torchrun") from exc
-    return Place(rank, world, local_rank, local_world, _rendezvous(environment), KEPT in environment)
+    return RankEnv(rank, world, local_rank, local_world, _rendezvous(environment), KEPT in environment)
 
 
 def _rendezvous(environment: Mapping[str, str]) -> Path | None:

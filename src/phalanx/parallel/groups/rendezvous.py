@@ -12,9 +12,9 @@ import torch
 from torch import distributed as dist
 
 from phalanx.errors import ConfigError, PeerLostError
-from phalanx.parallel.groups.heartbeat import FilePulse, Heart, Pulse, StorePulse
+from phalanx.parallel.groups.heartbeat import FilePulse, Heart, Heartbeat, StorePulse
 from phalanx.parallel.groups.network import address_of, check_private, interface_of, listen_at, own_address, resolved
-from phalanx.parallel.groups.rank_env import Place
+from phalanx.parallel.groups.rank_env import RankEnv
 
 _INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -25,14 +25,14 @@ _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _OVER = "phalanx/over"
 
 
-def own_device(name: str, place: Place) -> torch.device:
+def own_device(name: str, place: RankEnv) -> torch.device:
     """The device of a rank: "cuda" is shared out, one for each rank of a machine."""
     return torch.device(name, place.local_rank) if name == "cuda" else torch.device(name)
 
 
 @contextlib.contextmanager
 def join(
-    place: Place,
+    place: RankEnv,
     device: torch.device,
     digest: str,
     look: Callable[[], None] = lambda: None,
@@ -81,7 +81,7 @@ def join(
             dist.destroy_process_group()
 
 
-def stand_by(place: Place) -> None:
+def stand_by(place: RankEnv) -> None:
     """Be a process that the layout has no rank for: wait until the run is over, or until rank 0 is gone.
 
     Args:
@@ -96,7 +96,7 @@ def stand_by(place: Place) -> None:
         return
 
 
-def _meet(place: Place, look: Callable[[], None]) -> Any:
+def _meet(place: RankEnv, look: Callable[[], None]) -> Any:
     store = _open_store(place)
     if place.rendezvous is None:
         return store
@@ -113,7 +113,7 @@ def _meet(place: Place, look: Callable[[], None]) -> Any:
     return store
 
 
-def _open_store(place: Place) -> Any:
+def _open_store(place: RankEnv) -> Any:
     """Where ranks leave their addresses; rank 0 keeps it where torchrun does not, at one address of its machine."""
     if place.rendezvous is not None:
         return dist.FileStore(str(place.rendezvous), place.world)  # type: ignore[attr-defined]
@@ -150,10 +150,10 @@ def _torchrun_keeps_store() -> bool:
     return is_kept
 
 
-def _heart(place: Place, silence_s: float) -> Heart:
+def _heart(place: RankEnv, silence_s: float) -> Heart:
     """Signs of life of this rank; rank 0 looks for all others', all others for those of rank 0."""
     watched = range(place.world) if place.is_lead else range(1)
-    pulse: Pulse
+    pulse: Heartbeat
     if place.rendezvous is not None:
         pulse = FilePulse(place.rendezvous.parent, place.rank, watched)
     else:
@@ -175,7 +175,7 @@ def _present(rank: int) -> str:
 
 
 @contextlib.contextmanager
-def _interfaces(place: Place, *, unsafe: bool) -> Iterator[None]:
+def _interfaces(place: RankEnv, *, unsafe: bool) -> Iterator[None]:
     """Ranks of one machine talk over loopback; others over the interface that leads to rank 0, or that is named."""
     named = os.environ.get(_INTERFACE)
     if place.rendezvous is None:

@@ -40,7 +40,7 @@ class Pins:
 
 
 @dataclass(frozen=True)
-class Hearing:
+class CheckedEvidence:
     """One evidence file whose digests, certificates and signatures have been checked.
 
     Attributes:
@@ -96,7 +96,7 @@ class Hearing:
         return digest_hex(tensor_buffers(tensor.contiguous()))
 
 
-def open_hearing(path: Path, pins: Pins) -> Hearing:
+def open_hearing(path: Path, pins: Pins) -> CheckedEvidence:
     """Read evidence and check what does not depend on the verdict.
 
     Args:
@@ -118,7 +118,7 @@ def open_hearing(path: Path, pins: Pins) -> Hearing:
     peers = {name: _peer(path, record, name) for name in sorted(record.certificates)}
     statements = Statements(record.session, _known(peers))
     headers, unsigned = _open_headers(path, record, statements)
-    return Hearing(str(path), record, tensors, peers, statements, headers, unsigned, fingerprint, sha256, pins)
+    return CheckedEvidence(str(path), record, tensors, peers, statements, headers, unsigned, fingerprint, sha256, pins)
 
 
 def _known(peers: Mapping[str, Peer]) -> Callable[[str], Peer]:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from phalanx.errors import EvidenceError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.checked import Hearing, Pins, open_hearing
+from phalanx.pipeline.evidence.checked import CheckedEvidence, Pins, open_hearing
 from phalanx.pipeline.evidence.forgery import explain_forgery
 from phalanx.pipeline.evidence.message_dispute import explain_message
 from phalanx.pipeline.evidence.verdict import Offence
@@ -77,12 +77,12 @@ def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     return {**facts, **_EXPLAIN[verdict.offence](hearing)}
 
 
-def _signatures(hearing: Hearing) -> str:
+def _signatures(hearing: CheckedEvidence) -> str:
     names = [f"{role} by {header.fields.sender}" for role, header in hearing.headers.items()]
     return f"{len(names)} hold: {', '.join(names)}" if names else "none in this file"
 
 
-def _shape(hearing: Hearing) -> _Explained:
+def _shape(hearing: CheckedEvidence) -> _Explained:
     said, plan = hearing.said("message", Activation), hearing.record.plan
     _by_guilty(hearing, said.header.fields.sender, "message")
     if announces_a_boundary(said, plan):
@@ -96,7 +96,7 @@ def _shape(hearing: Hearing) -> _Explained:
     )
 
 
-def _equivocation(hearing: Hearing) -> _Explained:
+def _equivocation(hearing: CheckedEvidence) -> _Explained:
     if "told_stage" in hearing.headers:
         one, other = hearing.said("told_stage", Activation), hearing.said("told_auditor", Activation)
         for said in (one, other):
@@ -115,12 +115,12 @@ def _equivocation(hearing: Hearing) -> _Explained:
     return _proved(hearing, "committed to another tensor than it had signed when it sent it", None)
 
 
-def _forgery(hearing: Hearing) -> _Explained:
+def _forgery(hearing: CheckedEvidence) -> _Explained:
     what, believed = explain_forgery(hearing)
     return _proved(hearing, what, believed)
 
 
-def _gradient(hearing: Hearing) -> _Explained:
+def _gradient(hearing: CheckedEvidence) -> _Explained:
     committed = hearing.said("commit", Commit)
     commit, holder = committed.message, committed.header.fields.sender
     guilty = hearing.record.verdict.party
@@ -141,7 +141,7 @@ def _gradient(hearing: Hearing) -> _Explained:
     return _believed(f"that {guilty} was off: the owner computed it again")
 
 
-def _held_gradient(hearing: Hearing, committed: Statement[Commit], held: Statement[GradientHeld]) -> _Explained:
+def _held_gradient(hearing: CheckedEvidence, committed: Statement[Commit], held: Statement[GradientHeld]) -> _Explained:
     """A shadow has another gradient, or another norm of it, than the stage committed to."""
     holder, shadow = committed.header.fields.sender, held.header.fields.sender
     guilty = hearing.record.verdict.party
@@ -158,7 +158,7 @@ def _held_gradient(hearing: Hearing, committed: Statement[Commit], held: Stateme
 
 
 def _of_attempt(
-    hearing: Hearing, role: str, kind: type[_AboutGradient], commit: Commit
+    hearing: CheckedEvidence, role: str, kind: type[_AboutGradient], commit: Commit
 ) -> Statement[_AboutGradient] | None:
     """What was said about the gradient of the very attempt that was committed to; None when nothing was."""
     if role not in hearing.headers:
@@ -173,17 +173,17 @@ def _said(message: Commit | StepAudited) -> tuple[str, float | None]:
     return (message.gradient, message.norm_squared)
 
 
-def _message(hearing: Hearing) -> _Explained:
+def _message(hearing: CheckedEvidence) -> _Explained:
     facts, believed, what = explain_message(hearing)
     return {**facts, **_proved(hearing, what, believed)}
 
 
-def _collusion(hearing: Hearing) -> _Explained:
+def _collusion(hearing: CheckedEvidence) -> _Explained:
     # about a weight gradient there is no tensor to show
     return _unproved(hearing) if hearing.record.verdict.direction is None else _message(hearing)
 
 
-def _state(hearing: Hearing) -> _Explained:
+def _state(hearing: CheckedEvidence) -> _Explained:
     """Other weights than those whose digest was signed prove themselves; a wrong update is the owner's word."""
     if part_name(0) not in hearing.headers:
         return _unproved(hearing)
@@ -191,11 +191,11 @@ def _state(hearing: Hearing) -> _Explained:
     return {**facts, **_proved(hearing, what, believed)}
 
 
-def _unproved(hearing: Hearing) -> _Explained:
+def _unproved(hearing: CheckedEvidence) -> _Explained:
     return _believed(_OWNER_ONLY)
 
 
-def _by_guilty(hearing: Hearing, sender: str, roles: str) -> None:
+def _by_guilty(hearing: CheckedEvidence, sender: str, roles: str) -> None:
     party = hearing.record.verdict.party
     if sender != party:
         raise hearing.refuse(f"accuses {party}, but {sender} signed {roles}: the wrong party is named")
@@ -207,7 +207,7 @@ def _place(said: Statement[Activation]) -> tuple[int, int, int, str, int, str]:
     return (*place, said.header.fields.receiver)
 
 
-def _proved(hearing: Hearing, what: str, believed: str | None) -> _Explained:
+def _proved(hearing: CheckedEvidence, what: str, believed: str | None) -> _Explained:
     return {
         "rests on the owner's word": believed or "nothing",
         "conclusion": f"holds: {hearing.record.verdict.party} {what}",
@@ -218,7 +218,7 @@ def _believed(what: str) -> _Explained:
     return {"rests on the owner's word": what, "conclusion": UNPROVED}
 
 
-_EXPLAIN: Mapping[Offence, Callable[[Hearing], _Explained]] = {
+_EXPLAIN: Mapping[Offence, Callable[[CheckedEvidence], _Explained]] = {
     "message": _message,
     "accusation": _message,
     "collusion": _collusion,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.errors import FrameError, OutOfBoundsError, PeerRefusedError, SignatureError
-from phalanx.pipeline.evidence.checked import Hearing
+from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, Fault, Signed, parse_message
 from phalanx.pipeline.protocol.signed import Link
 from phalanx.transport import SignedHeader
@@ -15,7 +15,7 @@ NONSENSE = "nonsense"
 _NEIGHBOURS = "who held the neighbouring stages"
 
 
-def explain_forgery(hearing: Hearing) -> tuple[str, str | None]:
+def explain_forgery(hearing: CheckedEvidence) -> tuple[str, str | None]:
     """Check a verdict on what a party showed in a commitment, a report or a complaint that it signed.
 
     Returns:
@@ -44,7 +44,7 @@ def out_of_bounds(header: SignedHeader) -> str | None:
     return None
 
 
-def _nonsense(hearing: Hearing) -> tuple[str, str | None]:
+def _nonsense(hearing: CheckedEvidence) -> tuple[str, str | None]:
     header, party = hearing.headers[NONSENSE], hearing.record.verdict.party
     beyond = out_of_bounds(header)
     if header.fields.sender != party:
@@ -54,7 +54,7 @@ def _nonsense(hearing: Hearing) -> tuple[str, str | None]:
     return f"signed a value that nothing can have: {beyond}", None
 
 
-def _commitment(hearing: Hearing) -> tuple[str, str | None]:
+def _commitment(hearing: CheckedEvidence) -> tuple[str, str | None]:
     said, plan = hearing.said("commit", Commit), hearing.record.plan
     commit, sender = said.message, said.header.fields.sender
     if commit.stage != hearing.record.verdict.stage or commit.step != hearing.record.verdict.step:
@@ -83,7 +83,7 @@ def _commitment(hearing: Hearing) -> tuple[str, str | None]:
     return "committed to an input of a party that did not hold the stage it is from", _NEIGHBOURS
 
 
-def _report(hearing: Hearing) -> tuple[str, str | None]:
+def _report(hearing: CheckedEvidence) -> tuple[str, str | None]:
     said, verdict = hearing.said("report", AuditReport), hearing.record.verdict
     report, sender = said.message, said.header.fields.sender
     if sender != verdict.party:
@@ -104,7 +104,7 @@ def _report(hearing: Hearing) -> tuple[str, str | None]:
     return f"reported on {sorted(report.digests)} and not on what it was asked for", "what it was asked for"
 
 
-def _false_complaint(hearing: Hearing) -> tuple[str, str | None]:
+def _false_complaint(hearing: CheckedEvidence) -> tuple[str, str | None]:
     said = hearing.said("fault", Fault)
     fault, sender = said.message, said.header.fields.sender
     if sender != hearing.record.verdict.party:
@@ -130,7 +130,7 @@ class _Look:
     believed: str | None = None
 
 
-def _look(hearing: Hearing, shown: Signed, epoch: int, place: Mapping[str, object], link: Link) -> _Look:
+def _look(hearing: CheckedEvidence, shown: Signed, epoch: int, place: Mapping[str, object], link: Link) -> _Look:
 
     def between_neighbours(message: Activation) -> Link | None:
         follows = message.target == message.source + (1 if message.direction == "forward" else -1)

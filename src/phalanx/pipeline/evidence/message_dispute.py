@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.pipeline.evidence.checked import Hearing
+from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.recompute import redo, weights_vouched_by
 from phalanx.pipeline.protocol.messages import Activation, AuditReport
 from phalanx.pipeline.tolerance.distance import token_distance
@@ -14,7 +14,7 @@ _SLACK = 1e-3
 """Relative difference of a recomputed distance that other machines' summation may cause."""
 
 
-def explain_message(hearing: Hearing) -> tuple[dict[str, Any], str | None, str]:
+def explain_message(hearing: CheckedEvidence) -> tuple[dict[str, Any], str | None, str]:
     """Check a verdict on one message between two stages.
 
     Returns:
@@ -47,7 +47,7 @@ def explain_message(hearing: Hearing) -> tuple[dict[str, Any], str | None, str]:
     return facts, _believed(hearing, signers, again, distance), what
 
 
-def _header(hearing: Hearing, role: str, source: int, direction: str) -> SignedHeader:
+def _header(hearing: CheckedEvidence, role: str, source: int, direction: str) -> SignedHeader:
     """The header of a message from `source`, about the verdict's step and microbatch."""
     verdict = hearing.record.verdict
     said = hearing.said(role, Activation)
@@ -61,7 +61,7 @@ def _header(hearing: Hearing, role: str, source: int, direction: str) -> SignedH
     return header
 
 
-def _inputs(hearing: Hearing, output: SignedHeader) -> str:
+def _inputs(hearing: CheckedEvidence, output: SignedHeader) -> str:
     """The inputs are those that their senders signed, in the same attempt as the output."""
     verdict = hearing.record.verdict
     wanted = [("input_forward", "input", verdict.stage - 1, "forward")]
@@ -80,7 +80,7 @@ def _inputs(hearing: Hearing, output: SignedHeader) -> str:
     return ", ".join(said)
 
 
-def _weigh_holder(hearing: Hearing, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
+def _weigh_holder(hearing: CheckedEvidence, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
     verdict = hearing.record.verdict
     if output.fields.sender != verdict.party:
         raise hearing.refuse(
@@ -94,7 +94,7 @@ def _weigh_holder(hearing: Hearing, output: SignedHeader, distance: float | None
     return "signed a message that its signed inputs do not give"
 
 
-def _weigh_accuser(hearing: Hearing, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
+def _weigh_accuser(hearing: CheckedEvidence, output: SignedHeader, distance: float | None, *, holder_off: bool) -> str:
     verdict = hearing.record.verdict
     claim = _reported(hearing, output)
     if holder_off or not _is_off(hearing, claim, distance):
@@ -103,7 +103,7 @@ def _weigh_accuser(hearing: Hearing, output: SignedHeader, distance: float | Non
     return "signed a report that signed inputs do not give, against a message that they do"
 
 
-def _weigh_accomplice(hearing: Hearing, output: SignedHeader, *, holder_off: bool) -> str:
+def _weigh_accomplice(hearing: CheckedEvidence, output: SignedHeader, *, holder_off: bool) -> str:
     verdict = hearing.record.verdict
     claim = _reported(hearing, output)
     if not holder_off or claim != output.fields.payload_digest:
@@ -111,7 +111,7 @@ def _weigh_accomplice(hearing: Hearing, output: SignedHeader, *, holder_off: boo
     return f"signed a report that vouches for a wrong message of {output.fields.sender}"
 
 
-def _reported(hearing: Hearing, output: SignedHeader) -> str:
+def _reported(hearing: CheckedEvidence, output: SignedHeader) -> str:
     """The digest that the guilty auditor signed, which is that of the tensor shown as its own."""
     verdict = hearing.record.verdict
     said = hearing.said("report", AuditReport)
@@ -129,7 +129,7 @@ def _reported(hearing: Hearing, output: SignedHeader) -> str:
     return claim
 
 
-def _is_off(hearing: Hearing, digest: str, distance: float | None) -> bool:
+def _is_off(hearing: CheckedEvidence, digest: str, distance: float | None) -> bool:
     allowed = hearing.record.verdict.allowed
     if not allowed:
         # inside one numeric class honest bits are equal
@@ -137,11 +137,11 @@ def _is_off(hearing: Hearing, digest: str, distance: float | None) -> bool:
     return distance is None or not distance <= allowed
 
 
-def _distance(hearing: Hearing, name: str, truth: Tensor) -> float | None:
+def _distance(hearing: CheckedEvidence, name: str, truth: Tensor) -> float | None:
     return None if name not in hearing.tensors else token_distance(_tensor(hearing, name), truth)
 
 
-def _same_distance(hearing: Hearing, distance: float | None) -> None:
+def _same_distance(hearing: CheckedEvidence, distance: float | None) -> None:
     said = hearing.record.verdict.distance
     finite = distance if distance is not None and distance < float("inf") else None
     same = said == finite if said is None or finite is None else abs(said - finite) <= _SLACK * abs(finite)
@@ -149,14 +149,14 @@ def _same_distance(hearing: Hearing, distance: float | None) -> None:
         raise hearing.refuse(f"its verdict says distance {said}, its tensors have {finite}")
 
 
-def _tensor(hearing: Hearing, name: str) -> Tensor:
+def _tensor(hearing: CheckedEvidence, name: str) -> Tensor:
     tensor = hearing.tensors.get(name)
     if tensor is None or tuple(tensor.shape) != hearing.record.plan.hidden_shape or not tensor.is_floating_point():
         raise hearing.refuse(f"tensor {name!r} is missing or not of the plan's shape")
     return tensor
 
 
-def _compare(hearing: Hearing, truth: Tensor, again: Tensor | None) -> str:
+def _compare(hearing: CheckedEvidence, truth: Tensor, again: Tensor | None) -> str:
     if again is None:
         return f"no: {hearing.record.weights_left_out or 'the weights are not in the evidence'}"
     if again.equal(truth):
@@ -169,7 +169,7 @@ def _compare(hearing: Hearing, truth: Tensor, again: Tensor | None) -> str:
     return f"within rounding of what the referee got ({distance:.1e}; this machine is of another numeric class)"
 
 
-def _believed(hearing: Hearing, signers: list[str], again: Tensor | None, distance: float | None) -> str | None:
+def _believed(hearing: CheckedEvidence, signers: list[str], again: Tensor | None, distance: float | None) -> str | None:
     parts = ["that the plan is the one of this run"]
     if again is None:
         parts.append("the recomputed tensor")

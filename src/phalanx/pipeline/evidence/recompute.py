@@ -7,13 +7,13 @@ from torch import Tensor
 
 from phalanx.errors import ModelError
 from phalanx.models import parse_hub_config, stage_table
-from phalanx.pipeline.evidence.checked import Hearing
+from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.files import STAGE_PREFIX
 from phalanx.pipeline.protocol.messages import Applied, Ready, StateDigest, WeightsHeld
 from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
 
 
-def weights_vouched_by(hearing: Hearing) -> list[str]:
+def weights_vouched_by(hearing: CheckedEvidence) -> list[str]:
     """Who signed the digest of the weights that the referee recomputed with.
 
     Across numeric classes two honest copies of a stage have two digests; each party answers for its own.
@@ -37,7 +37,7 @@ def weights_vouched_by(hearing: Hearing) -> list[str]:
     return signers
 
 
-def said_state(hearing: Hearing, role: str) -> StateDigest | None:
+def said_state(hearing: CheckedEvidence, role: str) -> StateDigest | None:
     """The state of the verdict's stage that a header of this role is about; None when it is about others.
 
     Raises:
@@ -53,7 +53,7 @@ def said_state(hearing: Hearing, role: str) -> StateDigest | None:
     return hearing.said(role, Ready).message.states.get(str(stage))
 
 
-def redo(hearing: Hearing, direction: str, microbatch: int) -> Tensor | None:
+def redo(hearing: CheckedEvidence, direction: str, microbatch: int) -> Tensor | None:
     """Build the stage again and recompute the disputed message on this machine.
 
     Returns:
@@ -87,7 +87,7 @@ def redo(hearing: Hearing, direction: str, microbatch: int) -> Tensor | None:
     return y if x_gradient is None else x_gradient
 
 
-def _rebuild(hearing: Hearing, weights: Mapping[str, Tensor]) -> StageCopy:
+def _rebuild(hearing: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCopy:
     here = {} if hearing.pins.in_run else {"device": "cpu", "activation_checkpointing": False}
     plan = hearing.record.plan.model_copy(update=here)
     stage = hearing.record.verdict.stage

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from phalanx.pipeline.evidence.checked import Hearing
+from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.files import STAGE_PREFIX
 from phalanx.pipeline.evidence.recompute import said_state
 from phalanx.pipeline.protocol.messages import Bulk, StateDigest
@@ -33,7 +33,7 @@ def is_what_was_signed(tensors: Mapping[str, Tensor], signed: StateDigest) -> bo
     return found == signed if has_moments else found.weights == signed.weights
 
 
-def explain_sent_weights(hearing: Hearing) -> tuple[dict[str, Any], str | None, str]:
+def explain_sent_weights(hearing: CheckedEvidence) -> tuple[dict[str, Any], str | None, str]:
     """Check a verdict on weights that were sent after an update.
 
     Returns:

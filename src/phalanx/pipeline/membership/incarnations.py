@@ -9,7 +9,7 @@ from phalanx.security.crypto import certified_name, name_in_life
 from phalanx.transport import Endpoint
 
 
-class Lives:
+class Incarnations:
     """Who is in which life, and who may begin another; asked by the wire's threads, told by the engine's.
 
     Args:

@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, 
 from phalanx.pipeline.assignment.memory import Rooms
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.admission import Admission, Measurement
-from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.processes.own_memory import own_rooms
@@ -45,7 +45,7 @@ class Guests:
     last_words: Callable[[str], str]
     timeout_s: float
     may_be_absent: bool = False
-    lives: Lives | None = None
+    lives: Incarnations | None = None
     witnesses: LogWitnesses = field(default_factory=LogWitnesses)
 
     @property

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from phalanx.errors import CutLogError, FrameError
 from phalanx.pipeline.membership.admission import Measurement
-from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
 from phalanx.pipeline.protocol.log_memory import Observe
-from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Signed
 from phalanx.pipeline.protocol.received import Received
 from phalanx.pipeline.protocol.signed import to_signed
@@ -27,7 +27,7 @@ class _Guest:
     knows_others: bool = False
 
 
-class Newcomers:
+class LateJoins:
     """Answers whoever may join later and measures its numeric class, until it can be counted on.
 
     Attributes:
@@ -35,7 +35,7 @@ class Newcomers:
     """
 
     def __init__(
-        self, members: Members, plan: StepPlan, mail: Loopback, endpoint: Endpoint, observe: Observe, lives: Lives
+        self, members: Members, plan: StepPlan, mail: Mailbox, endpoint: Endpoint, observe: Observe, lives: Incarnations
     ) -> None:
         self.prepared: list[str] = []
         self._lives = lives

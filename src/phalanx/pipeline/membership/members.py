@@ -7,7 +7,7 @@ from pathlib import Path
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.pipeline.assignment.memory import Rooms
 from phalanx.pipeline.membership.admission import Admission
-from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.proof.step_checks import NoteChecks
 from phalanx.pipeline.proof.step_record import StepRecord
 from phalanx.pipeline.protocol.greetings import Hello
@@ -45,7 +45,7 @@ class Members:
     """Steps over which everybody's pace is measured, for stages to move away from who is slow; 0: they stay."""
     unreachable: Sequence[LinkFault] = ()
     """Links that failed before the engine was there to hear of it."""
-    lives: Lives | None = None
+    lives: Incarnations | None = None
     """Who has come so far, where somebody has kept count; told of later lives from now on."""
     witnesses: LogWitnesses = field(default_factory=LogWitnesses)
     """Tells what is remembered of the owner's audit log, and heeds it."""

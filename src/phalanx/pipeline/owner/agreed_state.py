@@ -2,12 +2,12 @@
 
 from phalanx.errors import PeerLostError, VerificationError
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 
 
-def collect_agreed(docket: Docket, courier: Courier, stage: int, purpose: Purpose) -> StageCopy:
+def collect_agreed(docket: StepFacts, courier: Requests, stage: int, purpose: Purpose) -> StageCopy:
     """Fetch a stage's state or weights from who holds it, or from the other copy where the holder does not bring it.
 
     Raises:
@@ -32,7 +32,7 @@ def collect_agreed(docket: Docket, courier: Courier, stage: int, purpose: Purpos
     raise reason
 
 
-def _fetch(docket: Docket, courier: Courier, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
+def _fetch(docket: StepFacts, courier: Requests, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
     copy = StageCopy.empty(docket.plan, stage)
     request = FetchBulk(epoch=docket.ledger.epoch, step=docket.ledger.step, stage=stage, purpose=purpose)
     found = courier.collect(party, request, copy.state() if purpose == "state" else copy.weights())
@@ -45,7 +45,7 @@ def _fetch(docket: Docket, courier: Courier, party: str, stage: int, purpose: Pu
     return copy
 
 
-def _is_agreed(docket: Docket, copy: StageCopy, purpose: Purpose) -> bool:
+def _is_agreed(docket: StepFacts, copy: StageCopy, purpose: Purpose) -> bool:
     agreed = docket.agreed.get(copy.spec.index)
     if agreed is None:
         return True

@@ -8,9 +8,9 @@ from torch import Tensor
 from phalanx.errors import VerificationError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
-from phalanx.pipeline.protocol.requests import Courier, Order
+from phalanx.pipeline.protocol.requests import Pending, Requests
 from phalanx.pipeline.stage.stage_copy import StageCopy, state_digest
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.roles import Roles
 
 _DIGEST_CHARACTERS = 64
@@ -63,7 +63,7 @@ class Duplicate:
     failure: str | None = None
     agreed: Mapping[int, StateDigest] | None = None
     _own: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    _orders: dict[int, Order] = field(default_factory=dict)
+    _orders: dict[int, Pending] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -91,7 +91,7 @@ class Duplicates:
         of each stage in its holder's: 12 bytes per trained number in either place.
     """
 
-    def __init__(self, docket: Docket, courier: Courier, roles: Roles) -> None:
+    def __init__(self, docket: StepFacts, courier: Requests, roles: Roles) -> None:
         self._docket = docket
         self._courier = courier
         self._roles = roles

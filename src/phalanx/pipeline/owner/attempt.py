@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from phalanx.errors import PeerLostError
 from phalanx.pipeline.owner.coordinator import Coordinator
-from phalanx.pipeline.owner.failover import Succession
-from phalanx.pipeline.protocol.patience import Silence
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.owner.failover import Failover
+from phalanx.pipeline.protocol.patience import Patience
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 
 class Attempts:
@@ -18,11 +18,11 @@ class Attempts:
 
     def __init__(
         self,
-        docket: Docket,
+        docket: StepFacts,
         coordinator: Coordinator,
-        succession: Succession,
+        succession: Failover,
         pump: Callable[[], None],
-        silence: Silence,
+        silence: Patience,
     ) -> None:
         self.silence = silence
         self._docket = docket

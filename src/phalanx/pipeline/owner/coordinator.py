@@ -8,20 +8,20 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.received import Received
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.facts import Docket, Judgement
-from phalanx.pipeline.verify.fault_reports import Faults
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.fault_reports import FaultReports
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.ledger import StepLedger
 from phalanx.pipeline.verify.link_check import compare_links
 from phalanx.pipeline.verify.owner_audit import OwnerAudits
-from phalanx.pipeline.verify.record_claims import Intake
+from phalanx.pipeline.verify.record_claims import ClaimRecorder
 from phalanx.pipeline.verify.referee import Referee
-from phalanx.pipeline.verify.stall_diagnosis import Inquest, Missing
-from phalanx.pipeline.verify.state_judgement import Updates
+from phalanx.pipeline.verify.stall_diagnosis import Missing, StallDiagnosis
+from phalanx.pipeline.verify.state_judgement import StateJudgement
 
 
 class Coordinator:
@@ -35,19 +35,19 @@ class Coordinator:
         bytes_sent: Bytes by party and receiver, as each reported them last.
     """
 
-    def __init__(self, docket: Docket, post: Post, courier: Courier, draw: AuditDraw) -> None:
+    def __init__(self, docket: StepFacts, post: Post, courier: Requests, draw: AuditDraw) -> None:
         self.docket = docket
         self._courier = courier
         self._referee = Referee(docket.plan, courier, docket.bits_decide)
         self._audits = Audits(docket, post, courier, self._referee, draw)
         bounds = GradientBounds(docket, courier, self._referee)
-        self._updates = Updates(docket, self._referee, bounds)
-        self._faults = Faults(docket)
-        self._intake = Intake(docket, self._audits, self._updates, self._faults)
+        self._updates = StateJudgement(docket, self._referee, bounds)
+        self._faults = FaultReports(docket)
+        self._intake = ClaimRecorder(docket, self._audits, self._updates, self._faults)
         self.ready, self.usage, self.busy = self._intake.ready, self._intake.usage, self._intake.busy
         self.bytes_sent, self._convictions = self._intake.bytes_sent, self._intake.convictions
         self._owner_audits = OwnerAudits(docket, self._referee, bounds)
-        self._inquest = Inquest(docket, courier, post)
+        self._inquest = StallDiagnosis(docket, courier, post)
         self._has_news = True
 
     @property

@@ -12,29 +12,29 @@ from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
 from phalanx.pipeline.assignment.pace import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.verdict import Verdict
-from phalanx.pipeline.membership.incarnations import Lives
-from phalanx.pipeline.membership.late_join import Newcomers
+from phalanx.pipeline.membership.incarnations import Incarnations
+from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.agreed_state import collect_agreed
 from phalanx.pipeline.owner.async_snapshot import Duplicate, Duplicates
 from phalanx.pipeline.owner.attempt import Attempts
 from phalanx.pipeline.owner.coordinator import Coordinator
-from phalanx.pipeline.owner.event_loop import Reception
-from phalanx.pipeline.owner.failover import Office, Succession
-from phalanx.pipeline.owner.journal_notes import Noting
+from phalanx.pipeline.owner.event_loop import Dispatcher
+from phalanx.pipeline.owner.failover import Failover, Office
+from phalanx.pipeline.owner.journal_notes import JournalNotes
 from phalanx.pipeline.owner.step_outcome import Outcome
 from phalanx.pipeline.owner.step_result import StepResult
-from phalanx.pipeline.owner.verified_step import Stepping
+from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
-from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Purpose, Shutdown, StateDigest
-from phalanx.pipeline.protocol.patience import Awake, Silence
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.patience import Awake, Patience
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Library
@@ -82,21 +82,21 @@ class PipelineEngine:
     ) -> None:
         self.plan = plan
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
-        self._mail = Loopback(owner, endpoint)
+        self._mail = Mailbox(owner, endpoint)
         self._files = files
         self._party = Party(OWNER, plan, self._mail.post, self._mail.statements, self.timer)
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
         self._party.report_usage(RunningCosts(self.timer, endpoint))
         self._clock = Awake() if clock is None else clock
-        silence = Silence(30.0, self._clock)
-        self._courier = Courier(self._mail.post, self._pump, self._clock, timeout_s=30.0)
+        silence = Patience(30.0, self._clock)
+        self._courier = Requests(self._mail.post, self._pump, self._clock, timeout_s=30.0)
         endpoint.allowances.each = allowance_of(plan)
         self._courier.expect = lambda party, messages, size_bytes: endpoint.allowances.grant(
             party, messages, size_bytes + messages * answer_bytes(plan)
         )
-        self._docket = Docket(plan, self._mail.statements, files.observe, classes=members.classes)
-        self.lives = members.lives or Lives(endpoint, members.names, members.returns)
-        self._newcomers = Newcomers(members, plan, self._mail, endpoint, files.observe, self.lives)
+        self._docket = StepFacts(plan, self._mail.statements, files.observe, classes=members.classes)
+        self.lives = members.lives or Incarnations(endpoint, members.names, members.returns)
+        self._newcomers = LateJoins(members, plan, self._mail, endpoint, files.observe, self.lives)
         self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
         self._endpoint = endpoint
         office = Office(
@@ -110,15 +110,15 @@ class PipelineEngine:
             lives=self.lives,
             owed_by=self._party.roles.owed_by,
         )
-        self._succession = Succession(office, members, files)
+        self._succession = Failover(office, members, files)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
         self._attempts = Attempts(self._docket, self._coordinator, self._succession, self._pump, silence)
         self._courier.is_gone = lambda party: party in self._succession.lost
         self._records = StepRecords(self._docket, endpoint.run, lambda: self._succession.testimony, files.note_step)
-        self._noting = Noting(self._docket, self._party, files.note_verified, self._records)
+        self._noting = JournalNotes(self._docket, self._party, files.note_verified, self._records)
         self._duplicates = Duplicates(self._docket, self._courier, self._party.roles)
         self._outcome = Outcome(self._docket, self._party)
-        self._reception = Reception(
+        self._reception = Dispatcher(
             mail=self._mail,
             courier=self._courier,
             newcomers=self._newcomers,
@@ -132,7 +132,7 @@ class PipelineEngine:
             sample=self._docket.sample,
             timer=self.timer,
         )
-        self._stepping = Stepping(
+        self._stepping = VerifiedStep(
             docket=self._docket,
             coordinator=self._coordinator,
             succession=self._succession,

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from phalanx.config import printable
 from phalanx.errors import CutLogError, PhalanxError
 from phalanx.pipeline.assignment.budget import Sample
-from phalanx.pipeline.membership.incarnations import Lives
-from phalanx.pipeline.membership.late_join import Newcomers
+from phalanx.pipeline.membership.incarnations import Incarnations
+from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.owner.coordinator import Coordinator
-from phalanx.pipeline.owner.failover import Succession
-from phalanx.pipeline.owner.journal_notes import Noting
+from phalanx.pipeline.owner.failover import Failover
+from phalanx.pipeline.owner.journal_notes import JournalNotes
 from phalanx.pipeline.protocol.greetings import Hello, Leave, Measured, Prepared
 from phalanx.pipeline.protocol.log_memory import Observe
-from phalanx.pipeline.protocol.mailbox import Loopback
-from phalanx.pipeline.protocol.patience import Silence
+from phalanx.pipeline.protocol.mailbox import Mailbox
+from phalanx.pipeline.protocol.patience import Patience
 from phalanx.pipeline.protocol.received import Received
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.worker.party import Party
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import LinkFault
@@ -24,7 +24,7 @@ _SHORT_WAIT_S = 0.05
 
 
 @dataclass(frozen=True)
-class Reception:
+class Dispatcher:
     """Where messages to the owner go.
 
     Attributes:
@@ -42,15 +42,15 @@ class Reception:
         timer: Measures the waiting.
     """
 
-    mail: Loopback
-    courier: Courier
-    newcomers: Newcomers
-    lives: Lives
-    succession: Succession
+    mail: Mailbox
+    courier: Requests
+    newcomers: LateJoins
+    lives: Incarnations
+    succession: Failover
     coordinator: Coordinator
     party: Party
-    silence: Silence
-    noting: Noting
+    silence: Patience
+    noting: JournalNotes
     observe: Observe
     sample: Sample
     timer: PhaseTimer

@@ -10,21 +10,21 @@ from phalanx.pipeline.assignment.assignment import Assignment, roles_of, settled
 from phalanx.pipeline.assignment.pace import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.verdict import Verdict
-from phalanx.pipeline.membership.incarnations import Lives
+from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
 from phalanx.pipeline.owner.paper_recovery import Attempt, PaperRecovery
-from phalanx.pipeline.owner.placement import Placing
+from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.owner.verdicts import Verdicts
-from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Ask, Assign, Shutdown, StateDigest
-from phalanx.pipeline.protocol.patience import Silence
-from phalanx.pipeline.protocol.requests import Courier
-from phalanx.pipeline.verify.facts import Docket, Judgement
-from phalanx.pipeline.verify.signed_history import Testimony
-from phalanx.pipeline.verify.state_agreement import Readiness
+from phalanx.pipeline.protocol.patience import Patience
+from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.signed_history import SignedHistory
+from phalanx.pipeline.verify.state_agreement import StateAgreement
 from phalanx.transport import Endpoint
 
 
@@ -44,18 +44,18 @@ class Office:
         owed_by: Whose state the owner itself still waits for.
     """
 
-    docket: Docket
+    docket: StepFacts
     coordinator: Coordinator
-    courier: Courier
-    mail: Loopback
+    courier: Requests
+    mail: Mailbox
     endpoint: Endpoint
     pump: Callable[[], None]
-    silence: Silence
-    lives: Lives
+    silence: Patience
+    lives: Incarnations
     owed_by: Callable[[], Collection[str]]
 
 
-class Succession:
+class Failover:
     """Excludes parties and moves their stages to the shadows; or attempts a step differently, as the paper does.
 
     Attributes:
@@ -80,9 +80,9 @@ class Succession:
         self.leaving: set[str] = set()
         self.epoch = -1
         self.verdicts = Verdicts(office.docket, members, files)
-        self.takeovers, self.testimony = 0, Testimony()
+        self.takeovers, self.testimony = 0, SignedHistory()
         self.rollback = Rollback(office.docket, office.courier)
-        self.guarantees, self.placing = Guarantees(office.docket), Placing(office.docket.plan, members)
+        self.guarantees, self.placing = Guarantees(office.docket), Placement(office.docket.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
         self._docket = office.docket
@@ -96,7 +96,7 @@ class Succession:
         self._owed_by = office.owed_by
         self._members = members
         self._files = files
-        self._readiness = Readiness(office.docket)
+        self._readiness = StateAgreement(office.docket)
         self._paper = PaperRecovery(office.docket.plan.guard.recovery, len(office.docket.plan.stages))
         self._standing = office.docket.assignment
 
@@ -142,7 +142,7 @@ class Succession:
                 self._shut_out(verdict.party, convicted=True)
         # nothing that was kept of the steps since then is of this timeline
         self._docket.forget_states()
-        self.testimony, self._readiness = Testimony(), Readiness(self._docket)
+        self.testimony, self._readiness = SignedHistory(), StateAgreement(self._docket)
         self.rollback, self.known = Rollback(self._docket, self._courier), dict(known)
         self._begin_with_who_comes(step, may_be_alone=True)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 
 GUARANTEES: dict[str, str] = {
     "own": "the owner serves the stage itself",
@@ -26,7 +26,7 @@ def weaker(one: str, other: str) -> str:
     return min(one, other, key=lambda name: _STRENGTH.get(name, -len(_STRENGTH)))
 
 
-def guarantee_of(docket: Docket, assignment: Assignment, stage: int) -> str:
+def guarantee_of(docket: StepFacts, assignment: Assignment, stage: int) -> str:
     """What holds for a stage with these roles.
 
     Args:
@@ -57,7 +57,7 @@ class Guarantees:
         present: By stage, as roles are now.
     """
 
-    def __init__(self, docket: Docket) -> None:
+    def __init__(self, docket: StepFacts) -> None:
         self.present: Mapping[int, str] = {}
         self._docket = docket
 

@@ -2,11 +2,11 @@
 
 from phalanx.pipeline.membership.members import NoteVerified
 from phalanx.pipeline.proof.step_record import StepRecords
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
 
 
-class Noting:
+class JournalNotes:
     """Tells it once a step, as soon as it is known.
 
     Args:
@@ -16,7 +16,7 @@ class Noting:
         records: What is recorded of a step is so before the state after it is noted.
     """
 
-    def __init__(self, docket: Docket, owner: Party, note: NoteVerified | None, records: StepRecords) -> None:
+    def __init__(self, docket: StepFacts, owner: Party, note: NoteVerified | None, records: StepRecords) -> None:
         self._docket = docket
         self._records = records
         self._hosted = owner.hosted

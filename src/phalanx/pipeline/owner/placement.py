@@ -14,7 +14,7 @@ from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
 
 
-class Placing:
+class Placement:
     """Makes assignments.
 
     A run does not begin with one that exceeds what parties say they have. Once it has begun it goes on with the one

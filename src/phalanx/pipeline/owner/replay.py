@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
-from phalanx.pipeline.owner.step_history import Chronicle, PastStep
+from phalanx.pipeline.owner.step_history import PastStep, StepHistory
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Fetch, FetchBulk
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.verify.ledger import MessageKey
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
@@ -23,7 +23,7 @@ class Replay:
     Costs one stage-step per kept step, on the owner, once per conviction.
     """
 
-    def __init__(self, docket: Docket, courier: Courier, chronicle: Chronicle) -> None:
+    def __init__(self, docket: StepFacts, courier: Requests, chronicle: StepHistory) -> None:
         self._docket = docket
         self._courier = courier
         self._chronicle = chronicle

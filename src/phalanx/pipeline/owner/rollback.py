@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.replay import Replay
-from phalanx.pipeline.owner.step_history import Chronicle, PastStep, slim
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.owner.step_history import PastStep, StepHistory, slim
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.stage.kept_points import points_before
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.hosted import StepInputs
 
 
@@ -18,12 +18,12 @@ class Rollback:
         undone: Batches of steps that were undone and are to be done again, by step.
     """
 
-    def __init__(self, docket: Docket, courier: Courier) -> None:
+    def __init__(self, docket: StepFacts, courier: Requests) -> None:
         self.undone: dict[int, StepInputs] = {}
         self._docket = docket
         guard = docket.plan.guard
         steps = max(guard.undoable_steps, 2 * guard.keep_states + 1 if guard.keep_states else 0)
-        self._chronicle = Chronicle(guard.snapshot_every if guard.keeps_snapshots else steps)
+        self._chronicle = StepHistory(guard.snapshot_every if guard.keeps_snapshots else steps)
         self._replay = Replay(docket, courier, self._chronicle)
         self._since: dict[tuple[str, int], int] = {}
         self._begin: int | None = None

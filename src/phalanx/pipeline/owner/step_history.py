@@ -45,7 +45,7 @@ def slim(step: PastStep) -> PastStep:
     return replace(step, ledger=bare)
 
 
-class Chronicle:
+class StepHistory:
     """The last `undoable_steps` applied steps, without a gap."""
 
     def __init__(self, undoable_steps: int) -> None:

@@ -3,7 +3,7 @@
 import math
 
 from phalanx.pipeline.owner.step_result import describe_failure
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.party import Party
 
@@ -16,7 +16,7 @@ class Outcome:
         owner: Has the last stage, and so the losses.
     """
 
-    def __init__(self, docket: Docket, owner: Party) -> None:
+    def __init__(self, docket: StepFacts, owner: Party) -> None:
         self._docket = docket
         self._owner = owner
 

@@ -12,8 +12,8 @@ from phalanx.pipeline.evidence.explain import UNPROVED, judge_evidence
 from phalanx.pipeline.evidence.files import record_verdict
 from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.membership.members import Files, Members
-from phalanx.pipeline.verify.facts import Docket, Judgement
-from phalanx.pipeline.verify.signed_history import Testimony
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.signed_history import SignedHistory
 
 _DIRECTORY, _REFUSED = "evidence", "refused"
 
@@ -30,7 +30,7 @@ class Verdicts:
         passed: All so far.
     """
 
-    def __init__(self, docket: Docket, members: Members, files: Files) -> None:
+    def __init__(self, docket: StepFacts, members: Members, files: Files) -> None:
         self.passed: list[Verdict] = []
         self._docket = docket
         self._members = members
@@ -38,7 +38,7 @@ class Verdicts:
         self._refused: Counter[str] = Counter()
 
     def judge(
-        self, judgement: Judgement, testimony: Testimony, silent: Collection[str] = (), *, excludes: bool
+        self, judgement: Judgement, testimony: SignedHistory, silent: Collection[str] = (), *, excludes: bool
     ) -> Verdict | None:
         """Write a judgement down and have it judged again from what was written.
 

@@ -9,25 +9,25 @@ from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.owner.async_snapshot import Duplicates
 from phalanx.pipeline.owner.attempt import Attempts
 from phalanx.pipeline.owner.coordinator import Coordinator
-from phalanx.pipeline.owner.failover import Succession
-from phalanx.pipeline.owner.journal_notes import Noting
+from phalanx.pipeline.owner.failover import Failover
+from phalanx.pipeline.owner.journal_notes import JournalNotes
 from phalanx.pipeline.owner.step_history import PastStep
 from phalanx.pipeline.owner.step_outcome import Outcome
 from phalanx.pipeline.owner.step_result import StepResult
 from phalanx.pipeline.proof.step_checks import NoteChecks, step_checks
 from phalanx.pipeline.proof.step_record import StepRecords
 from phalanx.pipeline.protocol.log_memory import LogWitnesses
-from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Apply
 from phalanx.pipeline.protocol.running_costs import BytesByLink, claimed_links
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.party import Party
 from phalanx.telemetry import PhaseTimer
 
 
 @dataclass
-class Stepping:
+class VerifiedStep:
     """Attempts, recovers, applies.
 
     Attributes:
@@ -48,16 +48,16 @@ class Stepping:
         steps_redone: Steps that were undone and done again.
     """
 
-    docket: Docket
+    docket: StepFacts
     coordinator: Coordinator
-    succession: Succession
+    succession: Failover
     attempts: Attempts
     party: Party
     outcome: Outcome
     duplicates: Duplicates
-    noting: Noting
+    noting: JournalNotes
     records: StepRecords
-    mail: Loopback
+    mail: Mailbox
     costs: BytesByLink
     timer: PhaseTimer
     witnesses: LogWitnesses

@@ -15,10 +15,10 @@ _GONE = -9
 _PATIENCE_S = 5.0
 
 
-class NursedWorker:
+class ForkedWorker:
     """One worker of a nursery, with what `subprocess.Popen` offers of itself that `LocalWorkers` needs."""
 
-    def __init__(self, nursery: "Nursery", name: str) -> None:
+    def __init__(self, nursery: "ForkServer", name: str) -> None:
         self._nursery = nursery
         self._name = name
 
@@ -45,7 +45,7 @@ class NursedWorker:
         return code
 
 
-class Nursery:
+class ForkServer:
     """Starts a process that forks workers; see `phalanx.pipeline.processes.fork_server`.
 
     Args:
@@ -80,11 +80,11 @@ class Nursery:
         """Whether it takes orders."""
         return self._process.poll() is None
 
-    def start(self, name: str, file: Path, log: Path) -> NursedWorker:
+    def start(self, name: str, file: Path, log: Path) -> ForkedWorker:
         """Order a worker; it runs as soon as the nursery is ready."""
         self._codes[name] = None
         self.tell(Order(name=name, file=str(file), log=str(log)))
-        return NursedWorker(self, name)
+        return ForkedWorker(self, name)
 
     def code_of(self, name: str) -> int | None:
         """Exit code of a worker; None while it runs, or is about to."""

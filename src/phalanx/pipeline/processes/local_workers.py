@@ -9,7 +9,7 @@ from pathlib import Path
 from phalanx.config import dump_toml
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.processes.fork_server import can_nurse
-from phalanx.pipeline.processes.fork_server_client import NursedWorker, Nursery
+from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer
 
 _SECONDS_TO_END = 5.0
 _COMMAND = ("phalanx", "worker")
@@ -23,7 +23,7 @@ _WORTH_IMPORTING = (
 )
 
 
-_Process = subprocess.Popen[bytes] | NursedWorker
+_Process = subprocess.Popen[bytes] | ForkedWorker
 
 
 class LocalWorkers:
@@ -39,7 +39,7 @@ class LocalWorkers:
         self._directory = directory
         self._command = command
         self._processes: dict[str, _Process] = {}
-        self._nursery: Nursery | None = None
+        self._nursery: ForkServer | None = None
 
     def start(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Start one process per worker file; their output goes to ``NAME.log``."""
@@ -73,7 +73,7 @@ class LocalWorkers:
         if self._nursery is None and can_nurse():
             modules = [name for name in sys.modules if name.startswith(_WORTH_IMPORTING)]
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._nursery = Nursery(self._command, self._directory / "nursery.log", threads, modules)
+            self._nursery = ForkServer(self._command, self._directory / "nursery.log", threads, modules)
 
     def is_alive(self, name: str) -> bool:
         """Whether a local worker still runs; a worker that is not local counts as alive."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 
 Check = Literal["messages", "whole_step", "third_party", "owner", "state"]
 CHECKS: dict[Check, str] = {
@@ -37,7 +37,7 @@ NoteChecks = Callable[[int, Mapping[int, StageChecks]], None]
 """Told of every step that is applied, those included that are done again, with its stages in other hands."""
 
 
-def step_checks(docket: Docket) -> dict[int, StageChecks]:
+def step_checks(docket: StepFacts) -> dict[int, StageChecks]:
     """What was checked, by stage; audits that lag count as made, for their step is undone if one fails."""
     assignment = docket.assignment
     found = {}
@@ -49,7 +49,7 @@ def step_checks(docket: Docket) -> dict[int, StageChecks]:
     return found
 
 
-def _made(docket: Docket, stage: int) -> frozenset[Check]:
+def _made(docket: StepFacts, stage: int) -> frozenset[Check]:
     ledger = docket.ledger
     if stage not in docket.watched:
         return frozenset()
@@ -66,7 +66,7 @@ def _made(docket: Docket, stage: int) -> frozenset[Check]:
     return frozenset(check for check, is_made in made.items() if is_made)
 
 
-def _rests_on(docket: Docket, share: Share) -> frozenset[str] | None:
+def _rests_on(docket: StepFacts, share: Share) -> frozenset[str] | None:
     ledger, stage = docket.ledger, share[0]
     if stage in ledger.owner_audited:
         return frozenset()
@@ -80,12 +80,12 @@ def _rests_on(docket: Docket, share: Share) -> frozenset[str] | None:
     return frozenset({other, *whole} - {OWNER}) if any(not docket.has_copy(name, stage) for name in whole) else None
 
 
-def _in_lockstep(docket: Docket) -> bool:
+def _in_lockstep(docket: StepFacts) -> bool:
     """Whether the other copy recomputes everything in every step."""
     return docket.plan.guard.audits and docket.plan.guard.shadow == "lockstep"
 
 
-def _compares_states(docket: Docket, stage: int) -> bool:
+def _compares_states(docket: StepFacts, stage: int) -> bool:
     """Whether two parties must have signed the same state for the step to be applied."""
     guard, holder, shadow = docket.plan.guard, docket.holder(stage), docket.shadow(stage)
     return docket.same_class(holder, shadow) and (not guard.keeps_snapshots or guard.hands_on(docket.ledger.step))

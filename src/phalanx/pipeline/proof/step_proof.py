@@ -228,7 +228,7 @@ class _StepJudge:
         return self._attempt.classes.get(one, 0) == self._attempt.classes.get(other, 0)
 
     def _bits_decide(self, one: str, other: str) -> bool:
-        """As `Docket.bits_decide`: where several classes are let in, parties are compared within tau."""
+        """As `StepFacts.bits_decide`: where several classes are let in, parties are compared within tau."""
         return self._rules.classes != "mixed" and self._alike(one, other)
 
     def _reported(self, leaf: AuditLeaf) -> Mapping[str, str]:

@@ -20,9 +20,9 @@ from phalanx.pipeline.proof.leaves import (
 from phalanx.pipeline.protocol.messages import AuditReport, Signed, StepAudited
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.verify.ledger import MessageKey, StepLedger
-from phalanx.pipeline.verify.signed_history import Testimony
+from phalanx.pipeline.verify.signed_history import SignedHistory
 
 _DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
@@ -61,9 +61,9 @@ class StepRecords:
 
     def __init__(
         self,
-        docket: Docket,
+        docket: StepFacts,
         session: str,
-        testimony: Callable[[], Testimony],
+        testimony: Callable[[], SignedHistory],
         note: Callable[[StepRecord], None] | None,
     ) -> None:
         self._docket = docket

@@ -8,7 +8,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Activation, Carry, Fault, parse_message
 from phalanx.pipeline.protocol.received import Received
-from phalanx.pipeline.protocol.relay import Detour
+from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.security.crypto import Peer
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
@@ -22,7 +22,7 @@ _MOST_AT_ONCE = 1024
 """Messages that are taken without looking at deadlines and silences."""
 
 
-class Loopback:
+class Mailbox:
     """Sends to others over the endpoint and to oneself through a queue; parses each frame once."""
 
     def __init__(self, me: Peer, endpoint: Endpoint, *, seals_own: bool = False) -> None:
@@ -31,7 +31,7 @@ class Loopback:
         self._me = me
         self._name = me.name
         self._endpoint = endpoint
-        self._detour = Detour(endpoint)
+        self._detour = LinkRelay(endpoint)
         self._local: deque[Received] = deque()
         self._waiting: deque[Received | LinkFault] = deque()
 

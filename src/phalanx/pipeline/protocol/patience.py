@@ -32,7 +32,7 @@ class Awake:
         return time.monotonic()
 
 
-class Silence:
+class Patience:
     """Measures the gaps between messages; a gap is too long when no recent honest step had one nearly as long.
 
     Args:

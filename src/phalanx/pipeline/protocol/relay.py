@@ -12,7 +12,7 @@ from phalanx.security.crypto import Peer, digest_hex
 from phalanx.transport import Endpoint, Received, SignedHeader
 
 
-class Detour:
+class LinkRelay:
     """Both ends of the way around a link, and the owner in the middle.
 
     Guarantees:

@@ -13,7 +13,7 @@ from phalanx.pipeline.protocol.tensor_stream import PART_BYTES, BulkReceiver, Po
 
 
 @dataclass(eq=False)
-class Order:
+class Pending:
     """One request under way.
 
     Attributes:
@@ -31,7 +31,7 @@ class Order:
     num_steps: int = -1
 
 
-class Courier:
+class Requests:
     """Requests of the owner; an answer is judged by its digest, by whoever asked for it."""
 
     def __init__(self, post: Post, pump: Callable[[], None], clock: Awake, timeout_s: float) -> None:
@@ -49,8 +49,8 @@ class Courier:
         self.timeout_s = timeout_s
         self.is_gone: Callable[[str], bool] = lambda party: False
         """Whether a party is known to be gone, so that nobody need wait for it."""
-        self._fetches: dict[tuple[int, int, int, str, bool], Order] = {}
-        self._bulks: dict[tuple[int, int, str], Order] = {}
+        self._fetches: dict[tuple[int, int, int, str, bool], Pending] = {}
+        self._bulks: dict[tuple[int, int, str], Pending] = {}
         self._standings: dict[str, Standing | None] = {}
         self._asked = (-1, -1)
         self._asked_before: set[tuple[str, int, str]] = set()
@@ -90,7 +90,7 @@ class Courier:
             return (received.sender, message.stage, message.purpose) in self._asked_before
         return False
 
-    def has_lapsed(self, order: Order) -> bool:
+    def has_lapsed(self, order: Pending) -> bool:
         """Whether an answer, or the next part of it, has not come in time."""
         return self._clock.now() - order.heard >= self.timeout_s
 
@@ -142,7 +142,7 @@ class Courier:
             del self._bulks[key]
         return None if waiting.tensors is None else (waiting.tensors, waiting.num_steps)
 
-    def order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Order:
+    def order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Pending:
         """As `collect`, without waiting: the answer comes in while everything else goes on."""
         order = self._bulk_order(party, request, expected)
         self._bulks[(request.stage, request.lane, request.purpose)] = order
@@ -157,21 +157,21 @@ class Courier:
         """Take no more of what `order` has asked for."""
         self._bulks = {key: waiting for key, waiting in self._bulks.items() if key[2] != "duplicate"}
 
-    def _wait(self, done: Callable[[], bool], waiting: Order) -> None:
+    def _wait(self, done: Callable[[], bool], waiting: Pending) -> None:
         while not (done() or self.is_gone(waiting.party) or self.has_lapsed(waiting)):
             self._pump()
         if not done():
             self.unanswered.add(waiting.party)
 
-    def _bulk_order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Order:
+    def _bulk_order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Pending:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
         num_parts = size_bytes // PART_BYTES + 1
         self._asked_before.add((party, request.stage, request.purpose))
         self.expect(party, num_parts, size_bytes)
         return self._order(party, expected)
 
-    def _order(self, party: str, expected: Mapping[str, Tensor] | None = None) -> Order:
-        return Order(party, self._clock.now(), bulk=None if expected is None else BulkReceiver(expected))
+    def _order(self, party: str, expected: Mapping[str, Tensor] | None = None) -> Pending:
+        return Pending(party, self._clock.now(), bulk=None if expected is None else BulkReceiver(expected))
 
 
 def _fetch_key(message: Fetch | Fetched) -> tuple[int, int, int, str, bool]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 
-def vouched(docket: Docket, stage: int, microbatch: int, direction: Direction) -> bool:
+def vouched(docket: StepFacts, stage: int, microbatch: int, direction: Direction) -> bool:
     """Whether the auditor who has the other copy reported the very digest that was committed to."""
     ledger = docket.ledger
     report = ledger.reports.get((stage, microbatch, docket.auditor(stage, microbatch)))
@@ -16,7 +16,7 @@ def vouched(docket: Docket, stage: int, microbatch: int, direction: Direction) -
     return said is not None and said == ledger.messages[(stage, direction, microbatch)].digest
 
 
-def accomplice(docket: Docket, found: Judgement) -> Judgement | None:
+def accomplice(docket: StepFacts, found: Judgement) -> Judgement | None:
     """The auditor that vouched for a message which was judged wrong; None when it did not."""
     verdict = found.verdict
     stage, microbatch, direction = verdict.stage, verdict.microbatch, verdict.direction
@@ -35,7 +35,7 @@ def accomplice(docket: Docket, found: Judgement) -> Judgement | None:
     return Judgement(verdict.model_copy(update=update), shown, dict(found.headers))
 
 
-def vouched_for_gradient(docket: Docket, share: Share) -> Judgement | None:
+def vouched_for_gradient(docket: StepFacts, share: Share) -> Judgement | None:
     """The auditor that claims to have recomputed a made-up weight gradient; None when it does not."""
     ledger, stage, auditor = docket.ledger, share[0], docket.assignment.auditor_of(share)
     lockstep = docket.plan.guard.shadow == "lockstep"

@@ -7,11 +7,11 @@ from torch import Tensor
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, Fetched, ScreenHit
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import DriftWatch
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.ledger import Committed, MessageKey
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.transport.tensors import tensor_from
@@ -19,10 +19,10 @@ from phalanx.transport.tensors import tensor_from
 _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
 
 
-class Reports:
+class AuditJudgement:
     """Turns audit reports into nothing, or into a dispute that the referee decides."""
 
-    def __init__(self, docket: Docket, courier: Courier, referee: Referee, watch: DriftWatch) -> None:
+    def __init__(self, docket: StepFacts, courier: Requests, referee: Referee, watch: DriftWatch) -> None:
         self._watch = watch
         self.leaning: set[int] = set()
         """Stages whose messages drift to one side below the tolerance: to be audited in full from now on."""

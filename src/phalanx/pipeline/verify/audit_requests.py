@@ -8,16 +8,16 @@ from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.tolerance.gradient_screen import STEPS_PER_DOUBT, Doubt, DoubtBudget
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.verify.ledger import StepLedger
 
 BOTH: tuple[Direction, Direction] = ("forward", "backward")
 
 
-class Summons:
+class AuditRequests:
     """Sends audits to auditors and keeps in the ledger what is awaited."""
 
-    def __init__(self, docket: Docket, post: Post, draw: AuditDraw) -> None:
+    def __init__(self, docket: StepFacts, post: Post, draw: AuditDraw) -> None:
         self._docket = docket
         self._post = post
         self._draw = draw

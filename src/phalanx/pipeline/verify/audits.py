@@ -2,14 +2,14 @@
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import AuditReport, ScreenHit
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.verify.accomplices import accomplice, vouched
-from phalanx.pipeline.verify.audit_judgement import Reports
-from phalanx.pipeline.verify.audit_requests import BOTH, Summons, directions_of
+from phalanx.pipeline.verify.audit_judgement import AuditJudgement
+from phalanx.pipeline.verify.audit_requests import BOTH, AuditRequests, directions_of
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.ledger import AuditKey, MessageKey
 from phalanx.pipeline.verify.referee import Referee
 
@@ -21,11 +21,11 @@ class Audits:
         screened: Odd messages that their receivers do not use yet, by (source stage, microbatch).
     """
 
-    def __init__(self, docket: Docket, post: Post, courier: Courier, referee: Referee, draw: AuditDraw) -> None:
+    def __init__(self, docket: StepFacts, post: Post, courier: Requests, referee: Referee, draw: AuditDraw) -> None:
         self.screened: dict[tuple[int, int], ScreenHit] = {}
         self._docket = docket
-        self._reports = Reports(docket, courier, referee, DriftWatch(draw.derived(b"drift")))
-        self._summons = Summons(docket, post, draw)
+        self._reports = AuditJudgement(docket, courier, referee, DriftWatch(draw.derived(b"drift")))
+        self._summons = AuditRequests(docket, post, draw)
         self._unweighed: list[tuple[str, AuditReport]] = []
         self._doubted: set[MessageKey] = set()
         """Every message of this attempt that ever looked odd."""

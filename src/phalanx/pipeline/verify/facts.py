@@ -31,7 +31,7 @@ class Judgement:
 
 
 @dataclass
-class Docket:
+class StepFacts:
     """Facts that every comparison needs.
 
     Attributes:

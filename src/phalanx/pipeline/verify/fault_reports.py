@@ -7,14 +7,14 @@ from phalanx.pipeline.protocol.messages import Activation, Fault
 from phalanx.pipeline.protocol.received import Received
 from phalanx.pipeline.protocol.signed import Link, to_signed
 from phalanx.pipeline.protocol.transfer_proof import announces_a_boundary
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.transport import SignedHeader
 
 
-class Faults:
+class FaultReports:
     """Reports that were not looked at yet."""
 
-    def __init__(self, docket: Docket) -> None:
+    def __init__(self, docket: StepFacts) -> None:
         self._docket = docket
         self._waiting: list[tuple[Received, Fault]] = []
 

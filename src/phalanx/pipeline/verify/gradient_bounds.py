@@ -4,14 +4,14 @@ from torch import Tensor
 
 from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.float64 import WideRunner
 from phalanx.pipeline.stage.rounding import MARGIN
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import gradient_distance
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.verify.ledger import StepLedger
 from phalanx.pipeline.verify.referee import Referee
 
@@ -25,7 +25,7 @@ class GradientBounds:
         Does not find a lie below both: `gradient_distance` says what that is worth.
     """
 
-    def __init__(self, docket: Docket, courier: Courier, referee: Referee) -> None:
+    def __init__(self, docket: StepFacts, courier: Requests, referee: Referee) -> None:
         self._docket = docket
         self._courier = courier
         self._referee = referee

@@ -2,13 +2,13 @@
 
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.schedules.action import Direction
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.ledger import MessageKey
 
 _BOTH: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", -1))
 
 
-def compare_links(docket: Docket) -> Judgement | None:
+def compare_links(docket: StepFacts) -> Judgement | None:
     """Compare what every stage committed to have sent with what its neighbour committed to have used.
 
     Returns:
@@ -30,7 +30,7 @@ def compare_links(docket: Docket) -> Judgement | None:
     return None
 
 
-def _compare(docket: Docket, key: MessageKey, target: int) -> Judgement | None:
+def _compare(docket: StepFacts, key: MessageKey, target: int) -> Judgement | None:
     source, direction, microbatch = key
     sender, receiver = docket.server(source, microbatch), docket.server(target, microbatch)
     (_, lane), (_, other) = docket.assignment.share(source, microbatch), docket.assignment.share(target, microbatch)

@@ -15,7 +15,7 @@ from phalanx.pipeline.stage.replica_gradients import add_lanes
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth
 from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.ledger import Committed, MessageKey
 from phalanx.pipeline.verify.referee import Dispute, Referee
@@ -46,7 +46,7 @@ class OwnerAudits:
         owner, messages and weight gradients count as lies beyond what rounding does; the update, in any bit.
     """
 
-    def __init__(self, docket: Docket, referee: Referee, bounds: GradientBounds) -> None:
+    def __init__(self, docket: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
         self._docket = docket
         self._referee = referee
         self._bounds = bounds

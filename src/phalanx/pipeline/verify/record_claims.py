@@ -24,10 +24,10 @@ from phalanx.pipeline.protocol.signed import Link, Statement, to_signed
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audit_requests import target_of
 from phalanx.pipeline.verify.audits import Audits
-from phalanx.pipeline.verify.facts import Docket, Judgement
-from phalanx.pipeline.verify.fault_reports import Faults
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.fault_reports import FaultReports
 from phalanx.pipeline.verify.ledger import StepLedger
-from phalanx.pipeline.verify.state_judgement import Updates
+from phalanx.pipeline.verify.state_judgement import StateJudgement
 
 _STRIKES = 3
 """Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
@@ -36,7 +36,7 @@ _MAX_DIGITS = 6
 """Of a stage's number in a message; more is nobody's stage and costs time to read."""
 
 
-class Intake:
+class ClaimRecorder:
     """Takes messages to the coordinator; conclusions are drawn elsewhere.
 
     Attributes:
@@ -47,7 +47,7 @@ class Intake:
         convictions: What a message alone proves against its sender.
     """
 
-    def __init__(self, docket: Docket, audits: Audits, updates: Updates, faults: Faults) -> None:
+    def __init__(self, docket: StepFacts, audits: Audits, updates: StateJudgement, faults: FaultReports) -> None:
         self.ready: dict[str, Ready] = {}
         self.usage: dict[str, dict[str, float]] = {}
         self.busy: dict[str, float] = {}

@@ -11,7 +11,7 @@ from phalanx.pipeline.evidence.files import Exhibit
 from phalanx.pipeline.evidence.verdict import RefereeWork, Verdict
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
@@ -80,7 +80,7 @@ class Referee:
     delegation of computation of Canetti, Riva and Rothblum 2011.
     """
 
-    def __init__(self, plan: StepPlan, courier: Courier, bits_decide: Callable[[str], bool]) -> None:
+    def __init__(self, plan: StepPlan, courier: Requests, bits_decide: Callable[[str], bool]) -> None:
         """`bits_decide` tells whether a party's bits must equal the owner's own."""
         self._plan = plan
         self._courier = courier

@@ -9,12 +9,12 @@ from phalanx.pipeline.protocol.signed import Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import parts
 from phalanx.pipeline.protocol.transfer_proof import whole_transfer
 from phalanx.pipeline.stage.stage_copy import trained_digest
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.security.crypto import digest_hex
 
 
-class FollowedWeights:
+class SentState:
     """Compares what a stage signed with what its shadow was sent.
 
     Guarantees:
@@ -26,7 +26,7 @@ class FollowedWeights:
         shown: What each shadow says that it was sent after the last update, by stage.
     """
 
-    def __init__(self, docket: Docket, referee: Referee) -> None:
+    def __init__(self, docket: StepFacts, referee: Referee) -> None:
         self.shown: dict[int, WeightsHeld] = {}
         self._docket = docket
         self._referee = referee

@@ -19,7 +19,7 @@ from phalanx.pipeline.protocol.messages import (
 )
 from phalanx.pipeline.protocol.received import Received
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
 
@@ -40,7 +40,7 @@ class _Said:
 
 
 @dataclass
-class Testimony:
+class SignedHistory:
     """Signed commitments, audit reports and state digests of the present and the last steps.
 
     Frames that the owner sends to itself are not signed: the owner is trusted, and its word is
@@ -84,7 +84,7 @@ class Testimony:
         found = self._said.get((kind, party, stage, step, about))
         return None if found is None else found.header
 
-    def case(self, judgement: Judgement, docket: Docket, certificates: Mapping[str, str], authority: str) -> Case:
+    def case(self, judgement: Judgement, docket: StepFacts, certificates: Mapping[str, str], authority: str) -> Case:
         """Put a judgement together with everything that was signed about it.
 
         Args:

@@ -21,12 +21,12 @@ from phalanx.pipeline.protocol.messages import (
     Standing,
     StateDigest,
 )
-from phalanx.pipeline.protocol.requests import Courier
+from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import Post, send_bulk, transfer_digest
 from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.verify.facts import Docket
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.verify.ledger import AuditKey, MessageKey, StepLedger
 from phalanx.security.crypto import digest_hex
 
@@ -49,7 +49,7 @@ class Missing:
 
 
 @dataclass
-class Inquest:
+class StallDiagnosis:
     """Asked when nothing has arrived for long; answers with who is to be replaced, if anybody.
 
     A message that its sender says it sent and its receiver says it lacks is a broken link or a lie of one
@@ -62,8 +62,8 @@ class Inquest:
         that only the owner's own work is missing. So a step with silent parties ends.
     """
 
-    docket: Docket
-    courier: Courier
+    docket: StepFacts
+    courier: Requests
     post: Post
     _handed: set[tuple[object, ...]] = field(default_factory=set)
     _attempt: tuple[int, int] = (-1, -1)

@@ -7,7 +7,7 @@ from phalanx.errors import VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import Ready, StateDigest
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Unready:
     judgement: Judgement | None = None
 
 
-class Readiness:
+class StateAgreement:
     """Compares the states that parties got ready with.
 
     Attributes:
@@ -27,7 +27,7 @@ class Readiness:
             weighed like any state after an update.
     """
 
-    def __init__(self, docket: Docket) -> None:
+    def __init__(self, docket: StepFacts) -> None:
         self.to_weigh: dict[int, dict[str, StateDigest | None]] = {}
         self._docket = docket
         self._doubted: set[tuple[int, str]] = set()

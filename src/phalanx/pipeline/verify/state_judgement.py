@@ -7,23 +7,23 @@ from phalanx.pipeline.protocol.messages import GradientHeld, StateDigest, Weight
 from phalanx.pipeline.protocol.transfer_proof import sent_gradient
 from phalanx.pipeline.stage.gradient_norm import same_norm
 from phalanx.pipeline.verify.accomplices import vouched_for_gradient
-from phalanx.pipeline.verify.facts import Docket, Judgement
+from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.ledger import StepLedger
 from phalanx.pipeline.verify.referee import Referee
-from phalanx.pipeline.verify.sent_state import FollowedWeights
+from phalanx.pipeline.verify.sent_state import SentState
 
 
-class Updates:
+class StateJudgement:
     """Compares what holder and shadow say; where they differ, the referee redoes what they dispute."""
 
-    def __init__(self, docket: Docket, referee: Referee, bounds: GradientBounds) -> None:
+    def __init__(self, docket: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
         self._docket = docket
         self._referee = referee
         self._bounds = bounds
         self.said: dict[int, dict[str, StateDigest]] = {}
         """State digests of the present step, by stage and party."""
-        self._followed = FollowedWeights(docket, referee)
+        self._followed = SentState(docket, referee)
 
     def take(self, sender: str, held: WeightsHeld) -> None:
         """Take what a shadow says that it was sent after the last update.

@@ -12,7 +12,7 @@ from phalanx.telemetry import PhaseTimer
 
 
 @dataclass(frozen=True)
-class Desk:
+class PartyContext:
     """Handed to the parts of a party.
 
     Attributes:

@@ -8,7 +8,7 @@ from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import digest_of_parts
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
 from phalanx.pipeline.stage.replica_gradients import add_lanes
-from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.pipeline.worker.shadow import ShadowStage
 
@@ -32,7 +32,7 @@ def gradient_of(roles: Roles, stage: int, lane: int, step: int) -> dict[str, Ten
     return role.last_gradients if step < role.copy.step else role.gradients or {}
 
 
-def report_held(desk: Desk, shadow: ShadowStage) -> None:
+def report_held(desk: PartyContext, shadow: ShadowStage) -> None:
     """Tell the owner that the gradient of a share is here, as soon as the whole gradient's norm can be told as well."""
     whole = whole_gradient(desk.roles, shadow.index)
     if whole is None:

@@ -31,14 +31,14 @@ from phalanx.pipeline.protocol.received import Received
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
-from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.request_handlers import answer_ask, answer_fetch, answer_fetch_bulk
 from phalanx.pipeline.worker.roles import Roles
-from phalanx.pipeline.worker.serving import Serving
-from phalanx.pipeline.worker.shadowing import Shadowing
-from phalanx.pipeline.worker.snapshot_receiver import Keeping
-from phalanx.pipeline.worker.state_upload import Parcels
+from phalanx.pipeline.worker.serving import ServedStages
+from phalanx.pipeline.worker.shadowing import ShadowedStages
+from phalanx.pipeline.worker.snapshot_receiver import SnapshotReceiver
+from phalanx.pipeline.worker.state_upload import StateUploads
 from phalanx.security.crypto import digest_hex
 from phalanx.telemetry import PhaseTimer
 
@@ -75,11 +75,11 @@ class Party:
         self.roles = Roles(name, plan, post, wrap_copy)
         self.hosted = self.roles.hosted
         self.shadows = self.roles.shadows
-        self._desk = Desk(name, plan, self.roles, post, statements, timer)
-        self._serving = Serving(self._desk)
-        self._shadowing = Shadowing(self._desk)
-        self._parcels = Parcels(post)
-        self._keeping = Keeping(self._desk)
+        self._desk = PartyContext(name, plan, self.roles, post, statements, timer)
+        self._serving = ServedStages(self._desk)
+        self._shadowing = ShadowedStages(self._desk)
+        self._parcels = StateUploads(post)
+        self._keeping = SnapshotReceiver(self._desk)
         self._early: list[Received] = []
         self._states_due = False
         self._usage: Usage = lambda: ({}, {})

@@ -20,7 +20,7 @@ from phalanx.pipeline.processes.fork_server import NURSERY, await_birth
 from phalanx.pipeline.processes.own_memory import own_rooms
 from phalanx.pipeline.protocol.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
 from phalanx.pipeline.protocol.log_memory import LogMemory
-from phalanx.pipeline.protocol.mailbox import Loopback
+from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Apply, Assign, Fault, FetchBulk, Shutdown, Standing
 from phalanx.pipeline.protocol.received import Received
 from phalanx.pipeline.protocol.running_costs import RunningCosts
@@ -99,7 +99,7 @@ class Worker:
         self._endpoint = endpoint
         self._kernels = kernels
         self._wrap_copy: WrapCopy = lambda copy, held: wrap_copy(kernels(copy, held), held)
-        self._mail = Loopback(identity.public, endpoint, seals_own=True)
+        self._mail = Mailbox(identity.public, endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
         self._plan: StepPlan | None = None

@@ -6,15 +6,15 @@ from phalanx.pipeline.protocol.messages import Ask, Audit, Fetch, FetchBulk, Fet
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
-from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.gradient_sum import gradient_of
 from phalanx.pipeline.worker.hosted import Outgoing
 from phalanx.pipeline.worker.roles import Roles
-from phalanx.pipeline.worker.state_upload import Parcels
+from phalanx.pipeline.worker.state_upload import StateUploads
 from phalanx.transport.tensors import tensor_buffers
 
 
-def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
+def answer_fetch(desk: PartyContext, sender: str, message: Fetch) -> None:
     """Send the asked-for message or claim of this step, if this party has it.
 
     Raises:
@@ -41,7 +41,7 @@ def answer_fetch(desk: Desk, sender: str, message: Fetch) -> None:
     desk.post(sender, answer, () if found is None else (tensor_buffers(found.tensor),))
 
 
-def answer_ask(desk: Desk, message: Ask) -> None:
+def answer_ask(desk: PartyContext, message: Ask) -> None:
     """Tell the owner which tensors of this step every stage here has got and sent."""
     roles = desk.roles
     stages = {
@@ -64,7 +64,7 @@ def answer_ask(desk: Desk, message: Ask) -> None:
     desk.post(OWNER, Standing(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
 
 
-def answer_fetch_bulk(desk: Desk, parcels: Parcels, sender: str, message: FetchBulk) -> None:
+def answer_fetch_bulk(desk: PartyContext, parcels: StateUploads, sender: str, message: FetchBulk) -> None:
     """Send a stage's state, weights, undo copy or gradient to the owner, or weights to a third party that may see them.
 
     A duplicate is copied now and sent later.
@@ -110,7 +110,7 @@ def answer_fetch_bulk(desk: Desk, parcels: Parcels, sender: str, message: FetchB
     send_bulk(desk.post, sender, message, tensors, copy.step)
 
 
-def _permitted(desk: Desk, sender: str, stage: int, permit: Signed | None) -> bool:
+def _permitted(desk: PartyContext, sender: str, stage: int, permit: Signed | None) -> bool:
     """Whether the owner has asked this very party to audit this very stage in the present step."""
     if permit is None:
         return False

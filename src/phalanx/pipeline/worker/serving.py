@@ -12,16 +12,16 @@ from phalanx.pipeline.protocol.tensor_stream import send_bulk, transfer_digest
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Screen
-from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.gradient_sum import keep_evidence, report_held, whole_gradient
 from phalanx.pipeline.worker.hosted import HostedStage, Outgoing
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
-class Serving:
+class ServedStages:
     """Runs hosted stages as their inputs arrive."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PartyContext) -> None:
         self._desk = desk
         self._hosted = desk.roles.hosted
         self._screen = Screen() if desk.guarded and desk.plan.guard.screen else None

@@ -23,24 +23,24 @@ from phalanx.pipeline.protocol.transfer_proof import may_continue
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
 from phalanx.pipeline.tolerance.gradient_screen import Doubt
 from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey
-from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.gradient_sum import report_held
 from phalanx.pipeline.worker.request_handlers import sent_here
 from phalanx.pipeline.worker.shadow import ShadowStage
-from phalanx.pipeline.worker.third_party_audit import Visits
+from phalanx.pipeline.worker.third_party_audit import ThirdPartyAudits
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
-class Shadowing:
+class ShadowedStages:
     """Keeps shadows at the step of their stage and recomputes what the owner asks for."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PartyContext) -> None:
         self._desk = desk
         self._shadows = desk.roles.shadows
         self._audits = AuditQueue()
         self._moved = False
-        self._visits = Visits(desk)
+        self._visits = ThirdPartyAudits(desk)
 
     def clear(self) -> None:
         """Drop every audit: the epoch has changed."""

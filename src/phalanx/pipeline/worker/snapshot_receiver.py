@@ -6,13 +6,13 @@ from phalanx.pipeline.protocol.messages import Bulk, WeightsHeld
 from phalanx.pipeline.protocol.received import Received
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.transfer_proof import may_continue
-from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.context import PartyContext
 
 
-class Keeping:
+class SnapshotReceiver:
     """Snapshots of other parties' stages as they arrive."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PartyContext) -> None:
         self._desk = desk
         self._kept = desk.roles.kept
 

@@ -16,7 +16,7 @@ class _Parcel(NamedTuple):
     rest: Generator[None]
 
 
-class Parcels:
+class StateUploads:
     """What one party still has to send; at most one copy of each stage is kept."""
 
     def __init__(self, post: Post) -> None:

@@ -9,7 +9,7 @@ from phalanx.pipeline.protocol.received import Received
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.worker.context import Desk
+from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.shadow import ShadowStage
 
 
@@ -27,10 +27,10 @@ class _Visit:
     """Who was asked last; nobody else may spoil what comes from there, but the owner."""
 
 
-class Visits:
+class ThirdPartyAudits:
     """Weights under way, for stages that the owner asked this party to audit."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PartyContext) -> None:
         self._desk = desk
         self._open: dict[int, _Visit] = {}
 

@@ -16,7 +16,7 @@ Answer = TypeVar("Answer", bound=Message)
 Payload = Sequence[bytes | memoryview]
 
 
-class Line:
+class Connection:
     """One party's end.
 
     Args:

@@ -20,7 +20,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Kinds:
+class TensorKinds:
     """The tensors of one run.
 
     Attributes:

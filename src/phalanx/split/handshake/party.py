@@ -8,7 +8,7 @@ from phalanx.security.crypto import Identity, Peer
 from phalanx.security.seal import compare_statements, read_statement
 from phalanx.security.tee import AppraisalResult
 from phalanx.split.channel import messages as say
-from phalanx.split.channel.connection import Line
+from phalanx.split.channel.connection import Connection
 from phalanx.split.channel.link import Link, PlainLink
 from phalanx.split.handshake.meeting import Caller
 
@@ -29,7 +29,7 @@ class Party:
     """
 
     def __init__(
-        self, identity: Identity, line: Line, caller: Caller | None, clock: Callable[[], float] = time.monotonic
+        self, identity: Identity, line: Connection, caller: Caller | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.name, self.line = identity.name, line
         self._identity, self._caller, self._clock = identity, caller, clock
@@ -58,7 +58,7 @@ class Party:
 
         Raises:
             RefusedEvidenceError: Its evidence does not pass.
-            PhalanxError: As `Line.ask` and `Caller.accept`.
+            PhalanxError: As `Connection.ask` and `Caller.accept`.
         """
         if self._caller is None:
             self.line.ask(say.Call(token_bytes=0), say.Welcome)

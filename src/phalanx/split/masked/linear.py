@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from phalanx.errors import ModelError
 from phalanx.models.stage import canonical_name
 from phalanx.security.mask import Product
-from phalanx.split.masked.offload_client import Desk
+from phalanx.split.masked.offload_client import OffloadClient
 
 # exactly these: a subclass may read its weight without calling the layer, and so go past the mask
 _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
@@ -38,7 +38,7 @@ class MaskedLinear(nn.Module):
         output depends on the input alone, bit for bit, whatever the pads were.
     """
 
-    def __init__(self, layer: nn.Module, name: str, desk: Desk) -> None:
+    def __init__(self, layer: nn.Module, name: str, desk: OffloadClient) -> None:
         super().__init__()
         weight = _frozen_weight(layer, name)
         self.in_features, self.out_features = int(weight.shape[0]), int(weight.shape[1])
@@ -68,7 +68,7 @@ class MaskedLinear(nn.Module):
         return f"{self._forward.layer}, in_features={self.in_features}, out_features={self.out_features}"
 
 
-def mask_linears(module: nn.Module, desk: Desk, names: Sequence[str] | None = None) -> list[str]:
+def mask_linears(module: nn.Module, desk: OffloadClient, names: Sequence[str] | None = None) -> list[str]:
     """Put masked layers in the place of a module's frozen linear ones, those inside of LoRA layers included.
 
     Adapters, and every other layer whose weight is trained, stay as they are and are computed here; so do attention
@@ -112,7 +112,7 @@ class _MaskedProduct(torch.autograd.Function):
     """``x @ W`` forward and ``dy @ W^T`` backward; the gradient of W does not exist."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, desk: Desk, forward: Product, backward: Product) -> Tensor:
+    def forward(ctx: Any, x: Tensor, desk: OffloadClient, forward: Product, backward: Product) -> Tensor:
         ctx.desk, ctx.backward_product = desk, backward
         return _multiply(desk, forward, x)
 
@@ -122,7 +122,7 @@ class _MaskedProduct(torch.autograd.Function):
         return _multiply(ctx.desk, ctx.backward_product, gradient), None, None, None
 
 
-def _multiply(desk: Desk, product: Product, x: Tensor) -> Tensor:
+def _multiply(desk: OffloadClient, product: Product, x: Tensor) -> Tensor:
     rows = x.detach().reshape(-1, x.shape[-1]).to("cpu", torch.float32).contiguous()
     y = torch.from_numpy(desk.multiply(product, rows.numpy()))
     return y.reshape(*x.shape[:-1], y.shape[-1]).to(x.device, x.dtype)

@@ -19,7 +19,7 @@ Reals = NDArray[np.float32]
 _DEFAULTS = MaskedConfig()
 
 
-class Desk(Protocol):
+class OffloadClient(Protocol):
     """Where masked layers have their products made."""
 
     def add(self, layer: str, weight: Reals) -> None:
@@ -83,7 +83,7 @@ class MaskedDesk:
         """Pads that were made while a layer waited for them."""
 
     def add(self, layer: str, weight: Reals) -> None:
-        """As `Desk` says.
+        """As `OffloadClient` says.
 
         Raises:
             ConfigError: The name is taken.
@@ -102,7 +102,7 @@ class MaskedDesk:
         self.pads_wanted.set()
 
     def multiply(self, product: Product, x: Reals) -> Reals:
-        """As `Desk` says.
+        """As `OffloadClient` says.
 
         Raises:
             FixedPointError: A number is not finite, a row is beyond the bound, or a result too large for float32.

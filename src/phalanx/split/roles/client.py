@@ -9,7 +9,7 @@ from torch import Tensor
 from phalanx.errors import FrameError
 from phalanx.split.channel.link import Frame, Link
 from phalanx.split.channel.packed import Packed
-from phalanx.split.channel.tensor_kinds import Kinds, What
+from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.training.measured import Measured
 from phalanx.split.training.parts import Front
 
@@ -74,7 +74,7 @@ class SplitClient:
         link: This side's.
     """
 
-    def __init__(self, name: str, front: Front, kinds: Kinds, link: Link) -> None:
+    def __init__(self, name: str, front: Front, kinds: TensorKinds, link: Link) -> None:
         self.name, self.link = name, link
         self._front, self._kinds = front, kinds
 

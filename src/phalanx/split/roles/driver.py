@@ -10,12 +10,12 @@ from torch import Tensor
 from phalanx.errors import FailedBatchError, FrameError
 from phalanx.security.crypto import Peer
 from phalanx.split.channel import messages as say
-from phalanx.split.channel.connection import Line
+from phalanx.split.channel.connection import Connection
 from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.link import REFUSALS, costs_of
 from phalanx.split.channel.packed import Packed
 from phalanx.split.channel.resend_window import TRIES, Sending
-from phalanx.split.channel.tensor_kinds import Kinds, What
+from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.config import SplitConfig
 from phalanx.split.handshake.party import Party
 from phalanx.split.roles.client import Feedback, SplitClient, client_of, microbatches_of
@@ -41,7 +41,7 @@ class SplitStep:
     norm: float
 
 
-class SplitLead:
+class SplitDriver:
     """Drives clients and owner.
 
     Args:
@@ -62,7 +62,7 @@ class SplitLead:
         owner: Party,
         clients: Sequence[Party],
         front: FrontPart,
-        kinds: Kinds,
+        kinds: TensorKinds,
         microbatches: int,
     ) -> None:
         self.timer = PhaseTimer()
@@ -111,7 +111,7 @@ class SplitLead:
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; nothing of the step was sent.
             FailedBatchError: Loss or gradient is not finite; nothing was applied.
-            PhalanxError: As `Line.hear`.
+            PhalanxError: As `Connection.hear`.
         """
         self._check_trust(step)
         for number, (rows, wanted) in enumerate(zip(ids, labels, strict=True)):
@@ -133,7 +133,7 @@ class SplitLead:
         """Return what held-out rows come to, with answers in their order; clients take turns.
 
         Raises:
-            PhalanxError: As `Line.hear`.
+            PhalanxError: As `Connection.hear`.
         """
         total, count = 0.0, 0
         answers: list[int] = []
@@ -181,7 +181,7 @@ class SplitLead:
         while True:
             message, frame = self._owner.line.hear_one_of((say.Part, say.Released))
             if isinstance(message, say.Part):
-                kind = Kinds.adapter(message.name, message.shape)
+                kind = TensorKinds.adapter(message.name, message.shape)
                 tensors[message.name] = self._owner.link.unpack(frame, kind, step, len(tensors))
             elif isinstance(message, say.Released):
                 return message.release.model_dump(), tensors
@@ -261,5 +261,5 @@ def _reading_measured(side: SplitClient, step: int, number: int, rows: int) -> C
     return lambda frame: side.read_measured(frame, step, number, rows)
 
 
-def _post_over(line: Line) -> Callable[[say.Upload, Packed], None]:
+def _post_over(line: Connection) -> Callable[[say.Upload, Packed], None]:
     return line.say_packed

@@ -10,7 +10,7 @@ from phalanx.security.seal import ReleaseGate
 from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.link import Frame, Link, costs_of
 from phalanx.split.channel.packed import Packed
-from phalanx.split.channel.tensor_kinds import Kinds, What
+from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.roles.client import client_of, microbatches_of
 from phalanx.split.training.trainer import BackTrainer
 
@@ -38,7 +38,7 @@ class Enclave:
     def __init__(
         self,
         trainer: BackTrainer,
-        kinds: Kinds,
+        kinds: TensorKinds,
         microbatches: int,
         clients: Sequence[str],
         gate: ReleaseGate | None = None,

@@ -19,7 +19,7 @@ from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
 from phalanx.split.channel.link import REFUSALS, Link, PlainLink
 from phalanx.split.channel.packed import Packed, post
 from phalanx.split.channel.resend_window import Waiting
-from phalanx.split.channel.tensor_kinds import Kinds
+from phalanx.split.channel.tensor_kinds import TensorKinds
 from phalanx.split.config import ENCLAVE
 from phalanx.split.handshake.meeting import Doorkeeper, Occasion, attested_keys
 from phalanx.split.hardware.state import StateKeeper
@@ -124,7 +124,7 @@ class EnclaveServer:
         # after the head is there: a masked split has no use for one that is replaced
         prepare(back)
         self._releasing = Releasing(split.release, self._trainer.weights())
-        kinds = Kinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape, task.num_answers)
+        kinds = TensorKinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape, task.num_answers)
         self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
         self._owner_link: Link | None = None
         most = _FRAMES * config.microbatches
@@ -281,7 +281,7 @@ class EnclaveServer:
         release, tensors = self._releasing.make(self._trainer.weights())
         step = self._trainer.num_steps
         for number, (name, tensor) in enumerate(sorted(tensors.items())):
-            frame = link.pack(Kinds.adapter(name, tuple(tensor.shape)), step, number, tensor.contiguous())
+            frame = link.pack(TensorKinds.adapter(name, tuple(tensor.shape)), step, number, tensor.contiguous())
             self._post(sender, say.Part(name=name, shape=tuple(tensor.shape)), frame)
         facts = say.ReleaseFacts(
             number=release.number,

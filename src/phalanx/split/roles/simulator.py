@@ -18,7 +18,7 @@ from phalanx.security.seal import ReleaseGate
 from phalanx.security.tee import Attester, SimAttester
 from phalanx.split.channel.link import REFUSALS, Link, PlainLink
 from phalanx.split.channel.resend_window import TRIES
-from phalanx.split.channel.tensor_kinds import Kinds, What
+from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.config import ENCLAVE, SplitConfig
 from phalanx.split.handshake.meeting import Caller, Doorkeeper, Occasion, attested_keys
 from phalanx.split.hardware.measure import measure_code, policy_of
@@ -158,7 +158,7 @@ class SplitSimulator:
         self.front: Front = front or FrontPart(scene.source, split.cut, attention=scene.attention, wire=split.wire)
         back = build_back(scene.source, split.cut, adapter=scene.adapter, attention=scene.attention, seed=scene.seed)
         trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
-        self._kinds = Kinds(
+        self._kinds = TensorKinds(
             scene.rows, scene.seq, scene.source.hidden_size, split.wire, task.label_shape, task.num_answers
         )
         gate = None if split.release is None else ReleaseGate(split.release)

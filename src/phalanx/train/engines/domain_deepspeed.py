@@ -6,7 +6,7 @@ from math import prod
 
 from phalanx.config import digest
 from phalanx.models import ModelSource, trained_shapes
-from phalanx.parallel import Member, ParallelConfig, Place, Recipe
+from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, Recipe
 from phalanx.parallel.control.rank0 import RankWork
 from phalanx.parallel.deepspeed import check_machine, opened_member
 from phalanx.parallel.groups.mesh import Domain
@@ -15,7 +15,7 @@ from phalanx.train.config import RunConfig
 
 @contextlib.contextmanager
 def open_member(
-    run: RunConfig, recipe: Recipe, source: ModelSource, domain: Domain, place: Place
+    run: RunConfig, recipe: Recipe, source: ModelSource, domain: Domain, place: RankEnv
 ) -> Iterator[RankWork]:
     """Be a rank of the run while the context lasts.
 
@@ -30,14 +30,14 @@ def open_member(
         PhalanxError: The model is wrong, or DeepSpeed's folder is in use.
     """
     if run.deepspeed is None:
-        yield Member(recipe, source, domain)
+        yield RankTrainer(recipe, source, domain)
         return
     with opened_member(run.deepspeed, recipe, source, domain, place, digest(run)) as member:
         yield member
 
 
 def check_deepspeed(
-    run: RunConfig, parallel: ParallelConfig, source: ModelSource, place: Place | None, *, build: bool = False
+    run: RunConfig, parallel: ParallelConfig, source: ModelSource, place: RankEnv | None, *, build: bool = False
 ) -> None:
     """Refuse a section ``[deepspeed]`` that this machine cannot carry out; other runs have none.
 

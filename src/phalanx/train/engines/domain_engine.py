@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, Batch
-from phalanx.parallel import Lead, stand_in
+from phalanx.parallel import Controller, stand_in
 from phalanx.pipeline import StepInputs, StepResult
 
 _WEIGHT = "weight/"
@@ -23,7 +23,7 @@ class DomainEngine:
         dp: How many of them see different rows.
     """
 
-    def __init__(self, lead: Lead, dp: int) -> None:
+    def __init__(self, lead: Controller, dp: int) -> None:
         self._lead = lead
         self._dp = dp
         self._num_steps = 0

@@ -12,7 +12,7 @@ from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, Batch
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import StepInputs, StepResult
-from phalanx.split import SplitLead
+from phalanx.split import SplitDriver
 from phalanx.split.channel.costs import Costs
 from phalanx.train.batches.scores import Scores, Validation
 from phalanx.transport.tensors import tensor_buffers
@@ -33,7 +33,7 @@ class SplitEngine:
         costs: CPU seconds of the steps so far, at both ends.
     """
 
-    def __init__(self, lead: SplitLead, num_classes: int = 0) -> None:
+    def __init__(self, lead: SplitDriver, num_classes: int = 0) -> None:
         self.costs = Costs()
         self._recent: deque[Costs] = deque(maxlen=_RECENT)
         self._lead, self._num_classes = lead, num_classes

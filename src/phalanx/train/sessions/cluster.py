@@ -16,7 +16,7 @@ from phalanx.pipeline import (
     AuditDraw,
     Files,
     Guests,
-    Lives,
+    Incarnations,
     LocalWorkers,
     LogWitnesses,
     Members,
@@ -49,7 +49,7 @@ _REMOTE_JOIN_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
-class Crowd:
+class JoinedWorkers:
     """Workers that have joined and are set up, without roles.
 
     Attributes:
@@ -89,7 +89,7 @@ def gathered(
     late: Sequence[str],
     open_workers: OpenWorkers = LocalWorkers,
     log: AuditLog | None = None,
-) -> Iterator[Crowd]:
+) -> Iterator[JoinedWorkers]:
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
     Frames and evidence count in `session` alone, which `session_name` makes anew for each start.
@@ -109,7 +109,7 @@ def gathered(
         stack.callback(wire.close)
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
         # a second process of a certificate waits, before the engine is there as later on, until the first is given up
-        lives = Lives(endpoint, (), run.pipeline.returns)
+        lives = Incarnations(endpoint, (), run.pipeline.returns)
         wire.name_of = lives.name_of
         workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
@@ -140,13 +140,13 @@ def gathered(
         members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
         members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
         members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
-        yield Crowd(members, workers, wire, endpoint)
+        yield JoinedWorkers(members, workers, wire, endpoint)
         workers.close()
 
 
 @contextlib.contextmanager
 def engaged(
-    crowd: Crowd,
+    crowd: JoinedWorkers,
     run: RunConfig,
     home: RunDirectory,
     plan: StepPlan,

@@ -17,11 +17,11 @@ from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import LoraConfig, ModelSource, open_model, stage_table, weights_digest
 from phalanx.parallel import (
-    Lead,
+    Controller,
     LocalRanks,
-    Member,
     ParallelConfig,
-    Place,
+    RankEnv,
+    RankTrainer,
     Recipe,
     Saving,
     Workload,
@@ -159,7 +159,7 @@ class DomainSession(Session):
             self._end(engine, recorder)
 
     @contextlib.contextmanager
-    def _domain(self, source: ModelSource, parallel: ParallelConfig, place: Place | None) -> Iterator[Lead]:
+    def _domain(self, source: ModelSource, parallel: ParallelConfig, place: RankEnv | None) -> Iterator[Controller]:
         """All ranks, started here unless somebody else did."""
         run = self.config
         keep_freed_memory()
@@ -174,11 +174,11 @@ class DomainSession(Session):
             stack.enter_context(_joined(run, place, device, ranks))
             domain = open_domain(parallel, device)
             member = stack.enter_context(open_member(run, recipe_of(run, parallel), source, domain, place))
-            lead = Lead(member, ranks, _saving(run, member, domain))
+            lead = Controller(member, ranks, _saving(run, member, domain))
             yield lead
             lead.end()
 
-    def _start_ranks(self, stack: contextlib.ExitStack, parallel: ParallelConfig) -> tuple[LocalRanks, Place]:
+    def _start_ranks(self, stack: contextlib.ExitStack, parallel: ParallelConfig) -> tuple[LocalRanks, RankEnv]:
         home, threads = self.home.path, self.config.train.threads
         command = ("phalanx", "train", str(home / "config.toml"), "--run-dir", str(home))
         ranks = LocalRanks(home / "ranks", command, parallel.world, threads, parallel.silence_s)
@@ -242,7 +242,7 @@ def _load(run: RunConfig) -> Workload:
 
 
 def _joined(
-    run: RunConfig, place: Place, device: torch.device, ranks: LocalRanks | None = None
+    run: RunConfig, place: RankEnv, device: torch.device, ranks: LocalRanks | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """Be one of the ranks, by the rules of the run file."""
     config = section_of(run)
@@ -258,7 +258,7 @@ def _joined(
 
 def _saving(run: RunConfig, member: RankWork, domain: Domain) -> Saving | None:
     # a run with [deepspeed] has other members, and is refused before this is asked for
-    return Saving(member, domain) if run.checkpoint.asynchronous and isinstance(member, Member) else None
+    return Saving(member, domain) if run.checkpoint.asynchronous and isinstance(member, RankTrainer) else None
 
 
 def _as_it_is(checkpoint: Checkpoint) -> Iterator[Shard]:

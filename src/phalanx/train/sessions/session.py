@@ -31,7 +31,7 @@ from phalanx.train.records.trust import say_trust
 from phalanx.train.saving.checkpoint_rollback import Fallback
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import Saver
-from phalanx.train.sessions.cluster import Crowd, OpenWorkers, engaged, gathered, session_draw, session_name
+from phalanx.train.sessions.cluster import JoinedWorkers, OpenWorkers, engaged, gathered, session_draw, session_name
 from phalanx.train.sessions.continue_from import adopted_state, cut_anew
 from phalanx.train.sessions.hooks import RunHooks, StagesInTurn
 from phalanx.train.setup.guard_outlook import preset_in_words
@@ -152,7 +152,7 @@ class Session:
         with contextlib.ExitStack() as stack:
 
             @functools.cache
-            def crowd() -> Crowd:
+            def crowd() -> JoinedWorkers:
                 """Workers are started, or awaited, when somebody first needs them."""
                 name, opener = self.name, self.open_workers
                 with announcing(log, self.console) as say:
@@ -237,7 +237,7 @@ class Session:
         history: History,
         savepoint: Savepoint,
         library: StageLibrary,
-        crowd: Callable[[], Crowd],
+        crowd: Callable[[], JoinedWorkers],
     ) -> None:
         """Have the state that the run goes on from as its newest checkpoint."""
         if self.asks_workers:
@@ -275,7 +275,7 @@ class Session:
         history: History,
         savepoint: Savepoint,
         library: StageLibrary,
-        crowd: Callable[[], Crowd],
+        crowd: Callable[[], JoinedWorkers],
     ) -> None:
         """Where the last session died in the middle of a run: make its last verified step the newest checkpoint."""
         home = self.home

@@ -17,7 +17,7 @@ from phalanx.errors import ReleaseRefusedError
 from phalanx.models import ModelSource, open_model, stage_table
 from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
-from phalanx.split import SplitLead, cut_model
+from phalanx.split import SplitDriver, cut_model
 from phalanx.split.check import check_split
 from phalanx.split.hardware.tier import worth
 from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
@@ -131,7 +131,7 @@ class SplitSession(Session):
             "owner_key": self.home.owner.public.public_key.hex(),
         }
 
-    def _tell_appraisals(self, lead: SplitLead, recorder: RunRecorder) -> None:
+    def _tell_appraisals(self, lead: SplitDriver, recorder: RunRecorder) -> None:
         for party in lead.parties:
             if party.appraisal is not None:
                 recorder.observe("enclave_appraised", {"party": party.name, "result": party.appraisal.to_json()})
@@ -150,7 +150,7 @@ class SplitSession(Session):
 
         return observe
 
-    def _finish_split(self, lead: SplitLead, recorder: RunRecorder) -> None:
+    def _finish_split(self, lead: SplitDriver, recorder: RunRecorder) -> None:
         figures = self.figures
         figures.final_weights_digest = lead.weigh()
         self._release(lead, recorder)
@@ -160,7 +160,7 @@ class SplitSession(Session):
             (self.home.path / "transcript.json").write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
         recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
-    def _release(self, lead: SplitLead, recorder: RunRecorder) -> None:
+    def _release(self, lead: SplitDriver, recorder: RunRecorder) -> None:
         """Have the adapters out where the policy lets them go; a refusal is an outcome, no failure."""
         summary = self.figures.split or {}
         if split_of(self.config).release is None:

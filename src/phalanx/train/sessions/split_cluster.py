@@ -9,8 +9,8 @@ from phalanx.config import digest
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER
 from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
-from phalanx.split import ENCLAVE, TASKS, FrontPart, Kinds, SplitConfig, SplitLead
-from phalanx.split.channel.connection import Line
+from phalanx.split import ENCLAVE, TASKS, FrontPart, SplitConfig, SplitDriver, TensorKinds
+from phalanx.split.channel.connection import Connection
 from phalanx.split.channel.frame_pipe import FramePipe
 from phalanx.split.handshake.meeting import Caller, Occasion, attested_keys
 from phalanx.split.handshake.party import Party
@@ -34,11 +34,11 @@ def split_of(run: RunConfig) -> SplitConfig:
     return run.split
 
 
-def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> Kinds:
+def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> TensorKinds:
     """What crosses in a run."""
     rows = run.train.batch_size // run.train.microbatches
     task, wire = TASKS[run.train.objective](num_classes), split_of(run).wire
-    return Kinds(rows, run.data.sequence_length, source.hidden_size, wire, task.label_shape, task.num_answers)
+    return TensorKinds(rows, run.data.sequence_length, source.hidden_size, wire, task.label_shape, task.num_answers)
 
 
 def enclave_of(home: RunDirectory) -> Peer:
@@ -47,7 +47,9 @@ def enclave_of(home: RunDirectory) -> Peer:
 
 
 @contextlib.contextmanager
-def split_company(run: RunConfig, home: RunDirectory, source: ModelSource, num_classes: int = 0) -> Iterator[SplitLead]:
+def split_company(
+    run: RunConfig, home: RunDirectory, source: ModelSource, num_classes: int = 0
+) -> Iterator[SplitDriver]:
     """Start the enclave, have every party meet it, and end it whatever happens.
 
     Args:
@@ -85,7 +87,7 @@ def split_company(run: RunConfig, home: RunDirectory, source: ModelSource, num_c
         process.start()
         parties = [_party(run, home, identity, endpoint, process.look) for identity, endpoint in endpoints.values()]
         front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
-        lead = SplitLead(
+        lead = SplitDriver(
             split, parties[0], parties[1:], front, kinds_of(run, source, num_classes), run.train.microbatches
         )
         stack.callback(lead.close)
@@ -124,7 +126,7 @@ def _party(
     run: RunConfig, home: RunDirectory, identity: Identity, endpoint: Endpoint, look: Callable[[], None]
 ) -> Party:
     split = split_of(run)
-    line = Line(endpoint, ENCLAVE, split.step_timeout_s, look)
+    line = Connection(endpoint, ENCLAVE, split.step_timeout_s, look)
     if split.mode == "plaintext":
         return Party(identity, line, None)
     directory = home.path / "clients" / identity.name

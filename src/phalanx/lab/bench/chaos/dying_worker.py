@@ -26,7 +26,7 @@ _FLUSH_S = 5.0
 _STATES = ("state", "duplicate")
 
 
-class Executioner:
+class KillSwitch:
     """Knows where this process is in its work, and ends it there.
 
     It dies after a drawn share of the time that the point took last; should the point end before that, it dies at its
@@ -104,7 +104,7 @@ class Executioner:
 class WatchedRunner(AttackedRunner):
     """Computes honestly and says when."""
 
-    def __init__(self, honest: StageRunner, executioner: Executioner) -> None:
+    def __init__(self, honest: StageRunner, executioner: KillSwitch) -> None:
         super().__init__(honest)
         self._executioner = executioner
 
@@ -134,7 +134,7 @@ class WatchedRunner(AttackedRunner):
 class WatchedEndpoint(Endpoint):
     """Sends and receives honestly and says when a commitment or a state has left, and when an answer has come."""
 
-    def __init__(self, *arguments: Any, executioner: Executioner) -> None:
+    def __init__(self, *arguments: Any, executioner: KillSwitch) -> None:
         # before anything can arrive
         self._executioner = executioner
         super().__init__(*arguments)
@@ -181,7 +181,7 @@ def main(plan_file: Path, deaths: Path, worker_file: Path) -> None:
     plan = KillPlan.model_validate_json(plan_file.read_text(encoding="utf-8"))
     name = Path(config.identity).name
     kill = next((kill for kill in plan.kills if kill.worker == name), None)
-    executioner = Executioner(kill, deaths, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    executioner = KillSwitch(kill, deaths, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
     def wrap(copy: StageCopy, held: bool) -> StageCopy:
         del held

@@ -9,7 +9,7 @@ from phalanx.lab.bench.parallel.peer_frameworks import AccelerateDdp, Accelerate
 from phalanx.lab.bench.parallel.peer_pipeline import TorchPipeline
 from phalanx.lab.bench.parallel.peers import TorchDdp, TorchFsdp, TorchZero1
 from phalanx.lab.bench.parallel.setting import Setting
-from phalanx.parallel import Member
+from phalanx.parallel import RankTrainer
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.train import step_inputs
@@ -36,7 +36,7 @@ class EngineArm:
     def __init__(self, setting: Setting) -> None:
         recipe = recipe_of(setting.run, section_of(setting.run))
         domain = open_domain(recipe.parallel, own_device("cpu", setting.place))
-        self._member = Member(recipe, setting.source, domain)
+        self._member = RankTrainer(recipe, setting.source, domain)
 
     def step(self, step: int, batch: Batch) -> float:
         """Make one step."""

@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.parallel.rank_host import Act
-from phalanx.parallel import Place, join
+from phalanx.parallel import RankEnv, join
 from phalanx.parallel.groups import direct
 from phalanx.parallel.groups.rendezvous import own_device
 
@@ -23,7 +23,7 @@ Exchange = Callable[[], None]
 
 
 @contextlib.contextmanager
-def exchanging(body: dict[str, Any], place: Place) -> Iterator[Act]:
+def exchanging(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
     """Join the others and time what is asked for; see `phalanx.lab.bench.parallel.ranks.Crew`."""
     del body
     torch.set_num_threads(1)

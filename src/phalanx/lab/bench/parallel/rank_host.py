@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from phalanx.parallel import Place
+from phalanx.parallel import RankEnv
 from phalanx.pipeline import die_with_parent
 
 Act = Callable[[dict[str, Any]], dict[str, Any]]
 """From an order to an answer."""
-Task = Callable[[dict[str, Any], Place], contextlib.AbstractContextManager[Act]]
+Task = Callable[[dict[str, Any], RankEnv], contextlib.AbstractContextManager[Act]]
 
 TASKS = {
     "train": "phalanx.lab.bench.parallel.rank_training:training",
@@ -71,10 +71,10 @@ def _start(spec: dict[str, Any]) -> list[_Seat]:
     module, _, name = TASKS[spec["task"]].partition(":")
     task: Task = getattr(importlib.import_module(module), name)
     world, meeting = int(spec["world"]), Path(spec["directory"]) / "meeting"
-    return [_fork(task, spec["body"], Place(rank, world, rank, world, meeting)) for rank in range(world)]
+    return [_fork(task, spec["body"], RankEnv(rank, world, rank, world, meeting)) for rank in range(world)]
 
 
-def _fork(task: Task, body: dict[str, Any], place: Place) -> _Seat:
+def _fork(task: Task, body: dict[str, Any], place: RankEnv) -> _Seat:
     down, up = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -96,7 +96,7 @@ def _fork(task: Task, body: dict[str, Any], place: Place) -> _Seat:
     return _Seat(child, os.fdopen(down[1], "w"), os.fdopen(up[0]))
 
 
-def _serve(task: Task, body: dict[str, Any], place: Place, orders: IO[str], answers: IO[str]) -> None:
+def _serve(task: Task, body: dict[str, Any], place: RankEnv, orders: IO[str], answers: IO[str]) -> None:
     try:
         with task(body, place) as act:
             _say(answers, {})

@@ -17,7 +17,7 @@ from phalanx.lab.bench.parallel.rank_training import TrainingSpec
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, open_model
 from phalanx.objectives import causal_lm
 from phalanx.optimizers import gradient_norm_squared
-from phalanx.parallel import Place, join
+from phalanx.parallel import RankEnv, join
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
 
@@ -26,7 +26,7 @@ _NORMS = 8
 
 
 @contextlib.contextmanager
-def probing(body: dict[str, Any], place: Place) -> Iterator[Act]:
+def probing(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
     """Time a model's parts together with the others; see `phalanx.lab.bench.parallel.ranks.Crew`."""
     spec = TrainingSpec.model_validate_json(body["spec"])
     settle_numerics(spec.run.train.threads)

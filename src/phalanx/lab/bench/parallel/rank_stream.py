@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.parallel.rank_host import Act
-from phalanx.parallel import Place, join
+from phalanx.parallel import RankEnv, join
 from phalanx.parallel.data.data_parallel import microbatch_scope, shard
 from phalanx.parallel.groups.collectives import Group, enter, gather_parts, leave, scatter_sum, swap
 from phalanx.parallel.groups.rendezvous import own_device
@@ -66,7 +66,7 @@ class _Sizes:
 
 
 @contextlib.contextmanager
-def streaming(body: dict[str, Any], place: Place) -> Iterator[Act]:
+def streaming(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
     """Time exchanges together with the other rank; see `phalanx.lab.bench.parallel.ranks.Crew`.
 
     Args:

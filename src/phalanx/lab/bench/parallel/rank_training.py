@@ -19,7 +19,7 @@ from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.lab.bench.parallel.resident import Resident, added_at_peak, forget_peak, give_back_freed_memory, resident
 from phalanx.lab.bench.parallel.waiting import Moment
 from phalanx.models import open_model
-from phalanx.parallel import Place, join
+from phalanx.parallel import RankEnv, join
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
 from phalanx.train import RunConfig
@@ -44,7 +44,7 @@ class TrainingSpec(StrictModel):
 
 
 @contextlib.contextmanager
-def training(body: dict[str, Any], place: Place) -> Iterator[Act]:
+def training(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
     """Join the others and train as ordered; see `phalanx.lab.bench.parallel.ranks.Crew`."""
     spec = TrainingSpec.model_validate_json(body["spec"])
     settle_numerics(spec.run.train.threads)
@@ -59,7 +59,7 @@ def training(body: dict[str, Any], place: Place) -> Iterator[Act]:
 class _Trainee:
     """A rank's arm, and the batches that it has seen."""
 
-    def __init__(self, spec: TrainingSpec, place: Place) -> None:
+    def __init__(self, spec: TrainingSpec, place: RankEnv) -> None:
         self._spec = spec
         run, cache = spec.run, Path(spec.cache)
         self._source = open_model(run.model, cache / "models", run.train.seed)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from phalanx.models import ModelSource
-from phalanx.parallel import Place
+from phalanx.parallel import RankEnv
 from phalanx.train import RunConfig
 
 
@@ -19,4 +19,4 @@ class Setting:
 
     run: RunConfig
     source: ModelSource
-    place: Place
+    place: RankEnv
