@@ -40,6 +40,8 @@ def main() -> None:
             times[kind, "cold"].append(milliseconds(act))
             times[kind, "warm"].append(milliseconds(act))
     figures = {
+        "name": "appraisal",
+        "command": f"python benchmarks/appraisal.py OUT --rounds {arguments.rounds}",
         "machine": describe_machine(),
         "commit": current_commit(),
         "load": load,

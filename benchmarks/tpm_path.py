@@ -44,6 +44,8 @@ def main() -> None:
         finally:
             tpm.close()
     figures = {
+        "name": "tpm-path",
+        "command": f"python benchmarks/tpm_path.py OUT --rounds {arguments.rounds}",
         "machine": describe_machine(),
         "commit": current_commit(),
         "load": load,

@@ -103,6 +103,8 @@ def main() -> None:
                 for arm, mine in arms.values():
                     arm.turn(mine)
     figures = {
+        "name": "respawn",
+        "command": f"python -m phalanx.lab.bench.alone.respawn OUT --rounds {arguments.rounds}",
         "machine": describe_machine(),
         "commit": current_commit(),
         "load": load,
