@@ -1,0 +1,232 @@
+"""How the rows of the tables of `docs/` are made from the raw results that they name."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+MIB = 2**20
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page, and how the raw result gives its rows."""
+
+    page: str
+    result: str
+    rows: Callable[[Result], Iterator[str]]
+
+    def __str__(self) -> str:
+        return f"{self.page}: {self.result}"
+
+    def made_again(self) -> list[str]:
+        return list(self.rows(json.loads((RESULTS / self.result).read_text(encoding="utf-8"))))
+
+
+def line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def share(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{round(100 * value, digits) + 0.0:.{digits}f} %"  # no minus before a zero
+
+
+def either(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def appraisal(result: Result) -> Iterator[str]:
+    names = {"snp": "(Milan, report 2)", "tdx": "(quote 4)", "sgx": "(quote 3)", "nitro": "", "nv-gpu": "(Hopper)"}
+    by_arm = {(row["kind"], row["arm"]): row for row in result["rows"]}
+    for kind, which in names.items():
+        cells = [f"`{kind}` {which}".strip()]
+        for arm in ("warm", "cold"):
+            row = by_arm[kind, arm]
+            cells += [f"{row['median_ms']:.1f}, {row['p99_ms']:.0f}", f"{row['median_cpu_ms']:.1f}"]
+        yield line(*cells)
+
+
+def masked(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        plain = row["cpu_ms"]["plain_fp32"]
+        shares = [
+            row["worker_of_plain_fp32"],
+            row["online_of_plain_fp32"] - row["check_of_plain_fp32"],
+            row["check_of_plain_fp32"],
+            row["cpu_ms"]["pad"] / plain,
+            row["cpu_ms"]["pad_os"] / plain,
+        ]
+        size = f"{row['rows']} x {row['inner']:,} x {row['columns']:,}"
+        errors = [error(row["error_masked"]), error(row["error_bf16"])]
+        yield line(size, f"{plain:.1f}", *(f"{value:.2f}" for value in shares), *errors)
+
+
+def error(value: float) -> str:
+    return f"{value:.1e}".replace("e-0", "e-")
+
+
+def split(result: Result) -> Iterator[str]:
+    by_mode = {(row["mode"], row["width"], row["layers"], row["wire"]): row for row in result["rows"]}
+    for (mode, width, layers, wire), row in by_mode.items():
+        if mode == "plaintext":
+            sealed = by_mode["sealed", width, layers, wire]
+            yield line(
+                f"{width}, {layers}, {row['seq']}, {wire}",
+                f"{row['step_s']:.3f} s",
+                f"{sealed['step_s']:.3f} s",
+                share(sealed["crypto_share"], 2),
+                f"{share(sealed['security_share'], 2)} ({share(row['security_share'], 2)})",
+            )
+
+
+def memory(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        found, planned = row["peak_memory_bytes"], row["planned_memory_bytes"]
+        yield line(row["layout"], f"{found / MIB:.0f}", f"{planned / MIB:.0f}", f"{row['memory_ratio']:.3f}")
+
+
+def guard_of(row: Result) -> str:
+    if row["mode"] != "phalanx":
+        return f"`{row['mode']}`"
+    owner = f", owner 1/{1 / row['owner_audit_rate']:.0f}" if row["owner_audit_rate"] else ""
+    upkeep = "" if row["shadow"] == "gradient" else f", `{row['shadow']}`"
+    rates = f"q = 1/{1 / row['q']:.0f}, p = 1/{1 / row['p']:.0f}"
+    return rates + owner + upkeep
+
+
+def two(first: float, second: float) -> str:
+    return f"{share(first)[:-2]} / {share(second)}"
+
+
+def at_expected(row: Result) -> float:
+    """How much less, or more, at the number of audits that is expected."""
+    scaled: float = row["part_audit"] * (expected_audits(row) / row["audits_per_step"] - 1)
+    return scaled
+
+
+def expected_audits(row: Result) -> float:
+    """An owner's audit of a step counts as M, where the file expects it once."""
+    more: float = row["owner_audit_rate"] * (row["M"] - 1) * (row["K"] - 2)
+    return more + row["expected_audits_per_step"]
+
+
+def wide(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        if row["mode"] != "unguarded":
+            more = at_expected(row)
+            yield line(
+                str(row["K"]),
+                str(row["M"]),
+                guard_of(row),
+                two(row["extra_compute"], row["extra_over_unguarded"]),
+                f"{row['audits_per_step']:.1f} / {row['expected_audits_per_step']:.1f}",
+                two(row["extra_compute"] + more, row["extra_over_unguarded"] + more),
+                share(row["part_copies_and_other"]),
+                share(row["extra_bytes"]),
+                share(row["extra_wall"]),
+            )
+
+
+def overhead(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        if row["mode"] == "unguarded":
+            continue
+        audits = expected = formula = "-"
+        if row["mode"] != "statistics":
+            more = at_expected(row)
+            audits = f"{row['audits_per_step']:.1f} / {expected_audits(row):.1f}"
+            expected = two(row["extra_compute"] + more, row["extra_over_unguarded"] + more)
+            formula = share(row["predicted_extra_compute"])
+        redone = f", {row['recovery_steps_redone']} steps redone" if row["recovery_steps_redone"] else ""
+        yield line(
+            str(row["K"]),
+            str(row["M"]),
+            guard_of(row),
+            two(row["extra_compute"], row["extra_over_unguarded"]),
+            audits,
+            expected,
+            formula,
+            *(share(row[key]) for key in ("extra_bytes", "extra_bytes_shadow", "extra_memory", "extra_wall")),
+            f"{row['recovery_s']:.1f} s{redone}",
+        )
+
+
+def pipeline(result: Result) -> Iterator[str]:
+    arms = {row["arm"]: row for row in result["rows"] if row["model"] == "scratch-10m"}
+    plain, light, full = arms["unguarded"], arms["guarded_light"], arms["guarded_full"]
+    ratio = plain["tokens_ratio_to_plain"], plain["tokens_ratio_to_plain_min"], plain["tokens_ratio_to_plain_max"]
+    signed = light["part_hashing"] + light["part_signing"]
+    parts = light["part_audit"], light["part_shadow_upkeep"], light["part_state_digest"], signed
+    yield line(
+        "scratch-10m",
+        "{:.3f} ({:.3f}-{:.3f})".format(*ratio),
+        share(light["extra_compute"]),
+        ", ".join(f"{100 * part:.1f}" for part in parts) + " %",
+        share(full["extra_compute"]),
+    )
+
+
+def layouts(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        if row.get("tokens_per_s") is not None:
+            mib = row.get("peak_memory_bytes") and row["peak_memory_bytes"] / MIB
+            yield line(
+                row["layout"],
+                row["arm"],
+                either(row.get("max_rel_loss_diff"), ".1e"),
+                either(row["tokens_per_s"], ".0f"),
+                either(row.get("over_peer"), ".2f"),
+                either(row.get("cpu_s"), ".2f"),
+                either(mib, ".0f"),
+                either(row.get("memory_ratio"), ".2f"),
+            )
+
+
+def screen(result: Result) -> Iterator[str]:
+    lies = ("gradient_sign", "gradient_scale", "gradient_topk", "zero", "scale 1.01")
+    for row in result["rows"]:
+        text = "text" if row["is_text"] else "random tokens"
+        honest = f"{row['doubted']['none'] * row['steps']:.0f} of {row['steps']}"
+        found = (share(row["doubted"][lie], 0) for lie in lies)
+        yield line(f"width {row['width']}, {text}, {row['microbatches']}", honest, *found)
+
+
+def leaks(result: Result) -> Iterator[str]:
+    attacks = ("nearest_neighbour", "linear_map", "trained_inverter", "candidate_search")
+    for row in result["summary"]:
+        views = [either(percent(row[view]), ".1f") for view in ("plaintext", "sealed", "masked")]
+        by = "-" if row["plaintext_attack"] is None else row["plaintext_attack"].replace("_", " ")
+        cut = "0 (embedding)" if row["depth"] == 0 else str(row["depth"])
+        others = [either(percent(row[name]), ".1f") for name in ("chance", *attacks)]
+        yield line(cut, views[0], by, *views[1:], *others)
+
+
+def percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def goodput(result: Result) -> Iterator[str]:
+    for mean in ("15", "30", "60", "300"):
+        shares = result["goodput"][mean], result["goodput_checkpoint_restart"][mean]
+        yield " | ".join(share(value, 0) for value in shares) + " |"
+
+
+BENCHMARKS, BUSY = "docs/benchmarks.md", "-cpu-2cores-busy.json"
+TABLES = (
+    Table(BENCHMARKS, f"appraisal{BUSY}", appraisal),
+    Table(BENCHMARKS, f"masked{BUSY}", masked),
+    Table(BENCHMARKS, "split-cpu-2cores-quick.json", split),
+    Table(BENCHMARKS, "memory-cpu-2cores-busy-quick.json", memory),
+    Table(BENCHMARKS, "overhead-cpu-2cores.json", overhead),
+    Table(BENCHMARKS, "overhead-wide-cpu-2cores.json", wide),
+    Table(BENCHMARKS, "pipeline-cpu-2cores-quick.json", pipeline),
+    Table(BENCHMARKS, "parallel-cpu-2cores-quick.json", layouts),
+    Table(BENCHMARKS, f"gradient-screen{BUSY}", screen),
+    Table(BENCHMARKS, "chaos-cpu-2cores.json", goodput),
+    Table("docs/leaks.md", f"leaks-smollm2-135m-quick{BUSY}", leaks),
+    Table("docs/leaks.md", f"leaks-smollm2-135m-partial{BUSY}", leaks),
+)
