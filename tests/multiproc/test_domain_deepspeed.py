@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from domain_lab import (
@@ -36,8 +38,24 @@ HOST = (
 )
 
 
+BUILD = """
+from phalanx.parallel.deepspeed.extra import build_kernels, environment
+with environment("cpu", 0):
+    build_kernels(adam=True, files=False)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(tmp_path_factory):
+    """Compile before anything is timed, and where nothing is yet: a compilation that was killed leaves a lock there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("kernels")))
+        subprocess.run([sys.executable, "-c", BUILD], check=True)
+        yield
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(tmp_path_factory, kernels):
     """The curve of two ranks that torch joins."""
     place = make_place(tmp_path_factory.mktemp("undisturbed"))
     finish(train_domain(place, *ALONE))
