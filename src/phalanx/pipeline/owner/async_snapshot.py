@@ -1,6 +1,6 @@
 """The state of all stages after one step, brought together for a checkpoint while the training goes on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -119,8 +119,8 @@ class Duplicates:
         if duplicate is not None and duplicate.agreed is None and duplicate.num_steps == num_steps:
             duplicate.agreed = dict(self._docket.agreed)
 
-    def look(self) -> None:
-        """Give up a duplicate that somebody does not send, and forget one that is whole."""
+    def look(self, lost: Collection[str]) -> None:
+        """Give up a duplicate that a party, lost or slow, does not send, and forget one that is whole."""
         duplicate = self._present
         if duplicate is None:
             return
@@ -129,7 +129,7 @@ class Duplicates:
                 if order.num_steps != duplicate.num_steps:
                     self.abandon(f"stage {stage}: {order.party} sent a state of step {order.num_steps}")
                     return
-            elif self._courier.is_gone(order.party):
+            elif order.party in lost:
                 self.abandon(f"stage {stage}: {order.party} is gone")
                 return
             elif self._courier.has_lapsed(order):
