@@ -32,7 +32,10 @@ def make_company(cache, tmp_path_factory):
         made.append(company)
         company.__enter__()
         note = company.engine._books.noting.records._note
-        company.engine._books.noting.records._note = lambda record: (note(record), company.events.append(("step", record)))
+        company.engine._books.noting.records._note = lambda record: (
+            note(record),
+            company.events.append(("step", record)),
+        )
         return company
 
     yield make

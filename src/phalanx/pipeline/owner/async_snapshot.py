@@ -91,9 +91,9 @@ class Duplicates:
         of each stage in its holder's: 12 bytes per trained number in either place.
     """
 
-    def __init__(self, docket: StepFacts, courier: Requests, roles: Roles) -> None:
+    def __init__(self, docket: StepFacts, requests: Requests, roles: Roles) -> None:
         self._docket = docket
-        self._courier = courier
+        self._requests = requests
         self._roles = roles
         self._present: Duplicate | None = None
         self._shapes: dict[int, dict[str, Tensor]] = {}
@@ -108,7 +108,7 @@ class Duplicates:
                 duplicate._own[stage] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
             else:
                 request = FetchBulk(epoch=self._docket.ledger.epoch, step=num_steps, stage=stage, purpose="duplicate")
-                duplicate._orders[stage] = self._courier.order(party, request, self._expected(stage))
+                duplicate._orders[stage] = self._requests.order(party, request, self._expected(stage))
         if not self._docket.plan.guard.enabled:
             duplicate.agreed = {}
         return duplicate
@@ -132,7 +132,7 @@ class Duplicates:
             elif order.party in lost:
                 self.abandon(f"stage {stage}: {order.party} is gone")
                 return
-            elif self._courier.has_lapsed(order):
+            elif self._requests.has_lapsed(order):
                 self.abandon(f"stage {stage}: {order.party} did not send its state in time")
                 return
         if duplicate.is_whole:
@@ -146,7 +146,7 @@ class Duplicates:
 
     def _let_go(self) -> None:
         self._present = None
-        self._courier.forget_orders()
+        self._requests.forget_orders()
 
     def _expected(self, stage: int) -> Mapping[str, Tensor]:
         """Names, shapes and types; a stage is built once to know them."""

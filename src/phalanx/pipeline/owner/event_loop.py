@@ -120,7 +120,7 @@ class EventLoop:
     def turn(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
         links = self.succession.links
-        handled, before = False, self._progress()
+        handled, before = False, (self.party.num_inputs, self.coordinator.progress)
         self._end_earlier_lives()
         for item in links.mail.drain():
             handled = True
@@ -135,7 +135,8 @@ class EventLoop:
             except PhalanxError as exc:
                 self._refuse(item, exc)
         worked = self.party.work()
-        if worked or self._progress() != before:
+        # a party that only talks is as silent as one that says nothing
+        if worked or (self.party.num_inputs, self.coordinator.progress) != before:
             links.silence.heard()
         if worked or handled or links.mail.pending:
             return
@@ -176,7 +177,3 @@ class EventLoop:
             succession.testimony.hear(item)
         else:
             self.party.handle(item)
-
-    def _progress(self) -> tuple[int, ...]:
-        """What must change for the step to go on: a party that only talks is as silent as one that says nothing."""
-        return (sum(len(holder.inputs) for holder in self.party.hosted.values()), *self.coordinator.progress)
