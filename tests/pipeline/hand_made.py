@@ -48,7 +48,7 @@ def digest_of(tensor):
 
 
 def bytes_of(tensor):
-    return memoryview(b"".join(tensor_buffers(tensor.contiguous())))
+    return tensor_buffers(tensor.contiguous())
 
 
 @dataclass
@@ -121,7 +121,7 @@ class World:
             }
         return gradients
 
-    def header(self, key, tensor, sender, receiver, **changes):
+    def header(self, key, tensor, sender, receiver, /, **changes):
         """What a sender has signed about a tensor."""
         source, direction, m = key
         body = {
@@ -220,7 +220,7 @@ class World:
 
     def bulk_header(self, tensors, **changes):
         """What the stage has signed about sending its gradient, in one part."""
-        data = b"".join(bytes(buffer) for name in sorted(tensors) for buffer in [bytes_of(tensors[name])])
+        data = b"".join(bytes_of(tensors[name]) for name in sorted(tensors))
         about = Bulk(
             epoch=EPOCH, step=STEP, stage=STAGE, lane=0, purpose="gradient", offset=0, total=len(data)
         ).model_dump(mode="json")
