@@ -229,6 +229,9 @@ max_documents = 12
 steps = 1
 batch_size = 8
 microbatches = 4
+
+[optimizer]
+lr = 1e-2
 """
 
 

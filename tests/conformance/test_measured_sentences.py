@@ -136,6 +136,12 @@ def zero3(result: Result) -> Sequence[object]:
     return [mine["over_peer"], mine["peer"]]
 
 
+def memory_span(result: Result) -> Sequence[object]:
+    ratios = [row["memory_ratio"] for row in result["rows"]]
+    assert len(ratios) == 8
+    return [min(ratios), max(ratios)]
+
+
 def honest_again(result: Result) -> Sequence[object]:
     found = result["false_accusations_per_million"]
     return [found["false_accusations"], found["audited_messages"]]
@@ -217,6 +223,13 @@ FIGURES = (
         "parallel-zero3-cpu-2cores-busy.json",
         "**{:.2f}** of the fastest peer, {}, in tokens/s",
         zero3,
+    ),
+    Figures(
+        "docs/planning.md",
+        "memory-cpu-2cores-busy-quick.json",
+        "in eight layouts of a model of 42 million parameters on one to four ranks, planned / measured is {:.3f} to "
+        "{:.3f}",
+        memory_span,
     ),
     Figures(
         "docs/benchmarks.md",
