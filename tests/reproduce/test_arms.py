@@ -7,8 +7,8 @@ from phalanx.lab.reproduce.arms.oracle_drop import OracleDrop
 from phalanx.lab.reproduce.arms.restart import Restart
 from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
 from phalanx.lab.reproduce.arms.statistics import Statistics
-from phalanx.lab.reproduce.arms.undefended import Undefended
-from phalanx.lab.reproduce.arms.verified import Verified
+from phalanx.lab.reproduce.arms.undefended import UndefendedArm
+from phalanx.lab.reproduce.arms.verified import VerifiedArm
 from phalanx.lab.reproduce.attacker import AttackPlan
 from phalanx.pipeline import skipping
 
@@ -63,7 +63,7 @@ def test_skip_layer_freezes_exactly_three_stages_and_bypasses_exactly_two(tiny, 
 
 
 def test_skip_layer_leaves_an_honest_step_alone(tiny):
-    arm, plain = SkipLayer(tiny.setting()), Undefended(tiny.setting())
+    arm, plain = SkipLayer(tiny.setting()), UndefendedArm(tiny.setting())
 
     assert digest_after(arm, tiny, 3) == digest_after(plain, tiny, 3)
     assert (arm.counts.alarms, arm.counts.redone_steps) == (0, 0)
@@ -98,7 +98,7 @@ def test_restart_repeats_until_nobody_lies_and_ends_with_the_clean_bits(tiny, di
     expected = [next(n for n in range(99) if plan.liar(step, n) is None) for step in range(5)]
     assert arm.counts.redone_steps == sum(expected) > 0
     assert (arm.counts.alarms, arm.counts.honest_accused, arm.counts.lies_missed) == (sum(expected), 0, 0)
-    assert digest == digest_after(Undefended(tiny.setting()), tiny, 5)
+    assert digest == digest_after(UndefendedArm(tiny.setting()), tiny, 5)
 
 
 def test_restart_gives_up_when_somebody_always_lies(tiny, monkeypatch):
@@ -119,9 +119,9 @@ def test_oracle_drop_leaves_every_weight_as_it_was(tiny):
 
 
 def test_the_undefended_arm_takes_every_lie(tiny):
-    arm = Undefended(tiny.setting(ALWAYS_2))
+    arm = UndefendedArm(tiny.setting(ALWAYS_2))
 
-    assert digest_after(arm, tiny, 2) != digest_after(Undefended(tiny.setting()), tiny, 2)
+    assert digest_after(arm, tiny, 2) != digest_after(UndefendedArm(tiny.setting()), tiny, 2)
     assert len(arm.attacker.lies) == 2 * 4
 
 
@@ -149,11 +149,11 @@ def test_the_real_guard_evicts_each_liar_once_and_ends_with_the_clean_bits(make_
     tiny = make_tiny(4)
     setting = tiny.setting(AttackPlan(direction, 0.8, (1, 2), seed=2))
 
-    with Verified(setting) as arm:
+    with VerifiedArm(setting) as arm:
         for step in range(6):
             arm.step(step, tiny.inputs(step))
         counts, digest = arm.counts, arm.weights_digest()
 
     assert sorted(counts.evicted) == ["worker-1", "worker-2"]
     assert (counts.alarms, counts.honest_accused, counts.lies_missed) == (2, 0, 0)
-    assert digest == digest_after(Undefended(make_tiny(4).setting()), tiny, 6)
+    assert digest == digest_after(UndefendedArm(make_tiny(4).setting()), tiny, 6)

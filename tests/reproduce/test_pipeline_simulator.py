@@ -5,9 +5,9 @@ import torch
 
 from phalanx.lab.reproduce.arms.restart import Restart
 from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
-from phalanx.lab.reproduce.arms.undefended import Undefended
+from phalanx.lab.reproduce.arms.undefended import UndefendedArm
 from phalanx.lab.reproduce.attacker import Attacker, AttackPlan
-from phalanx.lab.reproduce.simulator import Simulator, Unwatched
+from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
 from phalanx.pipeline import GuardConfig
 from phalanx.testing import MemoryCompany
 
@@ -26,7 +26,7 @@ def company_digest(tiny, cache, attacker=None):
         return company.weights_digest()
 
 
-def simulated_digest(tiny, attacker=None, arm=Undefended):
+def simulated_digest(tiny, attacker=None, arm=UndefendedArm):
     setting = tiny.setting()
     setting.attacker.plan = None if attacker is None else attacker.plan
     with arm(setting) as arm:
@@ -77,7 +77,7 @@ def test_a_recovery_of_the_papers_ends_with_the_bits_of_the_real_parties(
 
 
 def test_every_message_of_a_step_is_in_the_list(tiny):
-    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), Unwatched())
+    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), NoMessageCheck())
 
     found = [(message.source, message.target, message.direction, message.microbatch) for message in attempt.messages]
 
@@ -87,7 +87,7 @@ def test_every_message_of_a_step_is_in_the_list(tiny):
 
 
 def test_what_a_stage_got_is_what_the_one_before_it_sent(tiny):
-    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), Unwatched())
+    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), NoMessageCheck())
     sent = {(m.direction, m.target, m.microbatch): m.tensor for m in attempt.messages}
 
     checked = 0

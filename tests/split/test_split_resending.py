@@ -7,7 +7,7 @@ from split_scene import make_scene, train
 from phalanx.errors import FrameError, SealError
 from phalanx.split import SplitSimulator
 from phalanx.split.channel import messages as say
-from phalanx.split.channel.resend_window import TRIES, Sending, Waiting
+from phalanx.split.channel.resend_window import TRIES, ReceiveWindow, SendWindow
 
 
 class Spoiling:
@@ -105,7 +105,7 @@ def upload(attempt=0):
 
 
 def test_what_was_under_way_before_a_refusal_was_heard_of_is_dropped():
-    waiting = Waiting("client-0", 4)
+    waiting = ReceiveWindow("client-0", 4)
     waiting.add(upload(), memoryview(b"a"))
     waiting.pop()
     assert waiting.again() == say.Again(taken=0, attempt=1)
@@ -124,7 +124,7 @@ def test_what_was_under_way_before_a_refusal_was_heard_of_is_dropped():
 )
 def test_an_enclave_gets_nothing_again_that_is_not_of_the_step(asked):
     posted = []
-    sending = Sending("client-0", lambda message, frame: posted.append(bytes(frame)))
+    sending = SendWindow("client-0", lambda message, frame: posted.append(bytes(frame)))
     sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
     sending.settle()
     sending.send(upload(), (bytearray(b"3"), bytearray(b"4")))
@@ -138,7 +138,7 @@ def test_an_enclave_gets_nothing_again_that_is_not_of_the_step(asked):
 
 
 def test_an_enclave_gets_nothing_for_ever():
-    sending = Sending("client-0", lambda message, frame: None)
+    sending = SendWindow("client-0", lambda message, frame: None)
     sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
     for attempt in range(1, TRIES):
         sending.send_again(say.Again(taken=0, attempt=attempt))
@@ -149,7 +149,7 @@ def test_an_enclave_gets_nothing_for_ever():
 
 def test_every_frame_may_be_asked_for_as_often():
     posted = []
-    sending = Sending("client-0", lambda message, frame: posted.append(bytes(frame)))
+    sending = SendWindow("client-0", lambda message, frame: posted.append(bytes(frame)))
     sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
 
     for attempt in range(1, 2 * (TRIES - 1) + 1):
@@ -159,7 +159,7 @@ def test_every_frame_may_be_asked_for_as_often():
 
 
 def test_an_enclave_that_asks_for_two_frames_in_turn_gets_nothing_for_ever():
-    sending = Sending("client-0", lambda message, frame: None)
+    sending = SendWindow("client-0", lambda message, frame: None)
     sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
     sending.send_again(say.Again(taken=0, attempt=1))
     sending.send_again(say.Again(taken=1, attempt=2))

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import ProgressDisplay as RichProgress
 from rich.text import Text
 
 from phalanx.config import printable
@@ -26,7 +26,7 @@ _STYLES: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepReading:
     """What one finished step looks like.
 
     Args:
@@ -53,7 +53,7 @@ class Reading:
         return "  ".join(parts)
 
 
-class Progress:
+class ProgressDisplay:
     """Shows step, loss, tokens/s, audits, alarms and time left while a run goes on.
 
     Args:
@@ -103,7 +103,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, step: int, reading: Reading) -> None:
+    def update(self, step: int, reading: StepReading) -> None:
         """Show that `step` steps are done."""
         left = self._time_left(step)
         if self._bar is not None and self._task is not None:

@@ -2,7 +2,7 @@
 
 from phalanx.lab.attacks.attack import Attack
 from phalanx.lab.attacks.drill import run_worker_with_attack
-from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 from phalanx.lab.attacks.schedule import attacks_in
 from phalanx.lab.attacks.states.rehearsed_backdoor import Rehearsal, Secret, TargetSuccess, target_success
 from phalanx.lab.attacks.states.trigger_backdoor import TriggerSuccess, trigger_success
@@ -12,13 +12,13 @@ __all__ = [
     "ATTACKS",
     "Attack",
     "AttackLine",
+    "HonestMessage",
     "Layer",
     "MessageAttack",
     "Rehearsal",
     "Secret",
     "TargetSuccess",
     "TriggerSuccess",
-    "Work",
     "actor",
     "attacks_in",
     "check_attack",

@@ -9,11 +9,11 @@ from phalanx.security.seal import compare_statements, read_statement
 from phalanx.security.tee import AppraisalResult
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.connection import Connection
-from phalanx.split.channel.link import Link, PlainLink
+from phalanx.split.channel.link import FrameLink, PlainLink
 from phalanx.split.handshake.meeting import Caller
 
 
-class Party:
+class EnclavePeer:
     """A client, or the owner.
 
     Args:
@@ -34,11 +34,11 @@ class Party:
         self.name, self.line = identity.name, line
         self._identity, self._caller, self._clock = identity, caller, clock
         self.meeting_s = 0.0
-        self._link: Link | None = None
+        self._link: FrameLink | None = None
         self._appraised_at = clock()
 
     @property
-    def link(self) -> Link:
+    def link(self) -> FrameLink:
         """What tensors cross by.
 
         Raises:

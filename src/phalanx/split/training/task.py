@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from phalanx.models import StageModule
 from phalanx.objectives import OBJECTIVES
 from phalanx.split.training.classification import Classification
-from phalanx.split.training.measured import Measured
+from phalanx.split.training.measured import HeldOutScores
 
 
 class Task(Protocol):
@@ -27,7 +27,7 @@ class Task(Protocol):
         """
         ...
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `loss`, of held-out rows, without a gradient; with the answers to who sent them.
 
         Raises:
@@ -56,10 +56,10 @@ class NextToken:
         """As `Task` says."""
         return OBJECTIVES["causal_lm"](back(hidden), labels)
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `Task` says."""
         loss, targets = self.loss(back, hidden, labels)
-        return Measured(float(loss), targets)
+        return HeldOutScores(float(loss), targets)
 
     def num_answers(self, rows: int) -> int:
         """Nobody is told what comes next."""

@@ -16,7 +16,7 @@ from phalanx.optimizers import (
     gradient_norm_squared,
     learning_rate,
 )
-from phalanx.split.training.measured import Measured
+from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.task import Task
 
 
@@ -85,7 +85,7 @@ class BackTrainer:
         return float(loss.detach()), targets
 
     @torch.no_grad()
-    def measure(self, hidden: Tensor, labels: Tensor) -> Measured:
+    def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """Return what a held-out microbatch comes to; nothing changes.
 
         Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import AuditLogError, CertificateError
-from phalanx.pipeline import OWNER, AuditDraw, Rules, Work, check_step, read_leaves
+from phalanx.pipeline import OWNER, AuditDraw, Rules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import LEAVES_FILE, LeafBatch, Line, LogHead, LogSummary, read_batch, verify_log
 from phalanx.security.crypto import Peer, certificate_facts, peer_from_certificate
 from phalanx.train.records.audit_trail import LEAVES_FORMAT, LOG_FILE
@@ -99,7 +99,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None) -> RunProof:
     # before there were leaves nobody signed a summary
     is_told = is_signed or (end is not None and not any(session.has_leaves for session in reader.sessions))
     unproven = [*reader.order.open_end(is_told)]
-    work, proven, remarks, names = Work(), set[int](), list[str](), set[str]()
+    work, proven, remarks, names = ShownWork(), set[int](), list[str](), set[str]()
     for session in (session for session in reader.sessions if session.is_guarded):
         where = f"the session that begins in line {session.number}"
         if not session.has_leaves:
@@ -112,7 +112,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None) -> RunProof:
             remarks.append(f"{where} recomputes nothing: its steps are recorded and not verified")
         for line, batch in session.steps:
             done = _checked(run_dir / LEAVES_FILE, line, batch, rules)
-            work = Work(work.signed + done.signed, work.owners + done.owners, work.unlike + done.unlike)
+            work = ShownWork(work.signed + done.signed, work.owners + done.owners, work.unlike + done.unlike)
             session.names.add(done.session)
             # of a step that was done again the last record counts
             is_proven, step = rules.draw is not None and rules.audits, {line.body["step"]}
@@ -230,7 +230,7 @@ class _Reader:
         self.order.take(line, self.sessions[-1] if self.sessions else None)
 
 
-def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> Work:
+def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> ShownWork:
     try:
         leaves = read_leaves(read_batch(path, batch))
         return check_step(line.body["step"], line.body["epoch"], leaves, rules)
