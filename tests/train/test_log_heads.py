@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from phalanx.errors import AuditLogError
-from phalanx.security.audit import AuditLog, read_head
-from phalanx.security.crypto import load_identity
+from phalanx.errors import AuditLogError, SignatureError
+from phalanx.security.audit import AuditLog, PublicLines, read_head, verify_log
+from phalanx.security.crypto import Identity, load_identity
 from phalanx.train.records.log_heads import known_heads
 from phalanx.train.records.proof import verify_run
 from phalanx.train.records.run_directory import HEAD_FILE
@@ -213,3 +213,53 @@ def test_every_checkpoint_has_the_head_of_its_log(stopped):
     ]
     kept = read_head(json.loads((stopped / HEAD_FILE).read_bytes()), owner, None, "it")
     assert kept.num_events == len(lines_of(stopped))
+
+
+@pytest.fixture
+def keep(stopped, tmp_path):
+    """Keep, as a worker does, what the owner tells of the log once these lines are on its disk as well."""
+    owner = load_identity(stopped / "pki" / "owner")
+    run = json.loads((stopped / "run.json").read_text())["run"]
+
+    def write(*more, forced=True, signer=owner, run=run):
+        lines = PublicLines(signer, run)
+        verify_log(stopped / "events.jsonl", owner.public, visit=lambda line: lines.take(line.kind, line.head.digest))
+        for digest in more:
+            lines.take("evicted", digest)
+        lines.forced(len(lines) if forced else len(lines) - len(more))
+        path = tmp_path / "head.json"
+        path.write_text(lines.head().model_dump_json())
+        return path
+
+    return write
+
+
+def test_an_owner_that_takes_a_conviction_back_is_found_out_by_what_a_worker_kept(stopped, keep):
+    # the owner signs anew whatever knows the end, so the directory by itself is that of a run without an eviction
+    assert verify_run(stopped).unproven == ()
+
+    with pytest.raises(AuditLogError, match=r"lines about sessions, steps and evictions .* has been cut or replaced"):
+        verify_run(stopped, heads=[keep("ab" * 32)])
+
+
+def test_a_log_that_reaches_as_far_as_a_worker_knows_holds(stopped, keep):
+    head = keep()
+
+    assert verify_run(stopped, heads=[head, head]) == verify_run(stopped)
+
+
+def test_what_a_crash_of_the_owners_machine_may_have_taken_is_not_called_a_lie(stopped, keep):
+    (found,) = verify_run(stopped, heads=[keep("ab" * 32, forced=False)]).unproven
+
+    assert "only a crash of the owner's machine can take that honestly" in found
+
+
+def test_a_workers_head_that_proves_nothing_is_refused(stopped, keep):
+    with pytest.raises(AuditLogError, match="is about the log of run 0000"):
+        verify_run(stopped, heads=[keep(run="0" * 32)])
+    with pytest.raises(SignatureError):
+        verify_run(stopped, heads=[keep(signer=Identity.without_certificate("owner"))])
+    with pytest.raises(AuditLogError, match="is not a head that a worker has kept"):
+        verify_run(stopped, heads=[stopped / "summary.json"])
+    with pytest.raises(AuditLogError, match="cannot be read"):
+        verify_run(stopped, heads=[stopped / "nothing.json"])

@@ -13,7 +13,8 @@ audit_app = typer.Typer(no_args_is_help=True, help="Check an audit log, or expla
 
 @audit_app.command(
     epilog="Example: phalanx audit verify runs/first\n\n"
-    "Example: phalanx audit verify runs/first --certificate pinned/owner.pem"
+    "Example: phalanx audit verify runs/first --certificate pinned/owner.pem\n\n"
+    "Example: phalanx audit verify runs/first --head worker/log_heads/RUN-KEY.json"
 )
 def verify(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")],
@@ -21,16 +22,21 @@ def verify(
         Path | None,
         typer.Option("--certificate", metavar="FILE", help="The owner's certificate, kept by you."),
     ] = None,
+    head: Annotated[
+        list[Path] | None,
+        typer.Option("--head", metavar="FILE", help="What a worker has kept of the log's head; may be repeated."),
+    ] = None,
 ) -> None:
     """Check every line of events.jsonl, draw the audits of every step again, and see that they were done.
 
     Without --certificate the owner's key is the one in the run directory: the check then finds every change except
-    one by somebody who replaced log, leaves, summary and key together. Exit code 5 also where everything that is
-    there holds and something is missing: the log's end, or the key that the audits were drawn with.
+    one that replaced log, leaves, summary and key together. With --head the log must reach as far as a worker
+    remembers: the owner itself can take no line back. Exit code 5 also where everything that is there holds and
+    something is missing: the log's end, or the key that the audits were drawn with.
     """
     from phalanx.train.records.proof import verify_run
 
-    proof = verify_run(run_dir, certificate)
+    proof = verify_run(run_dir, certificate, head or [])
     log = proof.log
     say_figures(
         {

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-from rich.progress import ProgressDisplay as RichProgress
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from phalanx.config import printable

@@ -69,6 +69,8 @@ class Endpoint:
         """The latest life of each certificate: frames of an earlier one are nobody's."""
         self._outboxes: dict[str, Outbox] = {}
         self._evicted: set[str] = set()
+        # their frames are refused too, but until the owner decides they take part: what is for them is still signed
+        self._cut: set[str] = set()
         self._refusals: Counter[str] = Counter()
         self._last_refusal: dict[str, TransportError | VerificationError] = {}
         self._sent: Counter[str] = Counter()
@@ -313,7 +315,7 @@ class Endpoint:
     def _accept(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
         name = self._lives.get(tls_peer, tls_peer)
         link = self._links.get(name)
-        if link is None or name in self._evicted:
+        if link is None or name in self._evicted or name in self._cut:
             raise PeerRefusedError(f"{tls_peer}: is {'unknown' if link is None else 'evicted'}")
         excess = self.allowances.spend(name, memoryview(raw).nbytes)
         if excess is not None:
@@ -340,9 +342,9 @@ class Endpoint:
     def _cut_off(self, peer: str, reason: str) -> None:
         """Take nothing more from a peer, and say so; what it still has in the inbox is dropped."""
         with self._lock:
-            if peer in self._evicted:
+            if peer in self._evicted or peer in self._cut:
                 return
-            self._evicted.add(peer)
+            self._cut.add(peer)
             outbox = self._outboxes.get(peer)
         error = PeerRefusedError(f"{peer}: sent {reason}")
         self._inbox.cut_off(peer, LinkFault(peer, error))

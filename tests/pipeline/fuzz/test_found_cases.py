@@ -2,7 +2,7 @@
 
 import pytest
 from changes import Put
-from schedule import Act, Alter, Drop, Liar, On, Payload, Schedule
+from schedule import Act, Alter, Drop, Liar, On, Payload, Repeat, Schedule
 
 
 def one(company, *acts, liar=1, **kwargs):
@@ -31,6 +31,9 @@ FOUND = {
     ),
     "a_stage_that_gives_the_owner_no_state_is_replaced_and_the_run_goes_on": one(
         "gradient", Act(On("bulk", step=1, lasting=True), Drop()), events=((1, "kill", 2),)
+    ),
+    "a_stage_that_floods_its_neighbour_does_not_end_it": Schedule(
+        "gradient", {1: Liar((Act(On("tensor", lasting=True), Repeat(50)),), "adaptive", 0)}
     ),
     "a_stage_that_alone_has_its_moments_and_withholds_them_at_the_start_is_named_as_in_the_way": one(
         "update, default rates", Act(On("bulk"), Alter(("epoch",), Put(-1)))

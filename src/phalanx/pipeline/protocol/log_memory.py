@@ -12,12 +12,11 @@ from pydantic import ValidationError
 from phalanx.config import canonical_json
 from phalanx.errors import CutLogError, FrameError, SignatureError
 from phalanx.pipeline.protocol.signed import Statements, run_of
-from phalanx.security.audit import PublicHead, PublicLines
+from phalanx.security.audit import MOST_BYTES, PublicHead, PublicLines
 from phalanx.security.crypto import Peer
 
 Observe = Callable[[str, dict[str, object]], None]
 
-_MOST_BYTES = 4096
 _SESSION = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}")
 _WAY_OUT = (
     "somebody has cut or replaced it; put the whole run directory back as it was, or begin a new run from one of its "
@@ -69,7 +68,7 @@ class LogWitnesses:
 class LogMemory:
     """A worker's side: keeps the newest head that the owner has told, beyond the end of its process.
 
-    One file for each run and owner, at most `_MOST_BYTES` long, written when there is nothing else to do.
+    One file for each run and owner, at most `MOST_BYTES` long, written when there is nothing else to do.
 
     Args:
         directory: Where it is kept; made when there is something to keep.
@@ -140,7 +139,7 @@ class LogMemory:
         """What an earlier process has kept; a file that is damaged, as after a crash of the machine, knows nothing."""
         try:
             with path.open("rb") as file:
-                found = PublicHead.model_validate_json(file.read(_MOST_BYTES))
+                found = PublicHead.model_validate_json(file.read(MOST_BYTES))
             return self._statements.log_head(found)
         except FileNotFoundError:
             return None

@@ -5,11 +5,21 @@ from phalanx.security.audit.leaves import LEAVES_FILE, LeafBatch, LeafFile, read
 from phalanx.security.audit.line import Line, LogHead
 from phalanx.security.audit.log import AuditLog
 from phalanx.security.audit.merkle import merkle_root
-from phalanx.security.audit.public_head import PublicHead, PublicLine, PublicLines
+from phalanx.security.audit.public_head import (
+    MOST_BYTES,
+    PUBLIC_KINDS,
+    PublicHead,
+    PublicLine,
+    PublicLines,
+    lacks,
+    read_public_head,
+)
 from phalanx.security.audit.verify import LogSummary, verify_log
 
 __all__ = [
     "LEAVES_FILE",
+    "MOST_BYTES",
+    "PUBLIC_KINDS",
     "AuditLog",
     "HeadEntry",
     "KnownHead",
@@ -21,8 +31,10 @@ __all__ = [
     "PublicHead",
     "PublicLine",
     "PublicLines",
+    "lacks",
     "merkle_root",
     "read_batch",
     "read_head",
+    "read_public_head",
     "verify_log",
 ]

@@ -1,11 +1,13 @@
 """How far a log has come, as its owner tells those who take part: they keep it where the owner's disk ends."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json
-from phalanx.errors import CutLogError
+from phalanx.errors import AuditLogError, CutLogError
 from phalanx.security.audit.head import Digest
 from phalanx.security.audit.leaves import STEP
 from phalanx.security.crypto import Identity, Peer, boot_name, digest_hex, in_domain
@@ -13,6 +15,9 @@ from phalanx.security.crypto import Identity, Peer, boot_name, digest_hex, in_do
 PUBLIC_KINDS = frozenset({"run_started", "run_resumed", STEP, "evicted", "run_completed"})
 """Kinds of lines that every worker knows of anyway. All others are not counted before workers: their number would
 tell a liar when the guard has begun to suspect it."""
+
+MOST_BYTES = 4096
+"""Of a file that keeps a head; nothing beyond is read."""
 
 _HEAD_DOMAIN, _BOOT_DOMAIN = "log-public-head/1", "log-boot/1"
 
@@ -111,18 +116,46 @@ class PublicLines:
         Raises:
             CutLogError: The log lacks a line that it must have, or has another one in its place.
         """
-        due, found = known.due(self._boot), len(self._digests)
-        if due is None or self._line(due.number) == due:
-            return
-        if due.number > found:
-            what = f"has {found} of the {due.number} lines about sessions, steps and evictions that {where} knows of"
-        else:
-            what = f"has another line than {where} knows as number {due.number} about sessions, steps and evictions"
-        raise CutLogError(f"the audit log {what}, by this owner's signature")
+        lack = lacks(self._digests, known.due(self._boot), where)
+        if lack is not None:
+            raise CutLogError(f"the audit log {lack}, by this owner's signature")
 
     def _line(self, number: int) -> PublicLine | None:
         is_there = 0 < number <= len(self._digests)
         return PublicLine(number=number, digest=self._digests[number - 1]) if is_there else None
+
+
+def lacks(digests: Sequence[str], due: PublicLine | None, where: str) -> str | None:
+    """Say what a log lacks of a line that it must have; None where it lacks nothing.
+
+    Args:
+        digests: Of the log's public lines, in order.
+        due: The line; None where none must be there.
+        where: Who knows of it, for the message.
+    """
+    if due is None or digests[due.number - 1 : due.number] == [due.digest]:
+        return None
+    if due.number > len(digests):
+        return f"has {len(digests)} of the {due.number} lines about sessions, steps and evictions that {where} knows of"
+    return f"has another line than {where} knows as number {due.number} about sessions, steps and evictions"
+
+
+def read_public_head(path: Path, owner: Peer) -> PublicHead:
+    """Read what a worker has kept of a log.
+
+    Raises:
+        AuditLogError: The file cannot be read, or holds something else.
+        SignatureError: Its owner did not sign it.
+    """
+    try:
+        with path.open("rb") as file:
+            head = PublicHead.model_validate_json(file.read(MOST_BYTES))
+    except OSError as exc:
+        raise AuditLogError(f"{path}: cannot be read ({exc.strerror}); give a file of a worker's log_heads") from exc
+    except ValidationError as exc:
+        raise AuditLogError(f"{path}: is not a head that a worker has kept; give a file of its log_heads") from exc
+    head.check(owner)
+    return head
 
 
 def hashed_boot(run: str, name: str | None) -> str | None:

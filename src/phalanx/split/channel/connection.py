@@ -50,7 +50,7 @@ class Connection:
         self._endpoint.send(self._peer, message.kind, message.model_dump(mode="json"), payload)
 
     def say_packed(self, message: SplitMessage, frame: PackedFrame) -> None:
-        """Send a frame of a `Link` and go on; raises as `say`."""
+        """Send a frame of a `FrameLink` and go on; raises as `say`."""
         post(self._endpoint, self._peer, message, frame)
 
     def hear(self, answer: type[Answer]) -> tuple[Answer, memoryview]:

@@ -58,13 +58,13 @@ class ReceiveWindow:
         self._taken += 1
         self._refused = 0
 
-    def again(self) -> say.Again | None:
+    def again(self) -> say.ResendRequest | None:
         """The frame that was taken out last was refused: what to ask the client for; None after too many tries."""
         self._queue.clear()
         self._refused += 1
         # given up or not, what was sent behind the refused frame is void
         self._attempt += 1
-        return None if self._refused >= TRIES else say.Again(taken=self._taken, attempt=self._attempt)
+        return None if self._refused >= TRIES else say.ResendRequest(taken=self._taken, attempt=self._attempt)
 
     def clear(self) -> None:
         """Drop what waits."""
@@ -102,7 +102,7 @@ class SendWindow:
         self._settled += len(self._kept)
         self._kept.clear()
 
-    def send_again(self, asked: say.Again) -> None:
+    def send_again(self, asked: say.ResendRequest) -> None:
         """Send the same bytes again, from the refused frame on.
 
         Raises:

@@ -80,7 +80,7 @@ class EnclavePeer:
         if self._caller is None:
             return
         started = time.thread_time()
-        _, evidence = self.line.ask(say.Challenge(nonce=self._caller.ask().hex()), say.Proof)
+        _, evidence = self.line.ask(say.EvidenceRequest(nonce=self._caller.ask().hex()), say.EvidenceReply)
         self._caller.judge(bytes(evidence))
         self._appraised_at = self._clock()
         self.meeting_s += time.thread_time() - started
@@ -116,7 +116,7 @@ class EnclavePeer:
         mine = self.link.statement()
         if not mine:
             return None
-        _, payload = self.line.ask(say.AskStatement(), say.Stated)
+        _, payload = self.line.ask(say.AskStatement(), say.StatementReply)
         theirs = bytes(payload)
         compare_statements(read_statement(mine, self._identity.public), read_statement(theirs, enclave))
         return mine, theirs

@@ -98,7 +98,7 @@ class SplitDriver:
             PhalanxError: As `EnclavePeer.meet`; nothing was sent to an enclave that did not pass.
         """
         for party in self.parties:
-            ready, _ = party.line.hear(say.Ready)
+            ready, _ = party.line.hear(say.EnclaveReady)
             party.line.meet_at(ready.address)
             party.meet()
         self._sides = {
@@ -154,20 +154,20 @@ class SplitDriver:
             RollbackError: It is older than one that is known to be kept.
             CheckpointError: It is altered, or another run's.
         """
-        self._owner.line.ask(say.Restore(step=step), say.Restored, (blob,))
+        self._owner.line.ask(say.Restore(step=step), say.RestoreReply, (blob,))
 
     def keep(self) -> tuple[int, int, memoryview]:
         """Return finished steps, number and bytes of the sealed state."""
-        kept, blob = self._owner.line.ask(say.Keep(), say.Kept)
+        kept, blob = self._owner.line.ask(say.Keep(), say.SealedState)
         return kept.step, kept.number, blob
 
     def settle(self, number: int) -> None:
         """A sealed state is safe: the ones before it are void."""
-        self._owner.line.ask(say.Settle(number=number), say.Settled)
+        self._owner.line.ask(say.Settle(number=number), say.SettleReply)
 
     def weigh(self) -> str:
         """Return the digest of the weights."""
-        weighed, _ = self._owner.line.ask(say.Weigh(), say.Weighed)
+        weighed, _ = self._owner.line.ask(say.Weigh(), say.WeightsReply)
         return weighed.digest
 
     def release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:
@@ -179,11 +179,11 @@ class SplitDriver:
         self._owner.line.say(say.AskRelease())
         tensors: dict[str, Tensor] = {}
         while True:
-            message, frame = self._owner.line.hear_one_of((say.Part, say.Released))
-            if isinstance(message, say.Part):
+            message, frame = self._owner.line.hear_one_of((say.ReleasePart, say.ReleaseEnd))
+            if isinstance(message, say.ReleasePart):
                 kind = TensorKinds.adapter(message.name, message.shape)
                 tensors[message.name] = self._owner.link.unpack(frame, kind, step, len(tensors))
-            elif isinstance(message, say.Released):
+            elif isinstance(message, say.ReleaseEnd):
                 return message.release.model_dump(), tensors
 
     def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
@@ -238,17 +238,19 @@ class SplitDriver:
     def _hear(self, party: EnclavePeer) -> memoryview:
         with self.timer.phase("wait"):
             while True:
-                said, frame = party.line.hear_one_of((say.Reply, say.Again), self._send_what_others_are_asked_for)
+                said, frame = party.line.hear_one_of(
+                    (say.Reply, say.ResendRequest), self._send_what_others_are_asked_for
+                )
                 if isinstance(said, say.Reply):
                     self._enclave_costs = said.costs
                     return frame
-                if isinstance(said, say.Again):
+                if isinstance(said, say.ResendRequest):
                     self._sending[party.name].send_again(said)
 
     def _send_what_others_are_asked_for(self) -> None:
         """One client's reply waits for every client's frames."""
         for party in self._clients:
-            asked = party.line.glance(say.Again)
+            asked = party.line.glance(say.ResendRequest)
             if asked is not None:
                 self._sending[party.name].send_again(asked)
 

@@ -136,7 +136,7 @@ class EnclaveServer:
     def announce(self, address: str) -> None:
         """Tell everybody where the enclave listens."""
         for name in self._config.addresses:
-            self._post(name, say.Ready(address=address))
+            self._post(name, say.EnclaveReady(address=address))
 
     def run(self) -> None:
         """Answer until the owner ends the session.
@@ -172,10 +172,10 @@ class EnclaveServer:
 
     # --- meeting ----------------------------------------------------------------------------------
 
-    def _prove(self, sender: str, message: say.Challenge, item: CheckedFrame) -> None:
+    def _prove(self, sender: str, message: say.EvidenceRequest, item: CheckedFrame) -> None:
         with self._meeting.measure("meeting"):
             evidence = self._door.evidence(sender, bytes.fromhex(message.nonce))
-        self._post(sender, say.Proof(), evidence)
+        self._post(sender, say.EvidenceReply(), evidence)
 
     def _admit(self, sender: str, message: say.Call, item: CheckedFrame) -> None:
         reply = b""
@@ -256,23 +256,23 @@ class EnclaveServer:
             self._enclave.gate = self._releasing.gate
             self._is_current = True
         self._enclave.begin_again()
-        self._post(sender, say.Restored(step=self._trainer.num_steps))
+        self._post(sender, say.RestoreReply(step=self._trainer.num_steps))
 
     def _keep(self, sender: str, message: say.Keep, item: CheckedFrame) -> None:
         released, books = self._releasing.state()
         step = self._trainer.num_steps
         blob, number = self._keeper.seal({**self._trainer.state(), **released}, books, step)
-        self._post(sender, say.Kept(step=step, number=number), blob)
+        self._post(sender, say.SealedState(step=step, number=number), blob)
 
     def _settle(self, sender: str, message: say.Settle, item: CheckedFrame) -> None:
         self._keeper.settle(message.number)
         self._is_current = True
-        self._post(sender, say.Settled())
+        self._post(sender, say.SettleReply())
 
     # --- the end ----------------------------------------------------------------------------------
 
     def _weigh(self, sender: str, message: say.Weigh, item: CheckedFrame) -> None:
-        self._post(sender, say.Weighed(digest=weights_digest(self._all_weights())))
+        self._post(sender, say.WeightsReply(digest=weights_digest(self._all_weights())))
 
     def _release(self, sender: str, message: say.AskRelease, item: CheckedFrame) -> None:
         link = self._owner_link
@@ -282,18 +282,18 @@ class EnclaveServer:
         step = self._trainer.num_steps
         for number, (name, tensor) in enumerate(sorted(tensors.items())):
             frame = link.pack(TensorKinds.adapter(name, tuple(tensor.shape)), step, number, tensor.contiguous())
-            self._post(sender, say.Part(name=name, shape=tuple(tensor.shape)), frame)
+            self._post(sender, say.ReleasePart(name=name, shape=tuple(tensor.shape)), frame)
         facts = say.ReleaseFacts(
             number=release.number,
             num_clients=release.num_clients,
             clip_norm=float(release.clip_norm),
             noise_std=float(release.noise_std),
         )
-        self._post(sender, say.Released(parts=len(tensors), release=facts))
+        self._post(sender, say.ReleaseEnd(parts=len(tensors), release=facts))
 
     def _state_transcript(self, sender: str, message: say.AskStatement, item: CheckedFrame) -> None:
         link = self._owner_link if sender == OWNER else self._enclave.link_of(sender)
-        self._post(sender, say.Stated(), b"" if link is None else link.statement())
+        self._post(sender, say.StatementReply(), b"" if link is None else link.statement())
 
     def _end(self, sender: str, message: say.End, item: CheckedFrame) -> None:
         self._is_over = True
@@ -306,7 +306,7 @@ class EnclaveServer:
             if name not in trained:
                 yield name, self._source.read(name)
 
-    def _post(self, receiver: str, message: say.Message, payload: bytes | bytearray = b"") -> None:
+    def _post(self, receiver: str, message: say.SplitMessage, payload: bytes | bytearray = b"") -> None:
         if isinstance(payload, PackedFrame):
             post(self._endpoint, receiver, message, payload)
         else:
@@ -314,9 +314,9 @@ class EnclaveServer:
             self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), parts)
 
 
-_ANSWERS: Mapping[type[say.Message], Callable[..., None]] = MappingProxyType(
+_ANSWERS: Mapping[type[say.SplitMessage], Callable[..., None]] = MappingProxyType(
     {
-        say.Challenge: EnclaveServer._prove,
+        say.EvidenceRequest: EnclaveServer._prove,
         say.Call: EnclaveServer._admit,
         say.Upload: EnclaveServer._queue,
         say.Repeat: EnclaveServer._repeat,

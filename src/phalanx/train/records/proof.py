@@ -9,7 +9,18 @@ from typing import Any
 
 from phalanx.errors import AuditLogError, CertificateError
 from phalanx.pipeline import OWNER, AuditDraw, Rules, ShownWork, check_step, read_leaves
-from phalanx.security.audit import LEAVES_FILE, LeafBatch, Line, LogHead, LogSummary, read_batch, verify_log
+from phalanx.security.audit import (
+    LEAVES_FILE,
+    PUBLIC_KINDS,
+    LeafBatch,
+    Line,
+    LogHead,
+    LogSummary,
+    lacks,
+    read_batch,
+    read_public_head,
+    verify_log,
+)
 from phalanx.security.crypto import Peer, certificate_facts, peer_from_certificate
 from phalanx.train.records.audit_trail import LEAVES_FORMAT, LOG_FILE
 from phalanx.train.records.history import KEY_REVEALED
@@ -79,12 +90,13 @@ class _Session:
         return self.is_guarded and self.opening.get("leaves_format") == LEAVES_FORMAT
 
 
-def verify_run(run_dir: Path, certificate: Path | None = None) -> RunProof:
+def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[Path] = ()) -> RunProof:
     """Check a run's audit log and everything that it names, offline.
 
     Args:
         run_dir: The run directory, finished or not; ``events.jsonl`` and ``steps.jsonl`` are enough.
         certificate: The owner's certificate, kept by the caller; that of the directory when left out.
+        heads: Files in which workers have kept how far the log had come.
 
     Raises:
         AuditLogError: Something does not hold; the message names the first line or step.
@@ -98,7 +110,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None) -> RunProof:
     log = verify_log(path, owner, expected=end, known=known_heads(run_dir, owner), visit=reader.take)
     # before there were leaves nobody signed a summary
     is_told = is_signed or (end is not None and not any(session.has_leaves for session in reader.sessions))
-    unproven = [*reader.order.open_end(is_told)]
+    unproven = [*_lacking(heads, owner, log.run, reader.public), *reader.order.open_end(is_told)]
     work, proven, remarks, names = ShownWork(), set[int](), list[str](), set[str]()
     for session in (session for session in reader.sessions if session.is_guarded):
         where = f"the session that begins in line {session.number}"
@@ -204,6 +216,8 @@ class _Reader:
         self.keys: dict[str, bytes] = {}
         """Revealed keys by commitment."""
         self.order = _Order()
+        self.public: list[str] = []
+        """Digests of the lines that workers know of."""
 
     def take(self, line: Line) -> None:
         try:
@@ -212,6 +226,8 @@ class _Reader:
             raise AuditLogError(f"line {line.head.num_events}: {line.kind!r} is malformed ({exc})") from exc
 
     def _take(self, line: Line) -> None:
+        if line.kind in PUBLIC_KINDS:
+            self.public.append(line.head.digest)
         if line.kind in _OPENINGS:
             self.sessions.append(_Session(line.body, line.head.num_events))
         elif line.kind == KEY_REVEALED:
@@ -228,6 +244,26 @@ class _Reader:
                 raise AuditLogError(f"line {line.head.num_events}: a step after the key of its audits was revealed")
             self.sessions[-1].steps.append((line, LeafBatch.of(line)))
         self.order.take(line, self.sessions[-1] if self.sessions else None)
+
+
+def _lacking(paths: Sequence[Path], owner: Peer, run: str | None, public: Sequence[str]) -> Iterator[str]:
+    """Say what a crash of the owner's machine may have taken from the log, and workers know of.
+
+    Raises:
+        AuditLogError: The log lacks what no honest crash can take, or a worker's head is of another run.
+    """
+    for path in paths:
+        head = read_public_head(path, owner)
+        if head.run != run:
+            raise AuditLogError(f"{path}: is about the log of run {head.run}, and this is the log of {run}")
+        cut = lacks(public, head.forced, str(path))
+        if cut is not None:
+            raise AuditLogError(
+                f"the log {cut}, and it was on the owner's disk for certain: it has been cut or replaced"
+            )
+        gap = lacks(public, head.last, str(path))
+        if gap is not None:
+            yield f"the log {gap}: only a crash of the owner's machine can take that honestly"
 
 
 def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> ShownWork:

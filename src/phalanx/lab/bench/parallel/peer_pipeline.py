@@ -41,7 +41,7 @@ class TorchPipeline:
         self._is_last = is_last
 
     def step(self, step: int, batch: Batch) -> float:
-        """Make one step; see `phalanx.lab.bench.parallel.arms.Arm`."""
+        """Make one step; see `phalanx.lab.bench.parallel.arms.RankArm`."""
         self._targets = int((batch.labels != IGNORE).sum())
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._config, step, self._total_steps)

@@ -68,7 +68,7 @@ class Copies:
         self._place = setting.place
 
     def step(self, step: int, batch: Batch) -> float:
-        """Make one step; see `phalanx.lab.bench.parallel.arms.Arm`."""
+        """Make one step; see `phalanx.lab.bench.parallel.arms.RankArm`."""
         world = self._place.world
         ids, labels = (x.chunk(world)[self._place.rank] for x in (batch.input_ids, batch.labels))
         targets = int((batch.labels != IGNORE).sum())

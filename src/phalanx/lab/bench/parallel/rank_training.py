@@ -14,7 +14,7 @@ from torch import nn
 
 from phalanx.config import StrictModel, digest
 from phalanx.data import BatchLoader, prepare
-from phalanx.lab.bench.parallel.arms import ARMS, RankArm, Setting
+from phalanx.lab.bench.parallel.arms import ARMS, RankArm, RankSetup
 from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.lab.bench.parallel.resident import Resident, added_at_peak, forget_peak, give_back_freed_memory, resident
 from phalanx.lab.bench.parallel.waiting import ThreadSample
@@ -45,7 +45,7 @@ class TrainingSpec(StrictModel):
 
 @contextlib.contextmanager
 def training(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
-    """Join the others and train as ordered; see `phalanx.lab.bench.parallel.ranks.Crew`."""
+    """Join the others and train as ordered; see `phalanx.lab.bench.parallel.ranks.ArmRanks`."""
     spec = TrainingSpec.model_validate_json(body["spec"])
     settle_numerics(spec.run.train.threads)
     if spec.measures_memory:
@@ -97,7 +97,7 @@ class _Trainee:
             if self._spec.measures_memory:
                 _rehearse(adapts=self._spec.run.model.adapter is not None)
                 self._before = resident()
-            setting = Setting(self._spec.run, self._source, self._place)
+            setting = RankSetup(self._spec.run, self._source, self._place)
             self._arm = ARMS[self._spec.arm](setting)
             gc.collect()
             if self._spec.measures_memory:
