@@ -14,6 +14,8 @@ from jaxtyping import install_import_hook
 # before anything imports torch, transformers or grpc; child processes inherit it
 os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
 
+pytest_plugins = ("slow_shares", "known_skips")
+
 CHECKED = ("phalanx.objectives", "phalanx.models", "phalanx.pipeline")
 
 # the shapes in public signatures are checked here only: a run does not pay for it

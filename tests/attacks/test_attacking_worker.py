@@ -1,4 +1,7 @@
+"""The production worker cannot be told to attack; the laboratory starts a worker of its own that can."""
+
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,11 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.cli import run
-from phalanx.config import dump_toml
+from phalanx.config import dump_toml, load_config
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import drill, run_worker_with_attack
-from phalanx.pipeline import AttackConfig, WorkerConfig, unwrapped
+from phalanx.lab.attacks import AttackPlan, attackers_of
+from phalanx.lab.attacks import worker as laboratory
+from phalanx.pipeline import AttackConfig, LocalWorkers, WorkerConfig
+from phalanx.pipeline.processes import local_workers
 from phalanx.testing import WorkerCrash
+from phalanx.train import load_run, train
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart.toml"
 
@@ -19,18 +25,35 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart.toml
 def started(monkeypatch):
     """Note how the worker would be run, without a network."""
     calls = []
-    monkeypatch.setattr(drill, "run_worker", lambda *arguments, **named: calls.append((*arguments, named)))
+    monkeypatch.setattr(laboratory, "run_worker", lambda *arguments, **named: calls.append((*arguments, named)))
     return calls
+
+
+@pytest.fixture
+def spawned(monkeypatch):
+    """Note which processes would be started."""
+    calls, popen = [], subprocess.Popen
+
+    def spawn(command, **_):
+        calls.append(command)
+        return popen([sys.executable, "-S", "-c", ""])
+
+    monkeypatch.setattr(local_workers.subprocess, "Popen", spawn)
+    yield calls
 
 
 def worker(tmp_path, **changes):
     return WorkerConfig(identity=str(tmp_path / "worker-1"), owner="127.0.0.1:1", **changes)
 
 
-def test_a_worker_with_an_attack_lies_under_its_own_name_with_its_copies_and_its_endpoint(tmp_path, started):
-    config = worker(tmp_path, attack=AttackConfig(kind="equivocation"), attack_log=str(tmp_path / "attack.jsonl"))
+def plan(kind, **changes):
+    return AttackPlan(attackers={"worker-1": AttackConfig(kind=kind)}, **changes)
 
-    run_worker_with_attack(config)
+
+def test_a_worker_with_an_attack_lies_under_its_own_name_with_its_copies_and_its_endpoint(tmp_path, started):
+    config = worker(tmp_path)
+
+    laboratory.run_attacker(plan("equivocation", log=str(tmp_path / "attack.jsonl")), config)
 
     ((found, _, open_endpoint, _),) = started
     attack = open_endpoint.keywords["rewrite"].__self__
@@ -40,18 +63,26 @@ def test_a_worker_with_an_attack_lies_under_its_own_name_with_its_copies_and_its
 
 def test_an_attacker_stands_before_whatever_computes_for_it_and_shows_honest_kernels(tmp_path, monkeypatch, started):
     liar = SimpleNamespace(wrap_copy=lambda copy, held: ("liar", copy, held), rewrite=None, hear=None)
-    monkeypatch.setattr(drill, "actor", lambda *_: liar)
+    monkeypatch.setattr(laboratory, "actor", lambda *_: liar)
 
-    run_worker_with_attack(worker(tmp_path, attack=AttackConfig()), lambda copy, held: ("group", copy, held))
+    laboratory.run_attacker(plan("drift"), worker(tmp_path), lambda copy, held: ("group", copy, held))
 
     ((_, kernels, _, named),) = started
     assert kernels("copy", True) == ("group", "copy", True)
     assert named["wrap_copy"](kernels("copy", True), True) == ("liar", ("group", "copy", True), True)
 
 
-def test_an_unknown_attack_ends_the_worker_before_it_joins(tmp_path, started):
+@pytest.mark.parametrize("kind", ["evil", "none"])
+def test_an_unknown_attack_ends_the_worker_before_it_joins(tmp_path, started, kind):
     with pytest.raises(ConfigError, match=r"attack\.kind"):
-        run_worker_with_attack(worker(tmp_path, attack=AttackConfig(kind="evil")))
+        laboratory.run_attacker(plan(kind), worker(tmp_path))
+
+    assert started == []
+
+
+def test_a_party_that_the_plan_does_not_name_is_not_started_as_if_it_were_honest(tmp_path, started):
+    with pytest.raises(ConfigError, match=r"found \['worker-1'\], not worker-2; start it with `phalanx worker`"):
+        laboratory.run_attacker(plan("drift"), WorkerConfig(identity="pki/worker-2", owner="127.0.0.1:1"))
 
     assert started == []
 
@@ -62,27 +93,104 @@ def test_a_worker_that_crashes_on_purpose_dies_as_if_it_had_been_killed(tmp_path
     def crash(*_, **named):
         raise WorkerCrash("worker-1")
 
-    monkeypatch.setattr(drill, "run_worker", crash)
-    monkeypatch.setattr(drill.os, "kill", lambda pid, which: signals.append(which))
+    monkeypatch.setattr(laboratory, "run_worker", crash)
+    monkeypatch.setattr(laboratory.os, "kill", lambda pid, which: signals.append(which))
 
-    run_worker_with_attack(worker(tmp_path, attack=AttackConfig(kind="stall")))
+    laboratory.run_attacker(plan("stall"), worker(tmp_path))
 
     assert signals == [signal.SIGKILL]
 
 
-@pytest.mark.parametrize("attack", [None, AttackConfig()])
-def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch, attack):
+@pytest.mark.parametrize("arguments", [[], ["attack.toml"], ["attack.toml", "missing.toml"]])
+def test_the_laboratorys_worker_refuses_a_wrong_command_line_or_file(monkeypatch, capsys, tmp_path, started, arguments):
+    monkeypatch.setattr(laboratory, "die_with_parent", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "attack.toml").write_text(dump_toml(plan("drift")))
+
+    assert laboratory.main(arguments) == 2
+
+    assert started == []
+    assert "usage" in (said := capsys.readouterr().err) or "missing.toml: cannot be read" in said
+
+
+def test_the_laboratorys_worker_reads_both_files_and_attacks(monkeypatch, tmp_path, started):
+    monkeypatch.setattr(laboratory, "die_with_parent", lambda: None)
+    (tmp_path / "attack.toml").write_text(dump_toml(plan("drift")))
+    (tmp_path / "worker.toml").write_text(dump_toml(worker(tmp_path)))
+
+    assert laboratory.main([str(tmp_path / "attack.toml"), str(tmp_path / "worker.toml")]) == 0
+
+    ((config, *_),) = started
+    assert config == worker(tmp_path)
+
+
+def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("phalanx.pipeline.die_with_parent", lambda: None)
     monkeypatch.setattr("phalanx.pipeline.run_worker", lambda *arguments: calls.append(arguments))
+    monkeypatch.setitem(sys.modules, "phalanx.lab", None)
     monkeypatch.setitem(sys.modules, "phalanx.lab.attacks", None)
     path = tmp_path / "worker.toml"
-    path.write_text(dump_toml(worker(tmp_path, attack=attack)))
+    path.write_text(dump_toml(worker(tmp_path)))
 
     assert run(["worker", str(path)]) == 0
-    ((config, wrap_copy),) = calls
+    ((config,),) = calls
     assert config.owner == "127.0.0.1:1"
-    assert wrap_copy is unwrapped
+
+
+@pytest.mark.parametrize("line", ["[attack]\nkind = 'drift'\n", "[attack]\nkind = 'none'\n", "attack_log = 'x'\n"])
+def test_a_production_worker_cannot_be_told_to_attack(tmp_path, monkeypatch, capsys, line):
+    calls = []
+    monkeypatch.setattr("phalanx.pipeline.die_with_parent", lambda: None)
+    monkeypatch.setattr("phalanx.pipeline.run_worker", lambda *arguments: calls.append(arguments))
+    path = tmp_path / "worker.toml"
+    path.write_text(dump_toml(worker(tmp_path)).partition("[transport]")[0] + line)
+
+    assert run(["worker", str(path)]) == 2
+
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a worker cannot be told to attack" in said
+    assert "python -m phalanx.lab.attacks.worker" in said
+    assert calls == []
+
+
+def test_of_a_run_only_the_liars_are_started_by_the_laboratory_and_each_with_its_own_lie(tmp_path, spawned):
+    second = AttackConfig(kind="forward_sign_flip", stages=(2,))
+    attack = AttackConfig(kind="gradient_sign", stages=(1,), also=(second,))
+    configs = {f"worker-{number}": worker(tmp_path) for number in (1, 2, 3)}
+
+    with attackers_of(attack)(tmp_path / "run" / "workers") as workers:
+        workers.start(configs)
+
+    modules = [command[command.index("-m") + 1] for command in spawned]
+    assert modules == ["phalanx.lab.attacks.worker", "phalanx.lab.attacks.worker", "phalanx"]
+    found = load_config(tmp_path / "run" / "workers" / "attack.toml", AttackPlan)
+    assert {name: one.kind for name, one in found.attackers.items()} == {
+        "worker-1": "gradient_sign",
+        "worker-2": "forward_sign_flip",
+    }
+    assert all(one.also == () for one in found.attackers.values())
+    assert found.log == str(tmp_path / "run" / "attack.jsonl")
+
+
+def test_a_liar_is_not_forked_from_the_production_process(tmp_path, spawned):
+    nursery = SimpleNamespace(is_open=True, start=lambda name, *_: SimpleNamespace(forked=name))
+    workers = LocalWorkers(tmp_path, others={"worker-1": ("phalanx.lab.attacks.worker", "attack.toml")})
+    workers._nursery = nursery
+
+    workers.start({"worker-1": worker(tmp_path), "worker-2": worker(tmp_path)})
+
+    workers.dismiss("worker-1")
+    ((*_, module, attack_file, _),) = spawned
+    assert (module, attack_file) == ("phalanx.lab.attacks.worker", "attack.toml")
+    assert workers._processes["worker-2"].forked == "worker-2"
+
+
+def test_training_from_python_never_drops_an_attack_silently(tmp_path):
+    with pytest.raises(ConfigError, match="production starts honest workers only"):
+        train(load_run(QUICKSTART), tmp_path / "run")
+
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_worker_file_that_is_wrong_is_refused(tmp_path, capsys):

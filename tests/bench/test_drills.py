@@ -1,5 +1,6 @@
 """Drills: a run file is shortened and nothing else, and a drill is passed only by a guard that held."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -7,13 +8,12 @@ import pytest
 
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError, TrainingError
-from phalanx.lab.attacks import ATTACKS
+from phalanx.lab.attacks import ATTACKS, AttackPlan
 from phalanx.lab.bench.detection.drill_plan import Drill, DrillRun, drill_scenes
 from phalanx.lab.bench.detection.drills import has_held, list_attacks, row_of, run_drill
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import tiny_run
 from phalanx.train import load_run
-from phalanx.train.sessions.cluster import attack_of
 from tiny_run_file import tiny_run_file
 
 CLEAN = {"final_weights_digest": "clean", "validation_perplexity": 9.0, "false_accusations": 0}
@@ -189,19 +189,18 @@ def test_attackers_that_cannot_be_are_refused(tmp_path, together, message):
 REMOTE = "remote_workers = ['north', 'south']\npki = 'keys'\n"
 
 
-def test_remote_liars_are_told_what_to_write_into_their_files(tmp_path):
+def test_whoever_starts_remote_liars_is_told_how_and_what_their_plan_holds(tmp_path):
     run = run_with(REMOTE, tmp_path=tmp_path)
     scenes = drill_scenes(run, Drill(together=("scale:stages=[2]:strength=3", "framing:stages=[1]")))
     scene = scenes["scale@2+framing@1"]
 
-    text = scene.instructions()
+    how, _, plan = scene.instructions().partition("\n")
 
-    assert "[attack]" in scenes["none"].instructions()
-    north, _, south = text.partition("# south")
-    assert "# north" in north
-    told = tomllib.loads(south)["attack"]
-    assert (told["kind"], told["strength"], told["from_step"], told["stages"]) == ("scale", 3, 4, [2])
-    assert tomllib.loads(north.partition("# north")[2])["attack"]["kind"] == "framing"
+    assert scenes["none"].instructions() == "start every worker of the run with `phalanx worker`; nobody attacks"
+    assert "north, south with `python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml`" in how
+    told = AttackPlan.model_validate_json(json.dumps(tomllib.loads(plan))).attackers
+    assert told["south"] == AttackConfig(kind="scale", strength=3, from_step=4, stages=(2,))
+    assert (told["north"].kind, told["north"].also) == ("framing", ())
     # the owner's own run knows of no attack
     assert scene.run.attack.kind == "none"
     assert scene.planned_steps == list(range(4, 16))
@@ -233,19 +232,6 @@ def test_of_two_kinds_of_liars_both_must_be_found():
 def test_a_remote_drill_outside_the_middle_stages_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="only the middle stages"):
         drill_scenes(run_with(REMOTE, tmp_path=tmp_path), Drill(stages=(3,)))
-
-
-def test_in_a_run_each_worker_is_told_its_own_lie_alone(tmp_path):
-    run = run_with(TWO, tmp_path=tmp_path)
-    told = {}
-    for party in run.pipeline.workers:
-        told[party] = attack_of(run, party)
-
-    assert {party: one and one.kind for party, one in told.items()} == {
-        "worker-1": "gradient_sign",
-        "worker-2": "forward_sign_flip",
-    }
-    assert all(one.also == () for one in told.values())
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ class Recorder:
         from_step: int | None = None,
         from_run: Path | None = None,
         ranks: int | None = None,
+        open_workers: object = None,
     ) -> dict[str, Any]:
         self.calls.append(("train", run, run_dir, resume))
         if self.fault is not None:

@@ -41,6 +41,15 @@ PATIENCE_S = 250.0
 _RESTRICTED = str(Path(__file__).with_name("restricted.py"))
 
 
+def worker_program(file: Path, attack: str | None = None) -> tuple[str, ...]:
+    """What Python runs for a worker file; see `Place.start_worker`."""
+    if attack is None:
+        return "-m", "phalanx", "worker", str(file)
+    plan = file.with_name(f"{file.stem}-attack.toml")
+    plan.write_text(f"[attackers.{file.stem}]\n{attack}")
+    return "-m", "phalanx.lab.attacks.worker", str(plan), str(file)
+
+
 @dataclass
 class Process:
     """One ``phalanx`` command in a process of its own."""
@@ -91,6 +100,10 @@ class Place:
             )
         self.processes.append(Process(popen, output))
         return self.processes[-1]
+
+    def start_worker(self, file: Path, attack: str | None = None) -> Process:
+        """Start the worker of a file; with an attack, as keys of ``[attack]`` in TOML, the laboratory's worker."""
+        return self.start_program(sys.executable, *worker_program(file, attack))
 
     def train(
         self,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_runs import free_port, make_keys
+from real_runs import free_port, make_keys, worker_program
 
 LIAR = str(Path(__file__).with_name("claiming_worker.py"))
 MIXED = ("guard.classes='mixed'", "guard.step_audit_rate=0.25", "guard.owner_audit_rate=0.25")
@@ -29,7 +29,7 @@ x = (1 / torch.arange(1, 8193)).reshape(64, 128) - 0.01
 y = torch.nn.functional.gelu(x @ x.T).softmax(1) @ x
 print(hashlib.sha256(y.numpy().tobytes()).hexdigest())
 """
-WRONG_UPDATE = "threads = 2\n[attack]\nkind = 'wrong_learning_rate'\nrate = 1.0\nfrom_step = 2\n"
+WRONG_UPDATE = {"extra": "threads = 2\n", "attack": "kind = 'wrong_learning_rate'\nrate = 1.0\nfrom_step = 2\n"}
 
 
 def bodies(place, kind):
@@ -41,14 +41,16 @@ def bodies(place, kind):
 def company(place):
     """Starts an owner and two remote workers, of which the first lies; returns the owner, and both by name."""
 
-    def start(*settings, spoils=None, extra="", kernels=None, names=("north", "south")):
+    def start(*settings, spoils=None, attack=None, extra="", kernels=None, names=("north", "south")):
         port, keys = free_port(), make_keys(place, "owner", *names)
         workers = {}
         for name in names:
             file, mine = place.path / f"{name}.toml", extra if name == "north" else ""
             file.write_text(f"identity = '{keys / name}'\nowner = '127.0.0.1:{port}'\n{mine}")
-            lies = name == "north" and spoils is not None
-            program = (LIAR, str(file), *map(str, spoils)) if lies else ("-m", "phalanx", "worker", str(file))
+            is_liar = name == "north"
+            program = worker_program(file, attack if is_liar else None)
+            if is_liar and spoils is not None:
+                program = (LIAR, str(file), *map(str, spoils))
             variables = kernels or {} if name == "north" else {}
             given = (f"{variable}={value}" for variable, value in variables.items())
             workers[name] = place.start_program("env", *given, sys.executable, *program)
@@ -82,7 +84,7 @@ def kernels(request):
 
 @pytest.mark.parametrize(
     ("lie", "other"),
-    [({"spoils": (-1.0, 7)}, "device another build instead of"), ({"extra": WRONG_UPDATE}, "threads 2 instead of 1")],
+    [({"spoils": (-1.0, 7)}, "device another build instead of"), (WRONG_UPDATE, "threads 2 instead of 1")],
     ids=["a claimed class", "two threads"],
 )
 def test_another_class_is_refused_at_the_door_and_everybody_is_told_why(place, company, lie, other):
@@ -102,7 +104,7 @@ def test_another_class_is_refused_at_the_door_and_everybody_is_told_why(place, c
 
 @pytest.mark.parametrize(
     "lie",
-    [{"spoils": (-1.0, 7)}, {"spoils": (1.01, 3)}, {"extra": WRONG_UPDATE}],
+    [{"spoils": (-1.0, 7)}, {"spoils": (1.01, 3)}, WRONG_UPDATE],
     ids=["negated after the last update", "scaled in the middle", "a wrong learning rate on two threads"],
 )
 def test_in_a_mixed_fleet_it_is_named_and_nobody_else_is(place, company, lie):

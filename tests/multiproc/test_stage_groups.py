@@ -19,13 +19,13 @@ def events(place, kind):
 def company(place):
     """Starts two remote workers, of which the first has two ranks; returns the run's settings and both workers."""
 
-    def start(*settings, extra=""):
+    def start(*settings, attack=None):
         port, keys = free_port(), make_keys(place, "owner", "north", "south")
         workers = {}
-        for name, more in (("north", f"tensor_parallel = 2\n{extra}"), ("south", "")):
+        for name, more in (("north", "tensor_parallel = 2\n"), ("south", "")):
             file = place.path / f"{name}.toml"
             file.write_text(f"identity = '{keys / name}'\nowner = '127.0.0.1:{port}'\n{more}")
-            workers[name] = place.start("worker", str(file))
+            workers[name] = place.start_worker(file, attack if name == "north" else None)
         owner = place.train(
             "pipeline.remote_workers=['north','south']",
             f"pipeline.pki='{keys}'",
@@ -53,9 +53,7 @@ def test_a_stage_on_two_ranks_trains_as_on_one_and_nobody_is_accused(place, clea
 
 @pytest.mark.slow
 def test_a_liar_with_two_ranks_is_named(place, company):
-    lie = "[attack]\nkind = 'forward_sign_flip'\nrate = 1.0\nfrom_step = 4\n"
-
-    owner, workers = company(extra=lie)
+    owner, workers = company(attack="kind = 'forward_sign_flip'\nrate = 1.0\nfrom_step = 4\n")
 
     assert owner.wait() == 0, owner.text + workers["north"].text
     summary = place.summary()

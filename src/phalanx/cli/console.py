@@ -3,9 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _MOST_CHARACTERS = 100_000
 
@@ -25,7 +28,6 @@ def say_figures(figures: Mapping[str, Any]) -> None:
 
 def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print flat objects as one table on stdout; columns in the order of their first appearance."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -33,7 +35,14 @@ def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table(*columns)
     for row in rows:
         table.add_row(*(Text(_as_text(row.get(name))) for name in columns))
-    Console().print(table)
+    say_page(table)
+
+
+def say_page(page: "RenderableType") -> None:
+    """Print what lays itself out, such as a panel or a group of tables."""
+    from rich.console import Console
+
+    Console().print(page)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

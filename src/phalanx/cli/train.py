@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import say_figures, say_page
 
 # the figures of summary.json that are worth a line each; those a run does not have are left out
 SHOWN = (
@@ -73,14 +73,13 @@ def train(
     from phalanx.train import train as train_run
 
     run = load_run(run_file, overrides or ())
+    open_workers = None
     if run.attack.kind != "none":
-        from phalanx.lab.attacks import check_attack
+        from phalanx.lab.attacks import attackers_of
 
-        check_attack(run.attack)
+        open_workers = attackers_of(run.attack)
     if dry_run:
-        from rich.console import Console
-
-        Console().print(describe(run))
+        say_page(describe(run))
         return
     if plays_rank(run):
         follow(run, run_dir)
@@ -92,7 +91,9 @@ def train(
         if is_kept_here(run, os.environ):
             raise typer.Exit(keep_domain(domain, from_step=from_step, from_run=from_run))
         resume = resume or goes_on(domain.run_dir, os.environ)
-    summary = train_run(run, run_dir=run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks)
+    summary = train_run(
+        run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=open_workers
+    )
     known = {**summary, **summary.get("classification", {})}
     say_figures({key: known[key] for key in SHOWN if key in known})
     typer.echo(f"report: {write_report(Path(summary['run_dir']))}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from phalanx.pipeline import WorkerConfig, WrapCopy
+    from phalanx.pipeline import WorkerConfig
 
 
 def worker(
@@ -15,7 +15,7 @@ def worker(
 ) -> None:
     """Join a run as a worker; it ends when the owner ends the run."""
     from phalanx.config import load_config
-    from phalanx.pipeline import WorkerConfig, born_file, die_with_parent, unwrapped
+    from phalanx.pipeline import WorkerConfig, born_file, die_with_parent, run_worker
 
     die_with_parent()
     # an owner that starts workers again and again has them forked
@@ -24,13 +24,14 @@ def worker(
         return
     config = load_config(file, WorkerConfig)
     if config.tensor_parallel == 1:
-        _serve(config, unwrapped)
+        run_worker(config)
     else:
         _serve_together(config, file)
 
 
 def _serve_together(config: "WorkerConfig", file: Path) -> None:
     from phalanx.parallel import find_place
+    from phalanx.pipeline import run_worker
     from phalanx.stage_group import follow, open_group
 
     place = find_place(os.environ)
@@ -38,19 +39,7 @@ def _serve_together(config: "WorkerConfig", file: Path) -> None:
         follow(config, place)
         return
     with open_group(config, file) as group:
-        _serve(config, group.wrap)
-
-
-def _serve(config: "WorkerConfig", kernels: "WrapCopy") -> None:
-    if config.attack is None or config.attack.kind == "none":
-        from phalanx.pipeline import run_worker
-
-        run_worker(config, kernels)
-        return
-    # an honest worker never loads the red team
-    from phalanx.lab.attacks import run_worker_with_attack
-
-    run_worker_with_attack(config, kernels)
+        run_worker(config, group.wrap)
 
 
 def masked_worker(

@@ -328,6 +328,9 @@ class AttackConfig(StrictModel):
         return () if self.kind == "none" else (self, *self.also)
 
 
+_ATTACK_KEYS = {"attack", "attack_log"}
+
+
 class WorkerConfig(StrictModel):
     """One worker process: who it is and where its owner listens."""
 
@@ -354,6 +357,14 @@ class WorkerConfig(StrictModel):
     """Directory in which this worker remembers how far the audit log of each run has come; left out, `log_heads` in
     that of its identity."""
     transport: TransportConfig = TransportConfig()
-    attack: AttackConfig | None = None
-    attack_log: str | None = None
-    """Where an attacker writes the truth about what it did, for drills."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_attack(cls, data: object) -> object:
+        if isinstance(data, dict) and not _ATTACK_KEYS.isdisjoint(data):
+            raise ValueError(
+                "has an attack, and a worker cannot be told to attack; remove it: `phalanx train` and `phalanx attack` "
+                "start attackers of this machine from [attack] of the run file, and on another machine the laboratory "
+                "does: `python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml`"
+            )
+        return data

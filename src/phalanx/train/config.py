@@ -202,8 +202,8 @@ class RunConfig(StrictModel):
             raise ValueError(f'attack.stages is empty; name middle stages, {list(middle)}, or set kind = "none"')
         if self.attack.kind != "none" and self.pipeline.remote_workers:
             raise ValueError(
-                "attack is for drills with local workers; a remote worker's own file can have one: "
-                "`phalanx attack --kinds KIND` says what to write there"
+                "attack is for drills with local workers; a remote worker attacks where the laboratory starts it: "
+                "`phalanx attack --kinds KIND` says how"
             )
         workers = len(self.pipeline.workers)
         if self.guard.third_party_audit_rate and workers < _THIRD_PARTY:

@@ -9,8 +9,10 @@ from rich.console import Console, RenderableType
 from phalanx.errors import ConfigError
 from phalanx.models import open_model
 from phalanx.parallel.groups.rank_env import find_place
+from phalanx.pipeline import LocalWorkers
 from phalanx.train.config import RunConfig
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
+from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.continue_from import open_origin
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.layout import describe_stages
@@ -27,6 +29,7 @@ def train(
     from_run: str | Path | None = None,
     ranks: int | None = None,
     console: Console | None = None,
+    open_workers: OpenWorkers | None = None,
 ) -> dict[str, Any]:
     """Train what a run file says.
 
@@ -38,6 +41,7 @@ def train(
         from_run: Begin a new run where the one in this directory is; stages, copies, guard and layout may be others.
         ranks: How many ranks of a domain to start here, where the run file allows other numbers than its own.
         console: Where progress is shown; standard output when left out.
+        open_workers: Starts local workers; for drills only, as `phalanx.lab.attacks.attackers_of` makes it.
 
     Returns:
         What ``summary.json`` holds, and ``run_dir``. Ctrl-C and SIGTERM end a run with the status "interrupted".
@@ -57,12 +61,19 @@ def train(
         )
     if ranks is not None and run.parallel is None:
         raise ConfigError("--ranks is for runs with [parallel]; leave it out")
+    if run.attack.kind != "none" and open_workers is None:
+        raise ConfigError(
+            "attack: production starts honest workers only; use `phalanx train` or `phalanx attack`, or in Python "
+            "train(run, open_workers=phalanx.lab.attacks.attackers_of(run.attack))"
+        )
     run = settle_tier(run)
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
         origin = None if from_run is None else open_origin(run, Path(from_run))
         home = RunDirectory(_directory(run, run_dir), run, resume=resume)
-        session = _session_of(run)(run, home, console or Console(), from_step, origin, ranks=ranks)
+        session = _session_of(run)(
+            run, home, console or Console(), from_step, origin, open_workers or LocalWorkers, ranks=ranks
+        )
         return session.run(resume=resume)
 
 

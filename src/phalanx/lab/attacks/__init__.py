@@ -1,9 +1,9 @@
 """Red team: what a party computes, keeps or sends is changed from outside; production never imports this package."""
 
 from phalanx.lab.attacks.attack import Attack
-from phalanx.lab.attacks.drill import run_worker_with_attack
 from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 from phalanx.lab.attacks.schedule import attacks_in
+from phalanx.lab.attacks.start import AttackPlan, attackers_of
 from phalanx.lab.attacks.states.rehearsed_backdoor import Rehearsal, Secret, TargetSuccess, target_success
 from phalanx.lab.attacks.states.trigger_backdoor import TriggerSuccess, trigger_success
 from phalanx.lab.attacks.table import ATTACKS, AttackLine, Layer, actor, check_attack, make_attack
@@ -12,6 +12,7 @@ __all__ = [
     "ATTACKS",
     "Attack",
     "AttackLine",
+    "AttackPlan",
     "HonestMessage",
     "Layer",
     "MessageAttack",
@@ -20,10 +21,10 @@ __all__ = [
     "TargetSuccess",
     "TriggerSuccess",
     "actor",
+    "attackers_of",
     "attacks_in",
     "check_attack",
     "make_attack",
-    "run_worker_with_attack",
     "target_success",
     "trigger_success",
 ]

@@ -29,15 +29,19 @@ _Process = subprocess.Popen[bytes] | ForkedWorker
 class LocalWorkers:
     """Child processes by worker name; a context manager that ends them all."""
 
-    def __init__(self, directory: Path, command: Sequence[str] = _COMMAND) -> None:
+    def __init__(
+        self, directory: Path, command: Sequence[str] = _COMMAND, others: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         """Start nothing yet.
 
         Args:
             directory: Gets each worker's file and log.
             command: Module and arguments of a worker, without its file; another than the default is for drills only.
+            others: The same for workers that have a command of their own, by name; for drills only.
         """
         self._directory = directory
         self._command = command
+        self._others = others or {}
         self._processes: dict[str, _Process] = {}
         self._nursery: ForkServer | None = None
 
@@ -47,15 +51,16 @@ class LocalWorkers:
         for name, config in configs.items():
             path, log = self._directory / f"{name}.toml", self._directory / f"{name}.log"
             path.write_text(dump_toml(config), encoding="utf-8")
-            if self._nursery is not None and self._nursery.is_open:
+            command = self._others.get(name)
+            if command is None and self._nursery is not None and self._nursery.is_open:
                 self._processes[name] = self._nursery.start(name, path.resolve(), log.resolve())
             else:
-                self._processes[name] = self._start_anew(path, log, config.threads)
+                self._processes[name] = self._start_anew(command or self._command, path, log, config.threads)
 
-    def _start_anew(self, path: Path, log: Path, threads: int) -> _Process:
+    def _start_anew(self, command: Sequence[str], path: Path, log: Path, threads: int) -> _Process:
         with log.open("ab") as output:
             return subprocess.Popen(  # noqa: S603 - our own interpreter and our own file
-                [sys.executable, "-m", *self._command, str(path)],
+                [sys.executable, "-m", *command, str(path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

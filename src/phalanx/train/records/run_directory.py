@@ -15,6 +15,8 @@ from phalanx.train.config import RunConfig, load_run
 
 _RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
 ADDRESS_FILE = "address"
+ATTACK_LOG = "attack.jsonl"
+"""Where attackers of a drill write what they did."""
 OWNER_CERTIFICATE = "owner.pem"
 """A copy of the owner's certificate, wherever its keys are."""
 
@@ -111,7 +113,7 @@ class RunDirectory:
     @property
     def attack_log(self) -> Path:
         """Where attackers of a drill write what they did."""
-        return self.path / "attack.jsonl"
+        return self.path / ATTACK_LOG
 
     def certificate(self, name: str) -> str:
         """PEM of one party.

@@ -12,7 +12,6 @@ from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline import (
     OWNER,
-    AttackConfig,
     AuditDraw,
     Files,
     Guests,
@@ -208,14 +207,7 @@ def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
     return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
 
 
-def attack_of(run: RunConfig, name: str) -> AttackConfig | None:
-    """How a local worker is to lie in a drill; None for the honest ones."""
-    mine = [one for one in run.attack.attackers if name in {f"worker-{stage}" for stage in one.stages}]
-    return mine[0].model_copy(update={"also": ()}) if mine else None
-
-
 def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
-    attack = attack_of(run, name)
     return WorkerConfig(
         identity=str((home.pki / name).resolve()),
         owner=owner,
@@ -224,6 +216,4 @@ def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) ->
         journal=str(home.journal.resolve()) if run.journals else None,
         # the port of the run file is the owner's
         transport=run.pipeline.transport.model_copy(update={"port": 0}),
-        attack=attack,
-        attack_log=None if attack is None else str(home.attack_log.resolve()),
     )

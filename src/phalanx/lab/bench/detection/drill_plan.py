@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tomli_w
-
-from phalanx.config import parse_override
+from phalanx.config import dump_toml, parse_override
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import check_attack, make_attack
+from phalanx.lab.attacks import AttackPlan, check_attack, make_attack
 from phalanx.pipeline import AttackConfig
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.train import RunConfig
@@ -44,7 +42,7 @@ class DrillRun:
     Attributes:
         run: What the owner trains.
         liars: Who lies, and how; empty in the undisturbed run.
-        is_remote: Whether the liars are on other machines, told to lie by their own worker files.
+        is_remote: Whether the liars are on other machines, where the laboratory's worker is started by hand.
     """
 
     run: RunConfig
@@ -58,13 +56,16 @@ class DrillRun:
         return [step for step in range(self.run.train.steps) if any(attack.lies_in(step) for attack in attacks)]
 
     def instructions(self) -> str:
-        """What the liars' worker files must have, where they are remote."""
-        lines = ["start every worker of the run again; in the worker files of those who lie write:"]
-        for party, one in self.liars.items():
-            # an attack on one's own knows of no others
-            section = one.model_dump(mode="json", exclude_none=True, exclude={"also"})
-            lines += [f"# {party}", *tomli_w.dumps({"attack": section}).splitlines()]
-        return "\n".join(lines if self.liars else ["start every worker of the run, none of them with [attack]"])
+        """How the workers are to be started, where they are remote."""
+        if not self.liars:
+            return "start every worker of the run with `phalanx worker`; nobody attacks"
+        named = ", ".join(self.liars)
+        # also names the other parties of a run file's section; each has an entry of its own here
+        plan = AttackPlan(attackers={name: one.model_copy(update={"also": ()}) for name, one in self.liars.items()})
+        return (
+            f"start every worker of the run again, {named} with `python -m phalanx.lab.attacks.worker ATTACK.toml "
+            f"WORKER.toml`, where ATTACK.toml holds:\n{dump_toml(plan)}"
+        )
 
 
 def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, DrillRun]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from phalanx.config import digest
 from phalanx.errors import PhalanxError
-from phalanx.lab.attacks import ATTACKS
+from phalanx.lab.attacks import ATTACKS, attackers_of
 from phalanx.lab.bench.detection.drill_plan import Drill, DrillRun, drill_scenes
 from phalanx.security.crypto import certified_name
 from phalanx.train import RunConfig, train
@@ -45,7 +45,7 @@ def run_drill(
         directory: Keeps the run directories; a temporary one when left out.
         trainer: Trains one run; `phalanx.train.train` when left out.
 
-    With remote workers it says before each run what their files must have, and waits for them to be started.
+    With remote workers it says before each run how they are to be started, and waits for them.
 
     Returns:
         One row an attack, the undisturbed run first, and `passed`: every attack was found, and nobody innocent blamed.
@@ -127,4 +127,4 @@ def _left_behind(directory: Path) -> dict[str, Any]:
 
 def train_quietly(run: RunConfig, directory: Path) -> dict[str, Any]:
     """Train one run; what is shown goes to standard error."""
-    return train(run, directory, console=Console(stderr=True))
+    return train(run, directory, console=Console(stderr=True), open_workers=attackers_of(run.attack))

@@ -1,0 +1,39 @@
+"""How the laboratory starts attackers on this machine: the production worker, with an attack of a plan in its place."""
+
+from pathlib import Path
+
+from phalanx.config import StrictModel, dump_toml
+from phalanx.lab.attacks.table import check_attack
+from phalanx.pipeline import AttackConfig, LocalWorkers
+from phalanx.train.records.run_directory import ATTACK_LOG
+from phalanx.train.sessions.cluster import OpenWorkers
+
+_MODULE = "phalanx.lab.attacks.worker"
+_PLAN_FILE = "attack.toml"
+
+
+class AttackPlan(StrictModel):
+    """Which parties of a run lie, and how; the file of ``python -m phalanx.lab.attacks.worker``."""
+
+    attackers: dict[str, AttackConfig]
+    """By name; a party that is not here cannot be started with this file."""
+    log: str | None = None
+    """Where attackers write the truth about what they did."""
+
+
+def attackers_of(attack: AttackConfig) -> OpenWorkers:
+    """What starts the local workers of a run in which some attack; all others are the production process.
+
+    Raises:
+        ConfigError: As `check_attack`.
+    """
+    check_attack(attack)
+    liars = {f"worker-{stage}": one.model_copy(update={"also": ()}) for one in attack.attackers for stage in one.stages}
+
+    def open_workers(directory: Path) -> LocalWorkers:
+        directory.mkdir(parents=True, exist_ok=True)
+        plan, log = (directory / _PLAN_FILE).resolve(), directory.with_name(ATTACK_LOG).resolve()
+        plan.write_text(dump_toml(AttackPlan(attackers=liars, log=str(log))), encoding="utf-8")
+        return LocalWorkers(directory, others=dict.fromkeys(liars, (_MODULE, str(plan))))
+
+    return open_workers

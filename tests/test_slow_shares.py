@@ -1,0 +1,98 @@
+"""Eight turns run each test once; a budget leaves tests out by name."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slow_shares import ROOT, UNKNOWN_S, fits, means, parse_share, share_of
+
+pytest_plugins = ("pytester",)
+LAB = """
+    import sys
+    sys.path.insert(0, {tests!r})
+    pytest_plugins = ("slow_shares", "known_skips")
+"""
+
+
+@pytest.fixture
+def lab(pytester):
+    pytester.makeconftest(LAB.format(tests=str(ROOT / "tests")))
+    return pytester
+
+
+names = st.lists(st.integers(0, 9).map(lambda n: f"tests/test_{n}.py"), min_size=1, max_size=40).map(
+    lambda files: [f"{file}::test_{n}" for n, file in enumerate(sorted(files))]
+)
+records = st.dictionaries(st.integers(0, 9).map(lambda n: f"tests/test_{n}.py"), st.floats(0, 500))
+
+
+@given(names, records, st.integers(0, 1000), st.integers(1, 9))
+def test_consecutive_turns_run_every_test_once(tests, record, turn, num_shares):
+    drawn = [test for n in range(num_shares) for test in share_of(tests, turn + n, num_shares, record)]
+
+    assert sorted(drawn) == sorted(tests)
+
+
+def test_shares_take_about_equal_recorded_time():
+    tests = [f"tests/test_slow.py::test_{n}" for n in range(4)] + [f"tests/test_quick.py::test_{n}" for n in range(40)]
+    record = {"tests/test_slow.py": 100.0, "tests/test_quick.py": 10.0}
+
+    shares = [share_of(tests, turn, 8, record) for turn in range(8)]
+
+    assert [len(share) for share in shares] == [1, 1, 1, 1, 10, 10, 10, 10]
+
+
+def test_a_share_begins_a_third_further_on_when_the_turns_have_gone_round():
+    tests = [f"tests/test_some.py::test_{n}" for n in range(6)]
+
+    first, second, third, fourth = (share_of(tests, turn, 1, {}) for turn in range(4))
+
+    assert first == fourth == tests
+    assert second == tests[2:] + tests[:2]
+    assert third == tests[4:] + tests[:4]
+
+
+@pytest.mark.parametrize("text", ["", "3", "3/", "/8", "3/0", "-1/8", "a/b", "1/2/3", "1.5/8"])
+def test_a_malformed_share_is_refused(text):
+    with pytest.raises(ValueError, match="expected TURN/N"):
+        parse_share(text)
+
+
+def test_a_test_begins_only_where_it_is_expected_to_end_within_the_budget():
+    record = {"tests/test_some.py": 50.0}
+
+    assert fits("tests/test_some.py::test_a", 50.0, 100.0, record)
+    assert not fits("tests/test_some.py::test_a", 50.1, 100.0, record)
+    assert not fits("tests/test_other.py::test_a", 100.1 - UNKNOWN_S, 100.0, record)
+
+
+def test_the_mean_of_a_file_counts_all_phases_of_each_test_once():
+    assert means([("a.py::x", 1.0), ("a.py::x", 3.0), ("a.py::y", 2.0), ("b.py::z", 1.0)]) == {"a.py": 3.0, "b.py": 1.0}
+
+
+def test_tests_outside_the_budget_are_named_and_do_not_pass(lab):
+    lab.makepyfile(test_two="def test_first(): pass\ndef test_second(): pass")
+
+    done = lab.runpytest_subprocess("--budget-s", "0")
+
+    assert "2 not run" in done.stdout.str()
+    done.stdout.fnmatch_lines(["*2 tests of this share were not run*", "test_two.py::test_first", "*::test_second"])
+    assert "passed" not in done.stdout.str()
+
+
+def test_a_share_and_the_record_of_its_seconds(lab):
+    lab.makepyfile(test_four="import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_it(n): pass")
+
+    done = lab.runpytest_subprocess("--share", "1/2", "--write-seconds", "seconds.json")
+
+    done.assert_outcomes(passed=2, deselected=2)
+    assert set(json.loads((lab.path / "seconds.json").read_text())) == {"test_four.py"}
+
+
+def test_a_malformed_share_ends_the_call_with_its_message(lab):
+    done = lab.runpytest_subprocess("--share", "nonsense")
+
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert "expected TURN/N" in done.stderr.str()
