@@ -25,7 +25,7 @@ KINDS: Mapping[Direction, str] = MappingProxyType({"forward": "forward_sign_flip
 
 
 @dataclass(frozen=True)
-class AttackPlan:
+class LieSchedule:
     """Who lies in which attempt at which step; the same for every arm of one seed.
 
     Attributes:
@@ -69,7 +69,7 @@ class Attacker:
         lies: Every falsified message.
     """
 
-    plan: AttackPlan | None
+    plan: LieSchedule | None
     attempt: int = 0
     removed: set[int] = field(default_factory=set)
     lies: list[FalsifiedMessage] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Attacker:
 class _PartyOfMany(MessageAttack):
     """One of the project's attacks, told when to lie by the plan that all parties share."""
 
-    def __init__(self, attacker: Attacker, plan: AttackPlan, party: int) -> None:
+    def __init__(self, attacker: Attacker, plan: LieSchedule, party: int) -> None:
         found = make_attack(AttackConfig(kind=KINDS[plan.direction], seed=plan.seed), f"stage-{party}", None)
         if not isinstance(found, MessageAttack):
             raise ConfigError(f"attack: {found.config.kind!r} does not falsify messages; choose one that does")

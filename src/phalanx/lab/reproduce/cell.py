@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.data import BatchLoader, Corpus, validation_batches
 from phalanx.errors import NonFiniteLossError
 from phalanx.lab.reproduce.arms import ARMS, HONEST, Arm, ArmInputs
-from phalanx.lab.reproduce.attacker import Attacker, AttackPlan, Direction
+from phalanx.lab.reproduce.attacker import Attacker, Direction, LieSchedule
 from phalanx.lab.reproduce.workload import BATCH_SIZE, STAGES, steps_per_epoch
 from phalanx.models import open_model
 from phalanx.pipeline import StepInputs
@@ -49,7 +49,7 @@ class TableCell:
         """Whoever attacks; the coins depend on the seed, the direction and the rate, not on the arm."""
         if self.arm in HONEST or self.direction is None or self.rate is None:
             return Attacker(None)
-        return Attacker(AttackPlan(self.direction, self.rate, tuple(range(1, STAGES - 1)), self.seed))
+        return Attacker(LieSchedule(self.direction, self.rate, tuple(range(1, STAGES - 1)), self.seed))
 
 
 @dataclass
