@@ -23,7 +23,7 @@ RUN_CODE_CALLS = {("torch", "load"), ("torch", "save"), ("multiprocessing", "Que
 RUN_CODE_OPTIONS = {"allow_pickle", "trust_remote_code"}
 RED_TEAM = {"lab", "testing"}
 PARTICIPLE = re.compile(r"[A-Z][a-z]+(ing|ed)|Built|Held|Kept|Known|Left|Lost|Made|Met|Sent|Shown|Told|Withheld")
-NOUNS = {"Binding", "Encoding", "Ranking"}
+NOUNS = {"Binding", "Encoding", "Need", "Ranking"}
 """Nouns of the field that end like a participle."""
 PARTICIPLES_LEFT = {
     *("Applied", "Committed", "Fetched", "Measured", "Missing", "Pending", "Prepared", "Received", "Sent", "Signed"),

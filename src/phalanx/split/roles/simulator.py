@@ -26,7 +26,7 @@ from phalanx.split.roles.client import Feedback, Parcel, SplitClient, client_of,
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.parts import Front, FrontPart, build_back
-from phalanx.split.training.task import NextToken, Task
+from phalanx.split.training.task import NextToken, SplitTask
 from phalanx.split.training.trainer import BackTrainer
 
 _Taken = TypeVar("_Taken")
@@ -147,7 +147,7 @@ class SplitSimulator:
     def __init__(
         self,
         scene: SplitScenario,
-        task: Task | None = None,
+        task: SplitTask | None = None,
         host: Host = honest_host,
         attester: Attester | None = None,
         front: Front | None = None,

@@ -17,7 +17,7 @@ from phalanx.optimizers import (
     learning_rate,
 )
 from phalanx.split.training.measured import HeldOutScores
-from phalanx.split.training.task import Task
+from phalanx.split.training.task import SplitTask
 
 
 class BackTrainer:
@@ -40,7 +40,7 @@ class BackTrainer:
     """
 
     def __init__(
-        self, back: StageModule, task: Task, optimizer: OptimizerConfig, total_steps: int, seed: int = 0
+        self, back: StageModule, task: SplitTask, optimizer: OptimizerConfig, total_steps: int, seed: int = 0
     ) -> None:
         self.back, self.task = back, task
         head = task.put_head(back)
