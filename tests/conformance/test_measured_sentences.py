@@ -82,14 +82,14 @@ def preset(name: str, microbatches: int) -> Callable[[Result], Sequence[object]]
 
 
 def met_at_once(result: Result) -> Sequence[object]:
-    rows = [row for row in result["rows"] if row["attacked_steps"]]
+    rows = [row for row in result["rows"] if row["attacked_steps"] and row["guard"] == "standard"]
     same = sum(row["steps_to_detection"] == 0 for row in rows)
     return [same, len(rows), sum(row["bit_identical"] for row in rows), len(rows)]
 
 
 def accused(result: Result) -> Sequence[object]:
     found = result["false_accusations_per_million"]
-    return [found["false_accusations"], found["audited_messages"]]
+    return [found["false_accusations"], found["audited_messages_of_honest_companies"], found["audited_messages"]]
 
 
 def restarted(result: Result) -> Sequence[object]:
@@ -148,7 +148,7 @@ def honest_again(result: Result) -> Sequence[object]:
 
 
 PRESET_ROW = "| `{}`, {} | {:.1f} % | {:.1f} % | {:.1f} % | {:.1f} for {:.1f} | {:.1f} % | {:.2f} |"
-PRESETS, STANDARD = "overhead-presets-cpu-2cores.json", "detection-standard-partial-cpu-2cores-busy.json"
+PRESETS, STANDARD = "overhead-presets-cpu-2cores.json", "detection-partial-cpu-2cores-busy.json"
 SPLIT, DEFENCE = "split-cpu-2cores-quick.json", "reproduce-defence-small-cpu-2cores-busy.json"
 FIGURES = (
     Figures(
@@ -182,7 +182,12 @@ FIGURES = (
         "{} of {} met in the first step in which anybody lied, {} of {} with the bits of the undisturbed run",
         met_at_once,
     ),
-    Figures("docs/benchmarks.md", STANDARD, "**{} false accusations in {:,} audited messages**", accused),
+    Figures(
+        "docs/benchmarks.md",
+        STANDARD,
+        "**{} false accusations, in {:,} audited messages of honest companies and {:,} in all**",
+        accused,
+    ),
     Figures(
         "docs/reproduction.md",
         DEFENCE,
