@@ -92,10 +92,22 @@ def accused(result: Result) -> Sequence[object]:
     return [found["false_accusations"], found["audited_messages_of_honest_companies"], found["audited_messages"]]
 
 
+def in_processes(result: Result) -> Sequence[object]:
+    rows = result["rows"]
+    assert {row["false_accusations"] for row in rows} == {0}
+    return [sum(row["detected"] for row in rows), len(rows), sum(row["bit_identical"] for row in rows)]
+
+
 PRESET_ROW = "| `{}`, {} | {:.1f} % | {:.1f} % | {:.1f} % | {:.1f} for {:.1f} | {:.1f} % | {:.2f} |"
 PRESETS, STANDARD = "overhead-presets-cpu-2cores.json", "detection-partial-cpu-2cores-busy.json"
 SPLIT, DEFENCE = "split-cpu-2cores-quick.json", "reproduce-defence-small-cpu-2cores-busy.json"
 FIGURES = (
+    Figures(
+        "docs/benchmarks.md",
+        "detection-processes-partial-cpu-2cores-busy.json",
+        "{} of {} companies named their liar, {} ended with the bits of the undisturbed run",
+        in_processes,
+    ),
     Figures(
         "docs/sealed_split.md",
         SPLIT,
