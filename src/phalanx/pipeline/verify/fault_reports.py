@@ -41,7 +41,7 @@ class FaultReports:
             self._docket.observe("fault", {"party": sender, **said, "number": number})
 
     def _judge(self, received: Received, fault: Fault) -> Judgement | None:
-        """A tensor that is wrong whatever its bytes are names its sender; a header that nobody sent, who shows it."""
+        """Judge a tensor that is wrong whatever its bytes are by its sender, a header that none sent by the reporter."""
         docket, sender = self._docket, received.sender
         if fault.evidence is None or fault.epoch != docket.ledger.epoch or fault.about == OWNER:
             return None
