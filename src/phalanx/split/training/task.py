@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from phalanx.models import StageModule
 from phalanx.objectives import OBJECTIVES
 from phalanx.split.training.classification import Classification
-from phalanx.split.training.measured import Measured
+from phalanx.split.training.measured import HeldOutScores
 
 
-class Task(Protocol):
+class SplitTask(Protocol):
     """One objective with its head, inside the enclave."""
 
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
@@ -27,7 +27,7 @@ class Task(Protocol):
         """
         ...
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `loss`, of held-out rows, without a gradient; with the answers to who sent them.
 
         Raises:
@@ -53,13 +53,13 @@ class NextToken:
         return {}
 
     def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-        """As `Task` says."""
+        """As `SplitTask` says."""
         return OBJECTIVES["causal_lm"](back(hidden), labels)
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
-        """As `Task` says."""
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+        """As `SplitTask` says."""
         loss, targets = self.loss(back, hidden, labels)
-        return Measured(float(loss), targets)
+        return HeldOutScores(float(loss), targets)
 
     def num_answers(self, rows: int) -> int:
         """Nobody is told what comes next."""
@@ -71,12 +71,12 @@ class NextToken:
         return (rows, seq)
 
 
-def _next_token(num_classes: int) -> Task:
+def _next_token(num_classes: int) -> SplitTask:
     del num_classes
     return NextToken()
 
 
-TASKS: Mapping[str, Callable[[int], Task]] = MappingProxyType(
+TASKS: Mapping[str, Callable[[int], SplitTask]] = MappingProxyType(
     {"causal_lm": _next_token, "classification": Classification}
 )
 """By the name of the objective; the argument is the number of classes, 0 where there are none."""

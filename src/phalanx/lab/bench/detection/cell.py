@@ -24,7 +24,7 @@ Schedule = Literal["gpipe", "1f1b"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class DetectionCell:
     """One company to play.
 
     Attributes:
