@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from phalanx.split.training.classification import Classification
     from phalanx.split.training.measured import Measured
     from phalanx.split.training.parts import Front, FrontPart, build_back, cut_model
-    from phalanx.split.training.task import TASKS, NextToken, Task
+    from phalanx.split.training.task import TASKS, NextToken, Task, task_of
     from phalanx.split.training.trainer import BackTrainer
 
 _HOMES = {
@@ -33,7 +33,7 @@ _HOMES = {
     "handshake.meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
     "training.parts": ("Front", "FrontPart", "build_back", "cut_model"),
     "roles.simulator": ("Crossing", "Host", "Scene", "SimulatedStep", "SplitSimulator", "honest_host"),
-    "training.task": ("TASKS", "NextToken", "Task"),
+    "training.task": ("TASKS", "NextToken", "Task", "task_of"),
     "training.trainer": ("BackTrainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -71,6 +71,7 @@ __all__ = [
     "cut_model",
     "honest_host",
     "microbatches_of",
+    "task_of",
 ]
 
 

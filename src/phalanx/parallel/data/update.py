@@ -12,6 +12,7 @@ from phalanx.optimizers import OptimizerConfig, moment_shapes
 from phalanx.parallel.config import SHARED_GRADIENTS
 from phalanx.parallel.data.parameters import Held, local
 from phalanx.parallel.groups.mesh import Domain
+from phalanx.planner.model.optimizers import OPTIMIZERS
 
 _OPTIMIZER_STATE_ALONE = 1
 _STEP = "step"
@@ -78,7 +79,7 @@ class Update:
         if self._zero is not None and not self._is_mine(one.parameter):
             return None
         kept = self._state.setdefault(one.parameter, {})
-        if self._config.kind != "sgd":
+        if OPTIMIZERS[self._config.kind].counts_steps:
             kept[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
         value: Tensor = kept.setdefault(name, self._nothing(one, name))
         return value
@@ -113,9 +114,9 @@ def _sharing() -> Any:
 
 
 def _settings(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
-    if config.kind == "sgd":
-        # torch's fused kernel has no rule for tensors that copies share
-        return torch.optim.SGD, {"lr": config.lr, "momentum": config.momentum, "fused": zero < SHARED_GRADIENTS}
-    if config.kind == "adafactor":
-        return torch.optim.Adafactor, {"lr": config.lr}
-    return torch.optim.AdamW, {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
+    line = OPTIMIZERS[config.kind]
+    said = {name: getattr(config, name) for name in line.settings}
+    if line.fused != "never":
+        said["fused"] = line.fused == "always" or zero < SHARED_GRADIENTS
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, line.torch_class)
+    return kind, said
