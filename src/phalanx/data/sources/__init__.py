@@ -4,7 +4,6 @@ import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -30,15 +29,13 @@ class SourceLine:
     open: Callable[[Any], Source]
 
 
-SOURCES: Mapping[str, SourceLine] = MappingProxyType(
-    {
-        "python_manual": SourceLine(PythonManualConfig, PythonManual),
-        "python_docstrings": SourceLine(PythonDocstringsConfig, PythonDocstrings),
-        "text": SourceLine(TextConfig, TextFiles),
-        "jsonl": SourceLine(JsonlConfig, JsonlFiles),
-        "html": SourceLine(HtmlConfig, HtmlFiles),
-    }
-)
+SOURCES: dict[str, SourceLine] = {
+    "python_manual": SourceLine(PythonManualConfig, PythonManual),
+    "python_docstrings": SourceLine(PythonDocstringsConfig, PythonDocstrings),
+    "text": SourceLine(TextConfig, TextFiles),
+    "jsonl": SourceLine(JsonlConfig, JsonlFiles),
+    "html": SourceLine(HtmlConfig, HtmlFiles),
+}
 
 
 def any_of(sources: Mapping[str, SourceLine]) -> Any:

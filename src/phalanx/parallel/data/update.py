@@ -36,7 +36,7 @@ class Update:
             for is_decayed, decay in ((True, config.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
-        kind, options = _settings(config, domain.config.zero)
+        kind, options = torch_optimizer(config, domain.config.zero)
         self._zero: Any = None
         if domain.config.zero == _OPTIMIZER_STATE_ALONE:
             self._zero = _sharing()(groups, kind, process_group=domain.copies, **options)
@@ -113,7 +113,8 @@ def _sharing() -> Any:
         return ZeroRedundancyOptimizer
 
 
-def _settings(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
+def torch_optimizer(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
+    """Torch's class of an optimizer and what it is told, at a level of ZeRO."""
     line = OPTIMIZERS[config.kind]
     said = {name: getattr(config, name) for name in line.settings}
     if line.fused != "never":

@@ -47,4 +47,4 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
     if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(f"{where}: model_type: found {family!r}; expected one of {', '.join(sorted(FAMILIES))}")
     keys, facts = ConfigKeys(config, where), FAMILIES[family]
-    return replace(facts.shape(keys), attention_dropout=keys.share(*facts.dropout))
+    return replace(facts.shape(keys), family=family, attention_dropout=keys.share(*facts.dropout))
