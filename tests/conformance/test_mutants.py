@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         "the offline judge before an eviction",
         "pipeline/owner/verdicts.py",
-        "            judge_evidence(path, pins)\n",
-        "            pins.in_run\n",
+        "            facts = judge_evidence(path, pins)\n",
+        '            facts = {"conclusion": pins.session}\n',
         PIPELINE + "test_verdicts.py::test_what_the_offline_judge_does_not_accept_evicts_nobody",
     ),
     Mutant(
@@ -195,8 +195,8 @@ MUTANTS = (
     Mutant(
         "L2 audit of messages",
         "pipeline/verify/audit_judgement.py",
-        "if output is not None and not self._matches(auditor, report, direction, output):",
-        "if output is not None and self._matches(auditor, report, direction, output):",
+        "if output is not None and not await self._matches(auditor, report, direction, output):",
+        "if output is not None and await self._matches(auditor, report, direction, output):",
         PIPELINE + "test_lying_stages.py::test_a_lie_about_one_microbatch_is_found_when_all_are_audited",
     ),
     Mutant(
@@ -392,9 +392,9 @@ MUTANTS = (
     ),
     Mutant(
         "L3 checkpoints of verified steps alone",
-        "pipeline/owner/engine.py",
-        "(set(self.shadows) - docket.agreed.keys() or docket.lagging is not None)",
-        "(set(self.shadows) - docket.agreed.keys())",
+        "pipeline/owner/verified_step.py",
+        "(set(docket.watched) - docket.agreed.keys() or docket.lagging is not None)",
+        "(set(docket.watched) - docket.agreed.keys())",
         PIPELINE + "test_commit_lag.py::test_a_checkpoint_never_holds_a_step_that_is_not_verified",
     ),
     Mutant(

@@ -113,7 +113,7 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
         return [] if letter.receiver == "owner" and fetched.source == 0 else [letter]
 
     company = make_company(tiny_run(), {1: Actor(tampering(nan), only(Fetched, hide))})
-    company.engine._courier.timeout_s = 1.0
+    company.engine._requests.timeout_s = 1.0
 
     company.run(2)
 
@@ -124,7 +124,7 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
 def test_a_liar_that_answers_nobody_is_named_by_what_others_have(make_company, honest_digest):
     lie = tampering(lambda direction, step, microbatch, tensor: -tensor if direction == "forward" else tensor)
     company = make_company(tiny_run(), {1: Actor(lie, only(Fetched, lambda letter, fetched: []))})
-    company.engine._courier.timeout_s = 1.0
+    company.engine._requests.timeout_s = 1.0
     started = company.clock.now()
 
     company.run(1)

@@ -181,7 +181,7 @@ def test_a_verdict_leaves_evidence_that_says_what_it_rests_on(make_company):
     company.run(2)
 
     (verdict,) = company.verdicts
-    path = company.engine._files.run_dir / verdict.evidence
+    path = company.run_dir / verdict.evidence
     record = json.loads(path.read_text())
     assert record["verdict"]["party"] == "worker-2"
     assert verdict.distance is not None

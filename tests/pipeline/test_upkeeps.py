@@ -105,7 +105,10 @@ def test_evidence_of_sent_weights_does_not_hold_against_who_sent_the_right_ones(
 
 
 def test_where_weights_are_not_compared_such_a_stage_gets_its_innocent_shadow_convicted(make_company, monkeypatch):
-    monkeypatch.setattr(SentState, "weigh", lambda self, stage, signed, taken: None)
+    async def acquit(self, stage, signed, taken):
+        return None
+
+    monkeypatch.setattr(SentState, "weigh", acquit)
     run = tiny_run(guard=UPDATE.model_copy(update={"audit_rate": 1.0}))
     company = saved_after(make_company(run, {1: sending_other_weights(2)}), 1)
 

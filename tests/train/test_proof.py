@@ -31,8 +31,11 @@ def make_company(cache, tmp_path_factory):
         company = MemoryCompany(run, tmp_path_factory.mktemp("company"), actors, cache=cache, draw=draw)
         made.append(company)
         company.__enter__()
-        note = company.engine._records._note
-        company.engine._records._note = lambda record: (note(record), company.events.append(("step", record)))
+        note = company.engine._books.noting.records._note
+        company.engine._books.noting.records._note = lambda record: (
+            note(record),
+            company.events.append(("step", record)),
+        )
         return company
 
     yield make

@@ -2,12 +2,13 @@
 
 from phalanx.errors import PeerLostError, VerificationError
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.needs import TensorsNeed, task
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.facts import StepFacts
 
 
-def collect_agreed(docket: StepFacts, courier: Requests, stage: int, purpose: Purpose) -> StageCopy:
+@task
+async def collect_agreed(docket: StepFacts, stage: int, purpose: Purpose) -> StageCopy:
     """Fetch a stage's state or weights from who holds it, or from the other copy where the holder does not bring it.
 
     Raises:
@@ -21,7 +22,7 @@ def collect_agreed(docket: StepFacts, courier: Requests, stage: int, purpose: Pu
         f"stage {stage}: {docket.holder(stage)} did not send its {purpose} in time"
     )
     for party in parties:
-        copy = _fetch(docket, courier, party, stage, purpose)
+        copy = await _fetch(docket, party, stage, purpose)
         if copy is not None and _is_agreed(docket, copy, purpose):
             return copy
         if copy is not None:
@@ -32,10 +33,10 @@ def collect_agreed(docket: StepFacts, courier: Requests, stage: int, purpose: Pu
     raise reason
 
 
-def _fetch(docket: StepFacts, courier: Requests, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
+async def _fetch(docket: StepFacts, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
     copy = StageCopy.empty(docket.plan, stage)
     request = FetchBulk(epoch=docket.ledger.epoch, step=docket.ledger.step, stage=stage, purpose=purpose)
-    found = courier.collect(party, request, copy.state() if purpose == "state" else copy.weights())
+    found = await TensorsNeed(party, request, copy.state() if purpose == "state" else copy.weights())
     if found is None:
         return None
     if purpose == "state":

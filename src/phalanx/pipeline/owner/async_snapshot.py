@@ -1,6 +1,6 @@
 """The state of all stages after one step, brought together for a checkpoint while the training goes on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -91,9 +91,9 @@ class Duplicates:
         of each stage in its holder's: 12 bytes per trained number in either place.
     """
 
-    def __init__(self, docket: StepFacts, courier: Requests, roles: Roles) -> None:
+    def __init__(self, docket: StepFacts, requests: Requests, roles: Roles) -> None:
         self._docket = docket
-        self._courier = courier
+        self._requests = requests
         self._roles = roles
         self._present: Duplicate | None = None
         self._shapes: dict[int, dict[str, Tensor]] = {}
@@ -108,7 +108,7 @@ class Duplicates:
                 duplicate._own[stage] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
             else:
                 request = FetchBulk(epoch=self._docket.ledger.epoch, step=num_steps, stage=stage, purpose="duplicate")
-                duplicate._orders[stage] = self._courier.order(party, request, self._expected(stage))
+                duplicate._orders[stage] = self._requests.order(party, request, self._expected(stage))
         if not self._docket.plan.guard.enabled:
             duplicate.agreed = {}
         return duplicate
@@ -119,8 +119,8 @@ class Duplicates:
         if duplicate is not None and duplicate.agreed is None and duplicate.num_steps == num_steps:
             duplicate.agreed = dict(self._docket.agreed)
 
-    def look(self) -> None:
-        """Give up a duplicate that somebody does not send, and forget one that is whole."""
+    def look(self, lost: Collection[str]) -> None:
+        """Give up a duplicate that a party, lost or slow, does not send, and forget one that is whole."""
         duplicate = self._present
         if duplicate is None:
             return
@@ -129,10 +129,10 @@ class Duplicates:
                 if order.num_steps != duplicate.num_steps:
                     self.abandon(f"stage {stage}: {order.party} sent a state of step {order.num_steps}")
                     return
-            elif self._courier.is_gone(order.party):
+            elif order.party in lost:
                 self.abandon(f"stage {stage}: {order.party} is gone")
                 return
-            elif self._courier.has_lapsed(order):
+            elif self._requests.has_lapsed(order):
                 self.abandon(f"stage {stage}: {order.party} did not send its state in time")
                 return
         if duplicate.is_whole:
@@ -146,7 +146,7 @@ class Duplicates:
 
     def _let_go(self) -> None:
         self._present = None
-        self._courier.forget_orders()
+        self._requests.forget_orders()
 
     def _expected(self, stage: int) -> Mapping[str, Tensor]:
         """Names, shapes and types; a stage is built once to know them."""

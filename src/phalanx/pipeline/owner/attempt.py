@@ -5,7 +5,7 @@ from collections.abc import Callable
 from phalanx.errors import PeerLostError
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.protocol.patience import Patience
+from phalanx.pipeline.protocol.needs import Turn, task
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 
@@ -16,21 +16,14 @@ class Attempts:
         silence: How long nothing has happened.
     """
 
-    def __init__(
-        self,
-        docket: StepFacts,
-        coordinator: Coordinator,
-        succession: Failover,
-        pump: Callable[[], None],
-        silence: Patience,
-    ) -> None:
-        self.silence = silence
+    def __init__(self, docket: StepFacts, coordinator: Coordinator, succession: Failover) -> None:
+        self.silence = succession.links.silence
         self._docket = docket
         self._coordinator = coordinator
         self._succession = succession
-        self._pump = pump
 
-    def run(self, is_finite: Callable[[], bool]) -> Judgement | None:
+    @task
+    async def run(self, is_finite: Callable[[], bool]) -> Judgement | None:
         """Wait until the step may be applied.
 
         Args:
@@ -48,7 +41,7 @@ class Attempts:
         while not self._coordinator.decided(may_lag=is_finite()) or (
             not is_finite() and self._coordinator.doubt_step()
         ):
-            judgement = self.go_on()
+            judgement = await self.go_on()
             if judgement is not None or self._succession.lost:
                 return judgement
             if self.silence.clock.wall() > deadline:
@@ -60,24 +53,24 @@ class Attempts:
         self.silence.end()
         return None
 
-    def go_on(self) -> Judgement | None:
+    async def go_on(self) -> Judgement | None:
         """Handle what has come and draw the conclusions; look for the reason where nothing comes."""
-        self._pump()
-        judgement = self._coordinator.advance()
+        await Turn()
+        judgement = await self._coordinator.advance()
         while judgement is None and self._coordinator.has_news:
             # to look for mail first would be to wait for some
-            judgement = self._coordinator.advance()
+            judgement = await self._coordinator.advance()
         if judgement is None and not self._succession.lost:
-            self._break_silence()
+            await self._break_silence()
         return judgement
 
-    def _break_silence(self) -> None:
+    async def _break_silence(self) -> None:
         """Nothing has come for longer than is honest: look for the reason, and replace who is silent."""
         if self.silence.is_time_to_knock():
             self._succession.knock()
         if not self._docket.plan.guard.enabled or not self.silence.too_long:
             return
-        name = self._coordinator.find_silent()
+        name = await self._coordinator.find_silent()
         self.silence.broken()
         if name is not None:
             self._succession.suspect(name, f"silent while the step waited for {self._coordinator.waiting_for()}")

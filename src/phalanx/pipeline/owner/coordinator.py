@@ -7,8 +7,8 @@ from phalanx.pipeline.assignment.assignment import Assignment, Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
 from phalanx.pipeline.protocol.messages import StateDigest
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.received import Received
-from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
@@ -35,19 +35,18 @@ class Coordinator:
         bytes_sent: Bytes by party and receiver, as each reported them last.
     """
 
-    def __init__(self, docket: StepFacts, post: Post, courier: Requests, draw: AuditDraw) -> None:
+    def __init__(self, docket: StepFacts, post: Post, draw: AuditDraw) -> None:
         self.docket = docket
-        self._courier = courier
-        self._referee = Referee(docket.plan, courier, docket.bits_decide)
-        self._audits = Audits(docket, post, courier, self._referee, draw)
-        bounds = GradientBounds(docket, courier, self._referee)
+        self._referee = Referee(docket.plan, docket.bits_decide)
+        self._audits = Audits(docket, post, self._referee, draw)
+        bounds = GradientBounds(docket, self._referee)
         self._updates = StateJudgement(docket, self._referee, bounds)
         self._faults = FaultReports(docket)
         self._intake = ClaimRecorder(docket, self._audits, self._updates, self._faults)
         self.ready, self.usage, self.busy = self._intake.ready, self._intake.usage, self._intake.busy
         self.bytes_sent, self._convictions = self._intake.bytes_sent, self._intake.convictions
         self._owner_audits = OwnerAudits(docket, self._referee, bounds)
-        self._inquest = StallDiagnosis(docket, courier, post)
+        self._inquest = StallDiagnosis(docket)
         self._has_news = True
 
     @property
@@ -102,18 +101,20 @@ class Coordinator:
     def _reset(self, ledger: StepLedger) -> None:
         self.docket.ledger = ledger
         self.docket.sample.renew()
-        self._courier.forget_silence()
+        # what was not answered before says nothing about this attempt
+        self.docket.unanswered.clear()
         self._updates.forget()
         self._audits.reset()
         self._convictions.clear()
         self._has_news = True
 
-    def advance(self) -> Judgement | None:
+    @task
+    async def advance(self) -> Judgement | None:
         """Draw what conclusions can be drawn now; the first guilty party ends it."""
         if not (self._has_news or self.docket.proved):
             return None
         self._has_news, before = False, self._conclusions()
-        judgement = self._conclude()
+        judgement = await self._conclude()
         # one conclusion may be what another one waits for
         self._has_news = self._has_news or judgement is not None or self._conclusions() != before
         return judgement
@@ -126,7 +127,7 @@ class Coordinator:
         late = [number for each in self.docket.open_ledgers for number in (len(each.reports), len(each.steps_agreed))]
         return (*agreed, *asked, *late, len(ledger.whole_norms), len(self._audits.screened))
 
-    def _conclude(self) -> Judgement | None:
+    async def _conclude(self) -> Judgement | None:
         docket = self.docket
         while docket.proved:
             proved = docket.proved.pop(0)
@@ -136,11 +137,11 @@ class Coordinator:
         if judgement is not None or not docket.plan.guard.enabled:
             return judgement
         judgement = (
-            self._updates.weigh_states()
-            or self._audits.weigh()
-            or self._updates.weigh_gradients()
-            or self._updates.weigh_step_audits()
-            or self._audit_as_owner()
+            await self._updates.weigh_states()
+            or await self._audits.weigh()
+            or await self._updates.weigh_gradients()
+            or await self._updates.weigh_step_audits()
+            or await self._audit_as_owner()
         )
         if judgement is not None:
             return judgement
@@ -204,7 +205,8 @@ class Coordinator:
         done = (len(ledger.commits), len(ledger.held), len(docket.agreed), said, len(self.ready))
         return (*done, *self._audits.progress)
 
-    def find_silent(self) -> str | None:
+    @task
+    async def find_silent(self) -> str | None:
         """Nothing has come for long: hand on what is stuck, and name who is to be replaced, if anybody."""
         docket = self.docket
         late = [
@@ -215,7 +217,8 @@ class Coordinator:
             if party == docket.holder(stage) or not docket.plan.guard.one_optimizer
         ]
         audits = self._audits
-        return self._inquest.find(Missing(late, list(audits.screened.values()), self._updates.unsent, audits.said))
+        missing = Missing(late, list(audits.screened.values()), self._updates.unsent, audits.said)
+        return await self._inquest.find(missing)
 
     def waiting_for(self) -> str:
         """What is still missing, for a message to the user."""
@@ -239,7 +242,7 @@ class Coordinator:
 
     # --- audits -------------------------------------------------------------------------------------------
 
-    def _audit_as_owner(self) -> Judgement | None:
+    async def _audit_as_owner(self) -> Judgement | None:
         """Last of all, when the auditors have said what they say."""
         docket, ledger = self.docket, self.ledger
         docket.proved += self._owner_audits.weigh_states()
@@ -251,7 +254,8 @@ class Coordinator:
             ledger.num_audits += docket.plan.microbatches
             ledger.owners_audits.remove(stage)
             ledger.owner_audited.add(stage)
-            docket.proved += self._owner_audits.run(stage)
+            found = await self._owner_audits.run(stage)
+            docket.proved += found
             if docket.proved:
                 return docket.proved.pop(0)
         return None

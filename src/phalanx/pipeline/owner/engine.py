@@ -17,18 +17,19 @@ from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.agreed_state import collect_agreed
 from phalanx.pipeline.owner.async_snapshot import Duplicate, Duplicates
-from phalanx.pipeline.owner.attempt import Attempts
 from phalanx.pipeline.owner.coordinator import Coordinator
-from phalanx.pipeline.owner.event_loop import Dispatcher
-from phalanx.pipeline.owner.failover import Failover, Office
+from phalanx.pipeline.owner.event_loop import EventLoop
+from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.journal_notes import JournalNotes
-from phalanx.pipeline.owner.step_outcome import Outcome
+from phalanx.pipeline.owner.links import OwnerLinks
+from phalanx.pipeline.owner.step_books import StepBooks
 from phalanx.pipeline.owner.step_result import StepResult
 from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Purpose, Shutdown, StateDigest
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.patience import Awake, Patience
 from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.running_costs import BytesByLink, RunningCosts
@@ -82,70 +83,35 @@ class PipelineEngine:
     ) -> None:
         self.plan = plan
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
-        self._mail = Mailbox(owner, endpoint)
-        self._files = files
-        self._party = Party(OWNER, plan, self._mail.post, self._mail.statements, self.timer)
+        clock = Awake() if clock is None else clock
+        mail = Mailbox(owner, endpoint)
+        self.lives = members.lives or Incarnations(endpoint, members.names, members.returns)
+        self._links = OwnerLinks(endpoint, mail, self.lives, Patience(30.0, clock))
+        endpoint.allowances.each = allowance_of(plan)
+        self._party = Party(OWNER, plan, mail.post, mail.statements, self.timer)
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
         self._party.report_usage(RunningCosts(self.timer, endpoint))
-        self._clock = Awake() if clock is None else clock
-        silence = Patience(30.0, self._clock)
-        self._courier = Requests(self._mail.post, self._pump, self._clock, timeout_s=30.0)
-        endpoint.allowances.each = allowance_of(plan)
-        self._courier.expect = lambda party, messages, size_bytes: endpoint.allowances.grant(
-            party, messages, size_bytes + messages * answer_bytes(plan)
-        )
-        self._docket = StepFacts(plan, self._mail.statements, files.observe, classes=members.classes)
-        self.lives = members.lives or Incarnations(endpoint, members.names, members.returns)
-        self._newcomers = LateJoins(members, plan, self._mail, endpoint, files.observe, self.lives)
-        self._coordinator = Coordinator(self._docket, self._mail.post, self._courier, draw)
-        self._endpoint = endpoint
-        office = Office(
-            docket=self._docket,
-            coordinator=self._coordinator,
-            courier=self._courier,
-            mail=self._mail,
-            endpoint=endpoint,
-            pump=self._pump,
-            silence=silence,
-            lives=self.lives,
-            owed_by=self._party.roles.owed_by,
-        )
-        self._succession = Failover(office, members, files)
+        self._docket = StepFacts(plan, mail.statements, files.observe, classes=members.classes)
+        self._coordinator = Coordinator(self._docket, mail.post, draw)
+        self._succession = Failover(self._docket, self._coordinator, self._links, self._party.roles, members, files)
+        self._requests = Requests(mail.post, clock, endpoint.allowances, answer_bytes(plan))
+        self._books = self._open_books(members, files)
+        self._newcomers = LateJoins(members, plan, mail, endpoint, files.observe, self.lives)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
-        self._attempts = Attempts(self._docket, self._coordinator, self._succession, self._pump, silence)
-        self._courier.is_gone = lambda party: party in self._succession.lost
-        self._records = StepRecords(self._docket, endpoint.run, lambda: self._succession.testimony, files.note_step)
-        self._noting = JournalNotes(self._docket, self._party, files.note_verified, self._records)
-        self._duplicates = Duplicates(self._docket, self._courier, self._party.roles)
-        self._outcome = Outcome(self._docket, self._party)
-        self._reception = Dispatcher(
-            mail=self._mail,
-            courier=self._courier,
-            newcomers=self._newcomers,
-            lives=self.lives,
-            succession=self._succession,
-            coordinator=self._coordinator,
-            party=self._party,
-            silence=silence,
-            noting=self._noting,
-            observe=files.observe,
-            sample=self._docket.sample,
-            timer=self.timer,
+        self._stepping = VerifiedStep(self._docket, self._coordinator, self._succession, self._party, self._books)
+        self._loop = EventLoop(
+            self._requests, self._newcomers, self._succession, self._coordinator, self._party, self._books
         )
-        self._stepping = VerifiedStep(
-            docket=self._docket,
-            coordinator=self._coordinator,
-            succession=self._succession,
-            attempts=self._attempts,
-            party=self._party,
-            outcome=self._outcome,
-            duplicates=self._duplicates,
-            noting=self._noting,
-            records=self._records,
-            mail=self._mail,
+
+    def _open_books(self, members: Members, files: Files) -> StepBooks:
+        endpoint = self._links.endpoint
+        records = StepRecords(self._docket, endpoint.run, lambda: self._succession.testimony, files.note_step)
+        return StepBooks(
+            noting=JournalNotes(self._docket, self._party, files.note_verified, records),
+            duplicates=Duplicates(self._docket, self._requests, self._party.roles),
+            witnesses=members.witnesses,
             costs=BytesByLink(endpoint),
             timer=self.timer,
-            witnesses=members.witnesses,
             note_checks=files.note_checks,
         )
 
@@ -165,8 +131,8 @@ class PipelineEngine:
         """
         succession = self._succession
         succession.timeout_s, succession.known = timeout_s, dict(known)
-        self._attempts.silence.patience_s = self._courier.timeout_s = patience_s
-        succession.begin(step)
+        self._links.silence.patience_s = self._requests.timeout_s = patience_s
+        self._loop.run(succession.begin(step))
 
     def fall_back(self, library: Library, step: int, known: Mapping[int, StateDigest]) -> None:
         """After a `NoHolderError`: everybody who is left begins again from an older state.
@@ -181,9 +147,8 @@ class PipelineEngine:
             VerificationError: The owner itself has another state than the checkpoint.
         """
         self._party.roles.library = library
-        self._duplicates.abandon("the run went back to a checkpoint")
-        self._noting.forget()
-        self._succession.fall_back(step, known)
+        self._books.undone("the run went back to a checkpoint")
+        self._loop.run(self._succession.fall_back(step, known))
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
         """Run, verify and apply one optimizer step.
@@ -195,33 +160,37 @@ class PipelineEngine:
             PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
+        return self._loop.run(self._step(step, inputs))
+
+    @task
+    async def _step(self, step: int, inputs: StepInputs) -> StepResult:
         first_verdict, redone = len(self.verdicts), self.steps_redone
-        self._regroup(step)
+        await self._regroup(step)
         self._succession.testimony.forget_before(step)
         if self._docket.ledger.step != step:
             self._coordinator.open_step(step, self._succession.epoch)
         stepping = self._stepping
-        effort = stepping.train(step, inputs)
-        if not self._outcome.is_finite(inputs):
-            error = FailedBatchError(self._outcome.failure(step, inputs))
-            stepping.begin_again(step)
+        effort = await stepping.train(step, inputs)
+        if not stepping.outcome.is_finite(inputs):
+            error = FailedBatchError(stepping.outcome.failure(step, inputs))
+            await stepping.begin_again(step)
             raise error
-        result = stepping.apply(step, inputs, effort, self.verdicts[first_verdict:])
+        result = await stepping.apply(step, inputs, effort, self.verdicts[first_verdict:])
         return replace(result, steps_redone=self.steps_redone - redone)
 
-    def _regroup(self, step: int) -> None:
+    async def _regroup(self, step: int) -> None:
         """Let workers in and out between two steps, and relieve slow or crowded ones; all states are agreed on then."""
         succession = self._succession
         unsound = succession.is_unsound(step, self._balance)
         if not (self._newcomers.prepared or succession.leaving or unsound):
             return
-        self.settle()
-        if self._succession.rollback.is_turning_point(step):
+        await self._stepping.settle()
+        if succession.rollback.is_turning_point(step):
             newcomers = self._newcomers.admit()
             if newcomers or succession.leaving or unsound:
-                self._duplicates.abandon("stages move")
-                succession.regroup(newcomers, step, self._balance)
-                self._stepping.redo_until(step)
+                self._books.duplicates.abandon("stages move")
+                await succession.regroup(newcomers, step, self._balance)
+                await self._stepping.redo_until(step)
 
     # whoever asks for weights may have switched gradients off, and audits and redone steps need them
     @torch.enable_grad()
@@ -232,15 +201,7 @@ class PipelineEngine:
             PeerLostError: That did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
-        deadline = self._clock.wall() + self._succession.timeout_s
-        coordinator, docket = self._coordinator, self._docket
-        while self.plan.guard.enabled and (set(self.shadows) - docket.agreed.keys() or docket.lagging is not None):
-            judgement = self._attempts.go_on()
-            if judgement is not None or self._succession.lost:
-                self._stepping.recover(judgement, docket.ledger.step)
-            if self._clock.wall() > deadline:
-                raise PeerLostError(f"the last step was not verified in time; waiting for {coordinator.waiting_for()}")
-        self._records.look()
+        self._loop.run(self._stepping.settle())
 
     @torch.enable_grad()
     def collect(self, stage: int, purpose: Purpose) -> StageCopy:
@@ -253,18 +214,22 @@ class PipelineEngine:
             PeerLostError: Without a guard, no answer came in time.
             NoHolderError: Every holder of the stage is gone.
         """
+        return self._loop.run(self._collect(stage, purpose))
+
+    @task
+    async def _collect(self, stage: int, purpose: Purpose) -> StageCopy:
         while True:
-            self.settle()
+            await self._stepping.settle()
             holder = self._docket.holder(stage)
             if holder == OWNER:
                 return self._party.roles.copy_of(stage)
             try:
-                return collect_agreed(self._docket, self._courier, stage, purpose)
+                return await collect_agreed(self._docket, stage, purpose)
             except (PeerLostError, VerificationError) as exc:
                 if not self.plan.guard.enabled:
                     raise
                 self._succession.suspect(holder, str(exc))
-                self._stepping.recover(None, self._docket.ledger.step)
+                await self._stepping.recover(None, self._docket.ledger.step)
 
     def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""
@@ -277,11 +242,11 @@ class PipelineEngine:
         `look_for_duplicate` says whether it is whole by now.
         """
         self._party.finish_applies()
-        return self._duplicates.begin(self.next_step)
+        return self._books.duplicates.begin(self.next_step)
 
     def look_for_duplicate(self) -> None:
         """Bring the duplicate under way up to date: whole, or given up because somebody is gone or silent."""
-        self._duplicates.look()
+        self._books.duplicates.look(self._succession.lost)
 
     def finish_duplicate(self, duplicate: Duplicate) -> None:
         """Wait until a duplicate is whole, or given up.
@@ -290,10 +255,10 @@ class PipelineEngine:
             PeerLostError: States were not confirmed in time.
         """
         self.settle()
-        self._duplicates.note_agreed(self.next_step)
+        self._books.duplicates.note_agreed(self.next_step)
         while not (duplicate.is_whole or duplicate.failure):
-            self._pump()
-            self._duplicates.look()
+            self._loop.turn()
+            self.look_for_duplicate()
 
     @property
     def holders(self) -> Mapping[int, str]:
@@ -337,14 +302,11 @@ class PipelineEngine:
 
     def close(self, reason: str) -> None:
         """Tell every worker that the run is over."""
-        head = self._stepping.witnesses.head()
+        head = self._books.witnesses.head()
         shutdown = Shutdown(epoch=max(self._succession.epoch, 0), reason=reason, log_head=head)
         for name in self._succession.alive:
             # a worker that is gone, or ends before it has signed for this, needs no good-bye
             with contextlib.suppress(TransportError):
-                self._mail.post(name, shutdown, ())
+                self._links.tell([name], shutdown)
         with contextlib.suppress(TransportError):
-            self._endpoint.flush(2.0)
-
-    def _pump(self) -> None:
-        self._reception.pump()
+            self._links.endpoint.flush(2.0)

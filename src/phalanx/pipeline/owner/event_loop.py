@@ -1,65 +1,128 @@
-"""The owner's ear: everything that arrives goes to who waits for it, and between two looks the owner works."""
+"""The owner's one loop: it alone waits for messages, and hands on what arrives to those who wait for it."""
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from phalanx.config import printable
-from phalanx.errors import CutLogError, PhalanxError
-from phalanx.pipeline.assignment.budget import Sample
-from phalanx.pipeline.membership.incarnations import Incarnations
+from phalanx.errors import CutLogError, FrameError, PhalanxError
 from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.journal_notes import JournalNotes
+from phalanx.pipeline.owner.step_books import StepBooks
 from phalanx.pipeline.protocol.greetings import Hello, Leave, Measured, Prepared
-from phalanx.pipeline.protocol.log_memory import Observe
-from phalanx.pipeline.protocol.mailbox import Mailbox
-from phalanx.pipeline.protocol.patience import Patience
+from phalanx.pipeline.protocol.needs import (
+    Delivery,
+    MessageNeed,
+    Need,
+    OwnMail,
+    StandingsNeed,
+    Task,
+    TensorsDelivery,
+    TensorsNeed,
+    Turn,
+    run_task,
+)
 from phalanx.pipeline.protocol.received import Received
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.requests import Pending, Requests
+from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.pipeline.worker.party import Party
-from phalanx.telemetry import PhaseTimer
 from phalanx.transport import LinkFault
 
 _SHORT_WAIT_S = 0.05
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class Dispatcher:
-    """Where messages to the owner go.
+
+@dataclass
+class EventLoop:
+    """Runs the owner's tasks; between two looks at what has arrived, the owner works.
+
+    Guarantees:
+        No task runs while a message is handled, and no message is handled while a task runs, but where the task awaits
+        something. A loop never runs inside itself.
 
     Attributes:
-        mail: Where they come from.
-        courier: Takes answers to the owner's own requests.
-        newcomers: Hears who wants to join.
-        lives: Hears whose process has begun anew.
-        succession: Hears who is gone or wants to leave.
+        requests: Takes answers to the owner's own requests.
+        newcomers: Hears from those that want to join.
+        succession: Hears of those that are gone or want to leave; has the links.
         coordinator: Takes what parties commit to and report.
         party: The owner as a party, for everything else.
-        silence: Told whenever something has happened.
-        noting: Looks for verified states while nothing happens.
-        observe: Told what is refused.
-        sample: Which of many refusals it is told of.
-        timer: Measures the waiting.
+        books: Looks for verified states while nothing happens; measures the waiting.
     """
 
-    mail: Mailbox
-    courier: Requests
+    requests: Requests
     newcomers: LateJoins
-    lives: Incarnations
     succession: Failover
     coordinator: Coordinator
     party: Party
-    silence: Patience
-    noting: JournalNotes
-    observe: Observe
-    sample: Sample
-    timer: PhaseTimer
+    books: StepBooks
+    _is_running: bool = False
 
-    def pump(self) -> None:
+    def run(self, task: Task[T]) -> T:
+        """Carry a task out, and see to everything that it needs.
+
+        Raises:
+            RuntimeError: Another task is being carried out: this one was to be awaited there.
+        """
+        if self._is_running:
+            task.work.close()
+            raise RuntimeError("the owner's loop was called from inside itself")
+        self._is_running = True
+        try:
+            return run_task(task, self._see_to)
+        finally:
+            self._is_running = False
+
+    # --- what tasks need ----------------------------------------------------------------------------
+
+    def _see_to(self, need: Need[Any]) -> object:
+        mail = self.succession.links.mail
+        match need:
+            case Turn():
+                self.turn()
+            case OwnMail():
+                for item in mail.drain_local():
+                    if not self.coordinator.handle(item):
+                        self.party.handle(item)
+            case Delivery():
+                mail.post(need.party, need.message, need.payload)
+            case TensorsDelivery():
+                send_bulk(mail.post, need.party, need.request, need.tensors, need.step)
+            case MessageNeed():
+                return self._wait_for(need).answer
+            case TensorsNeed():
+                try:
+                    found = self._wait_for(need)
+                except FrameError:
+                    return None
+                return None if found.tensors is None else (found.tensors, found.num_steps)
+            case StandingsNeed():
+                standings = self._wait_for(need).standings or {}
+                return {party: answer for party, answer in standings.items() if answer is not None}
+            case _:
+                raise TypeError(f"the owner's loop knows no {type(need).__name__}")
+        return None
+
+    def _wait_for(self, need: MessageNeed | TensorsNeed | StandingsNeed) -> Pending:
+        requests = self.requests
+        try:
+            pending = requests.begin(need)
+            while not (pending.is_answered or pending.party in self.succession.lost or requests.has_lapsed(pending)):
+                self.turn()
+        finally:
+            requests.end(need)
+        if not pending.is_answered and pending.party:
+            self.coordinator.docket.unanswered.add(pending.party)
+        return pending
+
+    # --- what arrives -------------------------------------------------------------------------------
+
+    def turn(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
-        handled, before = False, self._progress()
+        links = self.succession.links
+        handled, before = False, (self.party.num_inputs, self.coordinator.progress)
         self._end_earlier_lives()
-        for item in self.mail.drain():
+        for item in links.mail.drain():
             handled = True
             if isinstance(item, LinkFault):
                 self.succession.suspect(item.peer, str(item.error))
@@ -72,29 +135,31 @@ class Dispatcher:
             except PhalanxError as exc:
                 self._refuse(item, exc)
         worked = self.party.work()
-        if worked or self._progress() != before:
-            self.silence.heard()
-        if worked or handled or self.mail.pending:
+        # a party that only talks is as silent as one that says nothing
+        if worked or (self.party.num_inputs, self.coordinator.progress) != before:
+            links.silence.heard()
+        if worked or handled or links.mail.pending:
             return
-        self.noting.look()
-        with self.timer.phase("wait"):
-            arrived = self.mail.wait(_SHORT_WAIT_S)
+        self.books.noting.look()
+        with self.books.timer.phase("wait"):
+            arrived = links.mail.wait(_SHORT_WAIT_S)
         if not arrived:
             self.coordinator.look_again()
             self.succession.suspect_the_dead()
 
     def _refuse(self, item: Received, error: PhalanxError) -> None:
-        if self.courier.was_asked(item):
+        if self.requests.was_asked(item):
             # an answer that comes after it was given up is nobody's fault
             return
-        self.mail.refused(item)
-        number = self.sample.number("refused", item.sender)
+        docket = self.coordinator.docket
+        self.succession.links.mail.refused(item)
+        number = docket.sample.number("refused", item.sender)
         if number is not None:
             body = {"party": item.sender, "error": type(error).__name__, "reason": printable(str(error))}
-            self.observe("refused", body | {"number": number})
+            docket.observe("refused", body | {"number": number})
 
     def _end_earlier_lives(self) -> None:
-        for name in self.lives.take_begun_anew():
+        for name in self.succession.links.lives.take_begun_anew():
             if name in self.succession.alive:
                 self.succession.suspect(name, "its process has begun anew")
             else:
@@ -102,8 +167,8 @@ class Dispatcher:
 
     def _hand_on(self, item: Received) -> None:
         succession = self.succession
-        if self.courier.accepts(item):
-            self.silence.heard()
+        if self.requests.accepts(item):
+            succession.links.silence.heard()
         elif isinstance(item.message, Hello | Measured | Prepared):
             self.newcomers.hear(item, succession.alive)
         elif isinstance(item.message, Leave):
@@ -112,7 +177,3 @@ class Dispatcher:
             succession.testimony.hear(item)
         else:
             self.party.handle(item)
-
-    def _progress(self) -> tuple[int, ...]:
-        """What must change for the step to go on: whoever only talks is as silent as whoever says nothing."""
-        return (sum(len(holder.inputs) for holder in self.party.hosted.values()), *self.coordinator.progress)

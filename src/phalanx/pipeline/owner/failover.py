@@ -2,57 +2,27 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
 from phalanx.errors import PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment, roles_of, settled
 from phalanx.pipeline.assignment.pace import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.verdict import Verdict
-from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
+from phalanx.pipeline.owner.links import OwnerLinks
 from phalanx.pipeline.owner.paper_recovery import Attempt, PaperRecovery
 from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.owner.verdicts import Verdicts
-from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import Ask, Assign, Shutdown, StateDigest
-from phalanx.pipeline.protocol.patience import Patience
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.needs import StandingsNeed, Turn, task
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.signed_history import SignedHistory
 from phalanx.pipeline.verify.state_agreement import StateAgreement
-from phalanx.transport import Endpoint
-
-
-@dataclass(frozen=True)
-class Office:
-    """What the owner's engine lends to the succession.
-
-    Attributes:
-        docket: Assignment, commitments and agreed states.
-        coordinator: Told when an epoch begins; knows who is ready.
-        courier: Fetches what a replay needs.
-        mail: Posts the roles.
-        endpoint: Told whom to refuse.
-        pump: Handles what has arrived and does one piece of work.
-        silence: Tells when nobody has got ready for too long.
-        lives: Told who takes part no more.
-        owed_by: Whose state the owner itself still waits for.
-    """
-
-    docket: StepFacts
-    coordinator: Coordinator
-    courier: Requests
-    mail: Mailbox
-    endpoint: Endpoint
-    pump: Callable[[], None]
-    silence: Patience
-    lives: Incarnations
-    owed_by: Callable[[], Collection[str]]
+from phalanx.pipeline.worker.roles import Roles
 
 
 class Failover:
@@ -74,33 +44,38 @@ class Failover:
         timeout_s: Longest time that taking roles may take.
     """
 
-    def __init__(self, office: Office, members: Members, files: Files) -> None:
+    def __init__(
+        self,
+        docket: StepFacts,
+        coordinator: Coordinator,
+        links: OwnerLinks,
+        roles: Roles,
+        members: Members,
+        files: Files,
+    ) -> None:
+        """`roles`: the owner's own; they know whose state it still waits for."""
+        self.links = links
         self.alive = list(members.names)
         self.lost, self.reasons = deque[str](), dict[str, str]()
         self.leaving: set[str] = set()
         self.epoch = -1
-        self.verdicts = Verdicts(office.docket, members, files)
+        self.verdicts = Verdicts(docket, members, files)
         self.takeovers, self.testimony = 0, SignedHistory()
-        self.rollback = Rollback(office.docket, office.courier)
-        self.guarantees, self.placing = Guarantees(office.docket), Placement(office.docket.plan, members)
+        self.rollback = Rollback(docket)
+        self.guarantees, self.placing = Guarantees(docket), Placement(docket.plan, members)
         self.known: Mapping[int, StateDigest] = {}
         self.timeout_s = 300.0
-        self._docket = office.docket
-        self._coordinator = office.coordinator
-        self._courier = office.courier
-        self._mail = office.mail
-        self._endpoint = office.endpoint
-        self._pump = office.pump
-        self._silence = office.silence
-        self._lives = office.lives
-        self._owed_by = office.owed_by
+        self._docket = docket
+        self._coordinator = coordinator
+        self._roles = roles
         self._members = members
         self._files = files
-        self._readiness = StateAgreement(office.docket)
-        self._paper = PaperRecovery(office.docket.plan.guard.recovery, len(office.docket.plan.stages))
-        self._standing = office.docket.assignment
+        self._readiness = StateAgreement(docket)
+        self._paper = PaperRecovery(docket.plan.guard.recovery, len(docket.plan.stages))
+        self._standing = docket.assignment
 
-    def begin(self, step: int) -> None:
+    @task
+    async def begin(self, step: int) -> None:
         """Give out the first roles, with the states in `known`; whoever does not take them is shut out.
 
         Raises:
@@ -110,10 +85,10 @@ class Failover:
         """
         for fault in self._members.unreachable:
             self.suspect(fault.peer, str(fault.error))
-        self._begin_with_who_comes(step, may_be_alone=not self.alive)
+        await self._begin_with_who_comes(step, may_be_alone=not self.alive)
 
-    def _begin_with_who_comes(self, step: int, *, may_be_alone: bool) -> None:
-        while self.lost or not self._has_begun(step):
+    async def _begin_with_who_comes(self, step: int, *, may_be_alone: bool) -> None:
+        while self.lost or not await self._has_begun(step):
             if self.lost:
                 self._shut_out(self.lost[0], convicted=False)
             if not (self.alive or may_be_alone):
@@ -126,7 +101,8 @@ class Failover:
         lopsided = balance.is_lopsided(step, old, self.alive, self._coordinator.busy, memory)
         return lopsided or self.placing.is_crowded(old, self.alive, balance)
 
-    def fall_back(self, step: int, known: Mapping[int, StateDigest]) -> None:
+    @task
+    async def fall_back(self, step: int, known: Mapping[int, StateDigest]) -> None:
         """Begin anew, with whoever is left, from an older state; who does not come along is shut out.
 
         Args:
@@ -143,13 +119,13 @@ class Failover:
         # nothing that was kept of the steps since then is of this timeline
         self._docket.forget_states()
         self.testimony, self._readiness = SignedHistory(), StateAgreement(self._docket)
-        self.rollback, self.known = Rollback(self._docket, self._courier), dict(known)
-        self._begin_with_who_comes(step, may_be_alone=True)
+        self.rollback, self.known = Rollback(self._docket), dict(known)
+        await self._begin_with_who_comes(step, may_be_alone=True)
 
-    def _has_begun(self, step: int) -> bool:
+    async def _has_begun(self, step: int) -> bool:
         """Try it; False when somebody who is left did not come along."""
         try:
-            self.assign(self.placing.first(self.alive, may_exceed=self.epoch >= 0), None, step)
+            await self.assign(self.placing.first(self.alive, may_exceed=self.epoch >= 0), None, step)
         except (PeerLostError, VerificationError):
             if not self.lost:
                 raise
@@ -164,8 +140,7 @@ class Failover:
 
     def knock(self) -> None:
         """Say a word to everybody: a link whose other end is gone is found when something is to go over it."""
-        for name in self.alive:
-            self._mail.post(name, Ask(epoch=self.epoch, step=self._docket.ledger.step), ())
+        self.links.tell(self.alive, Ask(epoch=self.epoch, step=self._docket.ledger.step))
 
     def suspect_the_dead(self) -> None:
         """Note every party whose process has ended, and replace whoever ended on the way here."""
@@ -174,7 +149,8 @@ class Failover:
                 self.suspect(name, "its process has ended")
         self._members.look_after()
 
-    def recover(self, judgement: Judgement | None, step: int) -> None:
+    @task
+    async def recover(self, judgement: Judgement | None, step: int) -> None:
         """Exclude whoever is guilty or gone; its shadow serves the stage and the step starts again.
 
         Args:
@@ -189,38 +165,40 @@ class Failover:
         verdict = None
         if judgement is not None:
             excludes = not self._paper.answers(judgement.verdict)
-            verdict = self.verdicts.judge(judgement, self.testimony, self._courier.unanswered, excludes=excludes)
+            verdict = self.verdicts.judge(judgement, self.testimony, self._docket.unanswered, excludes=excludes)
             if verdict is None:
-                self._go_on_without_verdict(judgement, step)
+                await self._go_on_without_verdict(judgement, step)
                 return
         if verdict is not None and self._paper.answers(verdict):
             attempt = self._paper.after(verdict, step)
             if attempt.number:
                 self._files.observe("step_restarted", {"step": step, "attempt": attempt.number})
-            self.assign(self._standing, self._standing, step)
+            await self.assign(self._standing, self._standing, step)
         else:
             self._paper.forget_detour()
-            self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
+            await self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
 
-    def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
+    async def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
         """What was found does not hold: the accuser's word counts as false, and the step is done again."""
-        found = self.verdicts.to_replace(judgement, self._courier.unanswered)
+        found = self.verdicts.to_replace(judgement, self._docket.unanswered)
         if found is None or found[0] not in self.alive:
-            self.begin_again(step)
+            await self.begin_again(step)
             return
         self.suspect(*found)
-        self.recover(None, step)
+        await self.recover(None, step)
 
-    def begin_again(self, step: int) -> None:
+    @task
+    async def begin_again(self, step: int) -> None:
         """Everybody keeps its roles and forgets what was done of the step.
 
         Raises:
             NoHolderError, PeerLostError: As `recover`, when somebody is lost meanwhile.
         """
         self._coordinator.forget_audits()
-        self.assign(self._standing, self._standing, step)
+        await self.assign(self._standing, self._standing, step)
 
-    def regroup(self, newcomers: Collection[str], step: int, balance: Balance) -> None:
+    @task
+    async def regroup(self, newcomers: Collection[str], step: int, balance: Balance) -> None:
         """Between two steps, with every state agreed on: give newcomers roles, and let those go who want to leave.
 
         Args:
@@ -242,12 +220,13 @@ class Failover:
         moved = {str(stage): new.holders[stage] for stage in old.holders if new.holders[stage] != old.holders[stage]}
         if moved:
             self._files.observe("stages_moved", {"step": step, "to": moved, "pace_s": dict(balance.pace)})
-        self.assign(new, old, step)
+        await self.assign(new, old, step)
         for name in [name for name in self.leaving if name in self.alive and name not in self.lost]:
             if not self._standing.copies_of(name):
                 self._let_go(name, step)
 
-    def finish(self, step: int) -> Attempt:
+    @task
+    async def finish(self, step: int) -> Attempt:
         """The step was applied: whoever was left out of it takes part again.
 
         Returns:
@@ -257,10 +236,10 @@ class Failover:
         if attempt.bypassed:
             body = {"left_out": sorted(attempt.bypassed), "frozen": sorted(attempt.frozen)}
             self._files.observe("step_skipped", {"step": step, **body})
-            self.assign(self._standing, self._standing, step + 1)
+            await self.assign(self._standing, self._standing, step + 1)
         return attempt
 
-    def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
+    async def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
         old = self._standing
         served = old.served_by(gone)
         self._strike(gone)
@@ -273,12 +252,12 @@ class Failover:
             if guard.keeps_snapshots:
                 first_bad = rollback.last_snapshot(step, convicted=verdict is not None)
             else:
-                first_bad = rollback.unverified if verdict is None else rollback.first_bad_step(held, new, gone)
+                first_bad = rollback.unverified if verdict is None else await rollback.first_bad_step(held, new, gone)
         finally:
             self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:
             self.rollback.undo(first_bad, step)
-        self.assign(new, old, step if first_bad is None else first_bad)
+        await self.assign(new, old, step if first_bad is None else first_bad)
         for stage, lane in served:
             self.takeovers += 1
             by = new.server(stage, lane)
@@ -289,8 +268,8 @@ class Failover:
         """Say good-bye to somebody who has handed over everything."""
         self._strike(name)
         with contextlib.suppress(TransportError):
-            self._mail.post(name, Shutdown(epoch=self.epoch, reason="it asked to leave"), ())
-        self._lives.ended(name, for_good=False)
+            self.links.tell([name], Shutdown(epoch=self.epoch, reason="it asked to leave"))
+        self.links.lives.ended(name, for_good=False)
         self._files.observe("left", {"party": name, "step": step})
 
     def _strike(self, gone: str) -> None:
@@ -302,15 +281,15 @@ class Failover:
     def _shut_out(self, gone: str, *, convicted: bool) -> None:
         """Refuse a worker's messages and end its process, if it is a local one."""
         self._strike(gone)
-        self._endpoint.refuse(gone)
-        self._lives.ended(gone, for_good=convicted)
+        self.links.shut_out(gone, for_good=convicted)
         self._members.dismiss(gone)
         self._files.gone.append(gone)
         place = {"stages": [stage for stage, _ in self._standing.served_by(gone)], "step": self._docket.ledger.step}
         self._files.observe("evicted" if convicted else "lost", {"party": gone, **place})
         self._members.replace(gone)
 
-    def assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
+    @task
+    async def assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Begin an epoch; who does not take its roles, or not honestly, is replaced, or noted in `lost` at a start.
 
         Args:
@@ -323,7 +302,7 @@ class Failover:
             VerificationError: `old` is None and somebody, the owner included, has another state than the known one.
         """
         self.epoch += 1
-        self._mail.renew_allowances()
+        self.links.mail.renew_allowances()
         attempt = self._paper.at(step)
         self._standing = new
         self._coordinator.open_epoch(self.epoch, step, new, attempt)
@@ -343,47 +322,47 @@ class Failover:
         self.guarantees.note(new, step)
         if short := self.placing.shortages(new):
             self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
-        for name in (*self.alive, OWNER):
-            self._mail.post(name, assign, ())
-        self._await_ready(is_start=old is None)
+        self.links.tell((*self.alive, OWNER), assign)
+        await self._await_ready(is_start=old is None)
         if self.lost and old is None:
             raise PeerLostError(f"{self.lost[0]} was lost: {self.reasons[self.lost[0]]}; see its log")
         if self.lost and old is not None:
             self._standing = self._settled(new, old)
-            self.recover(None, step)
+            await self.recover(None, step)
         elif self._docket.plan.guard.enabled:
-            self._check_ready(new, old, step)
+            await self._check_ready(new, old, step)
 
     def _settled(self, new: Assignment, old: Assignment) -> Assignment:
         confirmed = self._readiness.confirmed(self._coordinator.ready)
         return settled(new, old, {*self.alive, OWNER}, confirmed)
 
-    def _await_ready(self, *, is_start: bool) -> None:
-        deadline = self._silence.clock.wall() + self.timeout_s
+    async def _await_ready(self, *, is_start: bool) -> None:
+        silence = self.links.silence
+        deadline = silence.clock.wall() + self.timeout_s
         waiting = {*self.alive, OWNER}
-        self._silence.begin()
+        silence.begin()
         while waiting - self._coordinator.ready.keys() and not self.lost:
-            self._pump()
+            await Turn()
             # at the very start everybody may be building a large model, later on somebody a stage
-            if self._silence.too_long_for_anything and self.epoch:
-                self._suspect_the_silent()
-            if self._silence.clock.wall() > deadline:
+            if silence.too_long_for_anything and self.epoch:
+                await self._suspect_the_silent()
+            if silence.clock.wall() > deadline:
                 # the owner is late because somebody does not give it a state
-                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER}) or sorted(self._owed_by())
+                missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER}) or sorted(self._roles.owed_by())
                 if not missing:
                     raise PeerLostError(f"{OWNER} did not get ready within {self.timeout_s:.0f} s")
                 for name in missing if is_start else missing[:1]:
                     self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
 
-    def _suspect_the_silent(self) -> None:
+    async def _suspect_the_silent(self) -> None:
         """Nobody has got ready for long: whoever sends or takes a state still answers, and whoever hangs does not."""
         request = Ask(epoch=self.epoch, step=self._docket.ledger.step)
-        standings = self._courier.ask(self.alive, request)
-        self._silence.broken()
+        standings = await StandingsNeed(tuple(self.alive), request)
+        self.links.silence.broken()
         for name in [name for name in self.alive if name not in standings][:1]:
             self.suspect(name, "silent while roles were given out")
 
-    def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
+    async def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Compare the states that parties got ready with; who has altered a kept copy is convicted, others given up."""
         found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
         if old is None and found is not None:
@@ -397,4 +376,4 @@ class Failover:
             self.suspect(found.party, found.reason)
         if old is not None:
             self._standing = self._settled(new, old)
-        self.recover(found.judgement, step)
+        await self.recover(found.judgement, step)

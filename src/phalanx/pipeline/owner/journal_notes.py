@@ -18,19 +18,19 @@ class JournalNotes:
 
     def __init__(self, docket: StepFacts, owner: Party, note: NoteVerified | None, records: StepRecords) -> None:
         self._docket = docket
-        self._records = records
+        self.records = records
         self._hosted = owner.hosted
         self._note = note
         self._noted: int | None = None
 
     def forget(self) -> None:
         """What was told may be undone: tell it again."""
-        self._records.forget()
+        self.records.forget()
         self._noted = None
 
     def look(self) -> None:
         """Tell that the states before the present step are what they should be, if that is news."""
-        self._records.look()
+        self.records.look()
         docket, step = self._docket, self._docket.ledger.step
         if self._note is None or self._noted == step:
             return

@@ -5,7 +5,7 @@ from torch import Tensor
 from phalanx.pipeline.owner.step_history import PastStep, StepHistory
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Fetch, FetchBulk
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.stage_copy import StageCopy
@@ -23,12 +23,12 @@ class Replay:
     Costs one stage-step per kept step, on the owner, once per conviction.
     """
 
-    def __init__(self, docket: StepFacts, courier: Requests, chronicle: StepHistory) -> None:
+    def __init__(self, docket: StepFacts, chronicle: StepHistory) -> None:
         self._docket = docket
-        self._courier = courier
         self._chronicle = chronicle
 
-    def first_bad_step(self, stage: int, heir: str, since: int, gone: str) -> int | None:
+    @task
+    async def first_bad_step(self, stage: int, heir: str, since: int, gone: str) -> int | None:
         """Find the first kept step of a stage that cannot be shown to be right.
 
         Args:
@@ -48,45 +48,45 @@ class Replay:
         first = self._chronicle.get(start)
         if first is None:
             return None
-        copy = self._state(stage, heir, start)
+        copy = await self._state(stage, heir, start)
         if copy is None or copy.digest() != first.agreed.get(stage):
             reason = f"{heir} did not bring the agreed state of step {start}"
             self._docket.observe("not_replayed", {"stage": stage, "step": start, "reason": reason})
             return None
-        found = self._first_bad(copy, start, gone)
+        found = await self._first_bad(copy, start, gone)
         end = self._docket.ledger.step if found is None else found
         if end > start:
             self._docket.observe("replayed", {"stage": stage, "party": gone, "from": start, "to": end})
         return found
 
-    def _first_bad(self, copy: StageCopy, start: int, gone: str) -> int | None:
+    async def _first_bad(self, copy: StageCopy, start: int, gone: str) -> int | None:
         stage = copy.spec.index
         for past in self._chronicle.since(start):
             if copy.digest() != past.agreed.get(stage):
                 # both parties had agreed on a state that the update before does not lead to
                 return past.ledger.step - 1
-            gradients = self._redo(copy, past, gone)
+            gradients = await self._redo(copy, past, gone)
             if gradients is None or transfer_digest(gradients) != past.ledger.commits[(stage, 0)].gradient:
                 return past.ledger.step
             copy.apply(past.ledger.step, gradients, past.ledger.clip_coefficient)
         agreed = self._docket.agreed.get(stage)
         return copy.step - 1 if agreed is not None and copy.digest() != agreed else None
 
-    def _state(self, stage: int, heir: str, step: int) -> StageCopy | None:
+    async def _state(self, stage: int, heir: str, step: int) -> StageCopy | None:
         copy = StageCopy.empty(self._docket.plan, stage)
         request = FetchBulk(epoch=self._docket.ledger.epoch, step=step, stage=stage, purpose="past")
-        found = self._courier.collect(heir, request, copy.state())
+        found = await TensorsNeed(heir, request, copy.state())
         if found is None:
             return None
         copy.load(*found)
         return copy
 
-    def _redo(self, copy: StageCopy, past: PastStep, gone: str) -> dict[str, Tensor] | None:
+    async def _redo(self, copy: StageCopy, past: PastStep, gone: str) -> dict[str, Tensor] | None:
         """The stage's weight gradient of one step; None when a message is wrong or an input is gone."""
         stage, step = copy.spec.index, past.ledger.step
         for m in range(copy.plan.microbatches):
-            x = self._input(past, (stage - 1, "forward", m), gone)
-            gradient = self._input(past, (stage + 1, "backward", m), gone)
+            x = await self._input(past, (stage - 1, "forward", m), gone)
+            gradient = await self._input(past, (stage + 1, "backward", m), gone)
             if x is None or gradient is None:
                 return None
             y = copy.runner.forward(step, m, x)
@@ -97,12 +97,12 @@ class Replay:
                     return None
         return copy.runner.gradients()
 
-    def _input(self, past: PastStep, key: MessageKey, gone: str) -> Tensor | None:
+    async def _input(self, past: PastStep, key: MessageKey, gone: str) -> Tensor | None:
         request = Fetch.of(self._docket.ledger.epoch, past.ledger.step, key)
         party = past.assignment.server(key[0], key[2])
         if party == gone or party not in self._docket.present:
             return None
-        answer = self._courier.fetch(party, request)
+        answer = await MessageNeed(party, request)
         plan = self._docket.plan
         if answer is None or answer.payload.nbytes != plan.hidden_bytes:
             return None

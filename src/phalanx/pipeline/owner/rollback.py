@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.replay import Replay
 from phalanx.pipeline.owner.step_history import PastStep, StepHistory, slim
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.stage.kept_points import points_before
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.hosted import StepInputs
@@ -18,13 +18,13 @@ class Rollback:
         undone: Batches of steps that were undone and are to be done again, by step.
     """
 
-    def __init__(self, docket: StepFacts, courier: Requests) -> None:
+    def __init__(self, docket: StepFacts) -> None:
         self.undone: dict[int, StepInputs] = {}
         self._docket = docket
         guard = docket.plan.guard
         steps = max(guard.undoable_steps, 2 * guard.keep_states + 1 if guard.keep_states else 0)
         self._chronicle = StepHistory(guard.snapshot_every if guard.keeps_snapshots else steps)
-        self._replay = Replay(docket, courier, self._chronicle)
+        self._replay = Replay(docket, self._chronicle)
         self._since: dict[tuple[str, int], int] = {}
         self._begin: int | None = None
         self._snapshot = 0
@@ -50,7 +50,8 @@ class Rollback:
         """Whether roles can change here without going back; with snapshots only where all have the present one."""
         return not self._docket.plan.guard.keeps_snapshots or self.last_snapshot(step, convicted=False) is None
 
-    def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
+    @task
+    async def first_bad_step(self, stages: Sequence[int], new: Assignment, gone: str) -> int | None:
         """Replay what a convicted party did in the kept steps; as far back as every stage has a copy so old.
 
         A step that lags counts as bad without a replay. Where states are kept in place of steps, whatever the party did
@@ -64,7 +65,7 @@ class Rollback:
         reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
         heirs = {stage: new.holders[stage] for stage in stages}
         replayed = [
-            self._replay.first_bad_step(stage, heir, max(reach, self._since.get((heir, stage), 0)), gone)
+            await self._replay.first_bad_step(stage, heir, max(reach, self._since.get((heir, stage), 0)), gone)
             for stage, heir in heirs.items()
         ]
         found = [bad for bad in (*replayed, self.unverified) if bad is not None]

@@ -7,7 +7,7 @@ from torch import Tensor
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, Fetched, ScreenHit
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.needs import MessageNeed, task
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import DriftWatch
@@ -22,17 +22,17 @@ _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
 class AuditJudgement:
     """Turns audit reports into nothing, or into a dispute that the referee decides."""
 
-    def __init__(self, docket: StepFacts, courier: Requests, referee: Referee, watch: DriftWatch) -> None:
+    def __init__(self, docket: StepFacts, referee: Referee, watch: DriftWatch) -> None:
         self._watch = watch
         self.leaning: set[int] = set()
         """Stages whose messages drift to one side below the tolerance: to be audited in full from now on."""
         self.undecided: set[tuple[int, int]] = set()
         """(stage, microbatch) of disputes that the referee could not settle: an input that nobody brought."""
         self._docket = docket
-        self._courier = courier
         self._referee = referee
 
-    def weigh(
+    @task
+    async def weigh(
         self,
         auditor: str,
         report: AuditReport,
@@ -57,13 +57,14 @@ class AuditJudgement:
             return judgement
         for direction in report.digests:
             output = known.get((stage, direction, microbatch))
-            if output is not None and not self._matches(auditor, report, direction, output):
-                judgement = self._dispute(auditor, report, direction, inputs, output)
+            if output is not None and not await self._matches(auditor, report, direction, output):
+                judgement = await self._dispute(auditor, report, direction, inputs, output)
                 if judgement is not None:
                     return judgement
         return None
 
-    def committed_early(self, hit: ScreenHit) -> dict[MessageKey, Committed]:
+    @task
+    async def committed_early(self, hit: ScreenHit) -> dict[MessageKey, Committed]:
         """What both ends of a screened message have signed, asked for before their commitments are due."""
         stage, m = hit.source, hit.microbatch
         server = self._docket.server
@@ -75,7 +76,7 @@ class AuditJudgement:
             wanted.append((server(stage, m), (stage + 1, "backward", m)))
         known = {}
         for party, key in wanted:
-            answer = self._courier.fetch(party, Fetch.of(hit.epoch, hit.step, key))
+            answer = await MessageNeed(party, Fetch.of(hit.epoch, hit.step, key))
             evidence = answer.message.evidence if answer and isinstance(answer.message, Fetched) else None
             place = {"step": hit.step, "source": key[0], "direction": key[1], "microbatch": m}
             said = None if evidence is None else self._docket.find_tensor(evidence, hit.epoch, place)
@@ -125,7 +126,7 @@ class AuditJudgement:
                 )
         return None
 
-    def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: Committed) -> bool:
+    async def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: Committed) -> bool:
         holder = self._docket.server(report.stage, report.microbatch)
         if report.digests[direction] == output.digest:
             return True
@@ -134,7 +135,7 @@ class AuditJudgement:
         tensors = []
         for party, claim in ((holder, False), (auditor, True)):
             request = Fetch.of(report.epoch, report.step, (report.stage, direction, report.microbatch), claim=claim)
-            answer = self._courier.fetch(party, request)
+            answer = await MessageNeed(party, request)
             if answer is None or answer.payload.nbytes != self._docket.plan.hidden_bytes:
                 return False
             tensors.append(tensor_from(answer.payload, BOUNDARY_DTYPE, self._docket.plan.hidden_shape))
@@ -155,7 +156,7 @@ class AuditJudgement:
             party = self._docket.server(report.stage, report.microbatch)
             self._docket.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
 
-    def _dispute(
+    async def _dispute(
         self,
         auditor: str,
         report: AuditReport,
@@ -180,7 +181,7 @@ class AuditJudgement:
             report=report,
             state=docket.ledger_of(report.step).agreed[stage],
         )
-        verdict, exhibit = self._referee.judge_message(dispute)
+        verdict, exhibit = await self._referee.judge_message(dispute)
         work = self._referee.spent()
         if verdict is None:
             if not exhibit.tensors:

@@ -2,7 +2,7 @@
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import AuditReport, ScreenHit
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.verify.accomplices import accomplice, vouched
@@ -21,10 +21,10 @@ class Audits:
         screened: Odd messages that their receivers do not use yet, by (source stage, microbatch).
     """
 
-    def __init__(self, docket: StepFacts, post: Post, courier: Requests, referee: Referee, draw: AuditDraw) -> None:
+    def __init__(self, docket: StepFacts, post: Post, referee: Referee, draw: AuditDraw) -> None:
         self.screened: dict[tuple[int, int], ScreenHit] = {}
         self._docket = docket
-        self._reports = AuditJudgement(docket, courier, referee, DriftWatch(draw.derived(b"drift")))
+        self._reports = AuditJudgement(docket, referee, DriftWatch(draw.derived(b"drift")))
         self._summons = AuditRequests(docket, post, draw)
         self._unweighed: list[tuple[str, AuditReport]] = []
         self._doubted: set[MessageKey] = set()
@@ -103,14 +103,16 @@ class Audits:
             )
         self._unweighed.append((sender, report))
 
-    def weigh(self) -> Judgement | None:
+    @task
+    async def weigh(self) -> Judgement | None:
         """Weigh what has come; the first guilty party ends it."""
         self._ask_what_can_be_audited()
         # what the shadow has vouched for comes first: a lie among it tells of two parties
         ripe = sorted((said for said in self._unweighed if self._is_ripe(*said)), key=self._tells_less)
         for auditor, report in ripe:
             self._unweighed.remove((auditor, report))
-            judgement = self._weigh_urgent(auditor, report) if report.urgent else self._weigh_drawn(auditor, report)
+            weigh = self._weigh_urgent if report.urgent else self._weigh_drawn
+            judgement = await weigh(auditor, report)
             if judgement is not None:
                 return judgement
         return None
@@ -139,9 +141,9 @@ class Audits:
             return False
         return not any(vouched(self._docket, report.stage, report.microbatch, direction) for direction in BOTH)
 
-    def _weigh_drawn(self, auditor: str, report: AuditReport) -> Judgement | None:
+    async def _weigh_drawn(self, auditor: str, report: AuditReport) -> Judgement | None:
         ledger = self._docket.ledger_of(report.step)
-        judgement = self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
+        judgement = await self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
         if judgement is None:
             ledger.reports[(report.stage, report.microbatch, auditor)] = report
             if report.doubt is not None:
@@ -151,12 +153,13 @@ class Audits:
             self._docket.proved += [] if second is None else [second]
         return judgement
 
-    def _weigh_urgent(self, auditor: str, report: AuditReport) -> Judgement | None:
+    async def _weigh_urgent(self, auditor: str, report: AuditReport) -> Judgement | None:
         key = (report.stage, report.microbatch)
         hit = self.screened.get(key)
         if hit is None:
             return None
-        judgement = self._reports.weigh(auditor, report, self._reports.committed_early(hit), directions_of(hit))
+        known = await self._reports.committed_early(hit)
+        judgement = await self._reports.weigh(auditor, report, known, directions_of(hit))
         if judgement is None and key not in self._reports.undecided:
             self._summons.release(self.screened.pop(key))
         return judgement

@@ -47,6 +47,7 @@ class StepFacts:
         proved: Judgements found together with another one; they outlive the redo of the step.
         norms: What the owner has computed of stages' gradients itself.
         sample: Which of many like events of a party are written down.
+        unanswered: Parties that have left a request of this attempt without an answer.
     """
 
     plan: StepPlan
@@ -61,6 +62,7 @@ class StepFacts:
     proved: list[Judgement] = field(default_factory=list)
     norms: KnownNorms = field(default_factory=KnownNorms)
     sample: Sample = field(default_factory=Sample)
+    unanswered: set[str] = field(default_factory=set)
 
     @property
     def agreed(self) -> dict[int, StateDigest]:

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.needs import TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.float64 import WideRunner
 from phalanx.pipeline.stage.rounding import MARGIN
@@ -25,49 +25,53 @@ class GradientBounds:
         Does not find a lie below both: `gradient_distance` says what that is worth.
     """
 
-    def __init__(self, docket: StepFacts, courier: Requests, referee: Referee) -> None:
+    def __init__(self, docket: StepFacts, referee: Referee) -> None:
         self._docket = docket
-        self._courier = courier
         self._referee = referee
 
-    def claimed(self, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
+    @task
+    async def claimed(self, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
         """The gradient that a stage committed to, from the other copy or from the stage; None when neither has it."""
         assignment, digest = self._docket.assignment, ledger.commits[share].gradient
         for party in (assignment.auditor_of(share), assignment.server_of(share)):
-            found = self._fetch(ledger, share, party, "gradient", digest)
+            found = await self._fetch(ledger, share, party, "gradient", digest)
             if found is not None:
                 return found
         return None
 
-    def are_close(self, ledger: StepLedger, share: Share, auditor: str) -> bool:
+    @task
+    async def are_close(self, ledger: StepLedger, share: Share, auditor: str) -> bool:
         """Whether what a stage committed to lies within tau of what its auditor has recomputed."""
-        claimed, audited = self.claimed(ledger, share), self._audited(ledger, share, auditor)
+        claimed, audited = await self.claimed(ledger, share), await self._audited(ledger, share, auditor)
         if claimed is None or audited is None:
             return False
         return gradient_distance(claimed, audited) <= self._docket.plan.guard.tolerance
 
-    def judge(self, ledger: StepLedger, share: Share, auditor: str) -> str | None:
+    @task
+    async def judge(self, ledger: StepLedger, share: Share, auditor: str) -> str | None:
         """Redo a share of a stage's step; the one whose gradient is off is guilty, None when neither is."""
         docket, stage, server = self._docket, share[0], self._docket.assignment.server_of(share)
-        copy = self._referee.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
+        copy = await self._referee.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return auditor
-        truth = self.redo(copy.runner, ledger, share)
+        truth = await self.redo(copy.runner, ledger, share)
         if truth is None:
             return server
         if docket.bits_decide(server):
             server_off = transfer_digest(truth) != ledger.commits[share].gradient
         else:
-            server_off = not self.allows(copy, ledger, share, self.claimed(ledger, share), truth)
+            server_off = not await self.allows(copy, ledger, share, await self.claimed(ledger, share), truth)
         if server_off:
             return server
         if docket.bits_decide(auditor):
             auditor_off = transfer_digest(truth) != ledger.step_audits[(stage, auditor)].gradient
         else:
-            auditor_off = not self.allows(copy, ledger, share, self._audited(ledger, share, auditor), truth)
+            audited = await self._audited(ledger, share, auditor)
+            auditor_off = not await self.allows(copy, ledger, share, audited, truth)
         return auditor if auditor_off else None
 
-    def allows(
+    @task
+    async def allows(
         self,
         copy: StageCopy,
         ledger: StepLedger,
@@ -90,28 +94,29 @@ class GradientBounds:
         distance = float("inf") if claimed is None else gradient_distance(claimed, truth)
         if distance <= self._docket.plan.guard.tolerance:
             return True
-        exact = None if claimed is None else self.redo(WideRunner(copy.runner), ledger, share)
+        exact = None if claimed is None else await self.redo(WideRunner(copy.runner), ledger, share)
         return exact is not None and distance <= MARGIN * gradient_distance(truth, exact)
 
-    def redo(self, runner: StageRunner, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
+    @task
+    async def redo(self, runner: StageRunner, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
         """The weight gradient of a share from committed inputs; None when nobody brings one of them."""
         for microbatch in self._docket.assignment.microbatches(share, self._docket.plan.microbatches):
-            tensors = self._referee.inputs(ledger, share[0], microbatch, self._docket.assignment)
+            tensors = await self._referee.inputs(ledger, share[0], microbatch, self._docket.assignment)
             if tensors is None:
                 return None
             runner.forward(ledger.step, microbatch, tensors[0])
             runner.backward(ledger.step, microbatch, tensors[1])
         return runner.gradients()
 
-    def _audited(self, ledger: StepLedger, share: Share, auditor: str) -> dict[str, Tensor] | None:
+    async def _audited(self, ledger: StepLedger, share: Share, auditor: str) -> dict[str, Tensor] | None:
         said = ledger.step_audits.get((share[0], auditor))
-        return None if said is None else self._fetch(ledger, share, auditor, "audited", said.gradient)
+        return None if said is None else await self._fetch(ledger, share, auditor, "audited", said.gradient)
 
-    def _fetch(
+    async def _fetch(
         self, ledger: StepLedger, share: Share, party: str, purpose: Purpose, digest: str
     ) -> dict[str, Tensor] | None:
         stage, lane = share
         request = FetchBulk(epoch=self._referee.epoch, step=ledger.step, stage=stage, lane=lane, purpose=purpose)
         expected = StageCopy.empty(self._docket.plan, stage).module.trainable()
-        found = self._courier.collect(party, request, expected)
+        found = await TensorsNeed(party, request, expected)
         return found[0] if found is not None and transfer_digest(found[0]) == digest else None

@@ -8,6 +8,7 @@ from torch import Tensor
 from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import AuditReport
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
@@ -52,32 +53,33 @@ class OwnerAudits:
         self._bounds = bounds
         self._redone: dict[int, _Redone] = {}
 
-    def run(self, stage: int) -> list[Judgement]:
+    @task
+    async def run(self, stage: int) -> list[Judgement]:
         """Audit; the culprit is named before its accomplice, whose copy reaches back to undo what both did."""
         docket, ledger = self._docket, self._docket.ledger
         holder, shadow = docket.holder(stage), docket.shadow(stage)
         one_copy = docket.plan.guard.one_optimizer
-        copy = self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), docket.agreed[stage])
+        copy = await self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), docket.agreed[stage])
         if copy is None:
             return [self._brought_nothing((stage, 0))]
         gradients, wrong = [], list[_Wrong]()
         for share in self._audited(stage):
-            found = self._redo(copy, share)
+            found = await self._redo(copy, share)
             if found is None:
                 return [self._brought_nothing(share)]
             gradients.append((share, found[0]))
             wrong += found[1]
         # a lie that its auditor has vouched for tells of two parties
         for place in sorted(wrong, key=lambda place: not vouched(docket, stage, place[0], place[1])):
-            named = self._name(copy, *place)
+            named = await self._name(copy, *place)
             if named:
                 return named
         # what both copies apply: where bits may differ that is the stage's own gradient, once it is known to be close
-        applied = [self._applied(share, truth) for share, truth in gradients]
+        applied = [await self._applied(share, truth) for share, truth in gradients]
         guilty = [
             judged
             for (share, truth), claimed in zip(gradients, applied, strict=True)
-            for judged in self._compare_gradient(copy, share, truth, claimed)
+            for judged in await self._compare_gradient(copy, share, truth, claimed)
         ]
         lanes = [claimed for claimed in applied if claimed is not None]
         if not guilty and len(lanes) == len(docket.assignment.shares_of(stage)):
@@ -86,21 +88,21 @@ class OwnerAudits:
             self._redone[stage] = _Redone(ledger.step, copy, whole, (holder, shadow))
         return guilty
 
-    def _applied(self, share: Share, truth: dict[str, Tensor]) -> dict[str, Tensor] | None:
+    async def _applied(self, share: Share, truth: dict[str, Tensor]) -> dict[str, Tensor] | None:
         is_exact = self._docket.bits_decide(self._docket.assignment.server_of(share))
-        return truth if is_exact else self._bounds.claimed(self._docket.ledger, share)
+        return truth if is_exact else await self._bounds.claimed(self._docket.ledger, share)
 
     def _audited(self, stage: int) -> list[Share]:
         """The shares of a stage in other hands; of what the owner serves itself it has to ask nobody."""
         assignment = self._docket.assignment
         return [share for share in assignment.shares_of(stage) if assignment.server_of(share) != OWNER]
 
-    def _redo(self, copy: StageCopy, share: Share) -> tuple[dict[str, Tensor], list["_Wrong"]] | None:
+    async def _redo(self, copy: StageCopy, share: Share) -> tuple[dict[str, Tensor], list["_Wrong"]] | None:
         """Weight gradient of one share and the messages that are not what was committed to; None without inputs."""
         docket, ledger, stage = self._docket, self._docket.ledger, share[0]
         wrong: list[_Wrong] = []
         for microbatch in docket.assignment.microbatches(share, docket.plan.microbatches):
-            tensors = self._referee.inputs(ledger, stage, microbatch, docket.assignment)
+            tensors = await self._referee.inputs(ledger, stage, microbatch, docket.assignment)
             if tensors is None:
                 return None
             y = copy.runner.forward(ledger.step, microbatch, tensors[0])
@@ -110,17 +112,17 @@ class OwnerAudits:
                 (microbatch, direction, digests)
                 for direction, truth in truths.items()
                 if ledger.messages[(stage, direction, microbatch)].digest != digests[direction]
-                and not self._is_close((stage, direction, microbatch), truth)
+                and not await self._is_close((stage, direction, microbatch), truth)
             ]
         return copy.runner.gradients(), wrong
 
-    def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
+    async def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
         """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
         docket, (stage, direction, microbatch) = self._docket, key
         if docket.bits_decide(docket.server(stage, microbatch)):
             return False
         target = stage + (1 if direction == "forward" else -1)
-        said = self._referee.committed(docket.ledger, key, docket.assignment, target)
+        said = await self._referee.committed(docket.ledger, key, docket.assignment, target)
         return said is not None and distance_to_truth(said, truth) <= docket.plan.guard.tolerance
 
     def forget(self) -> None:
@@ -161,7 +163,7 @@ class OwnerAudits:
             "transfer", server, stage, f"stage {stage}: nobody brought what {server} committed to", lane=share[1]
         )
 
-    def _name(
+    async def _name(
         self, copy: StageCopy, microbatch: int, direction: Direction, digests: Mapping[Direction, str]
     ) -> list[Judgement]:
         """The stage that sent a wrong message, and before it an auditor that vouched for those very bytes."""
@@ -185,7 +187,7 @@ class OwnerAudits:
             report=own,
             state=docket.agreed[stage],
         )
-        verdict, exhibit = self._referee.judge_message(dispute, copy)
+        verdict, exhibit = await self._referee.judge_message(dispute, copy)
         work = self._referee.spent()
         if verdict is None:
             return []
@@ -193,7 +195,7 @@ class OwnerAudits:
         second = accomplice(docket, culprit)
         return [culprit] if second is None else [culprit, second]
 
-    def _compare_gradient(
+    async def _compare_gradient(
         self, copy: StageCopy, share: Share, truth: dict[str, Tensor], claimed: dict[str, Tensor] | None
     ) -> list[Judgement]:
         """A gradient that nobody can have computed; the shadow is in it when it claims to have computed the same."""
@@ -204,7 +206,7 @@ class OwnerAudits:
         else:
             norm = None if claimed is None else finite_norm_squared(claimed)
             is_right = same_norm(commit.norm_squared, norm, alike=False)
-            is_right = is_right and self._bounds.allows(copy, ledger, share, claimed, truth)
+            is_right = is_right and await self._bounds.allows(copy, ledger, share, claimed, truth)
         if is_right:
             return []
         server, step = docket.assignment.server_of(share), ledger.step

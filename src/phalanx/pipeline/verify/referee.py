@@ -11,7 +11,7 @@ from phalanx.pipeline.evidence.files import Exhibit
 from phalanx.pipeline.evidence.verdict import RefereeWork, Verdict
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
-from phalanx.pipeline.protocol.requests import Requests
+from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared, same_norm
@@ -80,10 +80,9 @@ class Referee:
     delegation of computation of Canetti, Riva and Rothblum 2011.
     """
 
-    def __init__(self, plan: StepPlan, courier: Requests, bits_decide: Callable[[str], bool]) -> None:
+    def __init__(self, plan: StepPlan, bits_decide: Callable[[str], bool]) -> None:
         """`bits_decide` tells whether a party's bits must equal the owner's own."""
         self._plan = plan
-        self._courier = courier
         self._bits_decide = bits_decide
         self._work = RefereeWork()
 
@@ -92,7 +91,8 @@ class Referee:
         spent, self._work = self._work, RefereeWork()
         return spent
 
-    def judge_message(self, dispute: Dispute, copy: StageCopy | None = None) -> tuple[Verdict | None, Exhibit]:
+    @task
+    async def judge_message(self, dispute: Dispute, copy: StageCopy | None = None) -> tuple[Verdict | None, Exhibit]:
         """Redo the disputed microbatch.
 
         Args:
@@ -103,11 +103,11 @@ class Referee:
             The verdict, None when both are within tolerance, and what it was reached from; nothing, where an input is
             missing that the holder never signed for.
         """
-        copy = copy or self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
+        copy = copy or await self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
         if copy is None:
             return self._guilty(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), Exhibit()
         wanted: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
-        found = [self._input(dispute, direction) for direction in wanted]
+        found = [await self._input(dispute, direction) for direction in wanted]
         inputs = [tensor for tensor in found if tensor is not None]
         if len(inputs) < len(wanted):
             shown_by = {
@@ -117,7 +117,7 @@ class Referee:
                 return None, Exhibit()
             reason = "brought no input with the digest that it committed to"
             return self._guilty(dispute, dispute.holder, "transfer", reason), Exhibit()
-        claim, said = self._claim(dispute), self._output(dispute)
+        claim, said = await self._claim(dispute), await self._output(dispute)
         shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", said)) if tensor is not None}
         exhibit = self._redo(dispute, copy, inputs, shown)
         limit = _Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, copy, inputs))
@@ -136,31 +136,37 @@ class Referee:
             tensors["gradient"] = gradient
         return Exhibit(tensors, copy.weights_digest(), copy.weights())
 
-    def stage_at(self, stage: int, parties: Sequence[str], state: StateDigest) -> StageCopy | None:
+    @task
+    async def stage_at(self, stage: int, parties: Sequence[str], state: StateDigest) -> StageCopy | None:
         """A stage with weights and moments, from the first party that brings those that were agreed on."""
         for party in parties:
             copy = StageCopy.empty(self._plan, stage)
             request = FetchBulk(epoch=self.epoch, step=state.step, stage=stage, purpose="state")
-            found = self._courier.collect(party, request, copy.state())
+            found = await TensorsNeed(party, request, copy.state())
             if found is not None:
                 copy.load(*found)
                 if copy.digest() == state:
                     return copy
         return None
 
-    def snapshot(self, stage: int, party: str, step: int) -> dict[str, Tensor] | None:
+    @task
+    async def snapshot(self, stage: int, party: str, step: int) -> dict[str, Tensor] | None:
         """What a shadow keeps of a stage after so many steps; None when it does not bring it."""
         request = FetchBulk(epoch=self.epoch, step=step, stage=stage, purpose="snapshot")
-        found = self._courier.collect(party, request, StageCopy.empty(self._plan, stage).optimizer.state())
+        found = await TensorsNeed(party, request, StageCopy.empty(self._plan, stage).optimizer.state())
         return None if found is None else found[0]
 
-    def inputs(self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment) -> list[Tensor] | None:
+    @task
+    async def inputs(
+        self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment
+    ) -> list[Tensor] | None:
         """Activation and gradient that a stage committed to have used; None when nobody brings one of them."""
-        found = [self.committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
+        found = [await self.committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
         tensors = [tensor for tensor in found if tensor is not None]
         return tensors if len(tensors) == len(found) else None
 
-    def judge_update(
+    @task
+    async def judge_update(
         self,
         stage: int,
         holder: str,
@@ -184,9 +190,9 @@ class Referee:
         """
         copy = StageCopy.empty(self._plan, stage)
         request = FetchBulk(epoch=0, step=before.step, stage=stage, purpose="undo")
-        undo = self._courier.collect(shadow, self._now(request), copy.optimizer.state())
-        weights = self._courier.collect(shadow, self._now(request, "weights"), copy.weights())
-        held = self._gradient(shadow, copy, before.step, gradient[0])
+        undo = await TensorsNeed(shadow, self._now(request), copy.optimizer.state())
+        weights = await TensorsNeed(shadow, self._now(request, "weights"), copy.weights())
+        held = await self._gradient(shadow, copy, before.step, gradient[0])
         if undo is None or held is None or weights is None:
             return shadow
         frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
@@ -198,17 +204,19 @@ class Referee:
         truth = copy.digest()
         return next((party for party in (holder, shadow) if after[party] != truth), None)
 
-    def judge_norm(self, ledger: StepLedger, share: Share, server: str, auditor: str) -> str:
+    @task
+    async def judge_norm(self, ledger: StepLedger, share: Share, server: str, auditor: str) -> str:
         """Compute the norm of a gradient that both agree on; the one whose norm is off is guilty."""
         stage, lane = share
         request = FetchBulk(epoch=self.epoch, step=ledger.step, stage=stage, lane=lane, purpose="gradient")
-        found = self._courier.collect(auditor, request, StageCopy.empty(self._plan, stage).module.trainable())
+        found = await TensorsNeed(auditor, request, StageCopy.empty(self._plan, stage).module.trainable())
         if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
             return auditor
         truth, claimed = finite_norm_squared(found[0]), ledger.commits[share].norm_squared
         return auditor if same_norm(truth, claimed, alike=self._bits_decide(server)) else server
 
-    def judge_whole_norm(
+    @task
+    async def judge_whole_norm(
         self, ledger: StepLedger, shares: Sequence[Share], party: str, said: Mapping[str, float | None]
     ) -> str:
         """Add up the lanes that both copies agree on; the one whose norm is off is guilty.
@@ -221,32 +229,35 @@ class Referee:
         """
         copy = StageCopy.empty(self._plan, shares[0][0])
         digests = [ledger.commits[share].gradient for share in shares]
-        found = self._gradient(party, copy, ledger.step, digests)
+        found = await self._gradient(party, copy, ledger.step, digests)
         if found is None:
             return party
         truth = finite_norm_squared(found)
         return next((name for name, norm in said.items() if norm != truth), party)
 
-    def _gradient(self, party: str, copy: StageCopy, step: int, digests: Sequence[str]) -> dict[str, Tensor] | None:
+    async def _gradient(
+        self, party: str, copy: StageCopy, step: int, digests: Sequence[str]
+    ) -> dict[str, Tensor] | None:
         """A stage's whole weight gradient from one party; None unless each lane is the one that was committed to."""
         lanes = []
         for lane, digest in enumerate(digests):
             request = FetchBulk(epoch=self.epoch, step=step, stage=copy.spec.index, lane=lane, purpose="gradient")
-            found = self._courier.collect(party, request, copy.module.trainable())
+            found = await TensorsNeed(party, request, copy.module.trainable())
             if found is None or transfer_digest(found[0]) != digest:
                 return None
             lanes.append(found[0])
         return add_lanes(lanes)
 
-    def judge_step(self, ledger: StepLedger, share: Share, assignment: Assignment, auditor: str) -> str:
+    @task
+    async def judge_step(self, ledger: StepLedger, share: Share, assignment: Assignment, auditor: str) -> str:
         """Redo a share of a stage's step from committed inputs; the one whose gradient is off is guilty."""
         stage, server = share[0], assignment.server_of(share)
-        copy = self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
+        copy = await self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return auditor
         self._count(steps=1)
         for m in assignment.microbatches(share, self._plan.microbatches):
-            tensors = self.inputs(ledger, stage, m, assignment)
+            tensors = await self.inputs(ledger, stage, m, assignment)
             if tensors is None:
                 return server
             copy.runner.forward(ledger.step, m, tensors[0])
@@ -272,48 +283,50 @@ class Referee:
             }
         )
 
-    def weights(self, epoch: int, step: int, stage: int, party: str, state: StateDigest) -> StageCopy | None:
+    @task
+    async def weights(self, epoch: int, step: int, stage: int, party: str, state: StateDigest) -> StageCopy | None:
         """A stage with the weights of a signed state, from `party`; None when it does not bring them."""
         copy = StageCopy.empty(self._plan, stage)
         request = FetchBulk(epoch=epoch, step=step, stage=stage, purpose="weights")
-        found = self._courier.collect(party, request, copy.weights())
+        found = await TensorsNeed(party, request, copy.weights())
         if found is None:
             return None
         copy.load_weights(found[0])
         return copy if copy.weights_digest() == state.weights else None
 
-    def _input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
+    async def _input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
         source = dispute.stage - 1 if direction == "forward" else dispute.stage + 1
         request = self._request(dispute, source, direction, claim=False)
         sender = dispute.assignment.server(source, dispute.microbatch)
-        return self._first(request, (sender, dispute.holder), dispute.inputs[direction].digest)
+        return await self._first(request, (sender, dispute.holder), dispute.inputs[direction].digest)
 
-    def committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
+    @task
+    async def committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
         """An input that a stage committed to, from its sender or from the stage itself; None when neither brings it."""
         request = Fetch.of(ledger.epoch, ledger.step, key)
         parties = (assignment.server(key[0], key[2]), assignment.server(stage, key[2]))
-        return self._first(request, parties, ledger.messages[key].digest)
+        return await self._first(request, parties, ledger.messages[key].digest)
 
-    def _claim(self, dispute: Dispute) -> Tensor | None:
+    async def _claim(self, dispute: Dispute) -> Tensor | None:
         if dispute.accuser == OWNER:
             return None
         request = self._request(dispute, dispute.stage, dispute.direction, claim=True)
-        return self._first(request, (dispute.accuser,), dispute.report.digests[dispute.direction])
+        return await self._first(request, (dispute.accuser,), dispute.report.digests[dispute.direction])
 
-    def _output(self, dispute: Dispute) -> Tensor | None:
+    async def _output(self, dispute: Dispute) -> Tensor | None:
         target = dispute.stage + 1 if dispute.direction == "forward" else dispute.stage - 1
         request = self._request(dispute, dispute.stage, dispute.direction, claim=False)
         receiver = dispute.assignment.server(target, dispute.microbatch)
-        return self._first(request, (receiver, dispute.holder), dispute.output.digest)
+        return await self._first(request, (receiver, dispute.holder), dispute.output.digest)
 
     @staticmethod
     def _request(dispute: Dispute, source: int, direction: Direction, *, claim: bool) -> Fetch:
         return Fetch.of(dispute.epoch, dispute.step, (source, direction, dispute.microbatch), claim=claim)
 
-    def _first(self, request: Fetch, parties: Sequence[str], digest: str) -> Tensor | None:
+    async def _first(self, request: Fetch, parties: Sequence[str], digest: str) -> Tensor | None:
         """The tensor from the first party that brings bytes with this digest."""
         for party in parties:
-            answer = self._courier.fetch(party, request)
+            answer = await MessageNeed(party, request)
             whole = answer is not None and answer.payload.nbytes == self._plan.hidden_bytes
             if answer is not None and whole and digest_hex(answer.payload) == digest:
                 return tensor_from(answer.payload, BOUNDARY_DTYPE, self._plan.hidden_shape)

@@ -5,6 +5,7 @@ from torch import Tensor
 from phalanx.pipeline.evidence.files import Exhibit
 from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed, part_name, sent_other_than_signed
 from phalanx.pipeline.protocol.messages import Bulk, Purpose, StateDigest, WeightsHeld
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.signed import Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import parts
 from phalanx.pipeline.protocol.transfer_proof import whole_transfer
@@ -31,7 +32,8 @@ class SentState:
         self._docket = docket
         self._referee = referee
 
-    def weigh(self, stage: int, signed: StateDigest, taken: StateDigest) -> Judgement | None:
+    @task
+    async def weigh(self, stage: int, signed: StateDigest, taken: StateDigest) -> Judgement | None:
         """Compare two digests of one stage's weights, and of its moments where they were sent as well.
 
         Args:
@@ -51,7 +53,7 @@ class SentState:
         if (signed == taken) if snapshot else (signed.weights == taken.weights):
             return None
         docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
-        shown = self._shown_tensors(stage, shadow, taken)
+        shown = await self._shown_tensors(stage, shadow, taken)
         sent = self._sent_parts(stage, holder, shadow)
         digests = [] if shown is None else [digest_hex(*part) for _, _, part in parts(shown)]
         is_as_sent = digests == [part.digest for part in sent]
@@ -74,12 +76,12 @@ class SentState:
         reason = f"stage {stage}: {holder} signed other frozen weights than those that it began with"
         return docket.judgement("state", holder, stage, reason, accuser=docket.shadow(stage))
 
-    def _shown_tensors(self, stage: int, shadow: str, taken: StateDigest) -> dict[str, Tensor] | None:
+    async def _shown_tensors(self, stage: int, shadow: str, taken: StateDigest) -> dict[str, Tensor] | None:
         """What a shadow has of a stage; None when that is not what it said."""
         if self._docket.plan.guard.keeps_snapshots:
-            found = self._referee.snapshot(stage, shadow, taken.step)
+            found = await self._referee.snapshot(stage, shadow, taken.step)
             return found if found is not None and is_what_was_signed(found, taken) else None
-        copy = self._referee.weights(self._docket.ledger.epoch, taken.step, stage, shadow, taken)
+        copy = await self._referee.weights(self._docket.ledger.epoch, taken.step, stage, shadow, taken)
         return None if copy is None else copy.trained()
 
     def _sent_parts(self, stage: int, holder: str, shadow: str) -> list[Statement[Bulk]]:

@@ -21,8 +21,8 @@ from phalanx.pipeline.protocol.messages import (
     Standing,
     StateDigest,
 )
-from phalanx.pipeline.protocol.requests import Requests
-from phalanx.pipeline.protocol.tensor_stream import Post, send_bulk, transfer_digest
+from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, StandingsNeed, TensorsDelivery, TensorsNeed, task
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules import actions
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.stage_copy import StageCopy
@@ -63,37 +63,36 @@ class StallDiagnosis:
     """
 
     docket: StepFacts
-    courier: Requests
-    post: Post
     _handed: set[tuple[object, ...]] = field(default_factory=set)
     _attempt: tuple[int, int] = (-1, -1)
 
-    def find(self, missing: Missing) -> str | None:
+    @task
+    async def find(self, missing: Missing) -> str | None:
         """Look for who is silent; None when it is nobody, or not yet clear."""
         ledger, lagging = self.docket.ledger, self.docket.lagging
         if self._attempt != (ledger.step, ledger.epoch):
             self._attempt = (ledger.step, ledger.epoch)
             self._handed.clear()
         parties = sorted(self.docket.present)
-        standings = self.courier.ask(parties, Ask(epoch=ledger.epoch, step=ledger.step))
+        standings = await StandingsNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
         silent = [party for party in parties if party not in standings]
         if silent:
             return silent[0]
         if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
             # who still audits the step before has made no update, so nothing else can be asked of it
-            return self._without_audit(lagging, missing.said)
+            return await self._without_audit(lagging, missing.said)
         if missing.states:
             return missing.states[0]
         if missing.weights:
-            return self._without_weights(*next(iter(missing.weights.items())))
+            return await self._without_weights(*next(iter(missing.weights.items())))
         if missing.screened:
-            return self._without_urgent_report(missing.screened[0])
-        late = self._behind(standings) or self._without_gradient(standings)
-        return late or self._without_audit(ledger, missing.said)
+            return await self._without_urgent_report(missing.screened[0])
+        late = await self._behind(standings) or await self._without_gradient(standings)
+        return late or await self._without_audit(ledger, missing.said)
 
     # --- commitments ------------------------------------------------------------------------------
 
-    def _behind(self, standings: Mapping[str, Standing]) -> str | None:
+    async def _behind(self, standings: Mapping[str, Standing]) -> str | None:
         """Look at each share that has not been committed to: what it waits for, and whether that was sent."""
         for share in self.docket.assignment.shares:
             stage, party = share[0], self.docket.assignment.server_of(share)
@@ -111,7 +110,7 @@ class StallDiagnosis:
             sender = self.docket.server(source, place.microbatch)
             upstream = standings[sender].stages.get(str(source))
             if upstream is not None and place in upstream.sent:
-                return self._carry(sender, party, (source, place.direction, place.microbatch))
+                return await self._carry(sender, party, (source, place.direction, place.microbatch))
         return None
 
     def _waits_for(self, share: Share, progress: Progress) -> Place | None:
@@ -132,20 +131,20 @@ class StallDiagnosis:
                 return None
         return None
 
-    def _carry(self, sender: str, receiver: str, key: MessageKey) -> str | None:
+    async def _carry(self, sender: str, receiver: str, key: MessageKey) -> str | None:
         """Hand a tensor on; whoever has nothing to show, or still lacks what it was given, is named."""
         mark = ("tensor", receiver, *key)
         if mark in self._handed:
             return sender if receiver == OWNER else receiver
-        found = self._fetch(sender, key, self.docket.ledger)
+        found = await self._fetch(sender, key, self.docket.ledger)
         if found is None:
             # what the owner says to itself has no header, and is never lost
             return None if sender == OWNER else sender
         self._handed.add(mark)
-        self._relay(receiver, key, found[1], found[2])
+        await self._relay(receiver, key, found[1], found[2])
         return None
 
-    def _relay(self, receiver: str, key: MessageKey, evidence: Signed, payload: memoryview) -> None:
+    async def _relay(self, receiver: str, key: MessageKey, evidence: Signed, payload: memoryview) -> None:
         source, direction, microbatch = key
         ledger = self.docket.ledger
         relay = Relay(
@@ -157,11 +156,11 @@ class StallDiagnosis:
             evidence=evidence,
         )
         self._note(receiver, relay)
-        self.post(receiver, relay, (payload,))
+        await Delivery(receiver, relay, (payload,))
 
     # --- gradients and audits -------------------------------------------------------------------------
 
-    def _without_gradient(self, standings: Mapping[str, Standing]) -> str | None:
+    async def _without_gradient(self, standings: Mapping[str, Standing]) -> str | None:
         docket, ledger = self.docket, self.docket.ledger
         for share in docket.watched_shares:
             (stage, lane), server = share, docket.assignment.server_of(share)
@@ -175,16 +174,16 @@ class StallDiagnosis:
             if mark in self._handed or (stage in standings[auditor].gradients and auditor != OWNER):
                 return server if auditor == OWNER else auditor
             request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, lane=lane, purpose="gradient")
-            found = self.courier.collect(server, request, StageCopy.empty(docket.plan, stage).module.trainable())
+            found = await TensorsNeed(server, request, StageCopy.empty(docket.plan, stage).module.trainable())
             if found is None or transfer_digest(found[0]) != ledger.commits[share].gradient:
                 return server
             self._handed.add(mark)
             self._note(auditor, request)
-            send_bulk(self.post, auditor, request, found[0], ledger.step)
+            await TensorsDelivery(auditor, request, found[0], ledger.step)
             return None
         return None
 
-    def _without_weights(self, stage: int, signed: StateDigest) -> str | None:
+    async def _without_weights(self, stage: int, signed: StateDigest) -> str | None:
         """What a shadow lacks after an update is handed on, if it is what the holder signed."""
         docket, ledger = self.docket, self.docket.ledger
         holder, shadow = docket.holder(stage), docket.shadow(stage)
@@ -195,33 +194,33 @@ class StallDiagnosis:
         purpose: Purpose = "snapshot" if whole else "update"
         request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose=purpose)
         copy = StageCopy.empty(docket.plan, stage, has_moments=whole)
-        found = self.courier.collect(holder, request, copy.optimizer.state())
+        found = await TensorsNeed(holder, request, copy.optimizer.state())
         if found is None or not is_what_was_signed(found[0], signed):
             return holder
         self._handed.add(mark)
         self._note(shadow, request)
-        send_bulk(self.post, shadow, request, found[0], ledger.step)
+        await TensorsDelivery(shadow, request, found[0], ledger.step)
         return None
 
-    def _without_urgent_report(self, hit: ScreenHit) -> str | None:
+    async def _without_urgent_report(self, hit: ScreenHit) -> str | None:
         """The receiver must be able to show what it screened, and somebody what that was computed from."""
         receiver = self.docket.server(hit.source + (1 if hit.direction == "forward" else -1), hit.microbatch)
-        if self._fetch(receiver, (hit.source, hit.direction, hit.microbatch), self.docket.ledger) is None:
+        if await self._fetch(receiver, (hit.source, hit.direction, hit.microbatch), self.docket.ledger) is None:
             return receiver
         both: tuple[Direction, ...] = ("forward", "backward")
         audit = (hit.source, hit.microbatch, self.docket.auditor(hit.source, hit.microbatch))
-        return self._audit_inputs(self.docket.ledger, audit, both[:1] if hit.direction == "forward" else both)
+        return await self._audit_inputs(self.docket.ledger, audit, both[:1] if hit.direction == "forward" else both)
 
-    def _without_audit(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
+    async def _without_audit(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
         """Who owes an audit of this step although it has all that it takes."""
         for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
-            silent = self._audit_inputs(ledger, audit, ("forward", "backward"))
+            silent = await self._audit_inputs(ledger, audit, ("forward", "backward"))
             if silent is not None:
                 return silent
         late = [] if ledger.unreported else [auditor for _, auditor in ledger.unfinished if auditor != OWNER]
         return next(iter(late), None)
 
-    def _audit_inputs(self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction]) -> str | None:
+    async def _audit_inputs(self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction]) -> str | None:
         """Give an auditor what it is to recompute from; one that has it and does not report is named."""
         docket, (stage, microbatch, auditor) = self.docket, audit
         holder = docket.server(stage, microbatch)
@@ -229,19 +228,20 @@ class StallDiagnosis:
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
-        if not docket.has_weights(auditor, stage) and not self._hand_weights(stage, auditor):
+        if not docket.has_weights(auditor, stage) and not await self._hand_weights(stage, auditor):
             return holder
         for direction in directions:
             source = stage + (-1 if direction == "forward" else 1)
             key: MessageKey = (source, direction, microbatch)
-            found = self._fetch(docket.server(source, microbatch), key, ledger) or self._fetch(holder, key, ledger)
+            sender = docket.server(source, microbatch)
+            found = await self._fetch(sender, key, ledger) or await self._fetch(holder, key, ledger)
             if found is None:
                 return holder
             self._note(auditor, found[0])
-            self.post(auditor, found[0], (found[2],))
+            await Delivery(auditor, found[0], (found[2],))
         return None
 
-    def _hand_weights(self, stage: int, auditor: str) -> bool:
+    async def _hand_weights(self, stage: int, auditor: str) -> bool:
         """Give an auditor the agreed weights of a stage that it lacks; False when nobody who has them brings them."""
         docket, ledger = self.docket, self.docket.ledger
         mark = ("weights", auditor, stage)
@@ -252,19 +252,21 @@ class StallDiagnosis:
             if not docket.has_weights(party, stage):
                 continue
             copy = StageCopy.empty(docket.plan, stage)
-            found = self.courier.collect(party, request, copy.weights())
+            found = await TensorsNeed(party, request, copy.weights())
             if found is None:
                 continue
             copy.load_weights(found[0])
             if copy.weights_digest() == docket.agreed[stage].weights:
                 self._handed.add(mark)
                 self._note(auditor, request)
-                send_bulk(self.post, auditor, request, copy.weights(), ledger.step)
+                await TensorsDelivery(auditor, request, copy.weights(), ledger.step)
         return mark in self._handed
 
-    def _fetch(self, party: str, key: MessageKey, ledger: StepLedger) -> tuple[Fetched, Signed, memoryview] | None:
+    async def _fetch(
+        self, party: str, key: MessageKey, ledger: StepLedger
+    ) -> tuple[Fetched, Signed, memoryview] | None:
         """A tensor under its sender's own header; whatever else is shown is nothing, and is not handed on."""
-        found = self.courier.fetch(party, Fetch.of(ledger.epoch, ledger.step, key))
+        found = await MessageNeed(party, Fetch.of(ledger.epoch, ledger.step, key))
         message = None if found is None else found.message
         if found is None or not isinstance(message, Fetched) or message.evidence is None:
             return None

@@ -4,6 +4,7 @@ from phalanx.errors import FrameError
 from phalanx.pipeline.assignment.assignment import Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import GradientHeld, StateDigest, WeightsHeld
+from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.transfer_proof import sent_gradient
 from phalanx.pipeline.stage.gradient_norm import same_norm
 from phalanx.pipeline.verify.accomplices import vouched_for_gradient
@@ -54,7 +55,8 @@ class StateJudgement:
             if stage not in docket.agreed and docket.holder(stage) in said and docket.shadow(stage) not in said
         }
 
-    def weigh_states(self) -> Judgement | None:
+    @task
+    async def weigh_states(self) -> Judgement | None:
         """Agree on each stage's state after the last optimizer step."""
         docket = self._docket
         for stage in docket.watched:
@@ -72,7 +74,7 @@ class StateJudgement:
             if shadow not in said:
                 continue
             if docket.plan.guard.one_optimizer:
-                judgement = self._followed.weigh(stage, said[holder], said[shadow])
+                judgement = await self._followed.weigh(stage, said[holder], said[shadow])
                 if judgement is not None:
                     return judgement
                 docket.agreed[stage] = said[holder]
@@ -80,12 +82,13 @@ class StateJudgement:
             if said[holder] == said[shadow]:
                 docket.agreed[stage] = said[holder]
                 continue
-            judgement = self._judge_state(stage, said)
+            judgement = await self._judge_state(stage, said)
             if judgement is not None:
                 return judgement
         return None
 
-    def weigh_gradients(self) -> Judgement | None:
+    @task
+    async def weigh_gradients(self) -> Judgement | None:
         """Agree on each stage's weight gradient of this step, and on its norm."""
         docket, ledger = self._docket, self._docket.ledger
         if docket.plan.guard.one_optimizer:
@@ -104,14 +107,14 @@ class StateJudgement:
             if same:
                 ledger.gradients_agreed.add(share)
                 continue
-            guilty = self._guilty_of_gradient(share, server, auditor, held)
+            guilty = await self._guilty_of_gradient(share, server, auditor, held)
             reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
             accuser = auditor if guilty == server else server
             work = self._referee.spent()
             return docket.judgement("gradient", guilty, stage, reason, accuser=accuser, lane=share[1], work=work)
-        return self._weigh_whole_norms() if docket.assignment.lanes > 1 else None
+        return await self._weigh_whole_norms() if docket.assignment.lanes > 1 else None
 
-    def _weigh_whole_norms(self) -> Judgement | None:
+    async def _weigh_whole_norms(self) -> Judgement | None:
         """Both copies have the same two lanes: the norm of their sum must be the same as well."""
         docket, ledger = self._docket, self._docket.ledger
         for stage in docket.watched:
@@ -123,17 +126,21 @@ class StateJudgement:
                 ledger.whole_norms[stage] = next(iter(said.values()))
                 continue
             docket.observe("alarm", {"step": ledger.step, "stage": stage, "kind": "norm", "accuser": OWNER})
-            guilty = self._referee.judge_whole_norm(ledger, shares, docket.shadow(stage), said)
+            guilty = await self._referee.judge_whole_norm(ledger, shares, docket.shadow(stage), said)
             reason = f"stage {stage}: {guilty} reported a norm that the sum of both lanes does not have"
             return docket.judgement("gradient", guilty, stage, reason, work=self._referee.spent())
         return None
 
-    def weigh_step_audits(self) -> Judgement | None:
+    @task
+    async def weigh_step_audits(self) -> Judgement | None:
         """Compare each recomputed weight gradient with the one that the stage committed to."""
-        found = (self._weigh_recomputed(ledger) for ledger in self._docket.open_ledgers)
-        return next((judgement for judgement in found if judgement is not None), None)
+        for ledger in self._docket.open_ledgers:
+            judgement = await self._weigh_recomputed(ledger)
+            if judgement is not None:
+                return judgement
+        return None
 
-    def _weigh_recomputed(self, ledger: StepLedger) -> Judgement | None:
+    async def _weigh_recomputed(self, ledger: StepLedger) -> Judgement | None:
         docket = self._docket
         for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
             share, shadow = docket.audited_share(stage, auditor), (stage, docket.shadow(stage))
@@ -143,7 +150,7 @@ class StateJudgement:
                 continue
             holder, is_same = docket.assignment.server_of(share), audited.gradient == commit.gradient
             if not docket.bits_decide(holder, auditor):
-                is_same = is_same or self._bounds.are_close(ledger, share, auditor)
+                is_same = is_same or await self._bounds.are_close(ledger, share, auditor)
             else:
                 is_same = is_same and audited.norm_squared == commit.norm_squared
             if is_same:
@@ -152,9 +159,9 @@ class StateJudgement:
             alarm = {"step": ledger.step, "stage": stage, "kind": "whole_step", "accuser": auditor}
             docket.observe("alarm", alarm)
             if docket.bits_decide(holder) and docket.bits_decide(auditor):
-                guilty = self._referee.judge_step(ledger, share, docket.assignment, auditor)
+                guilty = await self._referee.judge_step(ledger, share, docket.assignment, auditor)
             else:
-                found = self._bounds.judge(ledger, share, auditor)
+                found = await self._bounds.judge(ledger, share, auditor)
                 if found is None:
                     docket.observe("dismissed", alarm)
                     ledger.steps_agreed.add((stage, auditor))
@@ -172,7 +179,7 @@ class StateJudgement:
             )
         return None
 
-    def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
+    async def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
         docket = self._docket
         holder, shadow = docket.holder(stage), docket.shadow(stage)
         docket.observe("alarm", {"step": docket.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
@@ -190,7 +197,7 @@ class StateJudgement:
             guilty = next((party for party in (holder, shadow) if said[party] != kept), None)
         else:
             gradient = (committed, previous.clip_coefficient)
-            guilty = self._referee.judge_update(stage, holder, shadow, before, gradient, said)
+            guilty = await self._referee.judge_update(stage, holder, shadow, before, gradient, said)
         work = self._referee.spent()
         if guilty is None:
             docket.agreed[stage] = said[holder]
@@ -199,12 +206,12 @@ class StateJudgement:
         accuser = shadow if guilty == holder else holder
         return docket.judgement("state", guilty, stage, reason, accuser=accuser, work=work)
 
-    def _guilty_of_gradient(self, share: Share, server: str, auditor: str, held: GradientHeld) -> str:
+    async def _guilty_of_gradient(self, share: Share, server: str, auditor: str, held: GradientHeld) -> str:
         docket, ledger = self._docket, self._docket.ledger
         if docket.plan.guard.shadow == "lockstep":
-            return self._referee.judge_step(ledger, share, docket.assignment, auditor)
+            return await self._referee.judge_step(ledger, share, docket.assignment, auditor)
         if held.gradient == ledger.commits[share].gradient:
-            return self._referee.judge_norm(ledger, share, server, auditor)
+            return await self._referee.judge_norm(ledger, share, server, auditor)
         sent = sent_gradient(docket.statements, held, (server, auditor))
         if sent is None or server == OWNER:
             return auditor

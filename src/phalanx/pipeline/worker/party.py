@@ -88,6 +88,11 @@ class Party:
         """Tell the party where its running costs are read when it reports an applied step."""
         self._usage = usage
 
+    @property
+    def num_inputs(self) -> int:
+        """How many tensors the stages of this party have been given and still keep."""
+        return sum(len(holder.inputs) for holder in self.hosted.values())
+
     # --- messages -------------------------------------------------------------------------------
 
     def handle(self, received: Received) -> None:
@@ -155,7 +160,7 @@ class Party:
                 self._announce_if_ready()
             return
         if message.purpose in ("duplicate", "kept"):
-            # the owner's courier takes those that somebody waits for
+            # answers to requests of the owner are taken before they come here
             raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that nobody waits for")
         if message.purpose == "weights":
             self._shadowing.take_weights(received, message)

@@ -1,0 +1,241 @@
+"""The referee by itself: what both sides signed decides, and of what is brought only what has the digest."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hand_made import ASSIGNMENT, EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world
+
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
+from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.verify.referee import Dispute, Referee
+
+
+@pytest.fixture
+def world(model_cache):
+    return make_world(model_cache)
+
+
+@pytest.fixture
+def referee(world):
+    made = Referee(world.plan, world.docket.bits_decide)
+    made.epoch = EPOCH
+    return made
+
+
+def dispute(world, report, direction="forward", microbatch=0, **changes):
+    messages = world.docket.ledger.messages
+    inputs = {"forward": messages[(0, "forward", microbatch)], "backward": messages[(2, "backward", microbatch)]}
+    facts = {
+        "step": STEP,
+        "epoch": EPOCH,
+        "stage": STAGE,
+        "microbatch": microbatch,
+        "direction": direction,
+        "holder": HOLDER,
+        "accuser": SHADOW,
+        "assignment": ASSIGNMENT,
+        "inputs": inputs,
+        "output": messages[(STAGE, direction, microbatch)],
+        "report": report,
+        "state": world.state,
+    }
+    return Dispute(**facts | changes)
+
+
+def changed(tensors):
+    return {name: tensor + 1 for name, tensor in tensors.items()}
+
+
+# --- a message -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("wrong", [torch.neg, lambda tensor: tensor * float("nan"), lambda tensor: tensor * 1.001])
+def test_a_stage_that_sent_another_tensor_is_guilty(world, referee, direction, wrong):
+    world.lie(wrong(world.truth(direction)), direction)
+
+    verdict, exhibit = world.judge(referee.judge_message(dispute(world, world.report(), direction)))
+
+    assert (verdict.party, verdict.offence, verdict.accuser) == (HOLDER, "message", SHADOW)
+    assert torch.equal(exhibit.tensors["recomputed"], world.honest(direction))
+    assert exhibit.weights == world.state.weights
+    assert referee.spent().microbatches == 1
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_an_accuser_whose_own_result_is_wrong_is_guilty(world, referee, direction):
+    report = world.report(**{direction: -world.truth(direction)})
+
+    verdict, _ = world.judge(referee.judge_message(dispute(world, report, direction)))
+
+    assert (verdict.party, verdict.offence) == (SHADOW, "accusation")
+
+
+def test_where_both_are_right_nobody_is(world, referee):
+    verdict, exhibit = world.judge(referee.judge_message(dispute(world, world.report())))
+
+    assert verdict is None
+    assert exhibit.tensors
+
+
+def brought_nothing(world):
+    del world.bulks[(SHADOW, "weights")]
+
+
+def brought_other_weights(world):
+    world.bulks[(SHADOW, "weights")] = (changed(world.copy.weights()), STEP)
+
+
+def brought_the_weights_of_another_step(world):
+    later = world.build()
+    later.apply(STEP, world.gradients, 1.0)
+    world.bulks[(SHADOW, "weights")] = (later.weights(), STEP + 1)
+
+
+@pytest.mark.parametrize("brings", [brought_nothing, brought_other_weights, brought_the_weights_of_another_step])
+def test_an_accuser_without_the_weights_that_it_signed_is_guilty_and_nothing_is_computed(world, referee, brings):
+    world.lie(-world.truth("forward"))
+    brings(world)
+
+    verdict, exhibit = world.judge(referee.judge_message(dispute(world, world.report())))
+
+    assert (verdict.party, verdict.offence, exhibit.tensors) == (SHADOW, "transfer", {})
+    assert referee.spent().microbatches == 0
+
+
+OTHER_BYTES = (None, memoryview(b""), memoryview(b"short"), torch.zeros(2, 8, 16))
+
+
+@pytest.mark.parametrize("brought", OTHER_BYTES, ids=["nothing", "empty", "short", "another tensor"])
+def test_an_input_without_its_digest_is_no_input(world, referee, brought):
+    report = world.report()
+    for party in (OWNER, HOLDER):
+        world.tensors[(party, 0, "forward", 0, False)] = brought
+
+    verdict, exhibit = world.judge(referee.judge_message(dispute(world, report)))
+
+    # the stage has shown the header of what it used, and so answers for the bytes
+    assert (verdict.party, verdict.offence, exhibit.tensors) == (HOLDER, "transfer", {})
+
+
+def test_of_two_that_can_bring_an_input_one_is_enough(world, referee):
+    world.lie(-world.truth("forward"))
+    world.tensors[(OWNER, 0, "forward", 0, False)] = torch.zeros(2, 8, 16)
+
+    verdict, _ = world.judge(referee.judge_message(dispute(world, world.report())))
+
+    assert (verdict.party, verdict.offence) == (HOLDER, "message")
+
+
+def test_an_input_that_the_stage_never_signed_for_convicts_nobody_when_it_is_gone(world, referee):
+    found = dispute(world, world.report())
+    shown_by_the_accuser = {name: replace(given, shown_by=SHADOW) for name, given in found.inputs.items()}
+    for party in (OWNER, HOLDER):
+        world.tensors[(party, 0, "forward", 0, False)] = None
+
+    verdict, exhibit = world.judge(referee.judge_message(dispute(world, found.report, inputs=shown_by_the_accuser)))
+
+    assert (verdict, exhibit.tensors) == (None, {})
+
+
+def test_a_referee_that_has_the_stage_asks_nobody_for_it(world, referee):
+    world.lie(-world.truth("forward"))
+
+    verdict, _ = world.judge(referee.judge_message(dispute(world, world.report(), accuser=OWNER), world.build()))
+
+    assert verdict.party == HOLDER
+    assert {need.request.kind for need in world.asked} == {"fetch"}
+    # the owner's own claim is its report
+    assert not any(need.request.claim for need in world.asked)
+
+
+# --- gradients, norms, updates ----------------------------------------------------------------------------------------
+
+
+def commit(world, **changes):
+    ledger = world.docket.ledger
+    ledger.commits[SHARE] = ledger.commits[SHARE].model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "guilty"),
+    [
+        ({}, SHADOW),
+        ({"gradient": "bb" * 32}, HOLDER),
+        ({"norm_squared": 7.0}, HOLDER),
+        ({"norm_squared": None}, HOLDER),
+    ],
+    ids=["honest", "gradient", "norm", "no norm"],
+)
+def test_a_whole_step_is_redone_and_one_of_the_two_is_off(world, referee, changes, guilty):
+    commit(world, **changes)
+
+    assert world.judge(referee.judge_step(world.docket.ledger, SHARE, ASSIGNMENT, SHADOW)) == guilty
+    assert referee.spent().steps == 1
+
+
+def test_a_step_is_not_redone_without_weights_or_inputs(world, referee):
+    ledger = world.docket.ledger
+    for party in (SHADOW, HOLDER):
+        world.tensors[(party, 2, "backward", 3, False)] = None
+    assert world.judge(referee.judge_step(ledger, SHARE, ASSIGNMENT, SHADOW)) == HOLDER
+
+    brought_other_weights(world)
+    assert world.judge(referee.judge_step(ledger, SHARE, ASSIGNMENT, SHADOW)) == SHADOW
+
+
+def test_of_two_norms_of_one_gradient_the_wrong_one_is_named(world, referee):
+    ledger = world.docket.ledger
+    assert world.judge(referee.judge_norm(ledger, SHARE, HOLDER, SHADOW)) == SHADOW
+
+    commit(world, norm_squared=2 * finite_norm_squared(world.gradients))
+    assert world.judge(referee.judge_norm(ledger, SHARE, HOLDER, SHADOW)) == HOLDER
+
+    # the shadow says that it has the very gradient, and then brings another one
+    world.bulks[(SHADOW, "gradient")] = (changed(world.gradients), STEP)
+    assert world.judge(referee.judge_norm(ledger, SHARE, HOLDER, SHADOW)) == SHADOW
+
+
+@pytest.fixture
+def updated(world):
+    copy = world.build()
+    copy.apply(STEP, world.gradients, 0.5)
+    return copy.digest()
+
+
+@pytest.mark.parametrize("guilty", [HOLDER, SHADOW, None])
+def test_an_update_is_redone_and_the_other_state_named(world, referee, updated, guilty):
+    wrong = updated.model_copy(update={"moments": "cc" * 32})
+    after = {party: wrong if party == guilty else updated for party in (HOLDER, SHADOW)}
+    gradient = ([transfer_digest(world.gradients)], 0.5)
+
+    found = world.judge(referee.judge_update(STAGE, HOLDER, SHADOW, world.state, gradient, after))
+
+    assert found == guilty
+
+
+@pytest.mark.parametrize("purpose", ["undo", "weights", "gradient"])
+def test_a_shadow_that_does_not_bring_what_it_signed_for_is_guilty(world, referee, updated, purpose):
+    wrong = updated.model_copy(update={"moments": "cc" * 32})
+    gradient = ([transfer_digest(world.gradients)], 0.5)
+    tensors, num_steps = world.bulks.pop((SHADOW, purpose))
+
+    judged = referee.judge_update(STAGE, HOLDER, SHADOW, world.state, gradient, {HOLDER: wrong, SHADOW: updated})
+    assert world.judge(judged) == SHADOW
+
+    # weights are there for their frozen part alone, which this model does not have
+    if purpose != "weights":
+        world.bulks[(SHADOW, purpose)] = (changed(tensors), num_steps)
+        judged = referee.judge_update(STAGE, HOLDER, SHADOW, world.state, gradient, {HOLDER: wrong, SHADOW: updated})
+        assert world.judge(judged) == SHADOW
+
+
+def test_a_stage_is_taken_from_the_first_that_brings_what_was_agreed_on(world, referee):
+    world.bulks[(HOLDER, "state")] = (changed(world.copy.state()), STEP)
+
+    found = world.judge(referee.stage_at(STAGE, (HOLDER, SHADOW), world.state))
+
+    assert found.digest() == world.state
+    assert [need.party for need in world.asked] == [HOLDER, SHADOW]
+    assert world.judge(referee.stage_at(STAGE, (HOLDER,), world.state)) is None

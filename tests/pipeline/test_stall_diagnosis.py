@@ -1,0 +1,182 @@
+"""The diagnosis of a stalled step by itself: what was withheld is handed on, silence is replaced, nobody is blamed."""
+
+import pytest
+import torch
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world, standing
+
+from phalanx.pipeline.protocol.messages import Place, Progress, Relay
+from phalanx.pipeline.schedules import actions
+from phalanx.pipeline.verify.stall_diagnosis import Missing, StallDiagnosis
+
+NOTHING = Missing(states=(), screened=(), weights={})
+WAY = ("forward", "backward")
+
+
+@pytest.fixture
+def world(model_cache):
+    """Every stage has committed but stage 1, and everybody answers."""
+    found = make_world(model_cache)
+    found.docket.assignment = type(found.docket.assignment)(found.docket.assignment.holders, {STAGE: SHADOW})
+    ledger = found.docket.ledger
+    said = ledger.commits.pop(SHARE)
+    for stage in (0, 2, 3):
+        ledger.commits[(stage, 0)] = said.model_copy(update={"stage": stage})
+    found.progress = {0: done(found, 0), 1: done(found, 1), 2: done(found, 2), 3: done(found, 3)}
+    return found
+
+
+def done(world, stage):
+    """A stage that has got and sent everything."""
+    places = tuple(Place(direction=way, microbatch=m) for way in WAY for m in range(world.plan.microbatches))
+    return Progress(received=places, sent=places)
+
+
+def lacks(world, stage, direction, microbatch):
+    """The stage has not got this tensor, nor done anything after it in its schedule."""
+    plan, received, sent = world.plan, [], []
+    for action in actions(plan.schedule, stage, len(plan.stages), plan.microbatches):
+        place = Place(direction=action.direction, microbatch=action.microbatch)
+        if (action.direction, action.microbatch) == (direction, microbatch):
+            break
+        received.append(place)
+        sent.append(place)
+    world.progress[stage] = Progress(received=tuple(received), sent=tuple(sent))
+
+
+def find(world, diagnosis, missing=NOTHING, silent=()):
+    holders = world.docket.assignment.holders
+    world.standings = {
+        party: standing({str(stage): world.progress[stage] for stage, name in holders.items() if name == party})
+        for party in (OWNER, HOLDER, SHADOW)
+        if party not in silent
+    }
+    return world.judge(diagnosis.find(missing))
+
+
+@pytest.fixture
+def diagnosis(world):
+    return StallDiagnosis(world.docket)
+
+
+def test_a_party_that_does_not_answer_is_the_one(world, diagnosis):
+    assert find(world, diagnosis, silent=(SHADOW,)) == SHADOW
+    assert world.sent == []
+
+
+def test_a_tensor_that_did_not_arrive_is_handed_on_under_its_senders_own_header(world, diagnosis):
+    lacks(world, STAGE, "backward", 0)
+
+    assert find(world, diagnosis) is None
+
+    ((receiver, relay),) = world.sent
+    assert (receiver, type(relay)) == (HOLDER, Relay)
+    assert (relay.source, relay.direction, relay.microbatch) == (2, "backward", 0)
+    assert relay.evidence == world.docket.ledger.messages[(2, "backward", 0)].header
+    assert [kind for kind, _ in world.events] == ["relayed"]
+
+
+def test_a_receiver_that_still_lacks_what_it_was_given_is_replaced(world, diagnosis):
+    lacks(world, STAGE, "backward", 0)
+
+    assert find(world, diagnosis) is None
+    assert find(world, diagnosis) == HOLDER
+
+
+def test_in_another_attempt_it_is_handed_on_once_more(world, diagnosis):
+    lacks(world, STAGE, "backward", 0)
+    assert find(world, diagnosis) is None
+
+    world.docket.ledger.epoch = EPOCH + 1
+
+    # what was signed in the attempt before is stale in this one: the sender has nothing to show for it
+    assert find(world, diagnosis) == SHADOW
+
+
+def forged(world):
+    tensor = torch.zeros(2, 8, 16)
+    world.tensors[(SHADOW, 2, "backward", 0, False)] = tensor
+
+
+def unsigned(world):
+    key = (2, "backward", 0)
+    known = world.docket.ledger.messages[key].header
+    world.evidence[(SHADOW, *key)] = known.model_copy(update={"signature": "00" * 64})
+
+
+def of_another_step(world):
+    key = (2, "backward", 0)
+    tensor = world.tensors[(SHADOW, *key, False)]
+    world.evidence[(SHADOW, *key)] = world.header(key, tensor, SHADOW, HOLDER, step=STEP + 1)
+
+
+def nothing(world):
+    world.tensors[(SHADOW, 2, "backward", 0, False)] = None
+
+
+def malformed(world):
+    world.tensors[(SHADOW, 2, "backward", 0, False)] = memoryview(b"no tensor")
+
+
+@pytest.mark.parametrize("shows", [forged, unsigned, of_another_step, nothing, malformed], ids=lambda how: how.__name__)
+def test_a_sender_that_shows_anything_else_is_replaced_and_nothing_is_handed_on(world, diagnosis, shows):
+    lacks(world, STAGE, "backward", 0)
+    shows(world)
+
+    assert find(world, diagnosis) == SHADOW
+    assert world.sent == []
+
+
+def test_a_stage_that_has_all_it_needs_and_does_nothing_is_replaced(world, diagnosis):
+    assert find(world, diagnosis) == HOLDER
+
+
+def test_a_holder_that_says_nothing_of_its_stage_is_replaced(world, diagnosis):
+    holders = {stage: name for stage, name in world.docket.assignment.holders.items() if stage != STAGE}
+    world.standings = {
+        party: standing({str(stage): world.progress[stage] for stage, name in holders.items() if name == party})
+        for party in (OWNER, HOLDER, SHADOW)
+    }
+
+    assert world.judge(diagnosis.find(NOTHING)) == HOLDER
+
+
+def test_a_state_that_is_missing_names_the_party_that_owes_it(world, diagnosis):
+    assert find(world, diagnosis, Missing(states=(SHADOW,), screened=(), weights={})) == SHADOW
+
+
+# --- audits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def audited(world):
+    """All is committed to; the shadow owes the audit of microbatch 0."""
+    ledger = world.docket.ledger
+    ledger.commits[SHARE] = ledger.commits[(0, 0)].model_copy(update={"stage": STAGE})
+    ledger.held[SHARE] = ledger.commits[SHARE]
+    ledger.awaited_audits.add((STAGE, 0, SHADOW))
+    ledger.audits_drawn = True
+    return world
+
+
+def test_an_auditor_is_given_its_inputs_once_and_then_replaced(audited, diagnosis):
+    assert find(audited, diagnosis) is None
+
+    assert [(party, message.kind, message.source) for party, message in audited.sent] == [
+        (SHADOW, "fetched", 0),
+        (SHADOW, "fetched", 2),
+    ]
+    assert find(audited, diagnosis) == SHADOW
+
+
+def test_an_auditor_that_waits_for_others_is_not_replaced(audited, diagnosis):
+    said = {(STEP, (STAGE, 0, SHADOW))}
+
+    assert find(audited, diagnosis, Missing(states=(), screened=(), weights={}, said=said)) is None
+    assert audited.sent == []
+
+
+def test_a_stage_that_shows_no_input_of_what_it_is_audited_for_is_replaced(audited, diagnosis):
+    for party in (OWNER, HOLDER):
+        audited.tensors[(party, 0, "forward", 0, False)] = None
+
+    assert find(audited, diagnosis) == HOLDER

@@ -1,0 +1,210 @@
+"""The judgement of states and gradients by itself: two signed digests are equal, or one of two parties is named."""
+
+import pytest
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world
+
+from phalanx.errors import FrameError
+from phalanx.pipeline.protocol.messages import GradientHeld, StepAudited, WeightsHeld
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
+from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.verify.gradient_bounds import GradientBounds
+from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.referee import Referee
+from phalanx.pipeline.verify.state_judgement import StateJudgement
+
+PLACE = {"epoch": EPOCH, "step": STEP, "stage": STAGE}
+
+
+@pytest.fixture
+def world(model_cache):
+    found = make_world(model_cache)
+    # one stage in other hands is enough
+    found.docket.assignment = type(found.docket.assignment)(found.docket.assignment.holders, {STAGE: SHADOW})
+    return found
+
+
+@pytest.fixture
+def judge(world):
+    referee = Referee(world.plan, world.docket.bits_decide)
+    return StateJudgement(world.docket, referee, GradientBounds(world.docket, referee))
+
+
+def changed(state, **what):
+    return state.model_copy(update=what or {"moments": "cc" * 32})
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def updated(world):
+    """The step was applied; returns the state that it honestly leads to, and nothing is agreed on yet."""
+    copy = world.build()
+    copy.apply(STEP, world.gradients, 1.0)
+    docket = world.docket
+    docket.ledger.clip_coefficient = 1.0
+    docket.previous, docket.ledger = docket.ledger, StepLedger(STEP + 1, EPOCH)
+    return copy.digest()
+
+
+def test_equal_states_are_agreed_on_and_nothing_is_asked_for(world, judge, updated):
+    judge.said[STAGE] = {HOLDER: updated, SHADOW: updated}
+
+    assert world.judge(judge.weigh_states()) is None
+    assert world.docket.agreed == {STAGE: updated}
+    assert world.asked == []
+
+
+@pytest.mark.parametrize("who", [HOLDER, SHADOW])
+def test_one_state_alone_agrees_on_nothing(world, judge, updated, who):
+    judge.said[STAGE] = {who: updated}
+
+    assert world.judge(judge.weigh_states()) is None
+    assert world.docket.agreed == {}
+
+
+@pytest.mark.parametrize(("guilty", "accuser"), [(HOLDER, SHADOW), (SHADOW, HOLDER)])
+@pytest.mark.parametrize("what", [{"moments": "cc" * 32}, {"weights": "dd" * 64}, {"step": STEP + 5}])
+def test_the_update_is_redone_and_the_party_with_another_state_named(world, judge, updated, guilty, accuser, what):
+    judge.said[STAGE] = {HOLDER: updated, SHADOW: updated} | {guilty: changed(updated, **what)}
+
+    judgement = world.judge(judge.weigh_states())
+
+    verdict = judgement.verdict
+    assert (verdict.party, verdict.offence, verdict.accuser) == (guilty, "state", accuser)
+    assert judgement.work.steps == 1
+    assert world.docket.agreed == {}
+
+
+def test_a_stage_that_repeats_the_state_before_the_step_is_named(world, judge, updated):
+    judge.said[STAGE] = {HOLDER: world.state, SHADOW: updated}
+
+    assert world.judge(judge.weigh_states()).verdict.party == HOLDER
+
+
+def test_a_shadow_whose_undo_copy_is_not_of_the_signed_state_is_named(world, judge, updated):
+    judge.said[STAGE] = {HOLDER: changed(updated), SHADOW: updated}
+    tensors, num_steps = world.bulks[(SHADOW, "undo")]
+    world.bulks[(SHADOW, "undo")] = ({name: tensor + 1 for name, tensor in tensors.items()}, num_steps)
+
+    assert world.judge(judge.weigh_states()).verdict.party == SHADOW
+
+
+def test_where_nothing_was_applied_yet_the_copy_of_the_shadow_is_not_the_one_it_was_given(world, judge):
+    world.docket.ledger.agreed.clear()
+    judge.said[STAGE] = {HOLDER: world.state, SHADOW: changed(world.state)}
+
+    judgement = world.judge(judge.weigh_states())
+
+    assert (judgement.verdict.party, judgement.verdict.accuser) == (SHADOW, OWNER)
+    assert world.asked == []
+
+
+@pytest.mark.parametrize("guilty", [HOLDER, SHADOW])
+def test_whoever_changes_a_frozen_stage_is_named_without_asking_anybody(world, judge, updated, guilty):
+    world.docket.previous.frozen = frozenset({STAGE})
+    kept = changed(world.state, step=STEP + 1)
+    judge.said[STAGE] = {HOLDER: kept, SHADOW: kept} | {guilty: updated}
+
+    assert world.judge(judge.weigh_states()).verdict.party == guilty
+    assert world.asked == []
+
+
+def test_weights_are_reported_once_and_of_this_step(judge, world):
+    held = WeightsHeld(**PLACE, state=world.state, parts=())
+    judge.take(SHADOW, held)
+
+    with pytest.raises(FrameError, match="twice"):
+        judge.take(SHADOW, held)
+    with pytest.raises(FrameError, match="another step"):
+        judge.take(HOLDER, WeightsHeld(**PLACE, state=changed(world.state, step=STEP + 1), parts=()))
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def hold(world, **changes):
+    ledger = world.docket.ledger
+    true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
+    ledger.held[SHARE] = GradientHeld(**PLACE, **{"parts": (), **true} | changes)
+
+
+def commit(world, **changes):
+    ledger = world.docket.ledger
+    ledger.commits[SHARE] = ledger.commits[SHARE].model_copy(update=changes)
+
+
+def test_the_same_gradient_and_norm_are_agreed_on(world, judge):
+    hold(world)
+
+    assert world.judge(judge.weigh_gradients()) is None
+    assert world.docket.ledger.gradients_agreed == {SHARE}
+    assert world.asked == []
+
+
+def test_a_norm_that_the_gradient_does_not_have_names_the_one_that_reported_it(world, judge):
+    hold(world, norm_squared=7.0)
+    assert world.judge(judge.weigh_gradients()).verdict.party == SHADOW
+
+    hold(world)
+    commit(world, norm_squared=7.0)
+    assert world.judge(judge.weigh_gradients()).verdict.party == HOLDER
+
+
+def test_a_shadow_that_has_another_gradient_and_cannot_show_that_it_was_sent_it_is_named(world, judge):
+    hold(world, gradient="bb" * 32)
+
+    assert world.judge(judge.weigh_gradients()).verdict.party == SHADOW
+
+
+def test_a_stage_that_sent_another_gradient_than_it_committed_to_is_named_by_its_own_parts(world, judge):
+    commit(world, gradient="bb" * 32)
+    hold(world, parts=(world.bulk_header(world.gradients),))
+
+    assert world.judge(judge.weigh_gradients()).verdict.party == HOLDER
+
+
+@pytest.mark.parametrize(
+    "changes", [{"run": "run-0"}, {"receiver": OWNER}], ids=["another session", "another receiver"]
+)
+def test_parts_of_another_transfer_do_not_name_the_stage(world, judge, changes):
+    commit(world, gradient="bb" * 32)
+    hold(world, parts=(world.bulk_header(world.gradients, **changes),))
+
+    assert world.judge(judge.weigh_gradients()).verdict.party == SHADOW
+
+
+def test_before_the_state_is_agreed_on_no_gradient_is_weighed(world, judge):
+    world.docket.ledger.agreed.clear()
+    hold(world, gradient="bb" * 32)
+
+    assert world.judge(judge.weigh_gradients()) is None
+    assert world.docket.ledger.gradients_agreed == set()
+
+
+# --- whole steps -----------------------------------------------------------------------------------------------------
+
+
+def audit(world, **changes):
+    ledger = world.docket.ledger
+    ledger.awaited_step_audits.add((STAGE, SHADOW))
+    true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
+    ledger.step_audits[(STAGE, SHADOW)] = StepAudited(**PLACE, **true | changes)
+
+
+def test_a_recomputed_gradient_that_is_the_same_settles_the_audit(world, judge):
+    audit(world)
+
+    assert world.judge(judge.weigh_step_audits()) is None
+    assert world.docket.ledger.steps_agreed == {(STAGE, SHADOW)}
+    assert world.asked == []
+
+
+@pytest.mark.parametrize("changes", [{"gradient": "bb" * 32}, {"norm_squared": 7.0}, {"norm_squared": None}])
+def test_whoever_says_another_gradient_than_the_inputs_lead_to_is_named(world, judge, changes):
+    audit(world, **changes)
+    assert world.judge(judge.weigh_step_audits()).verdict.party == SHADOW
+
+    audit(world)
+    commit(world, **changes)
+    assert world.judge(judge.weigh_step_audits()).verdict.party == HOLDER
