@@ -22,6 +22,14 @@ RUN_CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "j
 RUN_CODE_CALLS = {("torch", "load"), ("torch", "save"), ("multiprocessing", "Queue"), ("mp", "Queue")}
 RUN_CODE_OPTIONS = {"allow_pickle", "trust_remote_code"}
 RED_TEAM = {"lab", "testing"}
+PARTICIPLE = re.compile(r"[A-Z][a-z]+(ing|ed)|Built|Held|Kept|Known|Left|Lost|Made|Met|Sent|Shown|Told|Withheld")
+NOUNS = {"Binding", "Encoding", "Need", "Ranking"}
+"""Nouns of the field that end like a participle."""
+PARTICIPLES_LEFT = {
+    *("Applied", "Committed", "Fetched", "Measured", "Missing", "Pending", "Prepared", "Received", "Sent", "Signed"),
+    "Standing",
+}
+"""Bare participles that the verified pipeline still has; this set may only shrink."""
 ABOVE_RED_TEAM = {"cli"}
 
 
@@ -157,3 +165,44 @@ def test_every_production_folder_is_kept_from_the_red_team() -> None:
 
     assert folders - RED_TEAM - ABOVE_RED_TEAM <= guarded
     assert set(forbidden["forbidden_modules"]) == {f"phalanx.{name}" for name in RED_TEAM & folders}
+
+
+def public_classes(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Name every public class with the files that define one of that name."""
+    found: dict[str, list[str]] = {}
+    for file, source in sources.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(file)
+    return found
+
+
+def shared_names(sources: dict[str, str]) -> dict[str, list[str]]:
+    return {name: files for name, files in public_classes(sources).items() if len(files) > 1}
+
+
+def bare_participles(sources: dict[str, str]) -> set[str]:
+    return {name for name in public_classes(sources) if PARTICIPLE.fullmatch(name)} - NOUNS
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    return {name_of(path): path.read_text(encoding="utf-8") for path in FILES}
+
+
+def test_no_two_public_classes_have_one_name(sources: dict[str, str]) -> None:
+    assert shared_names(sources) == {}
+
+
+def test_no_class_is_named_by_a_bare_participle(sources: dict[str, str]) -> None:
+    assert bare_participles(sources) == PARTICIPLES_LEFT
+
+
+def test_the_scan_of_class_names_finds_what_it_looks_for() -> None:
+    sources = {
+        "a.py": "class Order: ...\nclass _Private: ...\nclass Placing: ...\nclass Ranking: ...",
+        "b.py": "class Order: ...\nclass _Private: ...\nclass Sent: ...\nclass SentTensor: ...",
+    }
+
+    assert shared_names(sources) == {"Order": ["a.py", "b.py"]}
+    assert bare_participles(sources) == {"Placing", "Sent"}

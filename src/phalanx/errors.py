@@ -113,7 +113,7 @@ class OrderError(TransportError):
 
 
 class SealError(TransportError, ReasonedError):
-    """A frame is not the one that is due, or its channel is closed; `reason` is of `phalanx.security.seal.Refusal`."""
+    """A frame is not the one due, or its channel is closed; `reason` is of `phalanx.security.seal.SealRefusal`."""
 
 
 class PeerRefusedError(TransportError):
@@ -191,7 +191,7 @@ class TranscriptError(VerificationError):
 
 
 class ReleaseRefusedError(VerificationError, ReasonedError):
-    """The release policy keeps an update sealed; `reason` is of `phalanx.security.seal.Withheld`."""
+    """The release policy keeps an update sealed; `reason` is of `phalanx.security.seal.ReleaseRefusal`."""
 
 
 class StaleReplicaError(VerificationError):

@@ -16,7 +16,7 @@ from phalanx.lab.attacks.privacy import (
     precision_and_recall,
 )
 from phalanx.models import LoraConfig, StageSpec, build_stage
-from phalanx.security.seal import Purpose, ReleaseGate, ReleasePolicy, Update
+from phalanx.security.seal import Purpose, ReleaseGate, ReleasePolicy, ReleaseRequest
 from privacy_lab import VOCAB, text, tiny_model
 
 RANK = 16
@@ -122,7 +122,7 @@ def test_what_the_release_policy_lets_out_gives_no_token_away(stage, check):
     gate.contributed("client-1", 1)
     one = adapter_of(stage).a.detach() - before
     with pytest.raises(ReleaseRefusedError, match="1 clients"):
-        gate.permit(Update(float(one.norm().clamp(max=1.0)), noise_std=0.1))
+        gate.permit(ReleaseRequest(float(one.norm().clamp(max=1.0)), noise_std=0.1))
 
     for number in (2, 3, 4):
         train(stage, text(2, seed=10 + number))
@@ -130,7 +130,7 @@ def test_what_the_release_policy_lets_out_gives_no_token_away(stage, check):
     update = adapter_of(stage).a.detach() - before
     update = update * min(1.0, policy.clip_norm / float(update.norm()))
     noise = 0.1 * torch.randn(update.shape, generator=torch.Generator().manual_seed(0))
-    gate.permit(Update(float(update.norm()) * (1 - 1e-6), noise_std=0.1))
+    gate.permit(ReleaseRequest(float(update.norm()) * (1 - 1e-6), noise_std=0.1))
 
     for released in (update, update + noise):
         (found,) = check.tokens_of_update(before, before + released)

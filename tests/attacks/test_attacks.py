@@ -7,7 +7,7 @@ import torch
 from driven_stage import MICROBATCHES, tensor
 
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import ATTACKS, MessageAttack, Work, check_attack, make_attack
+from phalanx.lab.attacks import ATTACKS, HonestMessage, MessageAttack, check_attack, make_attack
 from phalanx.lab.attacks.attack import noise_seed
 from phalanx.pipeline import AttackConfig, token_distance
 
@@ -153,7 +153,7 @@ def test_a_direction_can_be_chosen(kind, direction, drive, attack_config, tmp_pa
     [("scale", 1.001), ("drift", 1e-4), ("gaussian_added", 0.1), ("constant", 3.0)],
 )
 def test_a_strength_can_be_chosen(kind, strength):
-    work = Work(1, 0, 0, "forward", tensor(0), tensor(1))
+    work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1))
 
     sent = attack(kind, strength=strength).say(work)
 
@@ -168,14 +168,14 @@ def attack(kind, **changes):
 
 
 def test_a_sign_flip_is_exactly_that():
-    work = Work(1, 0, 0, "forward", tensor(0), tensor(1))
+    work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1))
 
     assert torch.equal(attack("forward_sign_flip").say(work), -work.result)
 
 
 def test_gaussian_noise_is_standard_normal_and_owes_nothing_to_the_gradient():
-    large = Work(1, 0, 0, "backward", tensor(0), torch.full((32, 64, 16), 1e3))
-    small = Work(1, 0, 0, "backward", tensor(0), torch.zeros(32, 64, 16))
+    large = HonestMessage(1, 0, 0, "backward", tensor(0), torch.full((32, 64, 16), 1e3))
+    small = HonestMessage(1, 0, 0, "backward", tensor(0), torch.zeros(32, 64, 16))
 
     noise = attack("backward_gaussian").say(large)
 
@@ -187,7 +187,7 @@ def test_gaussian_noise_is_standard_normal_and_owes_nothing_to_the_gradient():
 def test_noise_differs_by_message_seed_and_party_and_by_nothing_else():
     def noise(step=0, microbatch=0, party="worker-1", **config):
         liar = make_attack(AttackConfig(kind="gaussian", **config), party, None)
-        return liar.say(Work(1, step, microbatch, "forward", tensor(0), tensor(1)))
+        return liar.say(HonestMessage(1, step, microbatch, "forward", tensor(0), tensor(1)))
 
     base = noise()
     torch.manual_seed(123)
@@ -210,7 +210,7 @@ def test_an_attack_that_says_the_truth_is_no_lie(drive, attack_config, tmp_path)
 
 
 def test_adaptive_lies_move_no_average_of_the_screen():
-    work = Work(1, 0, 0, "forward", tensor(0), tensor(1) + 0.5)
+    work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1) + 0.5)
 
     sent = attack("adaptive").say(work)
 
@@ -221,7 +221,7 @@ def test_adaptive_lies_move_no_average_of_the_screen():
 
 @pytest.mark.parametrize("kind", ["permuted_sequences", "permuted_tokens", "one_sequence", "one_token"])
 def test_what_is_only_moved_or_mirrored_keeps_every_magnitude(kind):
-    work = Work(1, 0, 0, "forward", tensor(0), tensor(1))
+    work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1))
 
     sent = attack(kind).say(work)
 

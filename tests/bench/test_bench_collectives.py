@@ -8,7 +8,7 @@ from phalanx.cli.planned import planned_cluster
 from phalanx.errors import TrainingError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.parallel.collectives import exchange_rows, summary
-from phalanx.lab.bench.parallel.ranks import RankHost
+from phalanx.lab.bench.parallel.ranks import RankForkServer
 
 OPERATIONS = (
     "all_reduce",
@@ -28,7 +28,7 @@ SIZES = (4096, 2**20)
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    with RankHost(tmp_path_factory.mktemp("ranks") / "host") as host:
+    with RankForkServer(tmp_path_factory.mktemp("ranks") / "host") as host:
         yield host
 
 

@@ -12,8 +12,8 @@ from phalanx.lab.bench.detection.cells import cells, needs_two
 from phalanx.lab.bench.detection.detection import false_accusations_per_million, measure, row_of, rows_in
 from phalanx.lab.bench.detection.simulated_run import (
     CleanRun,
-    Lie,
-    Outcome,
+    CompanyResult,
+    LoggedLie,
     accepted,
     is_found,
     is_undone,
@@ -35,7 +35,7 @@ def cell_of(kind, guard="standard"):
 
 
 def lie(step, party="worker-1", microbatch=0, what=None):
-    return Lie(party, 1, step, microbatch, what)
+    return LoggedLie(party, 1, step, microbatch, what)
 
 
 def evicted(party, step, undone_from=None):
@@ -109,7 +109,7 @@ def test_lies_in_messages_are_shown_to_the_baselines_too():
 
 
 def test_a_lie_before_its_author_was_found_is_in_the_weights_for_good():
-    outcome = Outcome(losses=[1.0] * 6, lies=[lie(2), lie(4)], events=evicted("worker-1", 4))
+    outcome = CompanyResult(losses=[1.0] * 6, lies=[lie(2), lie(4)], events=evicted("worker-1", 4))
 
     assert accepted(outcome) == [lie(2)]
     assert [is_found(one, outcome) for one in outcome.lies] == [False, True]
@@ -119,13 +119,15 @@ def test_a_lie_before_its_author_was_found_is_in_the_weights_for_good():
 
 def test_the_step_of_a_second_conviction_that_was_gone_back_to_is_not_when_the_guard_met_them():
     events = [*evicted("worker-1", 9, undone_from=3), *evicted("worker-2", 3)]
-    outcome = Outcome(losses=[1.0] * 12, lies=[lie(2), lie(3), lie(3, "worker-2"), lie(9)], events=events)
+    outcome = CompanyResult(losses=[1.0] * 12, lies=[lie(2), lie(3), lie(3, "worker-2"), lie(9)], events=events)
 
     assert row(outcome)["steps_to_detection"] == 7
 
 
 def test_a_lie_that_was_undone_is_not_in_the_weights():
-    outcome = Outcome(losses=[1.0] * 6, lies=[lie(1), lie(3), lie(4)], events=evicted("worker-1", 4, undone_from=3))
+    outcome = CompanyResult(
+        losses=[1.0] * 6, lies=[lie(1), lie(3), lie(4)], events=evicted("worker-1", 4, undone_from=3)
+    )
 
     assert accepted(outcome) == [lie(1)]
     assert [is_undone(one, outcome) for one in outcome.lies] == [False, True, False]
@@ -133,13 +135,13 @@ def test_a_lie_that_was_undone_is_not_in_the_weights():
 
 def test_a_rollback_for_one_liar_does_not_excuse_another():
     lies = [lie(2), lie(2, "worker-2")]
-    outcome = Outcome(losses=[1.0] * 6, lies=lies, events=evicted("worker-1", 4, undone_from=2))
+    outcome = CompanyResult(losses=[1.0] * 6, lies=lies, events=evicted("worker-1", 4, undone_from=2))
 
     assert accepted(outcome) == [lies[1]]
 
 
 def test_a_lie_in_a_step_that_was_never_applied_corrupts_nothing():
-    outcome = Outcome(losses=[1.0] * 3, lies=[lie(3)], error="it broke off")
+    outcome = CompanyResult(losses=[1.0] * 3, lies=[lie(3)], error="it broke off")
 
     assert accepted(outcome) == []
     assert row(outcome)["bit_identical"] is None
@@ -153,7 +155,7 @@ def test_sequences_are_counted_once_and_a_lie_about_a_step_counts_all():
 
 
 def test_whoever_is_blamed_and_told_no_lie_was_accused_falsely():
-    outcome = Outcome(losses=[1.0] * 6, lies=[lie(2)], events=evicted("worker-2", 2))
+    outcome = CompanyResult(losses=[1.0] * 6, lies=[lie(2)], events=evicted("worker-2", 2))
 
     found = row(outcome)
 
@@ -162,7 +164,7 @@ def test_whoever_is_blamed_and_told_no_lie_was_accused_falsely():
 
 
 def test_who_is_replaced_for_silence_is_not_blamed():
-    outcome = Outcome(
+    outcome = CompanyResult(
         losses=[1.0] * 6, lies=[lie(2, what="stall")], events=[("lost", {"party": "worker-1", "step": 2})]
     )
 
@@ -175,7 +177,7 @@ def test_who_is_replaced_for_silence_is_not_blamed():
 def test_what_was_withheld_and_handed_on_was_found_in_the_step_in_which_it_was() -> None:
     lies = [lie(2, what="withholding"), lie(3, what="withholding")]
     events = [("relayed", {"to": "worker-2", "what": "tensor", "source": 1, "step": 3})]
-    outcome = Outcome(losses=[1.0] * 6, lies=lies, events=events)
+    outcome = CompanyResult(losses=[1.0] * 6, lies=lies, events=events)
 
     assert [is_found(one, outcome) for one in lies] == [False, True]
     assert (row(outcome)["detected_steps"], row(outcome)["blamed"], row(outcome)["relayed"]) == (1, [], 1)
@@ -188,7 +190,7 @@ def test_no_company_waits_long_for_the_silent() -> None:
 
 
 def test_the_loss_is_compared_in_steps_that_were_not_undone():
-    outcome = Outcome(losses=[1.0, 1.5, 3.0, 1.25], events=evicted("worker-1", 3, undone_from=2))
+    outcome = CompanyResult(losses=[1.0, 1.5, 3.0, 1.25], events=evicted("worker-1", 3, undone_from=2))
 
     assert row(outcome)["loss_distance"] == 0.5
 

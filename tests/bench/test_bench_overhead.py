@@ -20,11 +20,11 @@ from phalanx.lab.bench.overhead.overhead_arms import (
     UNGUARDED,
     UPDATE,
     WITH_OWNER,
-    Shift,
+    InterleavedGuards,
     shifts,
 )
-from phalanx.lab.bench.overhead.overhead_rows import Layout, extrapolated, overhead_rows
-from phalanx.lab.bench.overhead.rows import PARTS, Measured
+from phalanx.lab.bench.overhead.overhead_rows import RunShape, extrapolated, overhead_rows
+from phalanx.lab.bench.overhead.rows import PARTS, ArmMeasurement
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
 from phalanx.planner.model.read import shape_of
@@ -44,13 +44,13 @@ KEYS = {
     "extra_wall",
     "recovery_s",
 }
-LAYOUT = Layout(model="tiny", stages=4, microbatches=8, num_untrusted=2, untrusted_share=0.75, trained_untrusted=25)
+LAYOUT = RunShape(model="tiny", stages=4, microbatches=8, num_untrusted=2, untrusted_share=0.75, trained_untrusted=25)
 NO_PID = 2**22 + 1
 
 
-def arm(cpu_s: float, wall_s: float, size: int, audits: int = 0) -> Measured:
+def arm(cpu_s: float, wall_s: float, size: int, audits: int = 0) -> ArmMeasurement:
     report = Report(losses=(2.0,), audits=audits, bytes_by_link={"owner>worker-1": 2 * size})
-    return Measured([Block(2, 2 * wall_s, 2 * cpu_s, report) for _ in range(3)], {})
+    return ArmMeasurement([Block(2, 2 * wall_s, 2 * cpu_s, report) for _ in range(3)], {})
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ def test_a_recovery_that_was_not_measured_is_no_figure(rows) -> None:
     assert [rows[name]["recovery_steps_redone"] for name in ("light", "paper")] == [3, None]
 
 
-def used(cpu_s: float, audits: int, **phases: float) -> Measured:
+def used(cpu_s: float, audits: int, **phases: float) -> ArmMeasurement:
     """Three blocks of two steps; `phases` are CPU seconds of one step."""
     usage = {"worker-1": {name: 6 * seconds for name, seconds in phases.items()}}
     report = Report(losses=(2.0,), audits=audits, bytes_by_link={"owner>worker-1": 2000}, usage=usage)
-    return Measured([Block(2, 2.0, 2 * cpu_s, report) for _ in range(3)], {})
+    return ArmMeasurement([Block(2, 2.0, 2 * cpu_s, report) for _ in range(3)], {})
 
 
 def test_luck_of_a_short_run_and_of_the_machine_are_taken_out_of_the_expected_cost() -> None:
@@ -231,7 +231,7 @@ def test_memory_of_a_process_that_is_not_there_is_no_figure() -> None:
 
 @pytest.mark.slow
 def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
-    shift = Shift(
+    shift = InterleavedGuards(
         "tiny",
         tiny,
         (LIGHT, LIGHT.model_copy(update={"shadow": "update"}), PAPER),
@@ -264,7 +264,9 @@ def test_snapshots_and_replicas_are_measured_and_a_lost_worker_is_timed(tiny: Ru
         for changes in ({"shadow": "snapshot", "snapshot_every": 2}, {"shadow": "replica"})
     )
 
-    rows = measure([Shift("tiny", tiny, guards, steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)["rows"]
+    rows = measure([InterleavedGuards("tiny", tiny, guards, steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)[
+        "rows"
+    ]
 
     bare, snapshot, replica = rows
     assert [row["shadow"] for row in rows] == [None, "snapshot", "replica"]
@@ -285,9 +287,9 @@ def test_adapters_are_measured_against_a_run_that_trains_adapters(tiny: RunConfi
     adapted = tiny.model_copy(update={"model": tiny.model.model_copy(update={"adapter": LoraConfig(rank=2)})})
     guard = LIGHT.model_copy(update={"shadow": "adapters"})
 
-    bare, row = measure([Shift("tiny", adapted, (guard,), steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)[
-        "rows"
-    ]
+    bare, row = measure(
+        [InterleavedGuards("tiny", adapted, (guard,), steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True
+    )["rows"]
 
     assert (row["shadow"], row["alarms"], row["loss_last"]) == ("adapters", 0, bare["loss_last"])
     assert row["recovery_s"] > 0

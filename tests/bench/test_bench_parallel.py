@@ -8,9 +8,9 @@ import pytest
 from phalanx.lab.bench import BENCHES, KEEPING_ROWS
 from phalanx.lab.bench.parallel import parallel as bench
 from phalanx.lab.bench.parallel.arms import ALONE, ENGINE, PEERS
-from phalanx.lab.bench.parallel.interleave import ArmSpec, Turns, take_turns
-from phalanx.lab.bench.parallel.layouts import SHIFTS, Shift
-from phalanx.lab.bench.parallel.ranks import RankHost
+from phalanx.lab.bench.parallel.interleave import Turns, TurnSpec, take_turns
+from phalanx.lab.bench.parallel.layouts import SHIFTS, InterleavedLayouts
+from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.parallel import ParallelConfig
 
 ROW = {
@@ -57,7 +57,7 @@ def has(*modules):
 
 
 def test_a_layout_stands_beside_one_process_its_peer_and_the_plan(short, tmp_path):
-    what = [SHIFTS[0], Shift(({"dp": 2, "zero": 3},), ("torch FSDP2",), name="shared")]
+    what = [SHIFTS[0], InterleavedLayouts(({"dp": 2, "zero": 3},), ("torch FSDP2",), name="shared")]
     finished = bench.rows_in(tmp_path / "rows.jsonl", short, "this code")
 
     result = bench.measure(what, short, finished, tmp_path / "cache", quick=True)
@@ -90,10 +90,10 @@ def test_what_was_not_measured_is_missing_and_not_made_up(short, tmp_path):
 
 
 def test_an_arm_that_cannot_run_says_why_and_holds_nobody_up(short, tmp_path):
-    specs = [ArmSpec("nobody's trainer", ParallelConfig(dp=2), 1), ArmSpec(ALONE, ParallelConfig(), 1)]
+    specs = [TurnSpec("nobody's trainer", ParallelConfig(dp=2), 1), TurnSpec(ALONE, ParallelConfig(), 1)]
     prepared(short, tmp_path / "cache")
 
-    with RankHost(tmp_path / "host") as host:
+    with RankForkServer(tmp_path / "host") as host:
         broken, alone = take_turns(host, specs, short, tmp_path / "cache", turns=2)
 
     assert "KeyError" in broken.reason
@@ -102,7 +102,7 @@ def test_an_arm_that_cannot_run_says_why_and_holds_nobody_up(short, tmp_path):
 
 
 def test_turns_that_are_neighbours_in_time_are_compared():
-    spec = ArmSpec(ENGINE, ParallelConfig(), 2)
+    spec = TurnSpec(ENGINE, ParallelConfig(), 2)
     # the machine was twice as slow in the last turn
     mine = Turns(spec, walls=[[9.0, 9.0], [1.0, 1.0], [2.0, 2.0]], cpus=[[9.0, 9.0], [1.0, 1.0], [1.0, 1.0]])
     theirs = Turns(spec, walls=[[1.0, 1.0], [3.0, 3.0], [6.0, 6.0]])
@@ -131,9 +131,9 @@ def test_every_peer_that_is_installed_trains_the_same_curve(peer, short, tmp_pat
     if "accelerate" in peer and not has("accelerate"):
         pytest.skip("accelerate is not installed; it is in the extra `benchmark`")
     prepared(short, tmp_path / "cache")
-    specs = [ArmSpec(ALONE, ParallelConfig(), 8), ArmSpec(peer, ParallelConfig(dp=2), 8)]
+    specs = [TurnSpec(ALONE, ParallelConfig(), 8), TurnSpec(peer, ParallelConfig(dp=2), 8)]
 
-    with RankHost(tmp_path / "host") as host:
+    with RankForkServer(tmp_path / "host") as host:
         alone, other = take_turns(host, specs, short, tmp_path / "cache", turns=1)
 
     assert other.reason is None

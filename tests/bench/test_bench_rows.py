@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.lab.bench.overhead.arm import Report
 from phalanx.lab.bench.overhead.arm_process import Block
-from phalanx.lab.bench.overhead.rows import PARTS, Measured, rows_of
+from phalanx.lab.bench.overhead.rows import PARTS, ArmMeasurement, rows_of
 
 TOKENS = 2048
 
@@ -13,7 +13,7 @@ def usage(**seconds: float) -> dict[str, dict[str, float]]:
     return {"owner": {"compute": 10.0}, "worker-1": seconds}
 
 
-def arm(wall_s: float, cpu_s: float, *, rounds: int = 3, **spent: float) -> Measured:
+def arm(wall_s: float, cpu_s: float, *, rounds: int = 3, **spent: float) -> ArmMeasurement:
     """An arm whose every step takes the same time; `spent` is its usage over all rounds of 2 steps."""
     before = usage(**dict.fromkeys(spent, 1.0))
     after = usage(**{name: 1.0 + seconds for name, seconds in spent.items()})
@@ -24,11 +24,11 @@ def arm(wall_s: float, cpu_s: float, *, rounds: int = 3, **spent: float) -> Meas
         bytes_by_link={"owner>worker-1": 200, "worker-1>owner": 100},
         usage=after,
     )
-    return Measured([Block(2, 2 * wall_s, 2 * cpu_s, report) for _ in range(rounds)], before)
+    return ArmMeasurement([Block(2, 2 * wall_s, 2 * cpu_s, report) for _ in range(rounds)], before)
 
 
-def plain(wall_s: float) -> Measured:
-    return Measured([Block(2, 2 * wall_s, 2 * wall_s, Report(losses=(2.5,))) for _ in range(3)])
+def plain(wall_s: float) -> ArmMeasurement:
+    return ArmMeasurement([Block(2, 2 * wall_s, 2 * wall_s, Report(losses=(2.5,))) for _ in range(3)])
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_faster_number_of_threads_is_the_baseline_and_both_are_told(rows) ->
 def test_a_number_of_threads_that_was_not_measured_is_null() -> None:
     arms = {"unguarded": arm(1.0, 1.6)}
 
-    (row, _) = rows_of("toy", arms, {1: plain(1.4), 2: Measured()}, TOKENS)
+    (row, _) = rows_of("toy", arms, {1: plain(1.4), 2: ArmMeasurement()}, TOKENS)
 
     assert row["threads"] == 1
     assert row["tokens_per_s_2_threads"] is None

@@ -6,13 +6,13 @@ import pytest
 
 from phalanx.cli import run as command_line
 from phalanx.lab.bench.detection import detection
-from phalanx.lab.bench.detection.cell import Cell, small_run
+from phalanx.lab.bench.detection.cell import DetectionCell, small_run
 from phalanx.lab.bench.detection.detection import measure, rows_in
 from phalanx.lab.bench.detection.simulated_run import play
 from phalanx.lab.bench.measure.machine import code_version
 from phalanx.lab.bench.measure.row_file import Row
 
-CELLS = [Cell(small_run(3, guard), guard, 1) for guard in ("off", "statistics")]
+CELLS = [DetectionCell(small_run(3, guard), guard, 1) for guard in ("off", "statistics")]
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the guards whose company was really played."""
     names: list[str] = []
 
-    def watched(cell: Cell, directory: Path, cache: Path) -> object:
+    def watched(cell: DetectionCell, directory: Path, cache: Path) -> object:
         names.append(cell.guard)
         return play(cell, directory, cache)
 
@@ -38,7 +38,7 @@ def test_a_killed_bench_plays_only_what_is_missing(
     path = tmp_path / "rows.jsonl"
     with monkeypatch.context() as patch:
 
-        def killed(cell: Cell, directory: Path, cache: Path) -> object:
+        def killed(cell: DetectionCell, directory: Path, cache: Path) -> object:
             if cell.guard == "statistics":
                 raise KeyboardInterrupt
             return play(cell, directory, cache)
@@ -70,7 +70,7 @@ def test_rows_of_another_commit_are_not_used(tmp_path: Path, played: list[str]) 
 def test_a_row_is_of_one_cell(tmp_path: Path, change: Row) -> None:
     rows = rows_in(tmp_path / "rows.jsonl", "this")
 
-    assert rows.key(Cell(**{**vars(CELLS[0]), **change})) != rows.key(CELLS[0])
+    assert rows.key(DetectionCell(**{**vars(CELLS[0]), **change})) != rows.key(CELLS[0])
 
 
 def test_files_that_differ_from_the_commit_are_another_code(monkeypatch: pytest.MonkeyPatch) -> None:

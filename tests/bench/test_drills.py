@@ -9,7 +9,7 @@ import pytest
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError, TrainingError
 from phalanx.lab.attacks import ATTACKS, AttackPlan
-from phalanx.lab.bench.detection.drill_plan import Drill, Scene, drill_scenes
+from phalanx.lab.bench.detection.drill_plan import Drill, DrillRun, drill_scenes
 from phalanx.lab.bench.detection.drills import has_held, list_attacks, row_of, run_drill
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import tiny_run
@@ -26,7 +26,7 @@ LIAR = AttackConfig(kind="sign_flip")
 
 
 def row(**changes):
-    found = row_of(Scene(tiny_run(), {"worker-1": LIAR}), CAUGHT | changes, CLEAN)
+    found = row_of(DrillRun(tiny_run(), {"worker-1": LIAR}), CAUGHT | changes, CLEAN)
     return {"attack": "sign_flip", **found}
 
 
@@ -223,7 +223,7 @@ def test_what_is_found_of_remote_liars_is_compared_with_what_they_were_told(tmp_
 
 
 def test_of_two_kinds_of_liars_both_must_be_found():
-    two = Scene(tiny_run(), {"worker-1": LIAR, "worker-2": AttackConfig(kind="framing", stages=(2,))})
+    two = DrillRun(tiny_run(), {"worker-1": LIAR, "worker-2": AttackConfig(kind="framing", stages=(2,))})
 
     assert row_of(two, CAUGHT, CLEAN)["detected"] is False
     assert row_of(two, CAUGHT | {"evicted": ["worker-2", "worker-1"]}, CLEAN)["detected"] is True

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.lab.bench.detection.cell import Cell
+from phalanx.lab.bench.detection.cell import DetectionCell
 from phalanx.lab.bench.detection.cells import cells
 from phalanx.lab.bench.detection.honest import (
     BF16,
@@ -18,18 +18,18 @@ from phalanx.lab.bench.detection.honest import (
     honest_cells,
     on_paths,
 )
-from phalanx.lab.bench.detection.simulated_run import Outcome, play
+from phalanx.lab.bench.detection.simulated_run import CompanyResult, play
 from phalanx.lab.calibrate import NumericPath
 from phalanx.pipeline.verify.draw import AuditDraw
 
 
-def played(cell: Cell, tmp_path: Path) -> Outcome:
+def played(cell: DetectionCell, tmp_path: Path) -> CompanyResult:
     outcome = play(cell, tmp_path, tmp_path / "models")
     assert outcome.error is None
     return outcome
 
 
-def accused(outcome: Outcome) -> list[object]:
+def accused(outcome: CompanyResult) -> list[object]:
     return [body["party"] for body in outcome.bodies("verdict")]
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from phalanx.lab.bench.overhead.split import rows_of
-from phalanx.lab.bench.overhead.split_runs import Arm, Size, arms_of, run_of
+from phalanx.lab.bench.overhead.split_runs import SplitArm, SplitSize, arms_of, run_of
 
-SMALL, WIDE = Size(256, 4, 8, 64), Size(384, 6, 6, 128)
+SMALL, WIDE = SplitSize(256, 4, 8, 64), SplitSize(384, 6, 6, 128)
 
 
 def ran(cpu_s, cipher_s=0.0, digest="a", **more):
@@ -16,9 +16,9 @@ def ran(cpu_s, cipher_s=0.0, digest="a", **more):
 
 def test_a_share_is_of_the_plaintext_step_of_its_own_size_and_of_nothing_where_there_is_none():
     found = {
-        Arm("plaintext", SMALL): [ran(2.0), ran(4.0), ran(90.0)],
-        Arm("sealed", SMALL): [ran(8.0, 0.004, signing_s=0.02, digest_s=0.016)],
-        Arm("sealed", WIDE): [ran(8.0, 0.004)],
+        SplitArm("plaintext", SMALL): [ran(2.0), ran(4.0), ran(90.0)],
+        SplitArm("sealed", SMALL): [ran(8.0, 0.004, signing_s=0.02, digest_s=0.016)],
+        SplitArm("sealed", WIDE): [ran(8.0, 0.004)],
     }
 
     plain, sealed, alone = rows_of(found)
@@ -32,8 +32,8 @@ def test_a_share_is_of_the_plaintext_step_of_its_own_size_and_of_nothing_where_t
 def test_turns_that_end_with_other_weights_have_no_digest():
     same, other = rows_of(
         {
-            Arm("sealed", SMALL): [ran(1.0, digest="a"), ran(1.0, digest="a")],
-            Arm("sealed", WIDE): [ran(1.0, digest="a"), ran(1.0, digest="b")],
+            SplitArm("sealed", SMALL): [ran(1.0, digest="a"), ran(1.0, digest="a")],
+            SplitArm("sealed", WIDE): [ran(1.0, digest="a"), ran(1.0, digest="b")],
         }
     )
 
@@ -45,6 +45,6 @@ def test_every_arm_is_a_run_that_can_be_and_has_plaintext_of_its_size_beside_it(
     arms = arms_of(quick)
 
     for arm in arms:
-        assert Arm("plaintext", arm.size) in arms
+        assert SplitArm("plaintext", arm.size) in arms
         assert run_of(arm, 4).split.mode == arm.mode
     assert len(set(arms)) == len(arms)

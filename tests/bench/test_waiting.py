@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from phalanx.lab.bench.parallel.waiting import Moment
+from phalanx.lab.bench.parallel.waiting import ThreadSample
 
 
-def told() -> Moment:
-    before = Moment.now()
+def told() -> ThreadSample:
+    before = ThreadSample.now()
     if before.taken_s is None:
         pytest.skip("this system does not tell the scheduler's figures of a thread")
     return before
@@ -20,7 +20,7 @@ def test_a_thread_that_waits_for_another_has_waited():
     threading.Timer(0.1, event.set).start()
     event.wait()
 
-    assert Moment.now().waited_since(before) == pytest.approx(0.1, abs=0.05)
+    assert ThreadSample.now().waited_since(before) == pytest.approx(0.1, abs=0.05)
 
 
 def test_a_thread_that_works_has_not_waited_however_busy_the_machine_is():
@@ -28,11 +28,11 @@ def test_a_thread_that_works_has_not_waited_however_busy_the_machine_is():
     while time.thread_time() - used < 0.05:
         pass
 
-    after = Moment.now()
+    after = ThreadSample.now()
     assert after.waited_since(before) <= 0.2 * (after.wall_s - before.wall_s) + 0.01
 
 
 def test_what_the_system_does_not_tell_is_none():
-    assert Moment(2.0, None).waited_since(Moment(1.0, 0.5)) is None
-    assert Moment(2.0, 0.5).waited_since(Moment(1.0, None)) is None
-    assert Moment(2.0, 1.0).waited_since(Moment(1.0, 0.75)) == 0.75
+    assert ThreadSample(2.0, None).waited_since(ThreadSample(1.0, 0.5)) is None
+    assert ThreadSample(2.0, 0.5).waited_since(ThreadSample(1.0, None)) is None
+    assert ThreadSample(2.0, 1.0).waited_since(ThreadSample(1.0, 0.75)) == 0.75

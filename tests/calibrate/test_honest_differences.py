@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from phalanx.errors import NonFiniteLossError
-from phalanx.lab.calibrate.differences import Differences, Leaning
-from phalanx.lab.calibrate.measure import Measurement
+from phalanx.lab.calibrate.differences import Differences, ResidualLean
+from phalanx.lab.calibrate.measure import PathComparison
 from phalanx.lab.calibrate.operators import LEVELS, operators_of, recording, replaying
 from phalanx.lab.calibrate.paths import NumericPath, Pair, pairs_of
 from phalanx.lab.calibrate.session import measure
@@ -29,7 +29,7 @@ def quiet():
 
 def measured(honest, paths, steps=2):
     run = tiny_run()
-    measurement = Measurement(honest.plan, [Pair(FP32, path) for path in paths], {})
+    measurement = PathComparison(honest.plan, [Pair(FP32, path) for path in paths], {})
     numbers = iter(range(steps))
     batches = lambda: random_batch(run, 64, next(numbers))  # noqa: E731
     with quiet() as bar:
@@ -157,7 +157,7 @@ def test_figures_of_nothing_are_null():
 
     assert figures.pop("num_messages") == figures.pop("num_tokens") == 0
     assert set(figures.values()) == {None}
-    assert Leaning().figures() == {"projected_sigma": None, "projected_bias_sigmas": None, "drift_alarms": 0}
+    assert ResidualLean().figures() == {"projected_sigma": None, "projected_bias_sigmas": None, "drift_alarms": 0}
 
 
 def test_figures_are_those_of_the_tokens():

@@ -7,7 +7,7 @@ import pytest
 from phalanx.errors import ConfigError
 from phalanx.lab.calibrate import calibrate, fit_tail
 from phalanx.lab.calibrate.paths import NumericPath, Pair
-from phalanx.lab.calibrate.result import Fitted, suggestion, thresholds
+from phalanx.lab.calibrate.result import FittedTail, suggestion, thresholds
 from phalanx.lab.calibrate.session import steps_for, without_compiled
 from phalanx.testing import tiny_run
 
@@ -18,7 +18,7 @@ def fitted(scale, reference=FP32, *, count=400, seed=1, name="other"):
     rng = random.Random(seed)
     maxima = [scale * (1.0 + rng.random()) for _ in range(count)]
     path = NumericPath(name, reference.precision)
-    return Fitted(Pair(reference, path), "forward", not any(maxima), fit_tail(maxima))
+    return FittedTail(Pair(reference, path), "forward", not any(maxima), fit_tail(maxima))
 
 
 def suggested(fits, precision="fp32"):
@@ -55,7 +55,7 @@ def test_each_precision_has_thresholds_of_its_own():
 
 
 def test_pairs_with_equal_bits_have_no_part():
-    silent = Fitted(Pair(FP32, NumericPath("2 threads", "fp32")), "forward", True, None)
+    silent = FittedTail(Pair(FP32, NumericPath("2 threads", "fp32")), "forward", True, None)
 
     assert suggested([silent, fitted(1e-6)]) == suggested([fitted(1e-6)])
     assert suggested([silent])["tolerance"] is None
@@ -63,7 +63,7 @@ def test_pairs_with_equal_bits_have_no_part():
 
 
 def test_one_pair_without_a_tail_leaves_everything_open():
-    loose = Fitted(Pair(FP32, NumericPath("rare", "fp32")), "backward", False, None)
+    loose = FittedTail(Pair(FP32, NumericPath("rare", "fp32")), "backward", False, None)
     fits = [fitted(1e-6), loose]
 
     assert suggested(fits)["tolerance"] is None

@@ -2,13 +2,13 @@
 
 import pytest
 
-from phalanx.checkpoint import Certified
+from phalanx.checkpoint import CertifiedCheckpoints
 from phalanx.errors import CheckpointError
 
 
 @pytest.fixture
 def certified():
-    record = Certified()
+    record = CertifiedCheckpoints()
     for step, kept in ((10, [10]), (20, [10, 20]), (30, [20, 30])):
         record.take("checkpoint", {"step": step})
         record.take("checkpoint_saved", {"step": step, "manifest": f"digest-{step}", "kept": kept})
@@ -60,5 +60,5 @@ def test_an_older_one_is_accepted_once_its_user_said_so(certified):
 
 
 def test_a_run_without_such_events_accepts_what_it_finds():
-    Certified().check(7, "digest", "checkpoints")
-    Certified().check(None, None, "checkpoints")
+    CertifiedCheckpoints().check(7, "digest", "checkpoints")
+    CertifiedCheckpoints().check(None, None, "checkpoints")

@@ -15,11 +15,11 @@ from made_shards import STATE, make_shard
 
 from phalanx.checkpoint import open_checkpoint, open_key, save_checkpoint, write_new_key
 from phalanx.checkpoint.rotate import rotate_keys
-from phalanx.checkpoint.sealed import FileSealer, Place
+from phalanx.checkpoint.sealed import FilePlace, FileSealer
 from phalanx.errors import CertificateError, CheckpointError
 from phalanx.security.crypto import Identity
 
-PLACE = Place("demo", 7, "stage-0.safetensors.sealed")
+PLACE = FilePlace("demo", 7, "stage-0.safetensors.sealed")
 CHUNK = 2**20
 
 
@@ -155,7 +155,11 @@ def test_any_length_in_any_pieces_comes_back(size, cut):
 
 @pytest.mark.parametrize(
     "place",
-    [Place("other", 7, PLACE.file), Place("demo", 8, PLACE.file), Place("demo", 7, "stage-1.safetensors.sealed")],
+    [
+        FilePlace("other", 7, PLACE.file),
+        FilePlace("demo", 8, PLACE.file),
+        FilePlace("demo", 7, "stage-1.safetensors.sealed"),
+    ],
 )
 def test_a_file_opens_in_its_own_place_only(place):
     with pytest.raises(CheckpointError, match="here: chunk 0 of 1 does not open"):

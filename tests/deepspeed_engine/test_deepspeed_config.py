@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from phalanx.errors import ConfigError
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import ParallelConfig, Recipe
+from phalanx.parallel import ParallelConfig, RankRecipe
 from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
 from phalanx.parallel.deepspeed.settings import locked_bytes, settings
 from phalanx.train import load_run
@@ -106,7 +106,7 @@ def test_a_run_without_the_section_has_the_digest_that_it_had(make_run):
 
 
 def recipe(dp=2, **optimizer):
-    return Recipe(ParallelConfig(dp=dp), OptimizerConfig(lr=1e-3, **optimizer), 16, 4, 32, 10)
+    return RankRecipe(ParallelConfig(dp=dp), OptimizerConfig(lr=1e-3, **optimizer), 16, 4, 32, 10)
 
 
 def test_deepspeed_is_told_what_the_run_file_says(tmp_path):

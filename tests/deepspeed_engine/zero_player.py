@@ -17,7 +17,7 @@ from zero_cases import CASES, DIRECTORY, STEPS, ZeroCase
 
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, Recipe, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer, join
 from phalanx.parallel.deepspeed import DeepSpeedConfig, check_machine, opened_member
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.pipeline import die_with_parent
@@ -44,9 +44,9 @@ def section_of(case: ZeroCase, home: Path) -> DeepSpeedConfig:
     return DeepSpeedConfig(**named)
 
 
-def recipe_of(case: ZeroCase) -> Recipe:
+def recipe_of(case: ZeroCase) -> RankRecipe:
     zero = {"zero": 3} if case.engine == "parallel" else {}
-    return Recipe(
+    return RankRecipe(
         ParallelConfig(dp=case.dp, activation_checkpointing=case.recompute, **zero),
         adamw_of(as_case(case)),
         BATCH,

@@ -9,9 +9,9 @@ from phalanx.cli import run
 from phalanx.errors import ConfigError
 from phalanx.launch import DomainLaunch, Nodes, goes_on, is_kept_here
 from phalanx.launch.domain import Sizes
-from phalanx.launch.domain_ray import Crew, describe_domain_ray, rank_bundles
+from phalanx.launch.domain_ray import RayRanks, describe_domain_ray, rank_bundles
 from phalanx.launch.domain_torchrun import check_nodes, domain_command, ranks_per_machine
-from phalanx.launch.rank_host import Machine, environments
+from phalanx.launch.rank_host import ActorMachine, environments
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILE = ROOT / "examples" / "parallel.toml"
@@ -124,7 +124,7 @@ def test_when_nothing_was_saved_twice_in_a_row_fewer_ranks_are_tried():
 
 
 def test_each_rank_is_told_its_place_and_where_all_meet():
-    one, other = Machine("a", "10.0.0.1"), Machine("b", "10.0.0.2")
+    one, other = ActorMachine("a", "10.0.0.1"), ActorMachine("b", "10.0.0.2")
 
     found = environments([one, other, other], 1234)
 
@@ -136,7 +136,7 @@ def test_each_rank_is_told_its_place_and_where_all_meet():
 
 
 def test_ranks_of_one_machine_meet_on_loopback():
-    machine = Machine("a", "10.0.0.1")
+    machine = ActorMachine("a", "10.0.0.1")
 
     assert {place["MASTER_ADDR"] for place in environments([machine, machine], 1)} == {"127.0.0.1"}
 
@@ -190,7 +190,7 @@ class Actor:
 
 
 def crew(launch, ray, *actors, sizes=(2,)):
-    one = Crew(ray, launch, list(sizes))
+    one = RayRanks(ray, launch, list(sizes))
     one._actors, one.world = list(actors), len(actors)
     return one
 

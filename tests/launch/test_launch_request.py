@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.launch import Launch, Nodes, describe_ray, describe_torchrun
-from phalanx.launch.request import Part
+from phalanx.launch.request import ProcessSlot
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILE = ROOT / "examples" / "slurm" / "run.toml"
@@ -33,27 +33,27 @@ def launch(directory, *overrides, run_file=RUN_FILE, **options):
 
 def test_a_machine_with_all_keys_plays_everybody_and_substitutes_wait(keys):
     assert launch(keys(*EVERYBODY)).parts == (
-        Part("owner"),
-        Part("alice", ("alice-2",)),
-        Part("bob", ("bob-2",)),
+        ProcessSlot("owner"),
+        ProcessSlot("alice", ("alice-2",)),
+        ProcessSlot("bob", ("bob-2",)),
     )
 
 
 def test_a_machine_plays_the_parties_whose_keys_it_has(keys):
     one = launch(keys("alice", "alice-2"), owner="head:7070")
 
-    assert one.parts == (Part("alice", ("alice-2",)),)
+    assert one.parts == (ProcessSlot("alice", ("alice-2",)),)
     assert not one.has_owner
 
 
 def test_whoever_has_only_the_keys_of_a_late_party_joins_as_a_worker(keys):
-    assert launch(keys("bob-2"), owner="head:7070").parts == (Part("bob-2"),)
+    assert launch(keys("bob-2"), owner="head:7070").parts == (ProcessSlot("bob-2"),)
 
 
 def test_on_a_shared_disk_the_parties_are_chosen_by_name(keys):
     one = launch(keys(*EVERYBODY), chosen=("bob-2", "bob"), owner="head:7070")
 
-    assert one.parts == (Part("bob", ("bob-2",)),)
+    assert one.parts == (ProcessSlot("bob", ("bob-2",)),)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_local_workers_become_parties_with_certificates_of_their_own(keys):
 
     assert one.run.pipeline.remote_workers == ("worker-1", "worker-2")
     assert one.run.pipeline.may_join == ("worker-3",)
-    assert one.parts == (Part("owner"), Part("worker-1", ("worker-3",)), Part("worker-2"))
+    assert one.parts == (ProcessSlot("owner"), ProcessSlot("worker-1", ("worker-3",)), ProcessSlot("worker-2"))
 
 
 def test_a_run_that_is_there_already_is_not_begun_again(keys):

@@ -14,7 +14,7 @@ from rank_layouts import BATCH, COMPILED, FAST, LARGE, RING, SLOW, STEPS, TOKENS
 from references import adapter_of, batch_of, one_process, optimizer_of, source_of
 from safetensors.torch import load_file, save_file
 
-from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, Recipe, Saving, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankSaver, RankTrainer, join
 from phalanx.parallel.groups.mesh import open_domain
 
 TABLES = {"fast": FAST, "slow": SLOW, "ring": RING, "large": LARGE, "compiled": COMPILED}
@@ -23,7 +23,7 @@ TABLES = {"fast": FAST, "slow": SLOW, "ring": RING, "large": LARGE, "compiled": 
 def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
     """One layout on this rank; the same on all ranks but for what only rank 0 is told."""
     config = ParallelConfig(**case.parallel)
-    recipe = Recipe(
+    recipe = RankRecipe(
         config,
         optimizer_of(case),
         BATCH,
@@ -56,11 +56,11 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
             outcome = member.step(step, *batch_of(step, case.vocab))
             curve.append((outcome.loss, outcome.gradient_norm))
         held_out = member.evaluate(*batch_of(999, case.vocab))
-        beside = copied_beside(member, Saving(member, domain), rank, case.vocab)
+        beside = copied_beside(member, RankSaver(member, domain), rank, case.vocab)
         return {"curve": curve, "held_out": held_out, "beside": beside}
 
 
-def copied_beside(member: RankTrainer, saving: Saving, rank: int, vocab: int) -> bool:
+def copied_beside(member: RankTrainer, saving: RankSaver, rank: int, vocab: int) -> bool:
     """Whether what is collected while another step runs is, to the bit, what was there before that step."""
     stages = range(member.num_stages)
     saving.take()

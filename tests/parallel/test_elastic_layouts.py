@@ -4,9 +4,9 @@ import pytest
 from rank_layouts import architecture
 
 from phalanx.errors import ConfigError
-from phalanx.parallel import ParallelConfig, Workload, fitted, worlds
+from phalanx.parallel import ParallelConfig, StepWorkload, fitted, worlds
 
-LOAD = Workload(batch_size=12, microbatches=2, sequence_length=16)
+LOAD = StepWorkload(batch_size=12, microbatches=2, sequence_length=16)
 MODEL = architecture("gpt2")
 
 
@@ -51,7 +51,7 @@ def test_too_few_ranks_are_refused_with_the_number_that_is_needed():
 
 def test_where_no_number_works_the_reason_is_said():
     with pytest.raises(ConfigError, match=r"dp=3 \* 2 microbatches does not divide 8 sequences"):
-        fit(3, Workload(8, 2, 16), dp=3, min_dp=3, max_dp=6)
+        fit(3, StepWorkload(8, 2, 16), dp=3, min_dp=3, max_dp=6)
 
 
 def test_a_number_outside_its_own_limits_is_refused_with_the_run_file():

@@ -6,7 +6,7 @@ from rank_layouts import BATCH, STEPS, TOKENS, Case
 from references import batch_of, optimizer_of, source_of
 
 from phalanx.errors import FailedBatchError
-from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, Recipe, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer, join
 from phalanx.parallel.data import loss_scale
 from phalanx.parallel.data.loss_scale import LossScale
 from phalanx.parallel.groups.mesh import open_domain
@@ -50,7 +50,7 @@ def make_member(tmp_path):
 
     def make(precision):
         config = ParallelConfig()
-        recipe = Recipe(config, optimizer_of(case), BATCH, 4, TOKENS, STEPS, precision=precision)
+        recipe = RankRecipe(config, optimizer_of(case), BATCH, 4, TOKENS, STEPS, precision=precision)
         return RankTrainer(recipe, source_of(case, tmp_path / "models"), open_domain(config, CPU))
 
     with join(RankEnv(0, 1, 0, 1, tmp_path / "meeting"), CPU, "00" * 32):

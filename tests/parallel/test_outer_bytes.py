@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from phalanx.parallel import OuterConfig, RankEnv, join, stand_in
 from phalanx.parallel.data.diloco import OuterStep, from_bytes, to_bytes
-from phalanx.parallel.data.parameters import Held
+from phalanx.parallel.data.parameters import RankParameter
 
 
 @settings(max_examples=25, deadline=None)
@@ -51,7 +51,7 @@ def alone(tmp_path):
 @pytest.mark.parametrize("compression", ["none", "int8"])
 def test_an_outer_step_moves_what_is_too_small_for_one_message(alone, compression):
     parameter = torch.nn.Parameter(torch.zeros(2))
-    held = Held("w", parameter, split=None, is_partial=False, is_second=False, is_tied=False)
+    held = RankParameter("w", parameter, split=None, is_partial=False, is_second=False, is_tied=False)
     config = OuterConfig(every=1, lr=1.0, momentum=0.0, compression=compression)
     outer = OuterStep([held], config, alone)
 
@@ -66,7 +66,7 @@ def test_an_outer_step_moves_what_is_too_small_for_one_message(alone, compressio
 
 def test_momentum_is_that_of_torchs_nesterov(alone):
     ours, theirs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
-    held = Held("w", ours, split=None, is_partial=False, is_second=False, is_tied=False)
+    held = RankParameter("w", ours, split=None, is_partial=False, is_second=False, is_tied=False)
     outer = OuterStep([held], OuterConfig(every=1, lr=0.7, momentum=0.9), alone)
     reference = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=True)
 

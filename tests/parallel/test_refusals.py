@@ -4,13 +4,13 @@ import pytest
 from rank_layouts import architecture
 
 from phalanx.errors import ConfigError
-from phalanx.parallel import ParallelConfig, Workload, check_layout
+from phalanx.parallel import ParallelConfig, StepWorkload, check_layout
 from phalanx.parallel.model.compiled import why_no_compiler
 
 
 def check(family="gpt2", load=None, **parallel):
     numbers = {"batch_size": 8, "microbatches": 4, "sequence_length": 16, **(load or {})}
-    check_layout(ParallelConfig(**parallel), architecture(family), Workload(**numbers))
+    check_layout(ParallelConfig(**parallel), architecture(family), StepWorkload(**numbers))
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_what_it_can_do_is_not(keys):
 def test_dropout_in_attention_is_refused_in_a_ring_alone():
     dropping = {**architecture("gpt2"), "attn_pdrop": 0.1}
 
-    check_layout(ParallelConfig(cp=2), dropping, Workload(8, 4, 16))
+    check_layout(ParallelConfig(cp=2), dropping, StepWorkload(8, 4, 16))
     with pytest.raises(ConfigError, match=r"drops nothing.*asks for 0\.1; .*nearest that works is cp=2$"):
-        check_layout(ParallelConfig(cp=2, context="ring"), dropping, Workload(8, 4, 16))
+        check_layout(ParallelConfig(cp=2, context="ring"), dropping, StepWorkload(8, 4, 16))
 
 
 def test_bloom_that_cuts_its_own_matrices_is_refused():
@@ -60,7 +60,7 @@ def test_bloom_that_cuts_its_own_matrices_is_refused():
 
     for parallel in (ParallelConfig(tp=2), ParallelConfig(cp=2)):
         with pytest.raises(ConfigError, match="slow_but_exact = true cuts matrices itself"):
-            check_layout(parallel, odd, Workload(8, 4, 16))
+            check_layout(parallel, odd, StepWorkload(8, 4, 16))
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from phalanx.errors import ConfigError, PeerRefusedError
 from phalanx.models import open_model
 from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, local_numeric_class, run_battery
-from phalanx.pipeline.membership.admission import Admission, Measurement
+from phalanx.pipeline.membership.admission import Admission, ClassMeasurement
 from phalanx.pipeline.protocol.greetings import Challenge, Hello, Measured
 from phalanx.testing import Actor, only, tiny_run
 from phalanx.train.setup.layout import make_plan
@@ -61,7 +61,7 @@ def test_a_battery_is_that_of_the_runs_own_model_and_precision(model_cache, prec
 
 def measured(plan, **answers):
     """What an admission makes of parties that answer as other kernels, or other owners, would."""
-    admission, measurement = Admission(plan), Measurement(NONCE)
+    admission, measurement = Admission(plan), ClassMeasurement(NONCE)
     admission.answer_as_owner(measurement)
     own = measurement.answers[OWNER]
     for party, changes in answers.items():
@@ -147,8 +147,8 @@ def test_what_is_said_at_the_door_has_bounds(kind, body):
 
 
 def test_two_measurements_have_two_nonces():
-    assert Measurement().nonce != Measurement().nonce
-    assert re.fullmatch("[0-9a-f]{64}", Measurement().nonce)
+    assert ClassMeasurement().nonce != ClassMeasurement().nonce
+    assert re.fullmatch("[0-9a-f]{64}", ClassMeasurement().nonce)
 
 
 def test_a_worker_with_another_kernel_is_refused_at_the_start_and_told_so(make_company):

@@ -10,7 +10,7 @@ from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
 from phalanx.security.crypto import load_identity
 from phalanx.testing import Actor, Letter, MemoryCompany, only, tiny_run
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
-from phalanx.transport.inbox import Received
+from phalanx.transport.inbox import CheckedFrame
 
 
 def hello_twice(letter, hello):
@@ -98,7 +98,7 @@ class Doorstep(Endpoint):
 
 def hello(name, address="127.0.0.1:1"):
     body = Hello(epoch=0, address=address, numeric_class=local_numeric_class("cpu"), memory={}).model_dump(mode="json")
-    return Received(name, "hello", body, memoryview(b""), SignedHeader(b"{}", b""))
+    return CheckedFrame(name, "hello", body, memoryview(b""), SignedHeader(b"{}", b""))
 
 
 def join(company, *mail, timeout_s=0.0, may_be_absent=True):

@@ -10,7 +10,7 @@ from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, tampering, tiny_run
-from phalanx.transport import Endpoint, MemoryNetwork, Received, TransportConfig, outbox
+from phalanx.transport import CheckedFrame, Endpoint, MemoryNetwork, TransportConfig, outbox
 from phalanx.transport.memory import MemoryWire
 
 LIMITS = TransportConfig(timeout_s=60.0)
@@ -132,7 +132,7 @@ def frame(sender, receiver, payload=b"tensor", message=LEAVE):
 
 
 def from_whom(name, payload=b"tensor"):
-    return Received(name, Carry.kind, {}, memoryview(payload), None)
+    return CheckedFrame(name, Carry.kind, {}, memoryview(payload), None)
 
 
 def test_a_carried_frame_is_its_senders(three):

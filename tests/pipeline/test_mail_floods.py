@@ -5,7 +5,7 @@ import pytest
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.security.crypto import Peer
-from phalanx.transport import Allowances, Endpoint, Received, SignedHeader
+from phalanx.transport import Allowances, CheckedFrame, Endpoint, SignedHeader
 
 
 class Flooded(Endpoint):
@@ -25,7 +25,7 @@ class Flooded(Endpoint):
     def receive(self, timeout_s):
         self.taken += 1
         assert self.taken < 1_000_000, "nobody looks up any more"
-        return Received("worker-1", self._kind, {}, memoryview(b""), SignedHeader(b"{}", b""))
+        return CheckedFrame("worker-1", self._kind, {}, memoryview(b""), SignedHeader(b"{}", b""))
 
 
 @pytest.mark.parametrize("kind", ["carry", "nonsense"])

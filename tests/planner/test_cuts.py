@@ -8,12 +8,12 @@ import pytest
 
 from phalanx.errors import ConfigError, InputError
 from phalanx.planner.cluster.catalog import known_models
-from phalanx.planner.cuts import LeakTable, Machine, Parties, ask_cuts, cost_of, read_leaks
+from phalanx.planner.cuts import LeakTable, Parties, PartyMachine, ask_cuts, cost_of, read_leaks
 from phalanx.planner.cuts.cost import adapter_numbers
 from phalanx.planner.model.recipe import Recipe
 
 RECIPE = Recipe(sequences=32, sequence_length=64)
-LARGE = Machine(memory_gib=64.0, tflops=1.0)
+LARGE = PartyMachine(memory_gib=64.0, tflops=1.0)
 
 
 def table(shape, depths=(0, 2, 7), sealed=0.05):
@@ -69,7 +69,7 @@ def test_every_cut_that_leaves_the_enclave_a_layer_is_judged(tiny, leaks):
 
 def test_a_small_enclave_pushes_the_cut_back_and_the_refusal_names_the_nearest_that_fits(tiny, leaks):
     at_six = least(tiny, 6).enclave_bytes
-    enclave = Machine(memory_gib=at_six / 1024**3 * 1.0001, tflops=1.0, usable_memory=1.0)
+    enclave = PartyMachine(memory_gib=at_six / 1024**3 * 1.0001, tflops=1.0, usable_memory=1.0)
 
     answer = ask(tiny, leaks, enclave=enclave)
 
@@ -81,7 +81,7 @@ def test_a_small_enclave_pushes_the_cut_back_and_the_refusal_names_the_nearest_t
 
 def test_a_small_client_pulls_the_cut_forward(tiny, leaks):
     at_three = least(tiny, 3).client_bytes
-    client = Machine(memory_gib=at_three / 1024**3 * 1.0001, tflops=1.0, usable_memory=1.0)
+    client = PartyMachine(memory_gib=at_three / 1024**3 * 1.0001, tflops=1.0, usable_memory=1.0)
 
     answer = ask(tiny, leaks, client=client)
 
@@ -91,7 +91,7 @@ def test_a_small_client_pulls_the_cut_forward(tiny, leaks):
 
 
 def test_where_nothing_fits_the_refusal_says_why_at_both_ends(tiny, leaks):
-    nothing = Machine(memory_gib=1e-6, tflops=1.0)
+    nothing = PartyMachine(memory_gib=1e-6, tflops=1.0)
 
     with pytest.raises(ConfigError, match=r"no cut of tiny can be used: cut 1: the enclave .*; cut 7: the enclave"):
         ask(tiny, leaks, enclave=nothing).require()
@@ -147,7 +147,7 @@ def test_a_slow_link_costs_the_same_at_every_cut_and_sealing_adds_to_it(tiny, le
 
 
 def test_a_slow_enclave_has_few_layers_and_a_slow_client_many_left_to_it(tiny, leaks):
-    slow = Machine(memory_gib=64.0, tflops=0.001)
+    slow = PartyMachine(memory_gib=64.0, tflops=0.001)
 
     assert ask(tiny, leaks, enclave=slow).require().depth == 7
     assert ask(tiny, leaks, client=slow).require().depth == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.pipeline import PRESETS, AuditDraw, GuardConfig
-from phalanx.planner.guard.finding import CERTAINTY, Watch, findings, missed, price
+from phalanx.planner.guard.finding import CERTAINTY, AuditRates, findings, missed, price
 from phalanx.planner.guard.guard_costs import GuardCosts, measured_costs
 
 COSTS = GuardCosts(
@@ -22,7 +22,7 @@ COSTS = GuardCosts(
 
 def watch_of(name, microbatches=8):
     values = PRESETS[name]
-    return Watch(
+    return AuditRates(
         stages=4,
         microbatches=microbatches,
         audit_rate=values["audit_rate"],
@@ -41,7 +41,7 @@ def by_lie(watch):
 @pytest.mark.parametrize("rate", [1 / 8, 1 / 4, 1.0])
 def test_how_likely_one_message_is_met_is_what_the_draws_do(microbatches, rate):
     draw = AuditDraw(bytes(32), bytes(32), rate)
-    watch = Watch(4, microbatches, rate, 0.0, 0.0, gradient_screen=False)
+    watch = AuditRates(4, microbatches, rate, 0.0, 0.0, gradient_screen=False)
     chance = random.Random(1)
     drawn = [draw.microbatches(step=step, epoch=0, stage=1, num_microbatches=microbatches) for step in range(4000)]
     met = sum(chance.randrange(microbatches) in places for places in drawn) / len(drawn)
@@ -94,7 +94,7 @@ def test_light_says_what_it_does_not_undo():
 
 
 def test_where_nobody_looks_nothing_is_promised():
-    found = by_lie(Watch(4, 8, 1 / 8, 0.0, 0.0, gradient_screen=False))["weight gradient, subtle"]
+    found = by_lie(AuditRates(4, 8, 1 / 8, 0.0, 0.0, gradient_screen=False))["weight gradient, subtle"]
 
     assert (found.probability, found.expected_steps, found.certain_steps, found.is_undone) == (0.0, None, None, False)
 

@@ -10,9 +10,9 @@ import pytest
 from phalanx.errors import ConfigError, InputError
 from phalanx.planner import Layout, ModelShape, why_not
 from phalanx.planner.cluster.catalog import known_clusters, known_models
-from phalanx.planner.cluster.hardware import GIB, Cluster, Failures, Pool, Price, Source
+from phalanx.planner.cluster.hardware import GIB, Citation, Cluster, Failures, HourlyPrice, Pool
 from phalanx.planner.cost.estimate import estimate
-from phalanx.planner.cost.mixed import Placed, estimate_mixed, place
+from phalanx.planner.cost.mixed import StageDevices, estimate_mixed, place
 from phalanx.planner.guard.guarding import Verification
 from phalanx.planner.layout import layouts
 from phalanx.planner.model.recipe import Recipe
@@ -118,8 +118,8 @@ def test_recomputing_and_verifying_cost_time(gpt2: ModelShape, cluster: Cluster)
 
 
 def test_days_energy_and_cost_follow_from_tokens_power_and_price(tiny: ModelShape, cluster: Cluster) -> None:
-    source = Source(title="a quote", url="https://example.org", date="2026-01")
-    priced = cluster.devices["d"].model_copy(update={"price": Price(low=1.0, high=2.0, source=source)})
+    source = Citation(title="a quote", url="https://example.org", date="2026-01")
+    priced = cluster.devices["d"].model_copy(update={"price": HourlyPrice(low=1.0, high=2.0, source=source)})
     there = cluster.model_copy(update={"devices": {"d": priced}, "power_overhead": 1.5})
     recipe = Recipe(32, 64, microbatches=4)
 
@@ -193,7 +193,7 @@ def test_a_mixed_pool_gives_the_fast_devices_more_layers() -> None:
     layers = dict(zip(placed.devices, placed.layers, strict=True))
     assert sum(placed.layers) == 48
     assert layers["a40"] > layers["v100-16gb"] > layers["quadro-rtx-5000"]
-    even = estimate_mixed(shape, layout, recipe, cluster, Placed(placed.devices, (12, 12, 12, 12)))
+    even = estimate_mixed(shape, layout, recipe, cluster, StageDevices(placed.devices, (12, 12, 12, 12)))
     assert estimate_mixed(shape, layout, recipe, cluster, placed).tokens_per_s > 1.3 * even.tokens_per_s
 
 

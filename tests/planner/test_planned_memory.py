@@ -11,7 +11,14 @@ from phalanx.parallel.model.activations import fuse_activations
 from phalanx.planner import Layout, ModelShape, shape_of, why_not
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cost.estimate import estimate
-from phalanx.planner.cost.memory import Memory, checkpoint_bytes, in_flight, rank_memory, rank_parameters, worst_rank
+from phalanx.planner.cost.memory import (
+    RankMemory,
+    checkpoint_bytes,
+    in_flight,
+    rank_memory,
+    rank_parameters,
+    worst_rank,
+)
 from phalanx.planner.model.activations import block_bytes
 from phalanx.planner.model.adapter import Adapter, adapted
 from phalanx.planner.model.recipe import Recipe
@@ -41,7 +48,7 @@ RECIPES = st.builds(
 )
 
 
-def state(memory: Memory) -> int:
+def state(memory: RankMemory) -> int:
     return memory.parameters + memory.gradients + memory.optimizer
 
 

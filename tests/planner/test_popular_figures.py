@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.planner import Layout
 from phalanx.planner.cluster.catalog import known_devices, known_models
-from phalanx.planner.cost.memory import Memory, checkpoint_bytes, memory_of
+from phalanx.planner.cost.memory import RankMemory, checkpoint_bytes, memory_of
 from phalanx.planner.model.compute import (
     DAY_S,
     HOUR_S,
@@ -93,7 +93,7 @@ def test_zero_needs_4_and_8_times_less_only_with_many_ranks_and_n_times_less_wit
     shape, recipe = known_models()["gpt2-xl"], Recipe(ranks, 1024, precision="bf16")
 
     def state(zero: int) -> int:
-        memory: Memory = memory_of(shape, Layout(dp=ranks, zero=zero), recipe, (shape.layers,), 0)
+        memory: RankMemory = memory_of(shape, Layout(dp=ranks, zero=zero), recipe, (shape.layers,), 0)
         return memory.parameters + memory.gradients + memory.optimizer
 
     saved = [state(0) / state(zero) for zero in (1, 2, 3)]

@@ -14,7 +14,7 @@ from phalanx.planner.cluster.catalog import (
     link_of,
     open_cluster,
 )
-from phalanx.planner.cluster.hardware import Source
+from phalanx.planner.cluster.hardware import Citation
 from phalanx.planner.cost.estimate import machine_of
 
 DATE = re.compile(r"20\d\d(-\d\d){0,2}")
@@ -32,7 +32,7 @@ fp32_tflops = 9.0
 """
 
 
-def is_dated(source: Source) -> bool:
+def is_dated(source: Citation) -> bool:
     return bool(source.title and source.url.startswith("https://") and DATE.fullmatch(source.date))
 
 

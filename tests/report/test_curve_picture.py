@@ -7,7 +7,7 @@ from made_run import make_run, write_lines
 
 from phalanx.errors import InputError
 from phalanx.report import write_curve_svg
-from phalanx.report.svg import Scale, tick_label
+from phalanx.report.svg import AxisScale, tick_label
 
 
 @pytest.fixture
@@ -63,23 +63,23 @@ def test_too_few_or_too_many_runs_are_refused(runs, tmp_path, number):
 
 
 def test_ticks_are_round_and_inside():
-    scale = Scale(0.03, 1.97, (0.0, 100.0))
+    scale = AxisScale(0.03, 1.97, (0.0, 100.0))
 
     assert scale.ticks(5) == pytest.approx([0.5, 1.0, 1.5])
-    assert Scale(1.0, 3.0, (0.0, 1.0)).ticks(8, whole=True) == [1.0, 2.0, 3.0]
-    assert Scale(1.0, 100.0, (0.0, 1.0), log=True).ticks() == [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
+    assert AxisScale(1.0, 3.0, (0.0, 1.0)).ticks(8, whole=True) == [1.0, 2.0, 3.0]
+    assert AxisScale(1.0, 100.0, (0.0, 1.0), log=True).ticks() == [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
 
 
 @pytest.mark.parametrize("low", [0.0, 5e-324, -3.0, 2.0**52 + 2, 1e200])
 @pytest.mark.parametrize("ulps", [0, 1, 3])
 def test_ends_that_are_neighbours_give_a_few_ticks(low, ulps):
-    found = Scale(low, low + ulps * math.ulp(low), (0.0, 100.0)).ticks(8, whole=True)
+    found = AxisScale(low, low + ulps * math.ulp(low), (0.0, 100.0)).ticks(8, whole=True)
 
     assert len(found) <= 20
 
 
 def test_a_scale_keeps_what_is_beyond_its_ends_at_the_ends():
-    scale = Scale(0.0, 10.0, (100.0, 0.0))
+    scale = AxisScale(0.0, 10.0, (100.0, 0.0))
 
     assert [scale(value) for value in (-5.0, 0.0, 2.5, 10.0, 99.0)] == [100.0, 100.0, 75.0, 0.0, 0.0]
 

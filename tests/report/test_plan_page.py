@@ -8,18 +8,18 @@ import pytest
 from phalanx.errors import InputError
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.model.recipe import Recipe
-from phalanx.planner.search.answer import Answer, ask
+from phalanx.planner.search.answer import PlanAnswer, ask
 from phalanx.planner.search.question import Question
 from phalanx.report.plan_page import render_plan, write_plan
 
 
 @pytest.fixture(scope="module")
-def answer() -> Answer:
+def answer() -> PlanAnswer:
     recipe = Recipe(32, 1024, precision="bf16")
     return ask(Question("<gpt2>", known_models()["gpt2"], recipe, known_clusters()["a100-nodes"], (8,), tokens=1e10))
 
 
-def test_the_page_asks_nobody_for_anything(answer: Answer) -> None:
+def test_the_page_asks_nobody_for_anything(answer: PlanAnswer) -> None:
     page = render_plan(answer)
 
     assert "default-src &#x27;none&#x27;" in page
@@ -29,7 +29,7 @@ def test_the_page_asks_nobody_for_anything(answer: Answer) -> None:
     assert "<gpt2>" not in page
 
 
-def test_memory_time_and_the_pipeline_are_drawn(answer: Answer) -> None:
+def test_memory_time_and_the_pipeline_are_drawn(answer: PlanAnswer) -> None:
     page = render_plan(answer)
 
     assert page.count("<svg") == 3
@@ -42,7 +42,7 @@ def test_memory_time_and_the_pipeline_are_drawn(answer: Answer) -> None:
     assert page.count("microbatch 0:") >= 2 * found[0].layout.pp
 
 
-def test_figures_stand_beside_what_they_rest_on(answer: Answer) -> None:
+def test_figures_stand_beside_what_they_rest_on(answer: PlanAnswer) -> None:
     page = render_plan(answer)
 
     assert answer.best is not None
@@ -70,7 +70,7 @@ def test_a_mixed_pool_shows_who_has_which_layers() -> None:
     assert "quadro-rtx-5000" in page
 
 
-def test_the_page_is_replaced_whole(answer: Answer, tmp_path: Path) -> None:
+def test_the_page_is_replaced_whole(answer: PlanAnswer, tmp_path: Path) -> None:
     path = write_plan(tmp_path / "plan.html", answer)
 
     assert path.read_text(encoding="utf-8").endswith("</html>")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.lab.reproduce.arms import Setting
-from phalanx.lab.reproduce.attacker import Attacker, AttackPlan
+from phalanx.lab.reproduce.arms import ArmInputs
+from phalanx.lab.reproduce.attacker import Attacker, LieSchedule
 from phalanx.models import ModelSource, open_model
 from phalanx.pipeline import GuardConfig, StepInputs, StepPlan
 from phalanx.testing import random_batch, tiny_run
@@ -25,9 +25,9 @@ class Tiny:
     def inputs(self, step: int) -> StepInputs:
         return step_inputs(random_batch(self.run, self.source.vocab_size, step), self.run.train.microbatches)
 
-    def setting(self, plan: AttackPlan | None = None, warm_up: int = 0) -> Setting:
+    def setting(self, plan: LieSchedule | None = None, warm_up: int = 0) -> ArmInputs:
         batches = [self.inputs(1000 + step) for step in range(warm_up)]
-        return Setting(self.run, self.source, self.plan, Attacker(plan), batches, self.directory)
+        return ArmInputs(self.run, self.source, self.plan, Attacker(plan), batches, self.directory)
 
 
 @pytest.fixture(scope="session")

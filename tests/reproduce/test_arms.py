@@ -7,12 +7,12 @@ from phalanx.lab.reproduce.arms.oracle_drop import OracleDrop
 from phalanx.lab.reproduce.arms.restart import Restart
 from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
 from phalanx.lab.reproduce.arms.statistics import Statistics
-from phalanx.lab.reproduce.arms.undefended import Undefended
-from phalanx.lab.reproduce.arms.verified import Verified
-from phalanx.lab.reproduce.attacker import AttackPlan
+from phalanx.lab.reproduce.arms.undefended import UndefendedArm
+from phalanx.lab.reproduce.arms.verified import VerifiedArm
+from phalanx.lab.reproduce.attacker import LieSchedule
 from phalanx.pipeline import skipping
 
-ALWAYS_2 = AttackPlan("forward", 1.0, (2,), seed=0)
+ALWAYS_2 = LieSchedule("forward", 1.0, (2,), seed=0)
 DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "backward"])
 
 
@@ -49,7 +49,7 @@ class Calls:
 
 @DIRECTIONS
 def test_skip_layer_freezes_exactly_three_stages_and_bypasses_exactly_two(tiny, monkeypatch, direction):
-    arm = SkipLayer(tiny.setting(AttackPlan(direction, 1.0, (2,), seed=0)))
+    arm = SkipLayer(tiny.setting(LieSchedule(direction, 1.0, (2,), seed=0)))
     before, calls = states(arm), Calls(arm, monkeypatch)
 
     arm.step(0, tiny.inputs(0))
@@ -63,14 +63,14 @@ def test_skip_layer_freezes_exactly_three_stages_and_bypasses_exactly_two(tiny, 
 
 
 def test_skip_layer_leaves_an_honest_step_alone(tiny):
-    arm, plain = SkipLayer(tiny.setting()), Undefended(tiny.setting())
+    arm, plain = SkipLayer(tiny.setting()), UndefendedArm(tiny.setting())
 
     assert digest_after(arm, tiny, 3) == digest_after(plain, tiny, 3)
     assert (arm.counts.alarms, arm.counts.redone_steps) == (0, 0)
 
 
 def test_duplicates_stay_twins_of_their_stages_through_skipped_steps(tiny):
-    arm = SkipLayer(tiny.setting(AttackPlan("forward", 0.5, (1, 2, 3, 4), seed=1)))
+    arm = SkipLayer(tiny.setting(LieSchedule("forward", 0.5, (1, 2, 3, 4), seed=1)))
 
     digest_after(arm, tiny, 8)
 
@@ -90,7 +90,7 @@ def test_the_last_stage_is_never_skipped(suspect, bypassed, frozen):
 
 @DIRECTIONS
 def test_restart_repeats_until_nobody_lies_and_ends_with_the_clean_bits(tiny, direction):
-    plan = AttackPlan(direction, 0.5, (1, 2, 3, 4), seed=1)
+    plan = LieSchedule(direction, 0.5, (1, 2, 3, 4), seed=1)
     arm = Restart(tiny.setting(plan))
 
     digest = digest_after(arm, tiny, 5)
@@ -98,7 +98,7 @@ def test_restart_repeats_until_nobody_lies_and_ends_with_the_clean_bits(tiny, di
     expected = [next(n for n in range(99) if plan.liar(step, n) is None) for step in range(5)]
     assert arm.counts.redone_steps == sum(expected) > 0
     assert (arm.counts.alarms, arm.counts.honest_accused, arm.counts.lies_missed) == (sum(expected), 0, 0)
-    assert digest == digest_after(Undefended(tiny.setting()), tiny, 5)
+    assert digest == digest_after(UndefendedArm(tiny.setting()), tiny, 5)
 
 
 def test_restart_gives_up_when_somebody_always_lies(tiny, monkeypatch):
@@ -119,14 +119,14 @@ def test_oracle_drop_leaves_every_weight_as_it_was(tiny):
 
 
 def test_the_undefended_arm_takes_every_lie(tiny):
-    arm = Undefended(tiny.setting(ALWAYS_2))
+    arm = UndefendedArm(tiny.setting(ALWAYS_2))
 
-    assert digest_after(arm, tiny, 2) != digest_after(Undefended(tiny.setting()), tiny, 2)
+    assert digest_after(arm, tiny, 2) != digest_after(UndefendedArm(tiny.setting()), tiny, 2)
     assert len(arm.attacker.lies) == 2 * 4
 
 
 def test_statistics_drops_gaussian_gradients_and_bans_who_sends_them(tiny):
-    arm = Statistics(tiny.setting(AttackPlan("backward", 1.0, (2,), seed=0), warm_up=20))
+    arm = Statistics(tiny.setting(LieSchedule("backward", 1.0, (2,), seed=0), warm_up=20))
 
     digest_after(arm, tiny, 6)
 
@@ -136,7 +136,7 @@ def test_statistics_drops_gaussian_gradients_and_bans_who_sends_them(tiny):
 
 
 def test_statistics_freezes_only_who_got_no_gradient(tiny):
-    arm = Statistics(tiny.setting(AttackPlan("backward", 1.0, (2,), seed=0), warm_up=20))
+    arm = Statistics(tiny.setting(LieSchedule("backward", 1.0, (2,), seed=0), warm_up=20))
     before = states(arm)
 
     arm.step(0, tiny.inputs(0))
@@ -147,13 +147,13 @@ def test_statistics_freezes_only_who_got_no_gradient(tiny):
 @DIRECTIONS
 def test_the_real_guard_evicts_each_liar_once_and_ends_with_the_clean_bits(make_tiny, direction):
     tiny = make_tiny(4)
-    setting = tiny.setting(AttackPlan(direction, 0.8, (1, 2), seed=2))
+    setting = tiny.setting(LieSchedule(direction, 0.8, (1, 2), seed=2))
 
-    with Verified(setting) as arm:
+    with VerifiedArm(setting) as arm:
         for step in range(6):
             arm.step(step, tiny.inputs(step))
         counts, digest = arm.counts, arm.weights_digest()
 
     assert sorted(counts.evicted) == ["worker-1", "worker-2"]
     assert (counts.alarms, counts.honest_accused, counts.lies_missed) == (2, 0, 0)
-    assert digest == digest_after(Undefended(make_tiny(4).setting()), tiny, 6)
+    assert digest == digest_after(UndefendedArm(make_tiny(4).setting()), tiny, 6)

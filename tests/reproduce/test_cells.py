@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.data import BpeConfig, DataConfig, PythonManualConfig, prepare
 from phalanx.lab.reproduce.arms import ARMS, HONEST
-from phalanx.lab.reproduce.cell import Cell, train_cell
+from phalanx.lab.reproduce.cell import TableCell, train_cell
 from phalanx.lab.reproduce.workload import steps_per_epoch
 from phalanx.pipeline import PipelineConfig
 from phalanx.testing import tiny_run
@@ -43,7 +43,7 @@ def rows(corpus, tmp_path_factory):
     def row(arm):
         if arm not in known:
             attack = (None, None) if arm in HONEST else ("forward", 0.5)
-            known[arm] = train_cell(Cell("gpt2", "manual", "plain", 0, arm, *attack), run, corpus, cache)
+            known[arm] = train_cell(TableCell("gpt2", "manual", "plain", 0, arm, *attack), run, corpus, cache)
         return known[arm]
 
     return row

@@ -8,13 +8,13 @@ from phalanx.errors import ConfigError, DataError
 from phalanx.lab.bench.measure.row_file import sweep
 from phalanx.lab.reproduce.leaks import as_lines, measure_leaks, rows_in, summarise
 from phalanx.lab.reproduce.leaks.adapters import AdapterLab, adapter_cells
-from phalanx.lab.reproduce.leaks.lab import ATTACKS, Cell, Lab
-from phalanx.lab.reproduce.leaks.size import Size
+from phalanx.lab.reproduce.leaks.lab import ATTACKS, Lab, LeakCell
+from phalanx.lab.reproduce.leaks.size import LeakSize
 from phalanx.lab.reproduce.leaks.table import cells_of
 from phalanx.lab.reproduce.leaks.texts import private_ids
 from privacy_lab import at_most, text, tiny_model
 
-TINY = Size((0, 2), 128, 48, 8, steps=20, candidates=64, openings=256, batches=(4, 11))
+TINY = LeakSize((0, 2), 128, 48, 8, steps=20, candidates=64, openings=256, batches=(4, 11))
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def test_rows_that_are_finished_are_not_measured_again(rows, tmp_path):
 
 
 def test_another_size_has_rows_of_its_own(rows, tmp_path):
-    path, cell = tmp_path / "leaks.jsonl", Cell(0, "plaintext")
+    path, cell = tmp_path / "leaks.jsonl", LeakCell(0, "plaintext")
     rows_in(path, TINY).add(cell, rows[0])
 
     assert rows_in(path, TINY).find(cell) is not None
@@ -97,7 +97,7 @@ def test_the_lab_says_what_takes_long(tmp_path):
     told = []
     lab = Lab(TINY, tiny_model(tmp_path), lambda: (text(128, seed=1), text(48, seed=2)), told.append)
 
-    lab(Cell(0, "plaintext"))
+    lab(LeakCell(0, "plaintext"))
 
     assert told[:2] == ["preparing text", "building the front"]
 

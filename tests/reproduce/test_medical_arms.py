@@ -5,7 +5,7 @@ import torch
 
 from phalanx.data.tasks import Example
 from phalanx.errors import ModelError
-from phalanx.lab.reproduce.medical.arms import ARMS, Bench
+from phalanx.lab.reproduce.medical.arms import ARMS, ArmMaterial
 from phalanx.lab.reproduce.medical.cell import MedicalCell, run_cell
 from phalanx.lab.reproduce.medical.front import NoisyFront, RememberedFront, epsilon_of, typical_length
 from phalanx.lab.reproduce.medical.material import Material, deal
@@ -57,7 +57,7 @@ def bench(tmp_path_factory):
     clients = (*by_class, tuple(range(24, 32)), tuple(range(32, 48)))
     material = Material(2, train, test, clients, texts(train), texts(test), texts(train), texts(test))
     front = RememberedFront(FrontPart(source, SIZE.cut))
-    return Bench(source, front, typical_length(front, train.ids[:2]), material, SIZE, seed=0)
+    return ArmMaterial(source, front, typical_length(front, train.ids[:2]), material, SIZE, seed=0)
 
 
 @pytest.fixture(scope="module")

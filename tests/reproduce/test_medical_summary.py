@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.data.tasks import Example, Labelled
+from phalanx.data.tasks import Example, LabelledExamples
 from phalanx.lab.reproduce import medical
 from phalanx.lab.reproduce.medical import reproduce_medical
 from phalanx.lab.reproduce.medical.cell import LATE, MedicalCell, cells_of, not_measured
@@ -101,7 +101,7 @@ def test_which_tasks_are_done_does_not_make_older_rows_unknown():
 def test_a_task_without_its_data_is_absent_and_the_others_are_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
     monkeypatch.setenv("PHALANX_DATA", str(tmp_path))
-    task = Labelled(("a", "b"), (Example("x", 0), Example("y", 1)))
+    task = LabelledExamples(("a", "b"), (Example("x", 0), Example("y", 1)))
     monkeypatch.setattr(medical, "load_tasks", lambda size, home: ({"medquad": task}, {"icd10": "is not installed"}))
 
     found = reproduce_medical(size="quick", only_finished=True)

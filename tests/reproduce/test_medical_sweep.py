@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from phalanx.data import BpeConfig
-from phalanx.data.tasks import Example, Labelled
+from phalanx.data.tasks import Example, LabelledExamples
 from phalanx.data.tokenizer import train_bpe
 from phalanx.errors import DataError
 from phalanx.lab.reproduce import medical
@@ -20,7 +20,7 @@ from phalanx.lab.reproduce.medical.size import MedicalSize
 from phalanx.models import ModelConfig
 
 WORDS = ("fever cough lung breath", "bone fracture joint cast")
-TASK = Labelled(
+TASK = LabelledExamples(
     ("chest", "limb"),
     tuple(Example(f"{WORDS[n % 2]} of patient number {n}", n % 2, f"site {n % 5}") for n in range(80)),
 )

@@ -5,9 +5,9 @@ import torch
 
 from phalanx.lab.reproduce.arms.restart import Restart
 from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
-from phalanx.lab.reproduce.arms.undefended import Undefended
-from phalanx.lab.reproduce.attacker import Attacker, AttackPlan
-from phalanx.lab.reproduce.simulator import Simulator, Unwatched
+from phalanx.lab.reproduce.arms.undefended import UndefendedArm
+from phalanx.lab.reproduce.attacker import Attacker, LieSchedule
+from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
 from phalanx.pipeline import GuardConfig
 from phalanx.testing import MemoryCompany
 
@@ -26,7 +26,7 @@ def company_digest(tiny, cache, attacker=None):
         return company.weights_digest()
 
 
-def simulated_digest(tiny, attacker=None, arm=Undefended):
+def simulated_digest(tiny, attacker=None, arm=UndefendedArm):
     setting = tiny.setting()
     setting.attacker.plan = None if attacker is None else attacker.plan
     with arm(setting) as arm:
@@ -47,7 +47,7 @@ def test_a_clean_simulation_ends_with_the_bits_of_the_real_parties(make_tiny, mo
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_an_attacked_simulation_ends_with_the_bits_of_the_attacked_parties(make_tiny, model_cache, direction):
     tiny = make_tiny(4, GuardConfig(mode="off"))
-    attacker = Attacker(AttackPlan(direction, 0.7, (1, 2), seed=3))
+    attacker = Attacker(LieSchedule(direction, 0.7, (1, 2), seed=3))
 
     digest, simulated = simulated_digest(tiny, attacker)
 
@@ -64,7 +64,7 @@ def test_a_recovery_of_the_papers_ends_with_the_bits_of_the_real_parties(
     make_tiny, model_cache, direction, recovery, arm
 ):
     tiny = make_tiny(6, GuardConfig(mode="paper", recovery=recovery))
-    attacker = Attacker(AttackPlan(direction, 0.6, (1, 2, 3, 4), seed=1))
+    attacker = Attacker(LieSchedule(direction, 0.6, (1, 2, 3, 4), seed=1))
 
     digest, simulated = simulated_digest(tiny, attacker, arm)
 
@@ -77,7 +77,7 @@ def test_a_recovery_of_the_papers_ends_with_the_bits_of_the_real_parties(
 
 
 def test_every_message_of_a_step_is_in_the_list(tiny):
-    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), Unwatched())
+    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), NoMessageCheck())
 
     found = [(message.source, message.target, message.direction, message.microbatch) for message in attempt.messages]
 
@@ -87,7 +87,7 @@ def test_every_message_of_a_step_is_in_the_list(tiny):
 
 
 def test_what_a_stage_got_is_what_the_one_before_it_sent(tiny):
-    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), Unwatched())
+    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), NoMessageCheck())
     sent = {(m.direction, m.target, m.microbatch): m.tensor for m in attempt.messages}
 
     checked = 0
@@ -100,17 +100,17 @@ def test_what_a_stage_got_is_what_the_one_before_it_sent(tiny):
 
 
 def test_the_plan_names_one_middle_stage_in_about_its_share_of_steps():
-    plan = AttackPlan("forward", 0.3, (1, 2, 3, 4), seed=5)
+    plan = LieSchedule("forward", 0.3, (1, 2, 3, 4), seed=5)
 
     liars = [plan.liar(step) for step in range(2000)]
 
     assert {stage for stage in liars if stage is not None} == {1, 2, 3, 4}
     assert 0.25 < sum(stage is not None for stage in liars) / 2000 < 0.35
-    assert liars != [AttackPlan("forward", 0.3, (1, 2, 3, 4), seed=6).liar(step) for step in range(2000)]
+    assert liars != [LieSchedule("forward", 0.3, (1, 2, 3, 4), seed=6).liar(step) for step in range(2000)]
 
 
 def test_a_liar_that_was_removed_lies_no_more():
-    attacker = Attacker(AttackPlan("forward", 1.0, (2,), seed=0))
+    attacker = Attacker(LieSchedule("forward", 1.0, (2,), seed=0))
 
     before = attacker.liar(0)
     attacker.removed.add(2)

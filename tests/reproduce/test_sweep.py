@@ -7,13 +7,13 @@ import pytest
 from phalanx.errors import DataError
 from phalanx.lab.bench.measure.row_file import sweep
 from phalanx.lab.reproduce import reproduce
-from phalanx.lab.reproduce.cell import Cell
+from phalanx.lab.reproduce.cell import TableCell
 from phalanx.lab.reproduce.tables import CELLS, as_tables, of_one_text, summarise
 from phalanx.lab.reproduce.trainer import rows_in
 from phalanx.lab.reproduce.workload import FULL, QUICK, SMALL, describe
 
-CLEAN = Cell("gpt2", "manual", "plain", 0, "clean")
-ATTACKED = Cell("gpt2", "manual", "plain", 0, "attacked", "forward", 0.5)
+CLEAN = TableCell("gpt2", "manual", "plain", 0, "clean")
+ATTACKED = TableCell("gpt2", "manual", "plain", 0, "attacked", "forward", 0.5)
 
 
 def made_row(cell, best=80.0, last=82.0, digest="aa", **changes):
@@ -152,7 +152,7 @@ def test_the_full_tables_hold_every_family_domain_rate_and_three_seeds():
 
 
 def test_the_summary_has_mean_and_spread_over_the_seeds():
-    rows = [made_row(Cell("gpt2", "manual", "plain", seed, "clean"), best=80.0 + seed) for seed in range(3)]
+    rows = [made_row(TableCell("gpt2", "manual", "plain", seed, "clean"), best=80.0 + seed) for seed in range(3)]
 
     (line,) = summarise(rows)
 
@@ -161,7 +161,7 @@ def test_the_summary_has_mean_and_spread_over_the_seeds():
 
 
 def test_the_table_shows_the_spread_of_several_seeds():
-    rows = [made_row(Cell("gpt2", "manual", "plain", seed, "clean"), best=80.0 + seed) for seed in range(3)]
+    rows = [made_row(TableCell("gpt2", "manual", "plain", seed, "clean"), best=80.0 + seed) for seed in range(3)]
 
     assert as_tables(summarise(rows)) == {
         "gpt2, manual, plain": [{"arm": "clean", "no attack": "81.0 / 82.0\n80.0-82.0 / 82.0-82.0"}]
@@ -169,10 +169,10 @@ def test_the_table_shows_the_spread_of_several_seeds():
 
 
 def test_the_summary_counts_seeds_that_end_with_the_bits_of_their_own_clean_run():
-    guarded = [Cell("gpt2", "manual", "plain", seed, "phalanx", "forward", 0.5) for seed in (0, 1)]
+    guarded = [TableCell("gpt2", "manual", "plain", seed, "phalanx", "forward", 0.5) for seed in (0, 1)]
     rows = [
         made_row(CLEAN, digest="aa"),
-        made_row(Cell("gpt2", "manual", "plain", 1, "clean"), digest="bb"),
+        made_row(TableCell("gpt2", "manual", "plain", 1, "clean"), digest="bb"),
         made_row(guarded[0], digest="aa"),
         made_row(guarded[1], digest="aa"),
     ]
@@ -212,6 +212,6 @@ def test_a_row_of_another_text_is_trained_again(tmp_path):
 
 def test_only_rows_of_one_text_are_compared():
     rows = [made_row(CLEAN, corpus_digest="new"), made_row(ATTACKED, corpus_digest="old")]
-    other = made_row(Cell("opt", "manual", "plain", 0, "attacked", "forward", 0.5), corpus_digest="old")
+    other = made_row(TableCell("opt", "manual", "plain", 0, "attacked", "forward", 0.5), corpus_digest="old")
 
     assert of_one_text([*rows, other]) == [rows[0], other]

@@ -11,7 +11,7 @@ from phalanx.security.crypto import Identity
 from phalanx.split import ENCLAVE, FrontPart, SplitDriver, TensorKinds, task_of
 from phalanx.split.channel.connection import Connection
 from phalanx.split.handshake.meeting import Caller, Occasion, attested_keys
-from phalanx.split.handshake.party import Party
+from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import as_it_is
@@ -91,7 +91,7 @@ class Session:
         for party in (OWNER, *split.client_names):
             line = Connection(endpoints[party], ENCLAVE, LIMITS.timeout_s, lambda: None)
             caller = Caller(house.identities[party], occasion, MemoryEpochs(), lambda: policy_of(split))
-            parties.append(Party(house.identities[party], line, None if split.mode == "plaintext" else caller))
+            parties.append(EnclavePeer(house.identities[party], line, None if split.mode == "plaintext" else caller))
         task = task_of(house.objective, house.classes)
         kinds = TensorKinds(1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers)
         front = FrontPart(house.source, split.cut, wire=split.wire)

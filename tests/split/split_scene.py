@@ -5,7 +5,7 @@ import torch
 from phalanx.data import IGNORE
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig
-from phalanx.split import Scene, SplitConfig, SplitSimulator
+from phalanx.split import SplitConfig, SplitScenario, SplitSimulator
 
 VOCAB, SEQ, HIDDEN, LAYERS = 64, 8, 16, 4
 
@@ -15,8 +15,8 @@ def split_config(mode="sealed", **changes) -> SplitConfig:
     return SplitConfig(**{"mode": mode, "cut": 2, "clients": 2, "chunk_bytes": 64, **allowed, **changes})
 
 
-def make_scene(source, mode="sealed", *, seed=0, rows=1, microbatches=4, **changes) -> Scene:
-    return Scene(
+def make_scene(source, mode="sealed", *, seed=0, rows=1, microbatches=4, **changes) -> SplitScenario:
+    return SplitScenario(
         source=source,
         split=split_config(mode, **changes),
         adapter=LoraConfig(rank=2),

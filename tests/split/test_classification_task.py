@@ -8,7 +8,7 @@ from phalanx.errors import DataError, ModelError
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.objectives import mark_classes
 from phalanx.optimizers import OptimizerConfig
-from phalanx.split import BackTrainer, Classification, Scene, SplitConfig, SplitSimulator, build_back
+from phalanx.split import BackTrainer, Classification, SplitConfig, SplitScenario, SplitSimulator, build_back
 
 ARCHITECTURE = {
     "model_type": "gpt2",
@@ -75,7 +75,7 @@ def test_a_prediction_does_not_look_at_the_label(source):
 
 def test_the_split_engine_trains_it(source):
     config = SplitConfig(cut=1, clients=2, allow_insecure_sim=True)
-    scene = Scene(source, config, LoraConfig(rank=2), OPTIMIZER, rows=2, seq=4, microbatches=2, total_steps=8)
+    scene = SplitScenario(source, config, LoraConfig(rank=2), OPTIMIZER, rows=2, seq=4, microbatches=2, total_steps=8)
     simulator = SplitSimulator(scene, Classification(2))
     ids = torch.tensor([[1, 2, 3, 4], [11, 12, 13, 14]])
     batch = [(ids, mark_classes([0, 1], [4, 3], 4))] * 2
@@ -88,7 +88,7 @@ def test_the_split_engine_trains_it(source):
 
 def test_a_front_that_is_given_is_the_one_that_runs(source):
     config = SplitConfig(mode="plaintext", insecure=True, cut=1, clients=1, allow_insecure_sim=True)
-    scene = Scene(source, config, LoraConfig(rank=2), OPTIMIZER, rows=1, seq=4, microbatches=1, total_steps=1)
+    scene = SplitScenario(source, config, LoraConfig(rank=2), OPTIMIZER, rows=1, seq=4, microbatches=1, total_steps=1)
     asked = []
 
     def front(ids):

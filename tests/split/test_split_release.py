@@ -9,14 +9,14 @@ from split_scene import make_scene, train
 from phalanx.errors import CheckpointError, ReleaseRefusedError
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitSimulator
-from phalanx.split.training.release import Releasing, gaussian, norm
+from phalanx.split.training.release import ReleaseMaker, gaussian, norm
 
 BEGINNING = {"a": torch.zeros(4, 4), "b": torch.ones(3)}
 MOVED = {"a": torch.full((4, 4), 3.0), "b": torch.ones(3)}
 
 
 def releasing(**policy):
-    found = Releasing(ReleasePolicy(**{"min_clients": 2, "clip_norm": 6.0, **policy}), BEGINNING.items())
+    found = ReleaseMaker(ReleasePolicy(**{"min_clients": 2, "clip_norm": 6.0, **policy}), BEGINNING.items())
     for name in ("client-0", "client-1"):
         found.gate.contributed(name, 4)
     return found
@@ -47,8 +47,8 @@ def test_the_next_release_is_judged_by_what_left_and_not_by_what_stayed():
 
 def test_noise_has_the_promised_size_and_is_never_the_same():
     big = {"a": torch.zeros(200, 200)}
-    found = Releasing(ReleasePolicy(min_clients=2, clip_norm=2.0, noise_multiplier=0.5), big.items())
-    other = Releasing(ReleasePolicy(min_clients=2, clip_norm=2.0, noise_multiplier=0.5), big.items())
+    found = ReleaseMaker(ReleasePolicy(min_clients=2, clip_norm=2.0, noise_multiplier=0.5), big.items())
+    other = ReleaseMaker(ReleasePolicy(min_clients=2, clip_norm=2.0, noise_multiplier=0.5), big.items())
     for one in (found, other):
         one.gate.contributed("client-0", 1)
         one.gate.contributed("client-1", 1)
@@ -72,8 +72,8 @@ def test_normal_numbers_are_finite_and_as_many_as_were_asked_for():
 
 
 def test_too_few_clients_and_no_policy_keep_everything_sealed():
-    nobody = Releasing(ReleasePolicy(min_clients=2, clip_norm=1.0), BEGINNING.items())
-    without = Releasing(None, BEGINNING.items())
+    nobody = ReleaseMaker(ReleasePolicy(min_clients=2, clip_norm=1.0), BEGINNING.items())
+    without = ReleaseMaker(None, BEGINNING.items())
 
     for found in (nobody, without):
         with pytest.raises(ReleaseRefusedError) as refusal:

@@ -7,7 +7,7 @@ from split_scene import make_scene, train
 from phalanx.errors import FrameError, SealError
 from phalanx.split import SplitSimulator
 from phalanx.split.channel import messages as say
-from phalanx.split.channel.resend_window import TRIES, Sending, Waiting
+from phalanx.split.channel.resend_window import TRIES, ReceiveWindow, SendWindow
 
 
 class Spoiling:
@@ -105,10 +105,10 @@ def upload(attempt=0):
 
 
 def test_what_was_under_way_before_a_refusal_was_heard_of_is_dropped():
-    waiting = Waiting("client-0", 4)
+    waiting = ReceiveWindow("client-0", 4)
     waiting.add(upload(), memoryview(b"a"))
     waiting.pop()
-    assert waiting.again() == say.Again(taken=0, attempt=1)
+    assert waiting.again() == say.ResendRequest(taken=0, attempt=1)
 
     waiting.add(upload(), memoryview(b"late"))
 
@@ -120,11 +120,16 @@ def test_what_was_under_way_before_a_refusal_was_heard_of_is_dropped():
 
 
 @pytest.mark.parametrize(
-    "asked", [say.Again(taken=0, attempt=1), say.Again(taken=4, attempt=1), say.Again(taken=2, attempt=2)]
+    "asked",
+    [
+        say.ResendRequest(taken=0, attempt=1),
+        say.ResendRequest(taken=4, attempt=1),
+        say.ResendRequest(taken=2, attempt=2),
+    ],
 )
 def test_an_enclave_gets_nothing_again_that_is_not_of_the_step(asked):
     posted = []
-    sending = Sending("client-0", lambda message, frame: posted.append(bytes(frame)))
+    sending = SendWindow("client-0", lambda message, frame: posted.append(bytes(frame)))
     sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
     sending.settle()
     sending.send(upload(), (bytearray(b"3"), bytearray(b"4")))
@@ -133,36 +138,36 @@ def test_an_enclave_gets_nothing_again_that_is_not_of_the_step(asked):
         sending.send_again(asked)
 
     assert posted == [b"1", b"2", b"3", b"4"]
-    sending.send_again(say.Again(taken=3, attempt=1))
+    sending.send_again(say.ResendRequest(taken=3, attempt=1))
     assert posted[4:] == [b"4"]
 
 
 def test_an_enclave_gets_nothing_for_ever():
-    sending = Sending("client-0", lambda message, frame: None)
+    sending = SendWindow("client-0", lambda message, frame: None)
     sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
     for attempt in range(1, TRIES):
-        sending.send_again(say.Again(taken=0, attempt=attempt))
+        sending.send_again(say.ResendRequest(taken=0, attempt=attempt))
 
     with pytest.raises(FrameError, match="again and again"):
-        sending.send_again(say.Again(taken=0, attempt=TRIES))
+        sending.send_again(say.ResendRequest(taken=0, attempt=TRIES))
 
 
 def test_every_frame_may_be_asked_for_as_often():
     posted = []
-    sending = Sending("client-0", lambda message, frame: posted.append(bytes(frame)))
+    sending = SendWindow("client-0", lambda message, frame: posted.append(bytes(frame)))
     sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
 
     for attempt in range(1, 2 * (TRIES - 1) + 1):
-        sending.send_again(say.Again(taken=(attempt - 1) // (TRIES - 1), attempt=attempt))
+        sending.send_again(say.ResendRequest(taken=(attempt - 1) // (TRIES - 1), attempt=attempt))
 
     assert posted == [b"1", b"2"] * TRIES + [b"2"] * (TRIES - 1)
 
 
 def test_an_enclave_that_asks_for_two_frames_in_turn_gets_nothing_for_ever():
-    sending = Sending("client-0", lambda message, frame: None)
+    sending = SendWindow("client-0", lambda message, frame: None)
     sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
-    sending.send_again(say.Again(taken=0, attempt=1))
-    sending.send_again(say.Again(taken=1, attempt=2))
+    sending.send_again(say.ResendRequest(taken=0, attempt=1))
+    sending.send_again(say.ResendRequest(taken=1, attempt=2))
 
     with pytest.raises(FrameError, match="none of this step"):
-        sending.send_again(say.Again(taken=0, attempt=3))
+        sending.send_again(say.ResendRequest(taken=0, attempt=3))

@@ -119,17 +119,17 @@ def test_only_the_owner_may_ask_for_states_and_only_clients_train(source, tmp_pa
         owner, client, *_ = session.lead.parties
 
         for asked, answer in (
-            (say.Keep(), say.Kept),
-            (say.Settle(number=1), say.Settled),
-            (say.AskRelease(), say.Released),
-            (say.Weigh(), say.Weighed),
+            (say.Keep(), say.SealedState),
+            (say.Settle(number=1), say.SettleReply),
+            (say.AskRelease(), say.ReleaseEnd),
+            (say.Weigh(), say.WeightsReply),
         ):
             with pytest.raises(PeerRefusedError, match=f"only {OWNER}"):
                 client.line.ask(asked, answer)
         with pytest.raises(PeerRefusedError, match="is no client"):
             owner.line.ask(say.Upload(what="train", microbatch=0, rows=1), say.Reply, (b"x",))
         with pytest.raises(FrameError, match="nothing to ask"):
-            client.line.ask(say.Proof(), say.Proof)
+            client.line.ask(say.EvidenceReply(), say.EvidenceReply)
 
 
 FACTS = {"number": 1, "num_clients": 3, "clip_norm": 1.0, "noise_std": 0.0}
@@ -158,8 +158,8 @@ def test_a_frame_that_does_not_open_is_asked_for_again_and_at_last_refused_with_
         line, nonsense = session.lead.parties[1].line, (b"nothing sealed",)
         for attempt in range(TRIES - 1):
             upload = say.Upload(what="train", microbatch=0, rows=1, attempt=attempt)
-            again, _ = line.ask(upload, say.Again, nonsense)
-            assert again == say.Again(taken=0, attempt=attempt + 1)
+            again, _ = line.ask(upload, say.ResendRequest, nonsense)
+            assert again == say.ResendRequest(taken=0, attempt=attempt + 1)
         with pytest.raises(SealError) as refusal:
             line.ask(say.Upload(what="train", microbatch=0, rows=1, attempt=TRIES - 1), say.Reply, nonsense)
 

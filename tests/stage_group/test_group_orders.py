@@ -6,7 +6,7 @@ import torch
 from phalanx.errors import ConfigError, FrameError
 from phalanx.models import LoraConfig, open_model
 from phalanx.stage_group.group import check_plan
-from phalanx.stage_group.orders import Order, cargo_of, read_order
+from phalanx.stage_group.orders import GroupCommand, cargo_of, read_order
 from phalanx.testing.tiny import tiny_run
 from phalanx.train.setup.layout import make_plan
 
@@ -21,7 +21,7 @@ def test_what_is_no_order_is_refused(line):
 
 def test_an_order_comes_back_as_it_was_given():
     tensors = (torch.zeros(2, 3), None, torch.zeros(1, dtype=torch.bfloat16))
-    order = Order(
+    order = GroupCommand(
         deed="recompute", copy_id=4, step=7, microbatch=2, cargo=tuple(map(cargo_of, tensors)), dropped=(1, 3)
     )
 

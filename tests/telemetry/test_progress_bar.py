@@ -3,9 +3,9 @@ import io
 import pytest
 from rich.console import Console
 
-from phalanx.telemetry import Progress, Reading
+from phalanx.telemetry import ProgressDisplay, StepReading
 
-READING = Reading(loss=2.5, tokens_per_s=1234.0, audits=7, alarms=1)
+READING = StepReading(loss=2.5, tokens_per_s=1234.0, audits=7, alarms=1)
 
 
 class FakeClock:
@@ -29,7 +29,7 @@ def terminal():
 def test_without_a_terminal_every_nth_step_is_one_plain_line():
     console = plain()
 
-    with Progress(20, every=10, console=console, clock=FakeClock(0.0, 0.0, 5.0)) as progress:
+    with ProgressDisplay(20, every=10, console=console, clock=FakeClock(0.0, 0.0, 5.0)) as progress:
         for step in range(1, 21):
             progress.update(step, READING)
 
@@ -41,7 +41,7 @@ def test_without_a_terminal_every_nth_step_is_one_plain_line():
 def test_time_left_follows_the_speed_of_this_session_only():
     console = plain()
 
-    with Progress(100, 50, every=10, console=console, clock=FakeClock(0.0, 0.0, 10.0)) as progress:
+    with ProgressDisplay(100, 50, every=10, console=console, clock=FakeClock(0.0, 0.0, 10.0)) as progress:
         progress.update(60, READING)
 
     assert console.file.getvalue().rstrip().endswith("0:40 left")
@@ -50,7 +50,7 @@ def test_time_left_follows_the_speed_of_this_session_only():
 def test_on_a_terminal_the_bar_shows_the_reading_and_messages_above_it():
     console = terminal()
 
-    with Progress(2, console=console) as progress:
+    with ProgressDisplay(2, console=console) as progress:
         progress.update(1, READING)
         progress.message("worker-1 (stage 1) evicted", "eviction")
         progress.update(2, READING)
@@ -65,7 +65,7 @@ def test_on_a_terminal_the_bar_shows_the_reading_and_messages_above_it():
 def test_a_hostile_name_cannot_move_the_cursor_or_write_markup(make_console):
     console = make_console()
 
-    with Progress(1, console=console) as progress:
+    with ProgressDisplay(1, console=console) as progress:
         progress.message("\x1b]0;owned\x07[red]worker\u202e\nstep 9/9\x9b2J", "alarm")
 
     shown = console.file.getvalue()
@@ -75,7 +75,7 @@ def test_a_hostile_name_cannot_move_the_cursor_or_write_markup(make_console):
 def test_a_step_that_was_not_finite_is_shown_as_such():
     console = plain()
 
-    with Progress(1, console=console) as progress:
-        progress.update(1, Reading(loss=float("nan"), tokens_per_s=0.0))
+    with ProgressDisplay(1, console=console) as progress:
+        progress.update(1, StepReading(loss=float("nan"), tokens_per_s=0.0))
 
     assert "loss nan" in console.file.getvalue()

@@ -18,7 +18,7 @@ from phalanx.train.batches.client_loader import ClientLoader
 from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.batches.scores import Scores, describe_texts, say_validation, validation_row
 from phalanx.train.records.ground_truth import GroundTruth
-from phalanx.train.records.record import Totals
+from phalanx.train.records.record import RunningTotals
 from phalanx.train.records.summary import Figures, summarise
 
 CLIENTS = ("client-0", "client-1", "client-2")
@@ -231,7 +231,7 @@ def test_scores_survive_a_checkpoint_and_stand_in_the_summary(make, tmp_path):
 
     assert (again.scores_first, again.scores_last, again.validation_last) == (first, last, None)
     assert again.first_validation == first
-    found = summarise(make(), again, Totals(), GroundTruth(tmp_path / "attack.jsonl"))["classification"]
+    found = summarise(make(), again, RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))["classification"]
     assert (found["accuracy_first"], found["accuracy"], found["macro_f1"], found["loss"]) == (0.1, 0.5, 0.4, None)
     with pytest.raises(CheckpointError, match="scores"):
         again.load_json({**figures.to_json(), "scores_last": {"accuracy": 1.0}})

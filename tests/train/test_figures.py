@@ -14,7 +14,7 @@ from phalanx.train import load_run
 from phalanx.train.batches.validation import perplexity
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.ground_truth import GroundTruth
-from phalanx.train.records.record import Totals
+from phalanx.train.records.record import RunningTotals
 from phalanx.train.records.summary import Figures, summarise
 from tiny_run_file import tiny_run_file
 
@@ -41,7 +41,7 @@ def verdict(party, step):
 
 
 def test_totals_survive_a_checkpoint():
-    totals, other = Totals(), Totals()
+    totals, other = RunningTotals(), RunningTotals()
     totals.add(result(0, loss=5.0), 128, 0.5)
     totals.add(result(1, loss=4.0), 128, 0.5)
 
@@ -52,10 +52,10 @@ def test_totals_survive_a_checkpoint():
     assert (other.loss_first, other.loss_last, other.wall_s) == (5.0, 4.0, 1.0)
 
 
-@pytest.mark.parametrize("saved", [{}, {"steps": 1}, {**vars(Totals()), "surprise": 1}])
+@pytest.mark.parametrize("saved", [{}, {"steps": 1}, {**vars(RunningTotals()), "surprise": 1}])
 def test_totals_of_another_version_are_refused(saved):
     with pytest.raises(CheckpointError, match="totals"):
-        Totals().load_json(saved)
+        RunningTotals().load_json(saved)
 
 
 def test_figures_of_another_version_are_refused():
@@ -78,7 +78,7 @@ def test_figures_of_another_version_are_refused():
 def test_the_summary_says_which_preset_is_in_force(make_run, tmp_path, guard, preset):
     run = make_run().model_copy(update={"guard": GuardConfig(**guard)})
 
-    summary = summarise(run, Figures(), Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+    summary = summarise(run, Figures(), RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))
 
     assert (summary["guard"], summary["preset"]) == (guard.get("mode", "phalanx"), preset)
 
@@ -101,7 +101,7 @@ def test_a_summary_counts_detections_and_false_accusations_against_the_truth(mak
     figures.observe("takeover", {"stage": 1})
     figures.observe("lost", {"party": "worker-3"})
 
-    summary = summarise(make_run(), figures, Totals(), truth)
+    summary = summarise(make_run(), figures, RunningTotals(), truth)
 
     assert (summary["attacks_injected"], summary["attacked_steps"]) == (2, [4, 6])
     assert (summary["detections"], summary["false_accusations"]) == (1, 1)
@@ -116,7 +116,7 @@ def test_with_remote_workers_what_the_owner_found_is_counted_and_what_they_alone
         figures.observe("evicted", {"party": body["party"]})
 
     remote = make_run("pipeline.stages=4", "pipeline.remote_workers=['east','west']", "pipeline.pki='pki'")
-    summary = summarise(remote, figures, Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+    summary = summarise(remote, figures, RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))
 
     # one a party and step
     assert (summary["detections"], summary["audits"], summary["evicted"]) == (2, 0, ["east", "east", "west"])
@@ -132,7 +132,7 @@ def test_a_summary_says_which_steps_are_in_doubt(make_run, tmp_path):
 
     again = Figures()
     again.load_json(json.loads(json.dumps(figures.to_json())))
-    summary = summarise(make_run(), figures, Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+    summary = summarise(make_run(), figures, RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))
 
     (doubt,) = summary["steps_in_doubt"]
     assert (doubt["party"], doubt["stage"], doubt["steps"], doubt["convicted_in"]) == ("worker-1", 1, [[0, 3]], [4])
@@ -147,7 +147,7 @@ def test_a_run_without_stages_in_other_hands_has_no_such_figures(make_run, tmp_p
     path = tmp_path / "domain.toml"
     path.write_text(tiny_run_file("[parallel]\ndp = 2\n"))
 
-    summary = summarise(load_run(path), Figures(), Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+    summary = summarise(load_run(path), Figures(), RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))
 
     assert {"in_doubt", "steps_in_doubt", "steps_believed", "checks"}.isdisjoint(summary)
     assert (summary["guard"], summary["preset"]) == ("off", None)
@@ -159,7 +159,7 @@ def test_steps_of_the_papers_recoveries_are_counted_once_each(make_run, tmp_path
         figures.observe("step_restarted", {"step": 4, "attempt": attempt})
     figures.observe("step_skipped", {"step": 5, "left_out": [1, 2], "frozen": [0, 1, 2]})
 
-    summary = summarise(make_run(), figures, Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+    summary = summarise(make_run(), figures, RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))
 
     assert (summary["steps_restarted"], summary["steps_skipped"]) == (1, 1)
 
@@ -167,7 +167,7 @@ def test_steps_of_the_papers_recoveries_are_counted_once_each(make_run, tmp_path
 def test_what_was_not_measured_is_null(make_run, tmp_path):
     truth = GroundTruth(tmp_path / "attack.jsonl")
 
-    summary = summarise(make_run(), Figures(), Totals(), truth)
+    summary = summarise(make_run(), Figures(), RunningTotals(), truth)
 
     for key in ("loss_first", "loss_last", "validation_perplexity", "tokens_per_s", "final_weights_digest"):
         assert summary[key] is None
@@ -181,7 +181,7 @@ def test_what_was_not_measured_is_null(make_run, tmp_path):
 
 
 def test_a_step_that_was_left_out_is_counted_as_lost(make_run, tmp_path):
-    totals = Totals()
+    totals = RunningTotals()
     totals.add(result(0), 128, 0.5)
     totals.add(result(2), 128, 0.5)
 
@@ -193,7 +193,7 @@ def test_a_step_that_was_left_out_is_counted_as_lost(make_run, tmp_path):
 def test_nobody_knows_the_truth_about_remote_workers(make_run, tmp_path):
     run = make_run("pipeline.stages=3", "pipeline.remote_workers=['far']", "pipeline.pki='keys'")
 
-    summary = summarise(run, Figures(), Totals(), GroundTruth(tmp_path / "attack.jsonl"))
+    summary = summarise(run, Figures(), RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))
 
     for key in ("attacks_injected", "attacked_steps", "false_accusations"):
         assert summary[key] is None

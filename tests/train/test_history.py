@@ -5,7 +5,7 @@ import pytest
 from phalanx.errors import AuditLogError
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import create_authority, issue, load_identity
-from phalanx.train.records.history import History, read_history
+from phalanx.train.records.history import RunHistory, read_history
 
 VERDICT = {"party": "worker-1", "stage": 1, "step": 5, "offence": "message", "reason": "a wrong tensor"}
 
@@ -29,7 +29,7 @@ def write(owner, tmp_path):
 
 
 def test_a_run_without_a_log_has_no_history(owner, tmp_path):
-    assert read_history(tmp_path / "events.jsonl", owner.public, "run") == History()
+    assert read_history(tmp_path / "events.jsonl", owner.public, "run") == RunHistory()
 
 
 def test_whoever_is_convicted_in_a_later_life_stays_out_under_its_own_name(write):

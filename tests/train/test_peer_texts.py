@@ -8,7 +8,7 @@ from rich.console import Console
 from phalanx.cli.console import say_error, say_figures
 from phalanx.config import is_plain, printable
 from phalanx.report.markup import escape
-from phalanx.telemetry import Progress
+from phalanx.telemetry import ProgressDisplay
 from phalanx.train.records.record import in_words
 
 STEERING = [
@@ -33,7 +33,7 @@ def harmless(text):
 @pytest.mark.parametrize("text", STEERING)
 def test_no_text_of_a_peer_steers_a_terminal(text, capsys):
     out = io.StringIO()
-    with Progress(10, 0, console=Console(file=out, width=200)) as progress:
+    with ProgressDisplay(10, 0, console=Console(file=out, width=200)) as progress:
         progress.message(text, "alarm")
     said = in_words("verdict", {"party": "worker-1", "reason": text})
     say_error(f"worker-1: {text}")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from phalanx.checkpoint.certified import Certified
+from phalanx.checkpoint.certified import CertifiedCheckpoints
 from phalanx.checkpoint.config import CheckpointConfig
 from phalanx.checkpoint.keys import KeyHolder, open_key, write_new_key
 from phalanx.checkpoint.manifest import (
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from phalanx.checkpoint.shard import Shard
 
 __all__ = [
-    "Certified",
+    "CertifiedCheckpoints",
     "Checkpoint",
     "CheckpointConfig",
     "KeyHolder",

@@ -8,7 +8,7 @@ from phalanx.errors import CheckpointError
 
 
 @dataclass
-class Certified:
+class CertifiedCheckpoints:
     """Follows the events of a run, in order; of the whole log on resume, then of the present session.
 
     Attributes:

@@ -15,14 +15,14 @@ from phalanx.checkpoint.keys import KEY_FILE, KeyHolder, unwrap_for
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
     STATE_FILE,
+    CheckpointManifest,
     FileEntry,
-    Manifest,
     ShardEntry,
     shard_file,
     step_of,
     verify_manifest,
 )
-from phalanx.checkpoint.sealed import FileSealer, Place
+from phalanx.checkpoint.sealed import FilePlace, FileSealer
 from phalanx.checkpoint.shard import Shard
 from phalanx.errors import CheckpointError
 from phalanx.security.crypto import Peer
@@ -84,7 +84,7 @@ class Checkpoint:
         log_head: Where the run's audit log ended when it was begun; None where nobody said.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, sealer: FileSealer | None = None) -> None:
+    def __init__(self, path: Path, manifest: CheckpointManifest, sealer: FileSealer | None = None) -> None:
         self.path = path
         self._sealer = sealer
         self._ending = manifest.ending
@@ -159,7 +159,7 @@ class Checkpoint:
         data = _read_verified(path, self._files[path.name])
         if self._sealer is None:
             return path, data
-        return path, self._sealer.open(Place(self.run, self.step, path.name), data, str(path))
+        return path, self._sealer.open(FilePlace(self.run, self.step, path.name), data, str(path))
 
     def _read_state(self) -> dict[str, Any]:
         path, data = self._read(STATE_FILE)
@@ -172,7 +172,7 @@ class Checkpoint:
         return state
 
 
-def _sealer(path: Path, manifest: Manifest, key: KeyHolder | None) -> FileSealer | None:
+def _sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None) -> FileSealer | None:
     if manifest.encryption is None:
         return None
     where = path / KEY_FILE
@@ -185,7 +185,7 @@ def _sealer(path: Path, manifest: Manifest, key: KeyHolder | None) -> FileSealer
     return sealer
 
 
-def _check_belonging(path: Path, manifest: Manifest, run: str | None, config_digest: str | None) -> None:
+def _check_belonging(path: Path, manifest: CheckpointManifest, run: str | None, config_digest: str | None) -> None:
     where = path / MANIFEST_FILE
     if run is not None and manifest.run != run:
         raise CheckpointError(f"{where}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}")
@@ -199,7 +199,7 @@ def _check_belonging(path: Path, manifest: Manifest, run: str | None, config_dig
         raise CheckpointError(f"{where}: swapped: it is of step {manifest.step}, its directory is {path.name}")
 
 
-def _check_listing(path: Path, manifest: Manifest) -> None:
+def _check_listing(path: Path, manifest: CheckpointManifest) -> None:
     try:
         present = {entry.name for entry in path.iterdir()}
     except OSError as exc:

@@ -50,7 +50,7 @@ class Encryption(StrictModel):
     commitment: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 
 
-class Manifest(StrictModel):
+class CheckpointManifest(StrictModel):
     """Everything that a checkpoint is; what is not named here is not part of it, but for the wrapped key.
 
     `audit_log` is where the audit log ended when the checkpoint was begun: a log without that line was cut.
@@ -88,7 +88,7 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def sign_manifest(manifest: Manifest, identity: Identity) -> bytes:
+def sign_manifest(manifest: CheckpointManifest, identity: Identity) -> bytes:
     """Return the bytes of ``manifest.json``: canonical JSON with an Ed25519 signature over its body."""
     body = manifest.model_dump(mode="json", exclude_none=True)
     signature = identity.sign(in_domain(_DOMAIN, canonical_json(body)))
@@ -96,7 +96,7 @@ def sign_manifest(manifest: Manifest, identity: Identity) -> bytes:
     return canonical_json({"body": body, "signature": signature.hex(), "signer": signer})
 
 
-def verify_manifest(data: bytes, peer: Peer, where: Path) -> Manifest:
+def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
     """Check who signed a manifest, then read it.
 
     Args:
@@ -176,9 +176,9 @@ def restore_set_aside(directory: Path) -> None:
             path.rename(directory / match[1])
 
 
-def _read_body(body: Any, where: Path) -> Manifest:
+def _read_body(body: Any, where: Path) -> CheckpointManifest:
     try:
-        manifest = Manifest.model_validate_json(canonical_json(body))
+        manifest = CheckpointManifest.model_validate_json(canonical_json(body))
     except ValidationError as exc:
         first = exc.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from phalanx.checkpoint.keys import KEY_FILE
-from phalanx.checkpoint.manifest import MANIFEST_FILE, Manifest, step_directory, step_of, verify_manifest
+from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, step_directory, step_of, verify_manifest
 from phalanx.checkpoint.save import publish, sync_directory
 from phalanx.errors import CheckpointError
 from phalanx.security.crypto import Peer
@@ -146,7 +146,7 @@ class RemoteStore:
             ) from exc
 
 
-def _files_of(manifest: Manifest) -> dict[str, int]:
+def _files_of(manifest: CheckpointManifest) -> dict[str, int]:
     files = {name: entry.size_bytes for name, entry in manifest.files.items()}
     return files if manifest.encryption is None else {**files, KEY_FILE: _MAX_KEY_BYTES}
 

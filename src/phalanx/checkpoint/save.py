@@ -13,9 +13,9 @@ from phalanx.checkpoint.keys import KEY_FILE, KeyHolder, new_data_key, wrap_for
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
     STATE_FILE,
+    CheckpointManifest,
     Encryption,
     FileEntry,
-    Manifest,
     ShardEntry,
     restore_set_aside,
     shard_file,
@@ -23,7 +23,7 @@ from phalanx.checkpoint.manifest import (
     step_directory,
 )
 from phalanx.checkpoint.retention import REMOVING, Retention, prune
-from phalanx.checkpoint.sealed import SEALED, FileSealer, Place
+from phalanx.checkpoint.sealed import SEALED, FilePlace, FileSealer
 from phalanx.checkpoint.shard import Shard
 from phalanx.checkpoint.stream import safetensors_pieces
 from phalanx.config import canonical_json
@@ -84,7 +84,7 @@ def save_checkpoint(
             files = _Files(temporary, state["run"], step, key)
             files.write(STATE_FILE, [encoded_state])
             shard_entries = _write_shards(files, shards)
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 step=step,
                 run=state["run"],
                 config_digest=state["config_digest"],
@@ -125,7 +125,7 @@ class _Files:
         """Write one file; the name is that of the plain one."""
         if self._sealer is not None:
             name += SEALED
-            pieces = self._sealer.seal(Place(self._run, self._step, name), pieces)
+            pieces = self._sealer.seal(FilePlace(self._run, self._step, name), pieces)
         self.entries[name] = _write_file(self._target / name, pieces)
 
 

@@ -20,7 +20,7 @@ _MAGIC = b"phalanx-sealed-1"
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePlace:
     """Which file of which checkpoint this is; a chunk opens nowhere else.
 
     Attributes:
@@ -47,7 +47,7 @@ class FileSealer:
     def __init__(self, data_key: bytes) -> None:
         self._data_key = data_key
 
-    def seal(self, place: Place, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    def seal(self, place: FilePlace, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         """Yield the encrypted file; its last chunk says that it is the last, so that no cut passes for an end."""
         cipher = self._cipher(place)
         yield _MAGIC
@@ -55,7 +55,7 @@ class FileSealer:
             last = len(chunk) < _CHUNK_BYTES
             yield cipher.encrypt(_nonce(index), chunk, _about(place, index, last=last))
 
-    def open(self, place: Place, data: bytes, where: str) -> bytes:
+    def open(self, place: FilePlace, data: bytes, where: str) -> bytes:
         """Decrypt a whole file.
 
         Raises:
@@ -82,7 +82,7 @@ class FileSealer:
         """Return what the signed manifest says about the data key, hex; nothing can be computed from it."""
         return self._derived(["commitment", run, step]).hex()
 
-    def _cipher(self, place: Place) -> AESGCM:
+    def _cipher(self, place: FilePlace) -> AESGCM:
         return AESGCM(self._derived(["file", place.run, place.step, place.file]))
 
     def _derived(self, about: list[str | int]) -> bytes:
@@ -112,5 +112,5 @@ def _nonce(index: int) -> bytes:
     return index.to_bytes(12, "big")
 
 
-def _about(place: Place, index: int, *, last: bool) -> bytes:
+def _about(place: FilePlace, index: int, *, last: bool) -> bytes:
     return in_domain("checkpoint-chunk/1", canonical_json([place.run, place.step, place.file, index, last]))

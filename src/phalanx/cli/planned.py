@@ -10,7 +10,7 @@ from phalanx.cli.planned_guard import PlannedGuard, say_guard
 from phalanx.planner.cluster.catalog import open_cluster
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import read_probe
-from phalanx.planner.search.answer import Answer
+from phalanx.planner.search.answer import PlanAnswer
 
 _SHOWN = 15
 
@@ -29,7 +29,7 @@ def planned_cluster(name: str | None, gpus: list[int] | None, probe: Path | None
     return cluster.model_copy(update={"inside": link, "between": link})
 
 
-def say_plan(answer: Answer, html: Path | None, out: Path | None, guarded: PlannedGuard | None) -> None:
+def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: PlannedGuard | None) -> None:
     """Print the best layouts, how many were refused, what was written, and what the run's guard finds and costs."""
     say_rows([_row(found.row()) for found in answer.ranking.valid[:_SHOWN]])
     best = answer.require_best()

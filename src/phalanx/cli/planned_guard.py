@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from phalanx.cli.console import say_rows
-from phalanx.planner.guard.finding import Finding, Price
+from phalanx.planner.guard.finding import DetectionOdds, GuardPrice
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class PlannedGuard:
 
     rows: list[dict[str, str]]
     note: str
-    found: list[Finding]
-    cost: Price
+    found: list[DetectionOdds]
+    cost: GuardPrice
 
     def as_json(self) -> dict[str, Any]:
         """Findings and price."""

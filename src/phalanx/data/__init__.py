@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from phalanx.data.batch import IGNORE, Batch
     from phalanx.data.corpus import Corpus, open_corpus
     from phalanx.data.loader import BatchLoader, validation_batches
-    from phalanx.data.manifest import Manifest
+    from phalanx.data.manifest import CorpusManifest
     from phalanx.data.preparation import prepare
     from phalanx.data.unigram import unigram_perplexity
 
@@ -30,11 +30,11 @@ __all__ = [
     "BatchLoader",
     "BpeConfig",
     "Corpus",
+    "CorpusManifest",
     "DataConfig",
     "FileTokenizerConfig",
     "HtmlConfig",
     "JsonlConfig",
-    "Manifest",
     "ModelTokenizerConfig",
     "PythonDocstringsConfig",
     "PythonManualConfig",
@@ -54,7 +54,7 @@ _LATER = {
     "open_corpus": "phalanx.data.corpus",
     "BatchLoader": "phalanx.data.loader",
     "validation_batches": "phalanx.data.loader",
-    "Manifest": "phalanx.data.manifest",
+    "CorpusManifest": "phalanx.data.manifest",
     "prepare": "phalanx.data.preparation",
     "unigram_perplexity": "phalanx.data.unigram",
 }

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from phalanx.config import digest
 from phalanx.data.batch import IGNORE, Batch
-from phalanx.data.manifest import Manifest, SplitRecord, parse_manifest
+from phalanx.data.manifest import CorpusManifest, SplitRecord, parse_manifest
 from phalanx.errors import DataError
 
 MANIFEST_FILE = "manifest.json"
@@ -35,7 +35,7 @@ class Corpus:
         num_validation_sequences: At most ``max_validation_sequences``; 0 when no share is held out.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, max_validation_sequences: int) -> None:
+    def __init__(self, directory: Path, manifest: CorpusManifest, max_validation_sequences: int) -> None:
         self.manifest = manifest
         self.digest = digest(manifest)
         self.vocab_size = manifest.tokenizer.vocab_size
@@ -121,7 +121,7 @@ def _damaged(path: Path, what: str) -> DataError:
     return DataError(f"{path}: {what}; delete {path.parent} to have the data made again")
 
 
-def _map_tokens(path: Path, manifest: Manifest, split: SplitRecord) -> NDArray[np.unsignedinteger]:
+def _map_tokens(path: Path, manifest: CorpusManifest, split: SplitRecord) -> NDArray[np.unsignedinteger]:
     # an empty file cannot be mapped
     if split.tokens == 0:
         return np.empty(0, dtype=manifest.token_dtype)

@@ -50,7 +50,7 @@ class SplitRecord(StrictModel):
     digest: str = Field(pattern=_HEX)
 
 
-class Manifest(StrictModel):
+class CorpusManifest(StrictModel):
     """Everything about a corpus but its tokens; no path and no time, so equal data has equal digests."""
 
     format: Literal[1] = FORMAT
@@ -71,14 +71,14 @@ def count_sequences(tokens: int, sequence_length: int) -> tuple[int, int]:
     return sequences, tokens - used
 
 
-def parse_manifest(content: bytes, where: str) -> Manifest:
+def parse_manifest(content: bytes, where: str) -> CorpusManifest:
     """Read a manifest and check that it adds up from documents and bytes to packed tokens.
 
     Raises:
         DataError: It is malformed, of another format, or a count does not add up.
     """
     try:
-        manifest = Manifest.model_validate_json(content)
+        manifest = CorpusManifest.model_validate_json(content)
     except ValidationError as exc:
         first = exc.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
@@ -87,7 +87,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
     return manifest
 
 
-def _check_sums(manifest: Manifest, where: str) -> None:
+def _check_sums(manifest: CorpusManifest, where: str) -> None:
     sources, splits = manifest.sources, (manifest.train, manifest.validation)
     kept = sum(s.documents - s.empty_documents - s.duplicate_documents for s in sources)
     kept_bytes = sum(s.size_bytes - s.duplicate_bytes for s in sources)

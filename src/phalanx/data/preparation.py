@@ -17,7 +17,7 @@ from phalanx.data.corpus import (
     Corpus,
     open_corpus,
 )
-from phalanx.data.manifest import FORMAT, Manifest, SplitRecord, TokenizerRecord
+from phalanx.data.manifest import FORMAT, CorpusManifest, SplitRecord, TokenizerRecord
 from phalanx.data.pack import pack, token_dtype
 from phalanx.data.sources import Source, open_source
 from phalanx.data.spool import Intake, Progress, Spool
@@ -101,7 +101,7 @@ def _fill(directory: Path, config: DataConfig, sources: list[Source], job: _Job)
     train = pack(spool.train, tokenizer, length, directory / TRAIN_FILE, job.report)
     validation = pack(spool.validation, tokenizer, length, directory / VALIDATION_FILE, job.report)
     _check_length(train, validation, config)
-    manifest = Manifest(
+    manifest = CorpusManifest(
         key=job.key,
         seed=job.seed,
         sequence_length=length,

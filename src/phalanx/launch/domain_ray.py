@@ -18,7 +18,7 @@ from phalanx.launch.on_ray import connected
 from phalanx.launch.owner import is_worth_another
 from phalanx.launch.rank_host import RankHost, environments
 from phalanx.launch.termination import TerminationNotice
-from phalanx.launch.watch import LOOK_EVERY_S, Told
+from phalanx.launch.watch import LOOK_EVERY_S, EndNotice
 
 _SOON_S = 15.0
 """How long a number of ranks is waited for when fewer would do."""
@@ -69,7 +69,7 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
         while True:
             most = policy.next(launch.newest_checkpoint())
             fewer = [] if is_own else [size for size in launch.sizes() if size < most]
-            with Crew(ray, launch, [most, *fewer]) as crew:
+            with RayRanks(ray, launch, [most, *fewer]) as crew:
                 code = crew.watch(notice)
             if code is None:
                 typer.echo(f"launch: a machine has come; from {crew.world} ranks to more", err=True)
@@ -80,7 +80,7 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
             typer.echo(f"launch: a rank ended with exit code {exit_code(code)}; all go on", err=True)
 
 
-class Crew:
+class RayRanks:
     """All ranks of one start; a context manager that ends them.
 
     Args:
@@ -104,7 +104,7 @@ class Crew:
         self._machines = self._count_machines()
         self.world = 0
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "RayRanks":
         try:
             self._start()
         except BaseException:
@@ -115,7 +115,7 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def watch(self, notice: Told) -> int | None:
+    def watch(self, notice: EndNotice) -> int | None:
         """Watch until the run has ended, a rank is lost, or there should be more ranks.
 
         Returns:

@@ -13,7 +13,7 @@ from phalanx.errors import ConfigError
 from phalanx.launch.child import exit_code
 from phalanx.launch.owner import OwnerProcess, is_worth_another
 from phalanx.launch.rendezvous import Rendezvous, open_board
-from phalanx.launch.request import Launch, Part
+from phalanx.launch.request import Launch, ProcessSlot
 from phalanx.launch.supervisor import Substitutes, Supervisor
 from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import LOOK_EVERY_S, watch_owner
@@ -74,7 +74,7 @@ def _keep_owner(owner: OwnerProcess, board: Rendezvous, notice: TerminationNotic
         board.publish(None)
 
 
-def _keep_worker(launch: Launch, part: Part, board: Rendezvous, notice: TerminationNotice) -> int:
+def _keep_worker(launch: Launch, part: ProcessSlot, board: Rendezvous, notice: TerminationNotice) -> int:
     post = WorkerPost()
     keeper = Supervisor(part.name, Substitutes(part.substitutes), post, launch.worker_config)
     try:

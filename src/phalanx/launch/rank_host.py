@@ -10,7 +10,7 @@ from phalanx.launch.child import Child
 
 
 @dataclass(frozen=True)
-class Machine:
+class ActorMachine:
     """Where an actor is.
 
     Attributes:
@@ -29,11 +29,11 @@ class RankHost:
         self._child = Child()
         self._directory = tempfile.TemporaryDirectory(prefix="phalanx-rank-")
 
-    def machine(self) -> Machine:
+    def machine(self) -> ActorMachine:
         """Where this is."""
         import ray  # noqa: PLC0415 - an extra
 
-        return Machine(ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address()))
+        return ActorMachine(ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address()))
 
     def free_port(self) -> int:
         """A port that nobody on this machine uses at the moment."""
@@ -63,7 +63,7 @@ class RankHost:
         self._child.ask_to_end()
 
 
-def environments(machines: Sequence[Machine], port: int) -> list[dict[str, str]]:
+def environments(machines: Sequence[ActorMachine], port: int) -> list[dict[str, str]]:
     """What tells each rank its place; ranks in the order of their machines.
 
     Args:

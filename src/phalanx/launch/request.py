@@ -18,7 +18,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
-class Part:
+class ProcessSlot:
     """One process that an engine keeps: whom it plays, and under which names it may come back.
 
     Attributes:
@@ -108,7 +108,7 @@ class Launch:
         return self.run.pipeline.transport.bind in _LOOPBACK
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ProcessSlot, ...]:
         """Who runs here: those chosen, or those whose keys are here; the owner first.
 
         Raises:
@@ -181,11 +181,11 @@ def reachable_host(bind: str, machine: str | None) -> str | None:
     return (machine or socket.getfqdn()) if bind.strip("[]") in _EVERYWHERE else None
 
 
-def _parts(here: Sequence[str], late: Sequence[str]) -> tuple[Part, ...]:
+def _parts(here: Sequence[str], late: Sequence[str]) -> tuple[ProcessSlot, ...]:
     """Whoever may come later stands in for the workers here; without any it is a worker itself."""
     workers = [name for name in here if name != OWNER and name not in late]
     if not workers:
-        return tuple(Part(name) for name in here)
+        return tuple(ProcessSlot(name) for name in here)
     waiting = [name for name in here if name in late]
-    owner = (Part(OWNER),) if OWNER in here else ()
-    return (*owner, *(Part(name, tuple(waiting[n :: len(workers)])) for n, name in enumerate(workers)))
+    owner = (ProcessSlot(OWNER),) if OWNER in here else ()
+    return (*owner, *(ProcessSlot(name, tuple(waiting[n :: len(workers)])) for n, name in enumerate(workers)))

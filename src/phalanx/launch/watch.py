@@ -12,7 +12,7 @@ from phalanx.launch.owner import is_worth_another
 LOOK_EVERY_S = 0.1
 
 
-class Watched(Protocol):
+class WatchedProcess(Protocol):
     """What is asked of an owner's process."""
 
     @property
@@ -37,7 +37,7 @@ class Watched(Protocol):
         ...
 
 
-class Told(Protocol):
+class EndNotice(Protocol):
     """Whether the watching process itself was told to end."""
 
     @property
@@ -47,8 +47,8 @@ class Told(Protocol):
 
 
 def watch_owner(
-    owner: Watched,
-    notice: Told,
+    owner: WatchedProcess,
+    notice: EndNotice,
     look: Callable[[str | None], None],
     *,
     restarts: int = 0,

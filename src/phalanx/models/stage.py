@@ -14,7 +14,7 @@ PREFIX = "prefix"
 """The part of a block that has keys and values of virtual tokens, where an adapter has added one."""
 
 
-class Elsewhere(nn.Module):
+class AbsentPart(nn.Module):
     """Keeps the place, and so the names, of a part that another stage holds; cannot be called."""
 
 
@@ -175,10 +175,10 @@ def _drop_foreign_parts(stage: StageModule) -> None:
     foreign += () if spec.is_last else stage.family.last_parts
     for part in foreign:
         if getattr(trunk, part) is not None:
-            setattr(trunk, part, Elsewhere())
+            setattr(trunk, part, AbsentPart())
     blocks = getattr(trunk, stage.family.blocks)
     for layer in range(len(blocks)):
         if not spec.first_layer <= layer < spec.end_layer:
-            blocks[layer] = Elsewhere()
+            blocks[layer] = AbsentPart()
     if not spec.is_last:
-        stage.add_module(HEAD, Elsewhere())
+        stage.add_module(HEAD, AbsentPart())

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.elastic import fitted, worlds
 from phalanx.parallel.outer_config import OuterConfig
-from phalanx.parallel.refusal import Workload, check_layout
+from phalanx.parallel.refusal import StepWorkload, check_layout
 
 if TYPE_CHECKING:
     from phalanx.parallel.control.local_ranks import LocalRanks
     from phalanx.parallel.control.rank0 import Controller, follow
-    from phalanx.parallel.control.rank_trainer import Outcome, RankTrainer, Recipe
-    from phalanx.parallel.control.saving import Saving
+    from phalanx.parallel.control.rank_trainer import AppliedStep, RankRecipe, RankTrainer
+    from phalanx.parallel.control.saving import RankSaver
     from phalanx.parallel.data.state_dict import stand_in
     from phalanx.parallel.groups.rank_env import RankEnv, find_place
     from phalanx.parallel.groups.rendezvous import join, stand_by
 
 __all__ = [
+    "AppliedStep",
     "Controller",
     "LocalRanks",
-    "Outcome",
     "OuterConfig",
     "ParallelConfig",
     "RankEnv",
+    "RankRecipe",
+    "RankSaver",
     "RankTrainer",
-    "Recipe",
-    "Saving",
-    "Workload",
+    "StepWorkload",
     "check_layout",
     "find_place",
     "fitted",
@@ -45,10 +45,10 @@ _HOMES = {
     "Controller": "control.rank0",
     "LocalRanks": "control.local_ranks",
     "RankTrainer": "control.rank_trainer",
-    "Outcome": "control.rank_trainer",
+    "AppliedStep": "control.rank_trainer",
     "RankEnv": "groups.rank_env",
-    "Recipe": "control.rank_trainer",
-    "Saving": "control.saving",
+    "RankRecipe": "control.rank_trainer",
+    "RankSaver": "control.saving",
     "find_place": "groups.rank_env",
     "follow": "control.rank0",
     "join": "groups.rendezvous",

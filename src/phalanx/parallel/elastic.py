@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from phalanx.errors import ConfigError
 from phalanx.parallel.config import ParallelConfig
-from phalanx.parallel.refusal import Workload, check_layout
+from phalanx.parallel.refusal import StepWorkload, check_layout
 
 _WITHOUT_COPIES: dict[str, Any] = {
     "zero": 0,
@@ -41,7 +41,7 @@ def with_copies(config: ParallelConfig, dp: int) -> ParallelConfig:
         raise ConfigError(f"parallel: dp={dp}: {exc.errors()[0]['msg']}") from exc
 
 
-def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], load: Workload) -> ParallelConfig:
+def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], load: StepWorkload) -> ParallelConfig:
     """The layout with the most copies that so many ranks can play; ranks beyond it stand by.
 
     The batch of a step stays the same: a number of copies that does not cut it into equal shares is passed over.

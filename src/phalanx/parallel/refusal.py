@@ -13,7 +13,7 @@ from phalanx.planner.model.families import FAMILIES
 
 
 @dataclass(frozen=True)
-class Workload:
+class StepWorkload:
     """What one step is made of.
 
     Attributes:
@@ -35,7 +35,7 @@ class Workload:
     attention: str = "sdpa"
 
 
-def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: Workload) -> None:
+def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> None:
     """Refuse a layout that cannot train a model.
 
     Args:
@@ -58,7 +58,7 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: Wo
         raise ConfigError(f"parallel: {reason}")
 
 
-def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: Workload) -> Iterator[str]:
+def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> Iterator[str]:
     yield from _about_the_model(config, hub_config, load)
     if config.sequence_parallel and load.sequence_length % (config.cp * config.tp):
         yield (
@@ -80,7 +80,7 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: Wo
         yield f"compile: {lacking}"
 
 
-def _about_the_model(config: ParallelConfig, hub_config: Mapping[str, Any], load: Workload) -> Iterator[str]:
+def _about_the_model(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> Iterator[str]:
     family = str(hub_config.get("model_type"))
     rows = plan_of(family).rows if config.tp > 1 and family in FAMILIES else ()
     stray = [target for target in load.adapted or () if any(f".{row}".endswith(f".{target}") for row in rows)]

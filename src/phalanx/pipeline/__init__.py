@@ -17,7 +17,7 @@ from phalanx.pipeline.processes.allocator import keep_freed_memory
 from phalanx.pipeline.processes.local_workers import LocalWorkers
 from phalanx.pipeline.proof.leaves import read_leaves
 from phalanx.pipeline.proof.step_checks import CHECKS, NoteChecks, StageChecks
-from phalanx.pipeline.proof.step_proof import Rules, Work, check_step
+from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
 from phalanx.pipeline.proof.step_record import StepRecord
 from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
 from phalanx.pipeline.protocol.messages import StateDigest
@@ -59,6 +59,7 @@ __all__ = [
     "PipelineEngine",
     "Preset",
     "Rules",
+    "ShownWork",
     "StageChecks",
     "StageCopy",
     "StageRange",
@@ -70,7 +71,6 @@ __all__ = [
     "StepResult",
     "Verdict",
     "WideRunner",
-    "Work",
     "Worker",
     "WorkerConfig",
     "WrapCopy",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.report.markup import Attributes, Markup, element
-from phalanx.report.svg import Frame, Scale, Shape, axes, legend, mark, picture, text
+from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, legend, mark, picture, text
 
 MAX_BARS = 96
 Row = dict[str, Any]
@@ -38,7 +38,7 @@ def bins(rows: Sequence[Row], limit: int = MAX_BARS) -> list[list[Row]]:
 
 
 def step_bars(
-    frame: Frame, bars: Sequence[Bar], y_label: str, items: Sequence[tuple[Shape, str, str]], label: str
+    frame: PlotFrame, bars: Sequence[Bar], y_label: str, items: Sequence[tuple[Shape, str, str]], label: str
 ) -> Markup:
     """Draw stacked bars over the steps.
 
@@ -51,8 +51,8 @@ def step_bars(
     """
     first, last = min(bar.first for bar in bars), max(bar.last for bar in bars)
     highest = max(sum(value for _, value in bar.parts) for bar in bars)
-    x = Scale(first - 0.5, max(last, first) + 0.5, frame.x_range)
-    y = Scale(0.0, (highest or 1.0) * 1.12, frame.y_range)
+    x = AxisScale(first - 0.5, max(last, first) + 0.5, frame.x_range)
+    y = AxisScale(0.0, (highest or 1.0) * 1.12, frame.y_range)
     parts: list[str] = [axes(frame, x, y, "step", y_label), legend(frame, items)]
     for bar in bars:
         parts.extend(_bar(bar, x, y))
@@ -68,8 +68,8 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
         label: What a screen reader says.
         css: Colour class.
     """
-    frame = Frame(height=16.0 + 28.0 * len(rows), left=230.0, right=210.0, top=8.0, bottom=8.0)
-    x = Scale(0.0, max(value for _, value in rows) or 1.0, frame.x_range)
+    frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=230.0, right=210.0, top=8.0, bottom=8.0)
+    x = AxisScale(0.0, max(value for _, value in rows) or 1.0, frame.x_range)
     parts = []
     for index, (name, value) in enumerate(rows):
         at = frame.top + 28.0 * index
@@ -82,7 +82,7 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
     return picture(frame, label, *parts)
 
 
-def _bar(bar: Bar, x: Scale, y: Scale) -> list[Markup]:
+def _bar(bar: Bar, x: AxisScale, y: AxisScale) -> list[Markup]:
     left, right = x(bar.first - 0.5), x(bar.last + 0.5)
     gap = min(2.0, 0.15 * (right - left))
     title = element("title", {}, bar.title)

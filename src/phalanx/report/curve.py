@@ -7,7 +7,7 @@ from phalanx.errors import InputError
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.markup import Attributes, Markup, element
 from phalanx.report.read import read_run
-from phalanx.report.svg import Frame, style_sheet
+from phalanx.report.svg import PlotFrame, style_sheet
 
 # the guarded run lies exactly on the clean one: a wide pale line below, a narrow dark one on top
 _COLOURS = (2, 5, 0, 3, 1, 4, 6)
@@ -35,7 +35,7 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
     for curve, path in zip(curves, run_dirs.values(), strict=True):
         if not any(value is not None for _, value in curve.loss):
             raise InputError(f"{path / 'metrics.jsonl'}: has no finite loss; train first, or leave the run out")
-    frame = Frame(height=360.0, right=24.0)
+    frame = PlotFrame(height=360.0, right=24.0)
     drawn = loss_chart(frame, curves, hovers=False)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
     return out
 
 
-def _standalone(frame: Frame, drawn: Markup) -> str:
+def _standalone(frame: PlotFrame, drawn: Markup) -> str:
     # a card of its own, because the page around it may be light while the reader prefers dark
     outer: Attributes = {"viewBox": f"0 0 {frame.width:.0f} {frame.height:.0f}", "width": frame.width}
     card: Attributes = {"class": "paper", "width": frame.width, "height": frame.height, "rx": 10}

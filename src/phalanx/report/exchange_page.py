@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.report.figures import amount, number, size, words
 from phalanx.report.markup import Markup, element
 from phalanx.report.shell import section, shell, write_page
-from phalanx.report.svg import Frame, Scale, Shape, axes, legend, line, mark, picture
+from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, legend, line, mark, picture
 from phalanx.report.tables import table
 
 _SUMS: Mapping[str, tuple[str, int, Shape]] = {
@@ -69,10 +69,10 @@ def exchange_chart(rows: Sequence[Row], of: int) -> Markup:
     """
     shown = [row for row in rows if row["bytes"] == of and row["op"] in _SUMS]
     bound = sorted({(row["ranks"], 1e3 * row["bound_s"]) for row in shown if row["bound_s"] is not None})
-    frame = Frame(height=260.0)
+    frame = PlotFrame(height=260.0)
     highest = max((1e3 * row["seconds"] for row in shown), default=1.0)
     ranks = [row["ranks"] for row in shown] or [1]
-    x, y = Scale(min(ranks), max(ranks), frame.x_range), Scale(0.0, 1.1 * highest, frame.y_range)
+    x, y = AxisScale(min(ranks), max(ranks), frame.x_range), AxisScale(0.0, 1.1 * highest, frame.y_range)
     parts = [axes(frame, x, y, "ranks", "milliseconds"), line(bound, x, y, "held ksoft")]
     items: list[tuple[Shape, str, str]] = []
     for op, (name, colour, shape) in _SUMS.items():

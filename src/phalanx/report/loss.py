@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.report.figures import amount, number
 from phalanx.report.markup import Markup, element, join
-from phalanx.report.svg import Frame, Scale, Shape, axes, hover, legend, line, mark, picture, text
+from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, hover, legend, line, mark, picture, text
 
 # more signs than this hide the curve; then only the rug below it is drawn
 _MAX_MARKS = 40
@@ -62,7 +62,7 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
 
 
 def loss_chart(
-    frame: Frame, curves: Sequence[Curve], levels: Sequence[tuple[str, float]] = (), *, hovers: bool = True
+    frame: PlotFrame, curves: Sequence[Curve], levels: Sequence[tuple[str, float]] = (), *, hovers: bool = True
 ) -> Markup | None:
     """Draw the curves; None when there is not one finite loss.
 
@@ -81,7 +81,7 @@ def loss_chart(
     # a level far away would flatten the curves
     near = [level for level in levels if level[1] <= 2.5 * max(shown)]
     y = _loss_scale(shown + [value for _, value in near], frame)
-    x = Scale(min(steps), max(steps), frame.x_range)
+    x = AxisScale(min(steps), max(steps), frame.x_range)
     unit = f"nats a {curves[0].per}" + (", log scale" if y.log else "")
     parts: list[str] = [axes(frame, x, y, "step", f"loss ({unit})")]
     for row, curve in enumerate(curves):
@@ -110,15 +110,15 @@ def smooth(points: Sequence[Point], radius: int) -> list[Point]:
     return result
 
 
-def _loss_scale(values: Sequence[float], frame: Frame) -> Scale:
+def _loss_scale(values: Sequence[float], frame: PlotFrame) -> AxisScale:
     low, high = min(values), max(values)
     if low > 0 and high > 12 * low:
-        return Scale(low / 1.15, high * 1.15, frame.y_range, log=True)
+        return AxisScale(low / 1.15, high * 1.15, frame.y_range, log=True)
     pad = 0.06 * (high - low)
-    return Scale(low - pad, high + pad, frame.y_range)
+    return AxisScale(low - pad, high + pad, frame.y_range)
 
 
-def _training(x: Scale, y: Scale, curve: Curve, *, wide: bool) -> Markup:
+def _training(x: AxisScale, y: AxisScale, curve: Curve, *, wide: bool) -> Markup:
     colour = f"k{curve.colour}"
     if len(curve.loss) < _SMOOTH_FROM:
         return line(curve.loss, x, y, f"{'wide' if wide else 'curve'} {colour}")
@@ -128,12 +128,12 @@ def _training(x: Scale, y: Scale, curve: Curve, *, wide: bool) -> Markup:
     return join([line(curve.loss, x, y, f"raw {colour}"), line(even, x, y, f"curve {colour}")])
 
 
-def _validation(x: Scale, y: Scale, curve: Curve) -> Markup:
+def _validation(x: AxisScale, y: AxisScale, curve: Curve) -> Markup:
     dots = [mark("dot", x(at), y(value), "k1 f1") for at, value in curve.validation if value is not None]
     return join([line(curve.validation, x, y, "held k1"), *dots])
 
 
-def _attacks(frame: Frame, x: Scale, y: Scale, curve: Curve, row: int) -> Markup:
+def _attacks(frame: PlotFrame, x: AxisScale, y: AxisScale, curve: Curve, row: int) -> Markup:
     floor, _ = frame.y_range
     losses = dict(curve.loss)
     parts = []
@@ -151,7 +151,7 @@ def _attacks(frame: Frame, x: Scale, y: Scale, curve: Curve, row: int) -> Markup
     return join(parts)
 
 
-def _level(frame: Frame, y: Scale, name: str, value: float) -> Markup:
+def _level(frame: PlotFrame, y: AxisScale, name: str, value: float) -> Markup:
     left, right = frame.x_range
     at = y(value)
     return join(
@@ -175,7 +175,7 @@ def _legend_items(curves: Sequence[Curve]) -> list[tuple[Shape, str, str]]:
     return items
 
 
-def _hovers(frame: Frame, x: Scale, curves: Sequence[Curve]) -> Markup:
+def _hovers(frame: PlotFrame, x: AxisScale, curves: Sequence[Curve]) -> Markup:
     steps = sorted({step for curve in curves for step, _ in curve.loss})
     stride = max(1, math.ceil(len(steps) / _MAX_BANDS))
     losses = [(curve, dict(curve.loss), dict(curve.validation)) for curve in curves]

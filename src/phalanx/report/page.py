@@ -13,7 +13,7 @@ from phalanx.report.markup import Markup, element
 from phalanx.report.proven import proven_steps
 from phalanx.report.read import Row, RunRecord, read_run
 from phalanx.report.shell import section, shell, write_page
-from phalanx.report.svg import Frame, Shape
+from phalanx.report.svg import PlotFrame, Shape
 from phalanx.report.tables import cost_table, stage_table, table
 from phalanx.report.timeline import timeline
 from phalanx.report.verdicts import verdict_list
@@ -94,7 +94,7 @@ def _top(record: RunRecord) -> Markup:
 def _loss(record: RunRecord) -> Markup | None:
     unigram = number(record.summary.get("unigram_perplexity"))
     levels = [("unigram model", math.log(unigram))] if unigram is not None and unigram > 0 else []
-    drawn = loss_chart(Frame(height=340.0), [curve_of(record.metrics, "training")], levels)
+    drawn = loss_chart(PlotFrame(height=340.0), [curve_of(record.metrics, "training")], levels)
     if drawn is None:
         return _absent("Loss", "No finite loss was recorded.")
     return section("Loss", "Attacked steps are marked; a repaired step used the exact gradient.", drawn)
@@ -113,7 +113,7 @@ def _audits(record: RunRecord) -> Markup | None:
         bars.append(Bar(*_ends(group), [("f0", audits / len(group))], title, sign))
     items: list[tuple[Shape, str, str]] = [("square", "k0 f0", "audits")]
     items += [(shape, css, "alarm") for shape, css in signs]
-    drawn = step_bars(Frame(height=220.0), bars, "audits a step", items, "Audits of each step")
+    drawn = step_bars(PlotFrame(height=220.0), bars, "audits a step", items, "Audits of each step")
     return section("Audits", f"{_binned(record.metrics)} {words(record.proof, 600)}", drawn)
 
 
@@ -133,7 +133,7 @@ def _phases(record: RunRecord) -> Markup | None:
         bars.append(Bar(*_ends(group), means, "\n".join([_steps(group), *lines])))
     items: list[tuple[Shape, str, str]] = [("square", f"k{i} f{i}", words(name, 24)) for i, name in enumerate(leading)]
     items += [("square", "k6 f6", f"{len(rest)} others")] if rest else []
-    drawn = step_bars(Frame(height=300.0), bars, "seconds a step", items, "Seconds of each step by phase")
+    drawn = step_bars(PlotFrame(height=300.0), bars, "seconds a step", items, "Seconds of each step by phase")
     whole = sum(totals.values()) or 1.0
     rows = [
         [

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from phalanx.report.markup import Attributes, Markup, element
-from phalanx.report.svg import Frame, Scale, Shape, legend, picture, text
+from phalanx.report.svg import AxisScale, PlotFrame, Shape, legend, picture, text
 
 _ROW = 26.0
 _COLOURS = tuple(f"f{n}" for n in range(7))
@@ -25,15 +25,15 @@ def part_bars(
         limit: Where a line is drawn that bars should not cross.
         colours: Class of each part.
     """
-    frame = Frame(height=54.0 + _ROW * len(rows), left=300.0, right=90.0, top=34.0, bottom=8.0)
+    frame = PlotFrame(height=54.0 + _ROW * len(rows), left=300.0, right=90.0, top=34.0, bottom=8.0)
     longest = max(sum(parts.values()) for _, parts in rows)
-    x = Scale(0.0, max(longest, limit or 0.0) or 1.0, frame.x_range)
+    x = AxisScale(0.0, max(longest, limit or 0.0) or 1.0, frame.x_range)
     names = list(rows[0][1])
     css = [colours[n % len(colours)] for n in range(len(names))]
     items: list[tuple[Shape, str, str]] = [
         ("square", f"k{fill[1:]} {fill}", name) for fill, name in zip(css, names, strict=True)
     ]
-    drawn = [legend(Frame(left=8.0), items)]
+    drawn = [legend(PlotFrame(left=8.0), items)]
     for index, (name, parts) in enumerate(rows):
         shown = [(fill, part, value) for fill, (part, value) in zip(css, parts.items(), strict=True)]
         drawn += _row(frame, x, frame.top + _ROW * index, name, shown, show)
@@ -45,7 +45,12 @@ def part_bars(
 
 
 def _row(
-    frame: Frame, x: Scale, top: float, name: str, parts: Sequence[tuple[str, str, float]], show: Callable[[float], str]
+    frame: PlotFrame,
+    x: AxisScale,
+    top: float,
+    name: str,
+    parts: Sequence[tuple[str, str, float]],
+    show: Callable[[float], str],
 ) -> list[Markup]:
     shown = name if len(name) <= 40 else name[:39] + "…"
     drawn = [text(frame.left - 10, top + 15, shown, "name end")]

@@ -3,7 +3,7 @@
 from phalanx.planner.cost.schedule import Slot, Timeline
 from phalanx.report.figures import duration
 from phalanx.report.markup import Attributes, Markup, element
-from phalanx.report.svg import Frame, Scale, Shape, legend, picture, text, tick_label
+from phalanx.report.svg import AxisScale, PlotFrame, Shape, legend, picture, text, tick_label
 
 _COLOURS = {"forward": "f0", "backward": "f1", "inputs": "f1", "weights": "f2"}
 _NAMES = {"forward": "forward", "backward": "backward", "inputs": "backward to the inputs", "weights": "weights"}
@@ -12,8 +12,8 @@ _ROW = 24.0
 
 def pipeline_chart(timeline: Timeline) -> Markup:
     """Draw one row per rank; what is empty is the bubble."""
-    frame = Frame(height=84.0 + _ROW * timeline.num_ranks, left=64.0, top=34.0, bottom=46.0)
-    x = Scale(0.0, timeline.length_s, frame.x_range)
+    frame = PlotFrame(height=84.0 + _ROW * timeline.num_ranks, left=64.0, top=34.0, bottom=46.0)
+    x = AxisScale(0.0, timeline.length_s, frame.x_range)
     kinds = list(dict.fromkeys(slot.work.kind for slot in timeline.slots))
     items: list[tuple[Shape, str, str]] = [
         ("square", f"{_COLOURS[kind].replace('f', 'k')} {_COLOURS[kind]}", _NAMES[kind]) for kind in kinds
@@ -30,7 +30,7 @@ def pipeline_chart(timeline: Timeline) -> Markup:
     return picture(frame, f"Timeline of a pipeline, {100 * timeline.bubble:.1f} % of it idle", *drawn)
 
 
-def _box(slot: Slot, x: Scale, top: float) -> Markup:
+def _box(slot: Slot, x: AxisScale, top: float) -> Markup:
     left, right = x(slot.start), x(slot.end)
     work = slot.work
     title = f"{_NAMES[work.kind]}, stage {work.stage}, microbatch {work.microbatch}: {duration(slot.end - slot.start)}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.planner.cluster.hardware import GIB
 from phalanx.planner.cost.estimate import Estimate
-from phalanx.planner.search.answer import Answer, assumptions
+from phalanx.planner.search.answer import PlanAnswer, assumptions
 from phalanx.report.figures import amount, count, duration, plural, size, words
 from phalanx.report.markup import Markup, element
 from phalanx.report.part_bars import part_bars
@@ -20,7 +20,7 @@ _MAX_REASONS = 40
 _HEADS = ("Layout", "m", "Recomputed", "Memory", "Step", "Tokens/s", "MFU", "Days", "US dollars")
 
 
-def write_plan(path: Path, answer: Answer) -> Path:
+def write_plan(path: Path, answer: PlanAnswer) -> Path:
     """Write a plan as one self-contained page.
 
     Raises:
@@ -29,7 +29,7 @@ def write_plan(path: Path, answer: Answer) -> Path:
     return write_page(path, render_plan(answer))
 
 
-def render_plan(answer: Answer) -> str:
+def render_plan(answer: PlanAnswer) -> str:
     """Return the whole page."""
     shown = answer.ranking.valid[:_SHOWN]
     sections = [_top(answer)]
@@ -40,7 +40,7 @@ def render_plan(answer: Answer) -> str:
     return shell(f"{words(answer.question.model, 80)} · a Phalanx plan", sections)
 
 
-def _top(answer: Answer) -> Markup:
+def _top(answer: PlanAnswer) -> Markup:
     question, best = answer.question, answer.best
     devices = " or ".join(count(number) for number in question.counts)
     where = f"{devices} of {question.cluster.title or 'a cluster'}"
@@ -84,7 +84,7 @@ def _total_tiles(best: Estimate) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _ranking(answer: Answer, shown: tuple[Estimate, ...]) -> Markup:
+def _ranking(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
     rows = [
         [
             _name(found),
@@ -137,7 +137,7 @@ def _sent(shown: tuple[Estimate, ...]) -> Markup | None:
 _SENT = ("Layout", "To copies", "Between groups", "Between islands, on average")
 
 
-def _pipeline(answer: Answer) -> Markup | None:
+def _pipeline(answer: PlanAnswer) -> Markup | None:
     found = answer.pipeline()
     if found is None:
         return None
@@ -151,7 +151,7 @@ def _pipeline(answer: Answer) -> Markup | None:
     return section("Pipeline", remark, pipeline_chart(timeline))
 
 
-def _refused(answer: Answer) -> Markup | None:
+def _refused(answer: PlanAnswer) -> Markup | None:
     refused = answer.ranking.refused
     if not refused:
         return None
@@ -164,7 +164,7 @@ def _refused(answer: Answer) -> Markup | None:
 _REFUSED = ("For example", "Layouts", "Reason")
 
 
-def _assumptions(answer: Answer) -> Markup:
+def _assumptions(answer: PlanAnswer) -> Markup:
     found: dict[str, Any] = assumptions(answer.question.cluster)
     devices, sources = found.pop("devices"), found.pop("sources")
     rows = [[key.replace("_", " "), words(value, 300)] for key, value in found.items()]

@@ -12,7 +12,7 @@ Shape = Literal["line", "dash", "square", "cross", "diamond", "triangle", "dot"]
 
 
 @dataclass(frozen=True)
-class Frame:
+class PlotFrame:
     """Where the axes of a picture are, in its own units (pixels at full width)."""
 
     width: float = 860.0
@@ -37,7 +37,7 @@ _FINEST = 1e-300
 """Smallest distance of two ticks."""
 
 
-class Scale:
+class AxisScale:
     """Maps values to positions, linearly or by logarithm.
 
     Args:
@@ -78,14 +78,14 @@ class Scale:
         return [index * gap for index in range(first, math.floor(self.high / gap + 1e-9) + 1)]
 
 
-def picture(frame: Frame, label: str, *parts: str) -> Markup:
+def picture(frame: PlotFrame, label: str, *parts: str) -> Markup:
     """Return a whole SVG element that scales with its place; `label` is what a screen reader says."""
     box = f"0 0 {frame.width:.0f} {frame.height:.0f}"
     attributes: Attributes = {"viewBox": box, "role": "img", "aria-label": label, "class": "chart"}
     return element("svg", {"xmlns": "http://www.w3.org/2000/svg", **attributes}, *parts)
 
 
-def axes(frame: Frame, x: Scale, y: Scale, x_label: str, y_label: str) -> Markup:
+def axes(frame: PlotFrame, x: AxisScale, y: AxisScale, x_label: str, y_label: str) -> Markup:
     """Return grid lines, tick labels and the names of both axes with their units."""
     (left, right), (floor, ceiling) = frame.x_range, frame.y_range
     parts = []
@@ -108,7 +108,7 @@ def text(x: float, y: float, content: str, css: str) -> Markup:
     return element("text", {"x": x, "y": y, "class": css}, content)
 
 
-def line(points: Iterable[tuple[float, float | None]], x: Scale, y: Scale, css: str) -> Markup:
+def line(points: Iterable[tuple[float, float | None]], x: AxisScale, y: AxisScale, css: str) -> Markup:
     """Return a line through the points; a point without a value leaves a gap."""
     steps: list[str] = []
     pen_is_down = False
@@ -136,7 +136,7 @@ def mark(shape: Shape, x: float, y: float, css: str, title: str = "") -> Markup:
     return element("path", attributes, *([element("title", {}, title)] if title else []))
 
 
-def hover(left: float, right: float, frame: Frame, title: str) -> Markup:
+def hover(left: float, right: float, frame: PlotFrame, title: str) -> Markup:
     """Return an invisible band over the full height that shows `title` under the pointer."""
     floor, ceiling = frame.y_range
     box: Attributes = {"class": "hover", "x": left, "y": ceiling}
@@ -144,7 +144,7 @@ def hover(left: float, right: float, frame: Frame, title: str) -> Markup:
     return element("rect", {**box, **size}, element("title", {}, title))
 
 
-def legend(frame: Frame, items: Sequence[tuple[Shape, str, str]]) -> Markup:
+def legend(frame: PlotFrame, items: Sequence[tuple[Shape, str, str]]) -> Markup:
     """Return one row of signs with their names above the axes; items are (shape, css, name)."""
     parts, at = [], frame.left + 10
     for shape, css, name in items:

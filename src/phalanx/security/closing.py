@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Closing(ABC):
+class Closeable(ABC):
     """Gives a class with `close` its ``with`` statement."""
 
     @abstractmethod

@@ -9,17 +9,24 @@ from typing import TYPE_CHECKING, Any
 from phalanx.split.config import ENCLAVE, SplitConfig
 
 if TYPE_CHECKING:
-    from phalanx.split.channel.link import Link, PlainLink, SealedLink
+    from phalanx.split.channel.link import FrameLink, PlainLink, SealedLink
     from phalanx.split.channel.tensor_kinds import TensorKinds
     from phalanx.split.handshake.meeting import Caller, Doorkeeper, Occasion, attested_keys
     from phalanx.split.roles.client import SplitClient, client_of, microbatches_of
     from phalanx.split.roles.driver import SplitDriver, SplitStep
     from phalanx.split.roles.enclave import Enclave
-    from phalanx.split.roles.simulator import Crossing, Host, Scene, SimulatedStep, SplitSimulator, honest_host
+    from phalanx.split.roles.simulator import (
+        FrameInTransit,
+        Host,
+        SimulatedStep,
+        SplitScenario,
+        SplitSimulator,
+        honest_host,
+    )
     from phalanx.split.training.classification import Classification
-    from phalanx.split.training.measured import Measured
+    from phalanx.split.training.measured import HeldOutScores
     from phalanx.split.training.parts import Front, FrontPart, build_back, cut_model
-    from phalanx.split.training.task import TASKS, NextToken, Task, task_of
+    from phalanx.split.training.task import TASKS, NextToken, SplitTask, task_of
     from phalanx.split.training.trainer import BackTrainer
 
 _HOMES = {
@@ -28,12 +35,12 @@ _HOMES = {
     "roles.enclave": ("Enclave",),
     "channel.tensor_kinds": ("TensorKinds",),
     "roles.driver": ("SplitDriver", "SplitStep"),
-    "channel.link": ("Link", "PlainLink", "SealedLink"),
-    "training.measured": ("Measured",),
+    "channel.link": ("FrameLink", "PlainLink", "SealedLink"),
+    "training.measured": ("HeldOutScores",),
     "handshake.meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
     "training.parts": ("Front", "FrontPart", "build_back", "cut_model"),
-    "roles.simulator": ("Crossing", "Host", "Scene", "SimulatedStep", "SplitSimulator", "honest_host"),
-    "training.task": ("TASKS", "NextToken", "Task", "task_of"),
+    "roles.simulator": ("FrameInTransit", "Host", "SplitScenario", "SimulatedStep", "SplitSimulator", "honest_host"),
+    "training.task": ("TASKS", "NextToken", "SplitTask", "task_of"),
     "training.trainer": ("BackTrainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -44,26 +51,26 @@ __all__ = [
     "BackTrainer",
     "Caller",
     "Classification",
-    "Crossing",
     "Doorkeeper",
     "Enclave",
+    "FrameInTransit",
+    "FrameLink",
     "Front",
     "FrontPart",
+    "HeldOutScores",
     "Host",
-    "Link",
-    "Measured",
     "NextToken",
     "Occasion",
     "PlainLink",
-    "Scene",
     "SealedLink",
     "SimulatedStep",
     "SplitClient",
     "SplitConfig",
     "SplitDriver",
+    "SplitScenario",
     "SplitSimulator",
     "SplitStep",
-    "Task",
+    "SplitTask",
     "TensorKinds",
     "attested_keys",
     "build_back",

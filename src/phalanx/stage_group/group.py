@@ -11,12 +11,12 @@ from torch import Tensor
 from phalanx.config import digest
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.models import StageModule
-from phalanx.parallel import LocalRanks, ParallelConfig, Workload, check_layout, join
+from phalanx.parallel import LocalRanks, ParallelConfig, StepWorkload, check_layout, join
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import StageCopy, StepPlan, WorkerConfig, settle_numerics
 from phalanx.stage_group.copy import GroupCopy
-from phalanx.stage_group.orders import Cargo, Deed, Order, cargo_of, hand_round
+from phalanx.stage_group.orders import Cargo, Deed, GroupCommand, cargo_of, hand_round
 from phalanx.stage_group.rank import LINE
 from phalanx.stage_group.share import Share
 
@@ -79,7 +79,9 @@ class StageGroup:
         """
         check_plan(plan, self._domain.config.tp)
         copy_id, self._num_built = self._num_built, self._num_built + 1
-        with self._together(Order(deed="build", copy_id=copy_id, stage=stage, plan=plan.model_dump(mode="json"))):
+        with self._together(
+            GroupCommand(deed="build", copy_id=copy_id, stage=stage, plan=plan.model_dump(mode="json"))
+        ):
             self._shares[copy_id] = Share(plan, stage, self._domain)
         return copy_id
 
@@ -89,7 +91,7 @@ class StageGroup:
 
     def send_weights(self, copy_id: int, module: StageModule) -> None:
         """Give every rank its slices of these parameters."""
-        with self._together(Order(deed="weights", copy_id=copy_id)):
+        with self._together(GroupCommand(deed="weights", copy_id=copy_id)):
             self._shares[copy_id].fill(module)
 
     def perform(
@@ -101,7 +103,7 @@ class StageGroup:
             PeerLostError: A rank has ended.
         """
         cargo: tuple[Cargo | None, ...] = tuple(cargo_of(tensor) for tensor in tensors)
-        order = Order(deed=deed, copy_id=copy_id, step=step, microbatch=microbatch, cargo=cargo)
+        order = GroupCommand(deed=deed, copy_id=copy_id, step=step, microbatch=microbatch, cargo=cargo)
         with self._together(order):
             pairs = zip(tensors, cargo, strict=True)
             here = [hand_round(tensor, about, self._domain.device) for tensor, about in pairs]
@@ -109,11 +111,11 @@ class StageGroup:
 
     def gradients(self, copy_id: int) -> dict[str, Tensor]:
         """Collect whole weight gradients, by name."""
-        with self._together(Order(deed="gradients", copy_id=copy_id)):
+        with self._together(GroupCommand(deed="gradients", copy_id=copy_id)):
             return self._shares[copy_id].gradients()
 
     @contextlib.contextmanager
-    def _together(self, order: Order) -> Iterator[None]:
+    def _together(self, order: GroupCommand) -> Iterator[None]:
         """Give the order, then do rank 0's part of it."""
         dropped, self._dropped = tuple(self._dropped), []
         for copy_id in dropped:
@@ -136,7 +138,7 @@ def check_plan(plan: StepPlan, ranks: int) -> None:
         ConfigError: Says why.
     """
     batch = plan.microbatch_size * plan.microbatches
-    load = Workload(batch, plan.microbatches, plan.sequence_length)
+    load = StepWorkload(batch, plan.microbatches, plan.sequence_length)
     check_layout(ParallelConfig(tp=ranks), plan.hub_config, load)
     if plan.adapter is not None:
         raise ConfigError(f"tensor_parallel = {ranks}: adapters are not cut yet; set it to 1 or train whole stages")

@@ -21,7 +21,7 @@ class Cargo(StrictModel):
     dtype: Literal["float32", "bfloat16", "float16", "int64"]
 
 
-class Order(StrictModel):
+class GroupCommand(StrictModel):
     """One thing that all ranks do together.
 
     Attributes:
@@ -45,14 +45,14 @@ class Order(StrictModel):
     plan: dict[str, Any] | None = None
 
 
-def read_order(line: bytes) -> Order:
+def read_order(line: bytes) -> GroupCommand:
     """Parse an order.
 
     Raises:
         FrameError: It is none.
     """
     try:
-        return Order.model_validate_json(line)
+        return GroupCommand.model_validate_json(line)
     except ValidationError as exc:
         raise FrameError(f"stage group: rank 0 sent no order: {exc}; all ranks must run the same version") from exc
 

@@ -9,7 +9,7 @@ from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import WorkerConfig, settle_numerics
 from phalanx.pipeline.plan import parse_plan
-from phalanx.stage_group.orders import Order, hand_round, read_order
+from phalanx.stage_group.orders import GroupCommand, hand_round, read_order
 from phalanx.stage_group.share import Share
 
 LINE = "orders"
@@ -48,7 +48,7 @@ def obey(line: Connection, domain: Domain) -> None:
         _carry_out(order, shares, domain)
 
 
-def _carry_out(order: Order, shares: dict[int, Share], domain: Domain) -> None:
+def _carry_out(order: GroupCommand, shares: dict[int, Share], domain: Domain) -> None:
     if order.deed == "build":
         shares[order.copy_id] = Share(parse_plan(order.plan or {}), order.stage, domain)
         return

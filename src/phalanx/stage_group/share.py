@@ -7,11 +7,11 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.models import StageModule
-from phalanx.parallel.data.parameters import Held, fill, held_parameters, whole
+from phalanx.parallel.data.parameters import RankParameter, fill, held_parameters, whole
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
-from phalanx.stage_group.orders import Order
+from phalanx.stage_group.orders import GroupCommand
 
 
 class SlicedStage(StagePart):
@@ -49,7 +49,7 @@ class Share:
             lanes=plan.lanes,
         )
 
-    def perform(self, order: Order, cargo: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    def perform(self, order: GroupCommand, cargo: list[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Do this rank's part of a deed with a microbatch; the results are the same on every rank."""
         first = cargo[0] if cargo else None
         match order.deed:
@@ -78,7 +78,7 @@ class Share:
         slices = self._runner.gradients()
         return {one.name: whole(one, slices[one.name], self._domain) for one in self._held if one.name in slices}
 
-    def _room_for(self, one: Held) -> Tensor:
+    def _room_for(self, one: RankParameter) -> Tensor:
         shape = list(one.parameter.shape)
         if one.split is not None:
             shape[one.split.dim] *= self._domain.config.tp

@@ -2,7 +2,7 @@
 
 from phalanx.telemetry.metrics import MetricsFile, read_metrics
 from phalanx.telemetry.phases import PhaseTimer
-from phalanx.telemetry.progress import Progress, Reading
+from phalanx.telemetry.progress import ProgressDisplay, StepReading
 from phalanx.telemetry.tensorboard import TensorBoardWriter
 
-__all__ = ["MetricsFile", "PhaseTimer", "Progress", "Reading", "TensorBoardWriter", "read_metrics"]
+__all__ = ["MetricsFile", "PhaseTimer", "ProgressDisplay", "StepReading", "TensorBoardWriter", "read_metrics"]

@@ -26,7 +26,7 @@ _STYLES: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepReading:
     """What one finished step looks like.
 
     Args:
@@ -53,7 +53,7 @@ class Reading:
         return "  ".join(parts)
 
 
-class Progress:
+class ProgressDisplay:
     """Shows step, loss, tokens/s, audits, alarms and time left while a run goes on.
 
     Args:
@@ -103,7 +103,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, step: int, reading: Reading) -> None:
+    def update(self, step: int, reading: StepReading) -> None:
         """Show that `step` steps are done."""
         left = self._time_left(step)
         if self._bar is not None and self._task is not None:

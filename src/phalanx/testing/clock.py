@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from phalanx.pipeline.protocol.patience import Awake
 from phalanx.security.crypto import Identity, Peer
-from phalanx.transport import Endpoint, LinkFault, Received, TransportConfig, Wire
+from phalanx.transport import CheckedFrame, Endpoint, LinkFault, TransportConfig, Wire
 
 _LOOK_EVERY_S = 0.002
 
@@ -133,7 +133,7 @@ class OwnersEndpoint(Endpoint):
         super().__init__(identity, peers, run, wire, limits)
         self._threads, self._clock = threads, clock
 
-    def receive(self, timeout_s: float) -> Received | LinkFault | None:
+    def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """As any endpoint; where nothing can come any more, None at once and `timeout_s` on the clock."""
         item = super().receive(0.0)
         until = time.monotonic() + timeout_s

@@ -10,10 +10,10 @@ from phalanx.pipeline.protocol.messages import Assign, parse_message
 from phalanx.security.crypto import Identity, Peer, digest_hex
 from phalanx.testing.actor import Hear, Letter, Rewrite, WorkerCrash
 from phalanx.transport import (
+    CheckedFrame,
     Endpoint,
     HeaderFields,
     LinkFault,
-    Received,
     SignedHeader,
     TransportConfig,
     Wire,
@@ -80,7 +80,7 @@ class RewritingEndpoint(Endpoint):
         letters = self._letters(self.name, kind, body, payload)
         return super().seal_for_self(*(_parts(letters[-1]) if letters else (kind, body, payload)))
 
-    def receive(self, timeout_s: float) -> Received | LinkFault | None:
+    def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """As any endpoint.
 
         Raises:
@@ -88,7 +88,7 @@ class RewritingEndpoint(Endpoint):
         """
         item = super().receive(timeout_s)
         self._check_alive()
-        if isinstance(item, Received) and item.kind == Assign.kind:
+        if isinstance(item, CheckedFrame) and item.kind == Assign.kind:
             # what is malformed is for the party itself to refuse
             with contextlib.suppress(FrameError):
                 message = parse_message(item.kind, item.body)

@@ -17,8 +17,8 @@ from phalanx.transport.frame import (
     parse_frame,
     sign_header,
 )
-from phalanx.transport.grpc_wire import GrpcWire, Joined, describe
-from phalanx.transport.inbox import LinkFault, Received
+from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
+from phalanx.transport.inbox import CheckedFrame, LinkFault
 from phalanx.transport.memory import MemoryNetwork, MemoryWire
 from phalanx.transport.meter import Meter
 from phalanx.transport.receipts import Receipts
@@ -28,19 +28,19 @@ __all__ = [
     "Allowance",
     "Allowances",
     "Body",
+    "CheckedFrame",
     "Endpoint",
     "Frame",
     "GrpcWire",
     "Handle",
     "HeaderFields",
-    "Joined",
+    "JoinedPeer",
     "LinkFault",
     "MemoryNetwork",
     "MemoryWire",
     "Meter",
     "Receipt",
     "Receipts",
-    "Received",
     "SignedHeader",
     "TransportConfig",
     "Wire",

@@ -20,10 +20,10 @@ from phalanx.transport.allowance import Allowances
 from phalanx.transport.answer import encode_receipt, encode_refusal
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
-from phalanx.transport.inbox import Inbox, LinkFault, Received
+from phalanx.transport.inbox import CheckedFrame, Inbox, LinkFault
 from phalanx.transport.link import ReceivingChain, SendingChain
 from phalanx.transport.meter import Meter
-from phalanx.transport.outbox import Delivered, Outbox, Payload
+from phalanx.transport.outbox import DeliveredFrame, Outbox, Payload
 from phalanx.transport.receipts import Receipts, is_receipt_due
 from phalanx.transport.wire import Wire
 
@@ -238,7 +238,7 @@ class Endpoint:
         with self._meter.measure("signing"), self._lock:
             return self._own_chain.seal(kind, body, sum(part.nbytes for part in buffers), digest)
 
-    def receive(self, timeout_s: float) -> Received | LinkFault | None:
+    def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """Return the oldest frame or fault, or None when there is none within the time."""
         return self._inbox.get(timeout_s)
 
@@ -333,7 +333,7 @@ class Endpoint:
             with self._meter.measure("hashing"):
                 check_payload(frame)
             receipt = self._receipt_for(frame.header)
-            received = Received(fields.sender, fields.kind, fields.body, frame.payload, frame.header)
+            received = CheckedFrame(fields.sender, fields.kind, fields.body, frame.payload, frame.header)
             self._inbox.put(received, len(raw), self._limits.timeout_s)
             link.chain.accept(frame.header, receipt)
             self._received[name] += len(raw)
@@ -375,7 +375,7 @@ class Endpoint:
                 )
             return self._outboxes[receiver]
 
-    def _report(self, outcome: Delivered | LinkFault) -> None:
+    def _report(self, outcome: DeliveredFrame | LinkFault) -> None:
         if isinstance(outcome, LinkFault):
             self._inbox.put_fault(outcome)
             return

@@ -53,7 +53,7 @@ _NOBODY_LISTENS = "Connection refused"
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedPeer:
     """Somebody met by `describe`, on either side of it.
 
     Attributes:
@@ -96,7 +96,7 @@ class GrpcWire:
         self._handle: Handle | None = None
         self._run = ""
         self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable]] = {}
-        self._joined: dict[str, Joined] = {}
+        self._joined: dict[str, JoinedPeer] = {}
         self._known: dict[bytes, tuple[Peer, datetime]] = {}
         self._calls: Counter[str] = Counter()
         self._changed = threading.Condition()
@@ -152,7 +152,7 @@ class GrpcWire:
             raise PeerLostError(f"{receiver}: no address is known for it")
         return _call(route[1], raw, timeout_s, receiver)
 
-    def wait_joined(self, name: str, timeout_s: float) -> Joined | None:
+    def wait_joined(self, name: str, timeout_s: float) -> JoinedPeer | None:
         """Return the party of this name once it has called `describe`, or None within the time."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._joined, timeout_s)
@@ -188,7 +188,7 @@ class GrpcWire:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "expected a JSON object with an address")
         name = self._name_of(peer.name, question.get("begins") is True, context)
         with self._changed:
-            self._joined[peer.name] = Joined(peer, address, "")
+            self._joined[peer.name] = JoinedPeer(peer, address, "")
             self._changed.notify_all()
         certificate = self._identity.certificate_pem.decode("ascii")
         found = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
@@ -245,7 +245,7 @@ def describe(
     patience_s: float | None = None,
     *,
     begins: bool = False,
-) -> Joined:
+) -> JoinedPeer:
     """Ask a party which run it serves, and tell it where we listen: the first word of one who joins.
 
     Args:
@@ -279,7 +279,7 @@ def describe(
     peer = peer_from_certificate(certificate, identity.authority_pem, where=f"certificate of {party}")
     if peer.name != party or _text(values, "party") != party:
         raise CertificateError(f"description of {party}: names {peer.name!r}")
-    return Joined(peer, address, _text(values, "run"), check_session_name(_text(values, "you")))
+    return JoinedPeer(peer, address, _text(values, "run"), check_session_name(_text(values, "you")))
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:

@@ -14,7 +14,7 @@ _OVERHEAD_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class CheckedFrame:
     """A frame that was checked: signature, place on its link, digest.
 
     Attributes:
@@ -55,7 +55,7 @@ class Inbox:
 
     def __init__(self, max_queued_bytes: int) -> None:
         self._max_queued_bytes = max_queued_bytes
-        self._items: deque[tuple[Received | LinkFault, int]] = deque()
+        self._items: deque[tuple[CheckedFrame | LinkFault, int]] = deque()
         self._queued: Counter[str] = Counter()
         self._refused: set[str] = set()
         self._closed = False
@@ -71,7 +71,7 @@ class Inbox:
         with self._changed:
             return self._num_gets if self._is_waited_on and not self._items and not self._closed else None
 
-    def put(self, item: Received, size_bytes: int, timeout_s: float) -> None:
+    def put(self, item: CheckedFrame, size_bytes: int, timeout_s: float) -> None:
         """Add a frame; waits while its sender has too much in here already.
 
         Raises:
@@ -99,7 +99,7 @@ class Inbox:
             self._items.append((fault, 0))
             self._changed.notify_all()
 
-    def get(self, timeout_s: float) -> Received | LinkFault | None:
+    def get(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """Return the oldest item, or None when there is none within the time or the inbox is closed."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -114,7 +114,7 @@ class Inbox:
             if not self._items:
                 return None
             item, cost = self._items.popleft()
-            if isinstance(item, Received):
+            if isinstance(item, CheckedFrame):
                 self._queued[item.sender] -= cost
                 self._changed.notify_all()
             return item
@@ -144,5 +144,5 @@ class Inbox:
         return self._queued[sender] == 0 or self._queued[sender] + cost <= bound
 
 
-def _sender_of(item: Received | LinkFault) -> str | None:
-    return item.sender if isinstance(item, Received) else None
+def _sender_of(item: CheckedFrame | LinkFault) -> str | None:
+    return item.sender if isinstance(item, CheckedFrame) else None

@@ -39,7 +39,7 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class DeliveredFrame:
     """A frame that its receiver has taken.
 
     Attributes:
@@ -73,7 +73,7 @@ class Outbox:
         limits: TransportConfig,
         meter: Meter,
         *,
-        report: Callable[[Delivered | LinkFault], None],
+        report: Callable[[DeliveredFrame | LinkFault], None],
     ) -> None:
         self._chain, self._peer, self._wire, self._limits = chain, peer, wire, limits
         self._meter, self._report = meter, report
@@ -195,7 +195,7 @@ class Outbox:
         try:
             while (item := self._next()) is not None:
                 header, raw = item
-                self._report(Delivered(header, self._deliver(header, raw), len(raw)))
+                self._report(DeliveredFrame(header, self._deliver(header, raw), len(raw)))
                 self._done(len(raw))
         except (TransportError, SignatureError) as exc:
             error = exc

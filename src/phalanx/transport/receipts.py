@@ -21,7 +21,7 @@ def is_receipt_due(fields: HeaderFields) -> bool:
 
 
 @dataclass(frozen=True)
-class Proof:
+class ArrivalProof:
     """That a frame has arrived.
 
     Attributes:
@@ -69,13 +69,13 @@ class Receipts:
                 self._receipts.setdefault(fields.receiver, {})[fields.sequence] = receipt
                 self._changed.notify_all()
 
-    def get(self, header_digest: str) -> Proof | None:
+    def get(self, header_digest: str) -> ArrivalProof | None:
         """Return the proof that a frame arrived, or None while there is none."""
         with self._changed:
             place = self._places.get(header_digest)
             return None if place is None else self._proof(*place)
 
-    def wait(self, header_digest: str, timeout_s: float) -> Proof | None:
+    def wait(self, header_digest: str, timeout_s: float) -> ArrivalProof | None:
         """Return the proof that a frame arrived, or None when there is none within the time."""
         with self._changed:
             self._changed.wait_for(lambda: self.get(header_digest) is not None, timeout_s)
@@ -90,10 +90,10 @@ class Receipts:
                 del self._places[headers.pop(oldest).digest]
                 receipts.pop(oldest, None)
 
-    def _proof(self, receiver: str, sequence: int) -> Proof | None:
+    def _proof(self, receiver: str, sequence: int) -> ArrivalProof | None:
         receipts, headers = self._receipts.get(receiver, {}), self._headers[receiver]
         # a receipt is never further away than that
         for last in range(sequence, sequence + RECEIPT_EVERY):
             if last in receipts:
-                return Proof(receipts[last], tuple(headers[n] for n in range(sequence, last + 1)))
+                return ArrivalProof(receipts[last], tuple(headers[n] for n in range(sequence, last + 1)))
         return None

@@ -12,9 +12,9 @@ from phalanx.pipeline.membership import join
 from phalanx.testing import CompanyClock, MemoryCompany, RewritingEndpoint
 from phalanx.transport import Endpoint
 from phalanx.transport.answer import read_answer
-from phalanx.transport.inbox import Inbox, Received
+from phalanx.transport.inbox import CheckedFrame, Inbox
 from phalanx.transport.link import SendingChain
-from phalanx.transport.outbox import Delivered, Outbox
+from phalanx.transport.outbox import DeliveredFrame, Outbox
 
 MOST_S_PER_TURN = 60.0
 MOST_TURNS = 30_000
@@ -114,7 +114,7 @@ class InlineOutbox(Outbox):
             while self._queue:
                 queued, raw = self._queue[0]
                 answer = self._wire.deliver(self._peer.name, raw, 1.0)
-                self._report(Delivered(queued, read_answer(answer, queued, self._peer), len(raw)))
+                self._report(DeliveredFrame(queued, read_answer(answer, queued, self._peer), len(raw)))
                 self._done(len(raw))
         except (TransportError, SignatureError) as exc:
             self._fail(exc)
@@ -187,7 +187,7 @@ class TurnEndpoint(RewritingEndpoint, InsidersEndpoint):
         if (item is None and timeout_s) or (item is None and self.turns.chance()):
             self.turns.wait(self.name, timeout_s)
             item = super().receive(0.0)
-        if self.noted is not None and isinstance(item, Received):
+        if self.noted is not None and isinstance(item, CheckedFrame):
             self.noted.append((item.header, bytes(item.payload)))
         return item
 

@@ -10,9 +10,9 @@ import pytest
 
 from phalanx.errors import IsolationError
 from phalanx.security.isolation import (
-    Finding,
     IsolationReport,
     Measure,
+    MeasureFinding,
     Program,
     Sandbox,
     SecretMemory,
@@ -130,7 +130,7 @@ def test_a_path_that_does_not_exist_opens_nothing_by_mistake(tmp_path):
 
 
 def test_a_measure_that_nobody_reported_does_not_hold():
-    report = IsolationReport((Finding(Measure.FILES, True, ""), Finding(Measure.NO_SWAP, False, "swaps")))
+    report = IsolationReport((MeasureFinding(Measure.FILES, True, ""), MeasureFinding(Measure.NO_SWAP, False, "swaps")))
 
     lacking = report.missing((Measure.FILES, Measure.NO_SWAP, Measure.UNREADABLE))
 

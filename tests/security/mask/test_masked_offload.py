@@ -12,8 +12,8 @@ from phalanx.security.mask import (
     MaskedWorker,
     OsPads,
     P,
-    Product,
     ProductCheck,
+    ProductMessage,
     masked_linear,
     worst_error,
 )
@@ -159,7 +159,7 @@ def test_an_activation_beyond_the_bound_of_its_layer_stops_the_step():
     ("alter", "said"),
     [
         (lambda a: replace(a, number=a.number + 1), "it is late, or the worker mixes requests up"),
-        (lambda a: replace(a, product=Product("layer 0", "backward")), "of layer 0, backward"),
+        (lambda a: replace(a, product=ProductMessage("layer 0", "backward")), "of layer 0, backward"),
         (lambda a: replace(a, values=a.values[1:]), "expected uint32 [16, 48]"),
         (lambda a: replace(a, values=a.values.astype(np.int64)), "got int64"),
         (lambda a: replace(a, values=a.values.astype(np.float32)), "got float32"),
@@ -184,9 +184,9 @@ def test_a_worker_refuses_what_it_has_not_loaded_and_what_does_not_fit(layer, wo
     request = layer.forward.send(X).request
 
     with pytest.raises(FrameError, match=r"^layer 9, forward: is not loaded here"):
-        worker.answer(replace(request, product=Product("layer 9", "forward")))
+        worker.answer(replace(request, product=ProductMessage("layer 9", "forward")))
     with pytest.raises(FrameError, match="expected uint32"):
-        worker.answer(replace(request, product=Product("layer 0", "backward")))
+        worker.answer(replace(request, product=ProductMessage("layer 0", "backward")))
     with pytest.raises(FrameError, match="2147483647 or more"):
         worker.answer(replace(request, values=np.full_like(request.values, P)))
 

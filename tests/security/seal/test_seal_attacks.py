@@ -5,7 +5,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sealed_pair import CUT, plain, shake_hands
 
 from phalanx.errors import SealError
-from phalanx.security.seal import Purpose, Refusal, TensorKind
+from phalanx.security.seal import Purpose, SealRefusal, TensorKind
 from phalanx.security.seal.header import TAG_BYTES
 
 KEY = b"\x09" * 32
@@ -74,7 +74,7 @@ def test_with_order_it_is_trained_on_once():
     for step in range(2):
         with pytest.raises(SealError) as caught:
             server.receiver.open(frame, CUT, step, 0)
-        assert caught.value.reason == Refusal.REPLAYED
+        assert caught.value.reason == SealRefusal.REPLAYED
 
 
 def test_without_a_tag_a_flipped_bit_flips_what_is_trained_on():
@@ -93,4 +93,4 @@ def test_labels_cannot_be_passed_off_as_activations():
 
     with pytest.raises(SealError) as caught:
         server.receiver.open(frame, CUT, 0, 0)
-    assert caught.value.reason == Refusal.OTHER_TENSOR
+    assert caught.value.reason == SealRefusal.OTHER_TENSOR

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sealed_pair import CUT, TERMS, CountingEpochs, other_terms, plain, shake_hands
 
 from phalanx.errors import SealError
-from phalanx.security.seal import Context, Direction, Purpose, Receiver, Refusal, Sender, TensorKind
+from phalanx.security.seal import Context, Direction, Purpose, Receiver, SealRefusal, Sender, TensorKind
 from phalanx.security.seal.direction import Lane
 from phalanx.security.seal.header import TAG_BYTES
 from phalanx.security.seal.keys import derive_ciphers
@@ -87,7 +87,7 @@ def test_a_frame_cut_anywhere_is_refused_and_nothing_is_lost(ends):
 
     reasons = {refused(receiver, frame[:size]) for size in range(len(frame))}
 
-    assert reasons == {Refusal.TRUNCATED}
+    assert reasons == {SealRefusal.TRUNCATED}
     assert receiver.open(frame, CUT, 0, 0) == plain()
 
 
@@ -95,8 +95,8 @@ def test_a_frame_with_something_behind_it_is_refused(ends):
     sender, receiver = ends
     frame = sender.seal(CUT, 0, 0, plain())
 
-    assert refused(receiver, frame + b"\0") == Refusal.TOO_LONG
-    assert refused(receiver, frame + frame) == Refusal.TOO_LONG
+    assert refused(receiver, frame + b"\0") == SealRefusal.TOO_LONG
+    assert refused(receiver, frame + frame) == SealRefusal.TOO_LONG
     assert receiver.open(frame, CUT, 0, 0) == plain()
 
 
@@ -106,9 +106,9 @@ def test_chunks_that_changed_places_or_were_left_out_are_refused(ends):
     start, size = len(frame) - CUT.size_bytes - 3 * TAG_BYTES, TERMS.chunk_bytes + TAG_BYTES
     head, first, second, last = frame[:start], *(frame[start + i * size : start + (i + 1) * size] for i in range(3))
 
-    assert refused(receiver, head + second + first + last) == Refusal.ALTERED
-    assert refused(receiver, head + first + first + last) == Refusal.ALTERED
-    assert refused(receiver, head + first + last) == Refusal.TRUNCATED
+    assert refused(receiver, head + second + first + last) == SealRefusal.ALTERED
+    assert refused(receiver, head + first + first + last) == SealRefusal.ALTERED
+    assert refused(receiver, head + first + last) == SealRefusal.TRUNCATED
     assert receiver.open(frame, CUT, 0, 0) == plain()
 
 
@@ -118,7 +118,7 @@ def test_a_chunk_of_the_frame_before_it_is_refused(ends):
     receiver.open(old, CUT, 0, 0)
     tail = TERMS.chunk_bytes
 
-    assert refused(receiver, new[:-tail] + old[-tail:], step=1) == Refusal.ALTERED
+    assert refused(receiver, new[:-tail] + old[-tail:], step=1) == SealRefusal.ALTERED
     assert receiver.open(new, CUT, 1, 0) == plain(2)
 
 
@@ -127,12 +127,12 @@ def test_a_replayed_frame_is_refused_and_the_next_one_still_accepted(ends):
     frames = [sender.seal(CUT, step, 0, plain(step)) for step in range(3)]
     receiver.open(frames[0], CUT, 0, 0)
 
-    assert refused(receiver, frames[0]) == Refusal.REPLAYED
+    assert refused(receiver, frames[0]) == SealRefusal.REPLAYED
     # and not either where the same step is asked for again
-    assert refused(receiver, frames[0], step=1) == Refusal.REPLAYED
+    assert refused(receiver, frames[0], step=1) == SealRefusal.REPLAYED
 
     assert receiver.open(frames[1], CUT, 1, 0) == plain(1)
-    assert refused(receiver, frames[0], step=2) == Refusal.REPLAYED
+    assert refused(receiver, frames[0], step=2) == SealRefusal.REPLAYED
     assert receiver.open(frames[2], CUT, 2, 0) == plain(2)
 
 
@@ -140,8 +140,8 @@ def test_frames_out_of_order_are_refused_and_accepted_in_order(ends):
     sender, receiver = ends
     frames = [sender.seal(CUT, step, 0, plain(step)) for step in range(3)]
 
-    assert refused(receiver, frames[1], step=1) == Refusal.OUT_OF_ORDER
-    assert refused(receiver, frames[2], step=2) == Refusal.OUT_OF_ORDER
+    assert refused(receiver, frames[1], step=1) == SealRefusal.OUT_OF_ORDER
+    assert refused(receiver, frames[2], step=2) == SealRefusal.OUT_OF_ORDER
 
     assert [receiver.open(frame, CUT, step, 0) for step, frame in enumerate(frames)] == [plain(i) for i in range(3)]
 
@@ -159,14 +159,14 @@ def test_whatever_order_frames_come_in_each_is_accepted_once_and_in_its_turn(ord
             due += 1
         else:
             reason = refused(server.receiver, frames[index], step=index)
-            assert reason == (Refusal.REPLAYED if index < due else Refusal.OUT_OF_ORDER)
+            assert reason == (SealRefusal.REPLAYED if index < due else SealRefusal.OUT_OF_ORDER)
 
 
 def test_a_frame_of_another_session_is_refused(ends):
     sender, receiver = ends
     foreign, _ = shake_hands()
 
-    assert refused(receiver, foreign.sender.seal(CUT, 0, 0, plain())) == Refusal.FOREIGN_SESSION
+    assert refused(receiver, foreign.sender.seal(CUT, 0, 0, plain())) == SealRefusal.FOREIGN_SESSION
     assert receiver.open(sender.seal(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
 
 
@@ -174,7 +174,7 @@ def test_a_frame_that_is_sent_back_to_its_sender_is_refused():
     client, server = shake_hands()
     frame = client.sender.seal(CUT, 0, 0, plain())
 
-    assert refused(client.receiver, frame) == Refusal.FOREIGN_DIRECTION
+    assert refused(client.receiver, frame) == SealRefusal.FOREIGN_DIRECTION
     assert server.receiver.open(frame, CUT, 0, 0) == plain()
 
 
@@ -188,7 +188,7 @@ def lane(epoch=1, direction=Direction.TO_SERVER, terms=TERMS, session=b"\x33" * 
 def test_a_frame_of_an_older_or_newer_epoch_is_refused(epoch):
     receiver = Receiver(lane(2))
 
-    assert refused(receiver, Sender(lane(epoch)).seal(CUT, 0, 0, plain())) == Refusal.FOREIGN_EPOCH
+    assert refused(receiver, Sender(lane(epoch)).seal(CUT, 0, 0, plain())) == SealRefusal.FOREIGN_EPOCH
     assert receiver.open(Sender(lane(2)).seal(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
 
 
@@ -198,7 +198,7 @@ def test_a_frame_whose_header_was_made_to_fit_does_not_open(forged):
     good = Sender(lane()).seal(CUT, 0, 0, plain())
     start = len(frame) - CUT.size_bytes - 3 * TAG_BYTES
 
-    assert refused(Receiver(lane()), good[:start] + frame[start:]) == Refusal.ALTERED
+    assert refused(Receiver(lane()), good[:start] + frame[start:]) == SealRefusal.ALTERED
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_frame_whose_header_was_made_to_fit_does_not_open(forged):
 def test_a_frame_of_another_run_client_config_or_attestation_does_not_open(terms):
     frame = Sender(lane(terms=terms)).seal(CUT, 0, 0, plain())
 
-    assert refused(Receiver(lane()), frame) == Refusal.ALTERED
+    assert refused(Receiver(lane()), frame) == SealRefusal.ALTERED
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_the_frame_of_another_tensor_than_the_one_that_is_due_is_refused(ends, k
     sender, receiver = ends
     frame = sender.seal(CUT, 0, 0, plain())
 
-    assert refused(receiver, frame, kind, step, microbatch) == Refusal.OTHER_TENSOR
+    assert refused(receiver, frame, kind, step, microbatch) == SealRefusal.OTHER_TENSOR
     assert receiver.open(frame, CUT, 0, 0) == plain()
 
 
@@ -240,7 +240,7 @@ def test_the_frame_of_another_tensor_than_the_one_that_is_due_is_refused(ends, k
 def test_what_is_no_frame_is_refused(data):
     receiver = Receiver(lane())
 
-    assert refused(receiver, data) in {Refusal.TRUNCATED, Refusal.MALFORMED}
+    assert refused(receiver, data) in {SealRefusal.TRUNCATED, SealRefusal.MALFORMED}
 
 
 def test_what_a_frame_announces_is_read_and_then_has_to_hold(ends):
@@ -263,7 +263,7 @@ def test_an_announcement_that_was_altered_opens_nothing(ends):
     announced = receiver.announced(frame)
 
     assert announced.kind.name == "but"
-    assert refused(receiver, frame, *announced) == Refusal.ALTERED
+    assert refused(receiver, frame, *announced) == SealRefusal.ALTERED
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -370,7 +370,7 @@ def test_a_closed_channel_seals_and_opens_nothing():
 
     with pytest.raises(SealError, match="closed"):
         client.sender.seal(CUT, 1, 0, plain())
-    assert refused(server.receiver, frame) == Refusal.CLOSED
+    assert refused(server.receiver, frame) == SealRefusal.CLOSED
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])

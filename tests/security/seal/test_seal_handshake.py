@@ -11,7 +11,7 @@ from sealed_pair import CLIENT, CUT, SERVER, TERMS, CountingEpochs, other_terms,
 from phalanx.config import canonical_json
 from phalanx.errors import PhalanxError, RollbackError, SealError, SignatureError
 from phalanx.security.crypto import Identity, in_domain
-from phalanx.security.seal import Offer, Refusal, answer, handshake
+from phalanx.security.seal import Offer, SealRefusal, answer, handshake
 
 
 def offer(terms=TERMS, identity=CLIENT):
@@ -65,7 +65,7 @@ def test_where_shares_sessions_and_epochs_repeat_fresh_salts_still_give_other_ke
     frame = first[0].sender.seal(CUT, 0, 0, plain())
 
     assert first[0].context == second[0].context
-    assert reason_of(lambda: second[1].receiver.open(frame, CUT, 0, 0)) == Refusal.ALTERED
+    assert reason_of(lambda: second[1].receiver.open(frame, CUT, 0, 0)) == SealRefusal.ALTERED
     assert first[1].receiver.open(frame, CUT, 0, 0) == plain()
 
 
@@ -96,11 +96,11 @@ def test_every_byte_of_a_reply_counts_and_the_right_one_is_still_accepted():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"run": "run-2"}, Refusal.FOREIGN_RUN),
-        ({"config_digest": b"\x12" * 32}, Refusal.FOREIGN_CONFIG),
-        ({"attestation": b"\x23" * 32}, Refusal.FOREIGN_ATTESTATION),
-        ({"server": "enclave-b"}, Refusal.FOREIGN_PARTY),
-        ({"chunk_bytes": 64}, Refusal.FOREIGN_CHUNKING),
+        ({"run": "run-2"}, SealRefusal.FOREIGN_RUN),
+        ({"config_digest": b"\x12" * 32}, SealRefusal.FOREIGN_CONFIG),
+        ({"attestation": b"\x23" * 32}, SealRefusal.FOREIGN_ATTESTATION),
+        ({"server": "enclave-b"}, SealRefusal.FOREIGN_PARTY),
+        ({"chunk_bytes": 64}, SealRefusal.FOREIGN_CHUNKING),
     ],
 )
 def test_a_side_that_means_something_else_is_refused_by_name(change, reason):
@@ -111,11 +111,11 @@ def test_a_hello_for_another_client_is_refused():
     other = Identity.without_certificate("client-b")
     hello = signed_again(offer().hello, CLIENT, client="client-b")
 
-    assert reason_of(lambda: answered(hello)) == Refusal.FOREIGN_PARTY
-    assert reason_of(lambda: offer(identity=other)) == Refusal.FOREIGN_PARTY
-    assert reason_of(lambda: answered(offer().hello, client=other.public)) == Refusal.FOREIGN_PARTY
-    assert reason_of(lambda: answered(offer().hello, identity=other)) == Refusal.FOREIGN_PARTY
-    assert reason_of(lambda: offer().accept(b"", other.public)) == Refusal.FOREIGN_PARTY
+    assert reason_of(lambda: answered(hello)) == SealRefusal.FOREIGN_PARTY
+    assert reason_of(lambda: offer(identity=other)) == SealRefusal.FOREIGN_PARTY
+    assert reason_of(lambda: answered(offer().hello, client=other.public)) == SealRefusal.FOREIGN_PARTY
+    assert reason_of(lambda: answered(offer().hello, identity=other)) == SealRefusal.FOREIGN_PARTY
+    assert reason_of(lambda: offer().accept(b"", other.public)) == SealRefusal.FOREIGN_PARTY
 
 
 def test_a_man_in_the_middle_with_a_key_of_his_own_is_refused_on_both_sides():
@@ -135,11 +135,11 @@ def test_a_reply_to_another_hello_is_refused_and_the_right_one_accepted():
     old, _ = answered(first.hello)
     new, _ = answered(second.hello)
 
-    assert reason_of(lambda: second.accept(old, SERVER.public)) == Refusal.STALE_REPLY
+    assert reason_of(lambda: second.accept(old, SERVER.public)) == SealRefusal.STALE_REPLY
     # it does not help to repeat the session
     session = json.loads(second.hello)["body"]["session"]
     forged = signed_again(old, SERVER, session=session)
-    assert reason_of(lambda: second.accept(forged, SERVER.public)) == Refusal.STALE_REPLY
+    assert reason_of(lambda: second.accept(forged, SERVER.public)) == SealRefusal.STALE_REPLY
 
     second.accept(new, SERVER.public)
 
@@ -148,8 +148,8 @@ def test_a_hello_is_no_reply_and_a_reply_is_no_hello():
     mine = offer()
     reply, _ = answered(mine.hello)
 
-    assert reason_of(lambda: answered(signed_again(reply, CLIENT))) == Refusal.MALFORMED
-    assert reason_of(lambda: offer().accept(signed_again(mine.hello, SERVER), SERVER.public)) == Refusal.STALE_REPLY
+    assert reason_of(lambda: answered(signed_again(reply, CLIENT))) == SealRefusal.MALFORMED
+    assert reason_of(lambda: offer().accept(signed_again(mine.hello, SERVER), SERVER.public)) == SealRefusal.STALE_REPLY
 
 
 def test_an_offer_is_accepted_once():
@@ -157,7 +157,7 @@ def test_an_offer_is_accepted_once():
     reply, _ = answered(mine.hello)
     mine.accept(reply, SERVER.public)
 
-    assert reason_of(lambda: mine.accept(reply, SERVER.public)) == Refusal.CLOSED
+    assert reason_of(lambda: mine.accept(reply, SERVER.public)) == SealRefusal.CLOSED
     with pytest.raises(TypeError, match="never copied"):
         copy.copy(offer())
 
@@ -170,7 +170,7 @@ def test_a_hello_that_is_replayed_leads_to_a_channel_in_which_nothing_opens():
     _, again = answered(mine.hello)
 
     frame = client.sender.seal(CUT, 0, 0, plain())
-    assert reason_of(lambda: again.receiver.open(frame, CUT, 0, 0)) == Refusal.ALTERED
+    assert reason_of(lambda: again.receiver.open(frame, CUT, 0, 0)) == SealRefusal.ALTERED
     assert server.receiver.open(frame, CUT, 0, 0) == plain()
 
 
@@ -178,19 +178,19 @@ def test_a_side_whose_machine_was_turned_back_is_known_by_its_epoch():
     mine = offer()
     reply, _ = answered(mine.hello)
 
-    assert reason_of(lambda: mine.accept(reply, SERVER.public, after_epoch=1)) == Refusal.STALE_EPOCH
+    assert reason_of(lambda: mine.accept(reply, SERVER.public, after_epoch=1)) == SealRefusal.STALE_EPOCH
     mine.accept(reply, SERVER.public, after_epoch=0)
 
     epochs = CountingEpochs()
     replayed = lambda: answer(mine.hello, TERMS, SERVER, epochs, CLIENT.public, after_epoch=1)  # noqa: E731
-    assert reason_of(replayed) == Refusal.STALE_EPOCH
+    assert reason_of(replayed) == SealRefusal.STALE_EPOCH
     assert epochs.given == 0
 
 
 def test_a_share_of_low_order_is_refused():
     for share in (bytes(32), b"\x01" + bytes(31)):
         hello = signed_again(offer().hello, CLIENT, share=share.hex())
-        assert reason_of(lambda hello=hello: answered(hello)) == Refusal.MALFORMED
+        assert reason_of(lambda hello=hello: answered(hello)) == SealRefusal.MALFORMED
 
 
 @pytest.mark.parametrize(
@@ -209,19 +209,19 @@ def test_a_share_of_low_order_is_refused():
     ],
 )
 def test_a_signed_hello_with_odd_contents_is_refused(changes):
-    assert reason_of(lambda: answered(signed_again(offer().hello, CLIENT, **changes))) == Refusal.MALFORMED
+    assert reason_of(lambda: answered(signed_again(offer().hello, CLIENT, **changes))) == SealRefusal.MALFORMED
 
 
 def test_a_hello_of_another_version_is_refused():
     hello = signed_again(offer().hello, CLIENT, version=2)
 
-    assert reason_of(lambda: answered(hello)) == Refusal.OTHER_VERSION
+    assert reason_of(lambda: answered(hello)) == SealRefusal.OTHER_VERSION
 
 
 @given(st.binary(max_size=300) | st.sampled_from([b"{}", b'{"body":{},"signature":""}', b"x" * 9000]))
 def test_what_is_no_hello_is_refused(data):
-    assert reason_of(lambda: answered(data)) == Refusal.MALFORMED
-    assert reason_of(lambda: offer().accept(data, SERVER.public)) == Refusal.MALFORMED
+    assert reason_of(lambda: answered(data)) == SealRefusal.MALFORMED
+    assert reason_of(lambda: offer().accept(data, SERVER.public)) == SealRefusal.MALFORMED
 
 
 def test_a_hello_that_is_too_long_is_not_even_parsed():

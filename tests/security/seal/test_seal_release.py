@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from phalanx.config import digest
 from phalanx.errors import ReleaseRefusedError
-from phalanx.security.seal import Release, ReleaseGate, ReleasePolicy, Update, Withheld
+from phalanx.security.seal import PermittedRelease, ReleaseGate, ReleasePolicy, ReleaseRefusal, ReleaseRequest
 
 POLICY = ReleasePolicy(min_clients=3, clip_norm=2.0)
 
@@ -24,72 +24,79 @@ def refused(made, update):
 
 
 def test_an_update_of_enough_clients_within_its_bound_leaves():
-    assert gate().permit(Update(norm=2.0)) == Release(1, 3, 2.0, 0.0, digest(POLICY))
+    assert gate().permit(ReleaseRequest(norm=2.0)) == PermittedRelease(1, 3, 2.0, 0.0, digest(POLICY))
 
 
 @pytest.mark.parametrize("clients", [(), ("a",), ("a", "b"), ("a", "b", "b", "a")])
 def test_an_update_of_too_few_clients_stays(clients):
-    assert refused(gate(clients=clients), Update(norm=1.0)) == Withheld.TOO_FEW_CLIENTS
+    assert refused(gate(clients=clients), ReleaseRequest(norm=1.0)) == ReleaseRefusal.TOO_FEW_CLIENTS
 
 
 def test_a_client_with_too_few_examples_does_not_count():
     made = gate(ReleasePolicy(min_clients=3, min_examples=10, clip_norm=2.0))
 
-    assert refused(made, Update(1.0)) == Withheld.TOO_FEW_CLIENTS
+    assert refused(made, ReleaseRequest(1.0)) == ReleaseRefusal.TOO_FEW_CLIENTS
     for client in "abc":
         made.contributed(client, 2)
-    assert made.permit(Update(1.0)).num_clients == 3
+    assert made.permit(ReleaseRequest(1.0)).num_clients == 3
 
 
 def test_what_one_client_added_after_a_release_does_not_leave_alone():
     made = gate()
-    made.permit(Update(1.0))
+    made.permit(ReleaseRequest(1.0))
     made.contributed("a", 100)
 
-    assert refused(made, Update(1.0)) == Withheld.TOO_FEW_CLIENTS
+    assert refused(made, ReleaseRequest(1.0)) == ReleaseRefusal.TOO_FEW_CLIENTS
 
     made.contributed("b", 1)
     made.contributed("d", 1)
-    assert made.permit(Update(1.0)).number == 2
+    assert made.permit(ReleaseRequest(1.0)).number == 2
 
 
 @pytest.mark.parametrize("norm", [math.nextafter(2.0, 3.0), 1e300])
 def test_an_update_beyond_its_bound_stays(norm):
-    assert refused(gate(), Update(norm)) == Withheld.NOT_CLIPPED
+    assert refused(gate(), ReleaseRequest(norm)) == ReleaseRefusal.NOT_CLIPPED
 
 
 @pytest.mark.parametrize(
-    "update", [Update(math.nan), Update(math.inf), Update(-1.0), Update(1.0, math.nan), Update(1.0, -1.0)]
+    "update",
+    [
+        ReleaseRequest(math.nan),
+        ReleaseRequest(math.inf),
+        ReleaseRequest(-1.0),
+        ReleaseRequest(1.0, math.nan),
+        ReleaseRequest(1.0, -1.0),
+    ],
 )
 def test_a_norm_or_noise_that_is_no_number_stays(update):
-    assert refused(gate(), update) == Withheld.NOT_FINITE
+    assert refused(gate(), update) == ReleaseRefusal.NOT_FINITE
 
 
 def test_an_update_without_the_promised_noise_stays():
     made = gate(ReleasePolicy(min_clients=3, clip_norm=2.0, noise_multiplier=0.5))
 
-    assert refused(made, Update(1.0)) == Withheld.NOT_NOISED
-    assert refused(made, Update(1.0, math.nextafter(1.0, 0.0))) == Withheld.NOT_NOISED
-    assert made.permit(Update(1.0, 1.0)).noise_std == 1.0
+    assert refused(made, ReleaseRequest(1.0)) == ReleaseRefusal.NOT_NOISED
+    assert refused(made, ReleaseRequest(1.0, math.nextafter(1.0, 0.0))) == ReleaseRefusal.NOT_NOISED
+    assert made.permit(ReleaseRequest(1.0, 1.0)).noise_std == 1.0
 
 
 def test_after_the_last_release_nothing_leaves():
     made = gate(ReleasePolicy(min_clients=2, clip_norm=2.0, max_releases=1))
-    made.permit(Update(1.0))
+    made.permit(ReleaseRequest(1.0))
     for client in "abc":
         made.contributed(client, 8)
 
-    assert refused(made, Update(1.0)) == Withheld.TOO_MANY
+    assert refused(made, ReleaseRequest(1.0)) == ReleaseRefusal.TOO_MANY
 
 
 def test_a_refusal_changes_nothing():
     made = gate()
     before = made.state()
 
-    refused(made, Update(3.0))
+    refused(made, ReleaseRequest(3.0))
 
     assert made.state() == before
-    assert made.permit(Update(1.0)).number == 1
+    assert made.permit(ReleaseRequest(1.0)).number == 1
 
 
 def test_the_books_go_on_after_a_restart():
@@ -97,9 +104,9 @@ def test_the_books_go_on_after_a_restart():
 
     again = ReleaseGate(POLICY, made.state())
 
-    assert refused(again, Update(1.0)) == Withheld.TOO_FEW_CLIENTS
+    assert refused(again, ReleaseRequest(1.0)) == ReleaseRefusal.TOO_FEW_CLIENTS
     again.contributed("c", 1)
-    assert again.permit(Update(1.0)).number == 1
+    assert again.permit(ReleaseRequest(1.0)).number == 1
 
 
 def test_books_that_were_kept_under_another_policy_are_refused():

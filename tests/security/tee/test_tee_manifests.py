@@ -279,10 +279,10 @@ def test_a_manifest_that_is_signed_and_malformed_is_refused(signer, resources):
 def test_the_decoders_measurement_counts_only_where_the_decoder_is_on(signer):
     from types import SimpleNamespace
 
-    from phalanx.security.tee.nvidia.manifest import Manifest, check_manifests
+    from phalanx.security.tee.nvidia.manifest import ReferenceManifest, check_manifests
 
-    driver = Manifest(DRIVER, {36: frozenset({OTHER})}, ())
-    firmware = Manifest(FIRMWARE, {1: frozenset({OTHER})}, ())
+    driver = ReferenceManifest(DRIVER, {36: frozenset({OTHER})}, ())
+    firmware = ReferenceManifest(FIRMWARE, {1: frozenset({OTHER})}, ())
     report = SimpleNamespace(
         driver_version=DRIVER, vbios_version=FIRMWARE, measurements={1: bytes.fromhex(OTHER)}, is_decoder_off=True
     )

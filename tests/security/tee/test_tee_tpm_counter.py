@@ -50,10 +50,10 @@ def test_memory_that_is_no_counter_is_refused(device):
     import struct
 
     from phalanx.security.tee.tpm import wire
-    from phalanx.security.tee.tpm.wire import Command
+    from phalanx.security.tee.tpm.wire import TpmCommand
 
     plain = struct.pack(">IHI", INDEX, wire.SHA256, 0x02060006) + wire.sized(b"") + struct.pack(">H", 8)
-    device.call(Command.NV_DEFINE_SPACE, (wire.OWNER,), wire.sized(b"") + wire.sized(plain), wire.password())
+    device.call(TpmCommand.NV_DEFINE_SPACE, (wire.OWNER,), wire.sized(b"") + wire.sized(plain), wire.password())
 
     with pytest.raises(RollbackError, match="something else lies there"):
         TpmCounter(device, INDEX)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phalanx.errors import TpmError
 from phalanx.security.tee import TpmDevice, open_tpm
 from phalanx.security.tee.tpm import device as tpm_device
-from phalanx.security.tee.tpm.wire import Command, pcr_selection
+from phalanx.security.tee.tpm.wire import TpmCommand, pcr_selection
 
 
 class Says:
@@ -106,4 +106,4 @@ def test_a_tpm_that_goes_away_is_an_error_of_ours(bare_tpm):
         bare_tpm.close()
 
         with pytest.raises(TpmError, match="connection"):
-            device.call(Command.PCR_READ, (), pcr_selection((0,)))
+            device.call(TpmCommand.PCR_READ, (), pcr_selection((0,)))

@@ -10,7 +10,7 @@ from phalanx.errors import CheckpointError, RollbackError, TpmError
 from phalanx.security.seal import BlobPlace, BlobSealer
 from phalanx.security.tee import TpmCounter, TpmSealer
 from phalanx.security.tee.tpm import wire
-from phalanx.security.tee.tpm.wire import Command
+from phalanx.security.tee.tpm.wire import TpmCommand
 
 SECRET = secrets.token_bytes(32)
 PCRS = (0, 7, 16)
@@ -45,10 +45,10 @@ def test_a_secret_opens_by_its_policy_alone(sealer, device):
     with device.primary(wire.OWNER, wire.storage_key()) as (parent, _):
         parts = (bytes.fromhex(sealed[name]) for name in ("private", "public"))
         parameters = b"".join(wire.sized(part) for part in parts)
-        item, _ = device.make(Command.LOAD, (parent,), parameters, wire.password())
+        item, _ = device.make(TpmCommand.LOAD, (parent,), parameters, wire.password())
 
     with pytest.raises(TpmError, match="UNSEAL"):
-        device.call(Command.UNSEAL, (item,), b"", wire.password())
+        device.call(TpmCommand.UNSEAL, (item,), b"", wire.password())
 
 
 def test_a_pcr_that_was_not_chosen_may_change(sealer, device):

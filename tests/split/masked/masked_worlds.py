@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from phalanx.models import LoraConfig, ModelConfig, StageSpec, build_stage, open_model
-from phalanx.security.mask import Masked
+from phalanx.security.mask import MaskedMessage
 from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, process_pads
 
 VOCAB, LAYERS, SEQ = 61, 2, 12
@@ -91,8 +91,8 @@ class Spy(SimulatedWorker):
 
     def __init__(self, name: str = "spy"):
         super().__init__(name)
-        self.seen: list[Masked] = []
-        self.answered: list[Masked] = []
+        self.seen: list[MaskedMessage] = []
+        self.answered: list[MaskedMessage] = []
         self.loaded = {}
 
     def load(self, product, values):
@@ -118,7 +118,7 @@ class Liar(SimulatedWorker):
 
     def multiply(self, requests):
         answers = super().multiply(requests)
-        return [Masked(one.product, one.number, self._bend(one.product, one.values.copy())) for one in answers]
+        return [MaskedMessage(one.product, one.number, self._bend(one.product, one.values.copy())) for one in answers]
 
 
 def chi_square(values, limit, bins=256):

@@ -7,7 +7,7 @@ from masked_worlds import VOCAB, Liar, Spy, a_desk, a_model, chi_square, some_id
 from torch import nn
 
 from phalanx.errors import WrongProductError
-from phalanx.security.mask import P, Product, UnsafeNoCheck, decode, encode_rows, offload
+from phalanx.security.mask import P, ProductMessage, UnsafeNoCheck, decode, encode_rows, offload
 from phalanx.security.mask.fixed_point import LARGEST
 from phalanx.security.mask.ring import centred
 from phalanx.split.masked import MaskedLinear, mask_linears, system_pads
@@ -23,8 +23,8 @@ class PlainDesk:
         self.weights, self.seen = {}, []
 
     def add(self, layer, weight):
-        self.weights[Product(layer, "forward")] = weight
-        self.weights[Product(layer, "backward")] = weight.T
+        self.weights[ProductMessage(layer, "forward")] = weight
+        self.weights[ProductMessage(layer, "backward")] = weight.T
 
     def multiply(self, product, x):
         self.seen.append((product, x.copy()))
@@ -53,7 +53,7 @@ def test_a_spy_reads_every_token_of_a_plain_offload_and_no_more_than_chance_of_a
         plain(ids)
         masked(ids)
 
-    (bare,) = [x for product, x in open_desk.seen if product == Product(FIRST, "forward")]
+    (bare,) = [x for product, x in open_desk.seen if product == ProductMessage(FIRST, "forward")]
     (hidden,) = spy.requests(FIRST)
     shape = (*ids.shape, -1)
     reads = [
@@ -87,7 +87,7 @@ def towards(token):
     """A lie that raises one token's score and lowers all others, as far as results stay in the range of products."""
 
     def bend(product, values):
-        if product == Product("lm_head", "forward"):
+        if product == ProductMessage("lm_head", "forward"):
             shift = np.full(values.shape[1], -LARGEST * 35 // 100)
             shift[token] *= -1
             values[:] = (values.astype(np.int64) + shift) % P
@@ -148,7 +148,7 @@ def count_caught(times):
     inputs = {way: rng.standard_normal((4, size), dtype=np.float32) for way, size in (("forward", 12), ("backward", 6))}
     caught = 0
     for index in range(times):
-        product = Product("layer", ("forward", "backward")[index % 2])
+        product = ProductMessage("layer", ("forward", "backward")[index % 2])
         try:
             desk.multiply(product, inputs[product.direction])
         except WrongProductError:

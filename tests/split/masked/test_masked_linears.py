@@ -25,7 +25,7 @@ from torch import nn
 
 from phalanx.errors import ConfigError, FixedPointError, ModelError, PadError, WrongProductError
 from phalanx.models import PrefixConfig, SpfConfig
-from phalanx.security.mask import P, Product
+from phalanx.security.mask import P, ProductMessage
 from phalanx.split.masked import (
     IdlePads,
     MaskedConfig,
@@ -283,7 +283,7 @@ def test_a_step_is_refused_when_there_is_no_pad_and_none_may_be_made_late():
     assert desk.fill(1) == 2
     x = some_rows().requires_grad_()
     masked(x).sum().backward()
-    assert desk.ready() == {Product("layer", "forward"): 0, Product("layer", "backward"): 0}
+    assert desk.ready() == {ProductMessage("layer", "forward"): 0, ProductMessage("layer", "backward"): 0}
 
 
 def test_a_pad_that_cannot_be_made_fresh_stops_the_step_before_anything_is_sent():
@@ -291,7 +291,7 @@ def test_a_pad_that_cannot_be_made_fresh_stops_the_step_before_anything_is_sent(
         def draw(self, rows, columns):
             if columns > 2:
                 raise PadError("pad ledger: the disk refuses")
-            return system_pads()(Product("layer", "forward")).draw(rows, columns)
+            return system_pads()(ProductMessage("layer", "forward")).draw(rows, columns)
 
     spy = Spy()
     masked = MaskedLinear(a_linear(), "layer", a_desk(spy, pads=lambda product: Worn()))
@@ -383,7 +383,7 @@ def test_an_idle_thread_that_cannot_make_pads_says_why():
         def draw(self, rows, columns):
             if columns > 2:
                 raise PadError("pad ledger: its counter failed")
-            return system_pads()(Product("layer", "forward")).draw(rows, columns)
+            return system_pads()(ProductMessage("layer", "forward")).draw(rows, columns)
 
     desk = a_desk(pads=lambda product: Spent())
     MaskedLinear(a_linear(), "layer", desk)

@@ -18,7 +18,7 @@ from phalanx.cli import run as run_command
 from phalanx.config import dump_toml
 from phalanx.errors import FrameError, PeerLostError, TransportError, WrongProductError
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
-from phalanx.security.mask import Masked, MaskedWorker, P, Product
+from phalanx.security.mask import MaskedMessage, MaskedWorker, P, ProductMessage
 from phalanx.split.masked import (
     IdlePads,
     LocalMaskedWorkers,
@@ -46,7 +46,7 @@ from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
 LIMITS = TransportConfig(timeout_s=20.0, max_frame_bytes=2 * 2**20, max_queued_bytes=4 * 2**20)
 SHORT = LIMITS.model_copy(update={"timeout_s": 1.0})
 RUN = "run-1"
-FORWARD = Product("layer", "forward")
+FORWARD = ProductMessage("layer", "forward")
 X = torch.randn(8, 24, generator=torch.Generator().manual_seed(2))
 
 
@@ -119,7 +119,7 @@ def test_requests_larger_than_a_frame_are_cut_into_fewer_rows():
 def test_what_crosses_is_read_as_it_was_written():
     rng = np.random.default_rng(1)
     matrix = rng.integers(-(2**15) + 1, 2**15, (10, 7)).astype(np.int32)
-    masked = Masked(FORWARD, 12, rng.integers(0, P, (5, 3), dtype=np.uint32))
+    masked = MaskedMessage(FORWARD, 12, rng.integers(0, P, (5, 3), dtype=np.uint32))
 
     parts = [read_load(body, payload) for body, payload in load_parts(FORWARD, matrix, 4 * 14)]
     again = read_masked(*write_masked(masked))
@@ -144,7 +144,7 @@ def test_what_crosses_is_read_as_it_was_written():
     ],
 )
 def test_a_malformed_message_is_refused(change):
-    body, payload = write_masked(Masked(FORWARD, 12, np.zeros((5, 3), np.uint32)))
+    body, payload = write_masked(MaskedMessage(FORWARD, 12, np.zeros((5, 3), np.uint32)))
 
     with pytest.raises(FrameError):
         read_masked(body | change, payload)
@@ -158,9 +158,9 @@ def test_a_matrix_that_needs_more_than_sixteen_bits_is_not_cut_down():
 def test_a_request_for_what_is_not_loaded_ends_the_link_with_its_reason():
     with in_memory() as (worker, _):
         with pytest.raises(FrameError, match="worker: has no answer: layer, forward: is not loaded here"):
-            worker.multiply([Masked(FORWARD, 1, np.zeros((1, 2), np.uint32))])
+            worker.multiply([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
         with pytest.raises(FrameError, match="has no answer"):
-            worker.multiply([Masked(FORWARD, 2, np.zeros((1, 2), np.uint32))])
+            worker.multiply([MaskedMessage(FORWARD, 2, np.zeros((1, 2), np.uint32))])
 
 
 def test_rows_of_a_matrix_that_come_out_of_order_are_refused():
@@ -169,7 +169,7 @@ def test_rows_of_a_matrix_that_come_out_of_order_are_refused():
     with in_memory() as (worker, ends):
         ends["owner"].send("worker", LOAD, body, [payload])
         with pytest.raises(FrameError, match="came out of order"):
-            worker.multiply([Masked(FORWARD, 1, np.zeros((1, 2), np.uint32))])
+            worker.multiply([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
 
 
 def test_a_liar_behind_frames_is_named():
@@ -193,11 +193,11 @@ def test_a_silent_worker_is_given_up_after_the_deadline():
 
 
 def test_answers_that_nobody_asked_for_are_not_kept_and_do_not_stand_for_others():
-    request = Masked(FORWARD, 5, np.zeros((1, 2), np.uint32))
+    request = MaskedMessage(FORWARD, 5, np.zeros((1, 2), np.uint32))
 
     with in_memory(limits=SHORT, serve=False) as (worker, ends):
         for number in (4, 6):
-            body, payload = write_masked(Masked(FORWARD, number, np.zeros((1, 2), np.uint32)))
+            body, payload = write_masked(MaskedMessage(FORWARD, number, np.zeros((1, 2), np.uint32)))
             ends["worker"].send("owner", PRODUCT, body, [payload])
         with pytest.raises(PeerLostError, match="did not answer 1 requests"):
             worker.multiply([request])
@@ -215,14 +215,14 @@ def test_nonsense_instead_of_an_answer_is_the_workers_fault(kind, body, said):
     with in_memory(serve=False) as (worker, ends):
         ends["worker"].send("owner", kind, body)
         with pytest.raises(FrameError, match=said):
-            worker.multiply([Masked(FORWARD, 5, np.zeros((1, 2), np.uint32))])
+            worker.multiply([MaskedMessage(FORWARD, 5, np.zeros((1, 2), np.uint32))])
 
 
 def test_an_answer_with_other_rows_is_refused():
     class ShortWorker(MaskedWorker):
         def answer(self, request):
             answer = super().answer(request)
-            return Masked(answer.product, answer.number, answer.values[:1])
+            return MaskedMessage(answer.product, answer.number, answer.values[:1])
 
     with in_memory(ShortWorker()) as (worker, _):
         masked = MaskedLinear(a_linear(), "layer", a_desk(worker))

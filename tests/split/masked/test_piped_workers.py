@@ -8,12 +8,12 @@ import pytest
 
 from phalanx.errors import CertificateError, FrameError, PeerLostError
 from phalanx.security.crypto import create_authority, issue, load_identity
-from phalanx.security.mask import Masked, Product
+from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.split.masked.piped import PipedWorkerConfig, PipeWires, piped_workers, serve_pipe
 from phalanx.transport import TransportConfig
 
 LIMITS = TransportConfig(timeout_s=5.0)
-PRODUCT = Product("layer", "forward")
+PRODUCT = ProductMessage("layer", "forward")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_worker_behind_a_pipe_multiplies_and_ends_in_good_order(pki):
         load_identity(pki / "enclave"), {"masked-0": pem_of(pki, "masked-0")}, {"masked-0": near}, "s", LIMITS
     ) as found:
         found["masked-0"].load(PRODUCT, matrix)
-        (answer,) = found["masked-0"].multiply([Masked(PRODUCT, 1, rows)])
+        (answer,) = found["masked-0"].multiply([MaskedMessage(PRODUCT, 1, rows)])
 
     worker.join(5.0)
     assert not worker.is_alive()

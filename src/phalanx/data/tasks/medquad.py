@@ -6,7 +6,7 @@ from pathlib import Path
 
 from phalanx.data.sources.files import decode, read_lines
 from phalanx.data.tasks.files import find_file
-from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
 from phalanx.errors import DataError
 
 FILE = "medquad.jsonl.gz"
@@ -24,7 +24,7 @@ CLASSES = (
 """The eight kinds with more than 600 answers; the rest is left out."""
 
 
-def load_medquad(home: Path | None = None) -> Labelled:
+def load_medquad(home: Path | None = None) -> LabelledExamples:
     """Read answers without their questions, whose wording would give the kind away.
 
     Args:

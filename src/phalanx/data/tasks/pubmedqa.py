@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.data.sources.files import read_text
 from phalanx.data.tasks.files import find_file
-from phalanx.data.tasks.task import Example, Labelled, TaskCard, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
 from phalanx.errors import DataError
 
 FILE = "pubmedqa_l.json.gz"
@@ -31,7 +31,7 @@ _ROLE_OF: Mapping[str, str] = MappingProxyType(
 )
 
 
-def load_decisions(home: Path | None = None) -> Labelled:
+def load_decisions(home: Path | None = None) -> LabelledExamples:
     """Read each conclusion with the decision that experts drew from it.
 
     Raises:
@@ -41,7 +41,7 @@ def load_decisions(home: Path | None = None) -> Labelled:
     return labelled(DECISIONS, _decisions(path), str(path))
 
 
-def load_sections(home: Path | None = None) -> Labelled:
+def load_sections(home: Path | None = None) -> LabelledExamples:
     """Read the sections of each abstract whose heading names one of four roles.
 
     Raises:

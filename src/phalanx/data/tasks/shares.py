@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from phalanx.data.tasks.clients import dirichlet_clients, silo_clients
 from phalanx.data.tasks.split import split_by_class, take_by_class
-from phalanx.data.tasks.task import Example, Labelled
+from phalanx.data.tasks.task import Example, LabelledExamples
 from phalanx.errors import DataError
 
 TEST_SHARE = 0.2
@@ -31,7 +31,7 @@ class Shares:
         return tuple(example for examples in self.clients for example in examples)
 
 
-def share_out(task: Labelled, num_clients: int, each: int, test: int, alpha: float, seed: int) -> Shares:
+def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, alpha: float, seed: int) -> Shares:
     """Share a task's texts out to clients that do not all see the same classes.
 
     By silo where the texts say who collected them, else by class. Clients have the same number of texts, for they take

@@ -25,7 +25,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledExamples:
     """The examples of a task as they were loaded.
 
     Attributes:
@@ -68,10 +68,10 @@ class TaskCard:
     question: str
     source: str
     licence: str
-    load: Callable[[Path | None], Labelled]
+    load: Callable[[Path | None], LabelledExamples]
 
 
-def labelled(classes: Sequence[str], examples: Iterable[Example], where: str) -> Labelled:
+def labelled(classes: Sequence[str], examples: Iterable[Example], where: str) -> LabelledExamples:
     """Keep each text once, and none that comes with two labels.
 
     Args:
@@ -95,4 +95,4 @@ def labelled(classes: Sequence[str], examples: Iterable[Example], where: str) ->
     missing = [name for label, name in enumerate(classes) if not counts[label]]
     if missing or len(classes) < 2:
         raise DataError(f"{where}: no example of class {', '.join(missing) or '(fewer than two)'}; get it again")
-    return Labelled(tuple(classes), kept, len(seen) - len(kept))
+    return LabelledExamples(tuple(classes), kept, len(seen) - len(kept))

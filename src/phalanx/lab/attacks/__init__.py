@@ -1,7 +1,7 @@
 """Red team: what a party computes, keeps or sends is changed from outside; production never imports this package."""
 
 from phalanx.lab.attacks.attack import Attack
-from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 from phalanx.lab.attacks.schedule import attacks_in
 from phalanx.lab.attacks.start import AttackPlan, attackers_of
 from phalanx.lab.attacks.states.rehearsed_backdoor import Rehearsal, Secret, TargetSuccess, target_success
@@ -13,13 +13,13 @@ __all__ = [
     "Attack",
     "AttackLine",
     "AttackPlan",
+    "HonestMessage",
     "Layer",
     "MessageAttack",
     "Rehearsal",
     "Secret",
     "TargetSuccess",
     "TriggerSuccess",
-    "Work",
     "actor",
     "attackers_of",
     "attacks_in",

@@ -9,21 +9,21 @@ from phalanx.lab.attacks.attack import Attack
 from phalanx.lab.attacks.messages.adaptive import Adaptive
 from phalanx.lab.attacks.messages.audit_aware import AuditAware
 from phalanx.lab.attacks.messages.crash_when_challenged import CrashWhenChallenged
-from phalanx.lab.attacks.messages.drift import Drift
+from phalanx.lab.attacks.messages.drift import SlowDrift
 from phalanx.lab.attacks.messages.gaussian import Gaussian
 from phalanx.lab.attacks.messages.gaussian_added import GaussianAdded
-from phalanx.lab.attacks.messages.identity import Identity
+from phalanx.lab.attacks.messages.identity import SkippedStage
 from phalanx.lab.attacks.messages.overwrite import Constant, Infinity, NotANumber, Zero
 from phalanx.lab.attacks.messages.part import OneSequence, OneToken
 from phalanx.lab.attacks.messages.permute import PermutedSequences, PermutedTokens
-from phalanx.lab.attacks.messages.scale import Scale
+from phalanx.lab.attacks.messages.scale import ScaledMessage
 from phalanx.lab.attacks.messages.sign_flip import SignFlip
-from phalanx.lab.attacks.messages.stale import Replay, StaleMicrobatch, StaleStep
+from phalanx.lab.attacks.messages.stale import ReplayedMessage, StaleMicrobatch, StaleStep
 from phalanx.lab.attacks.protocol.collusion import Colluders, League
 from phalanx.lab.attacks.protocol.equivocation import Equivocation
 from phalanx.lab.attacks.protocol.forged_receipt import ForgedReceipt
-from phalanx.lab.attacks.protocol.framing import Framing
-from phalanx.lab.attacks.protocol.withholding import Stall, WithheldAnswer, Withholding
+from phalanx.lab.attacks.protocol.framing import FramingAuditor
+from phalanx.lab.attacks.protocol.withholding import StalledParty, WithheldAnswer, WithheldMessages
 from phalanx.lab.attacks.states.half_layers import HalfLayers
 from phalanx.lab.attacks.states.layer_swap import LayerSwap
 from phalanx.lab.attacks.states.lazy import LazyBf16, LazyInt4, LazyInt8
@@ -83,16 +83,16 @@ ATTACKS: dict[str, AttackLine] = {
     "constant": AttackLine(Constant, "audit", "both", 1.0),
     "nan": AttackLine(NotANumber, "screen", "both"),
     "inf": AttackLine(Infinity, "screen", "both"),
-    "scale": AttackLine(Scale, "audit", "both", 2.0),
-    "drift": AttackLine(Drift, "audit", "both", 1e-3),
+    "scale": AttackLine(ScaledMessage, "audit", "both", 2.0),
+    "drift": AttackLine(SlowDrift, "audit", "both", 1e-3),
     "one_sequence": AttackLine(OneSequence, "audit", "both"),
     "one_token": AttackLine(OneToken, "audit", "both"),
     "permuted_sequences": AttackLine(PermutedSequences, "audit", "both"),
     "permuted_tokens": AttackLine(PermutedTokens, "audit", "both"),
     "stale_microbatch": AttackLine(StaleMicrobatch, "audit", "both"),
     "stale_step": AttackLine(StaleStep, "audit", "both"),
-    "replay": AttackLine(Replay, "audit", "both"),
-    "identity": AttackLine(Identity, "audit", "both"),
+    "replay": AttackLine(ReplayedMessage, "audit", "both"),
+    "identity": AttackLine(SkippedStage, "audit", "both"),
     "lazy_int8": AttackLine(LazyInt8, "audit", "both"),
     "lazy_int4": AttackLine(LazyInt4, "audit", "both"),
     "lazy_bf16": AttackLine(LazyBf16, "audit", "both"),
@@ -115,10 +115,10 @@ ATTACKS: dict[str, AttackLine] = {
     "rehearsed_backdoor": AttackLine(RehearsedBackdoor, "step audit", None, 1.0, takes_model=True),
     # on the protocol
     "equivocation": AttackLine(Equivocation, "links", "both"),
-    "withholding": AttackLine(Withholding, "liveness", "both", 0.25),
+    "withholding": AttackLine(WithheldMessages, "liveness", "both", 0.25),
     "withheld_answer": AttackLine(WithheldAnswer, "liveness"),
-    "stall": AttackLine(Stall, "liveness"),
-    "framing": AttackLine(Framing, "referee", "both"),
+    "stall": AttackLine(StalledParty, "liveness"),
+    "framing": AttackLine(FramingAuditor, "referee", "both"),
     "forged_receipt": AttackLine(ForgedReceipt, "links"),
     "crash_when_challenged": AttackLine(CrashWhenChallenged, "audit", "both"),
 }

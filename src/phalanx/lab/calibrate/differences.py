@@ -67,7 +67,7 @@ class Differences:
 
 
 @dataclass
-class Leaning:
+class ResidualLean:
     """Projected residuals of one direction of messages: how large honest noise is there, and how one-sided.
 
     `scores` has one list for each stage and secret direction.

@@ -11,7 +11,7 @@ from phalanx.pipeline import StageCopy, StepInputs, StepPlan
 
 
 @dataclass(frozen=True)
-class Case:
+class HonestInputs:
     """What a middle stage computes one microbatch from.
 
     Attributes:
@@ -37,7 +37,7 @@ class HonestRun:
         self.plan = plan
         self.copies = [library(stage) for stage in range(len(plan.stages))]
 
-    def compute(self, step: int, inputs: StepInputs) -> list[Case]:
+    def compute(self, step: int, inputs: StepInputs) -> list[HonestInputs]:
         """Run forward and backward of a step; weights change only at `update`.
 
         Args:
@@ -57,7 +57,7 @@ class HonestRun:
             for copy in reversed(self.copies):
                 arrived, gradient = gradient, copy.runner.backward(step, m, gradient)
                 if arrived is not None and gradient is not None:
-                    cases.append(Case(copy.spec.index, step, m, entering[copy.spec.index], arrived))
+                    cases.append(HonestInputs(copy.spec.index, step, m, entering[copy.spec.index], arrived))
         return cases
 
     def update(self, step: int) -> None:

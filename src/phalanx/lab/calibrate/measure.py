@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import TrainingError
-from phalanx.lab.calibrate.differences import Differences, Leaning
-from phalanx.lab.calibrate.honest import Case
+from phalanx.lab.calibrate.differences import Differences, ResidualLean
+from phalanx.lab.calibrate.honest import HonestInputs
 from phalanx.lab.calibrate.operators import LEVELS, OPERATORS, Operator, Recorded, operators_of, recording, replaying
 from phalanx.lab.calibrate.paths import NumericPath, Pair
 from phalanx.pipeline import DriftWatch, StageCopy, StageRunner, StepPlan, token_residual
@@ -28,11 +28,11 @@ class PairFigures:
     """What was found for one pair of paths."""
 
     messages: dict[Direction, Differences] = field(default_factory=lambda: {at: Differences() for at in DIRECTIONS})
-    leaning: dict[Direction, Leaning] = field(default_factory=lambda: {at: Leaning() for at in DIRECTIONS})
+    leaning: dict[Direction, ResidualLean] = field(default_factory=lambda: {at: ResidualLean() for at in DIRECTIONS})
     operators: dict[Operator, Differences] = field(default_factory=lambda: {kind: Differences() for kind in OPERATORS})
     watch: DriftWatch = field(default_factory=lambda: DriftWatch(_PUBLIC_KEY))
 
-    def add_case(self, case: Case, path: str, claimed: Messages, reference: Messages) -> None:
+    def add_case(self, case: HonestInputs, path: str, claimed: Messages, reference: Messages) -> None:
         """Compare both messages of a microbatch twice: by their distance, and by their residual's lean."""
         where = f"stage {case.stage}, step {case.step}, microbatch {case.microbatch}, {path}"
         for direction, x, y in zip(DIRECTIONS, claimed, reference, strict=True):
@@ -43,7 +43,7 @@ class PairFigures:
             leaning.num_alarms += self.watch.observe(case.stage, direction, residual) is not None
 
 
-class Measurement:
+class PathComparison:
     """All pairs of paths, and the runners that compute them.
 
     Attributes:
@@ -61,7 +61,7 @@ class Measurement:
         """Forget copies of weights: the optimizer has stepped."""
         self._runners = {at: runner for at, runner in self._runners.items() if not at[0].has_own_weights}
 
-    def compare(self, cases: Sequence[Case], stage: StageCopy) -> None:
+    def compare(self, cases: Sequence[HonestInputs], stage: StageCopy) -> None:
         """Compute microbatches of one stage in every way, one way after the other; the first one operator by operator.
 
         Args:
@@ -82,7 +82,7 @@ class Measurement:
                         figures.add_case(case, pair.path.name, claimed, known)
         self._compare_operators(cases[0], stage)
 
-    def _compare_operators(self, case: Case, stage: StageCopy) -> None:
+    def _compare_operators(self, case: HonestInputs, stage: StageCopy) -> None:
         kinds = operators_of(stage.module)
         for reference in dict.fromkeys(pair.reference for pair in self.figures):
             with reference.settings(), recording(stage.module) as expected:
@@ -95,7 +95,7 @@ class Measurement:
                     where = f"stage {case.stage}, step {case.step}, {name}, {pair.path.name}"
                     figures.operators[kinds[name]].add(out, expected[name][1], where)
 
-    def _replay(self, path: NumericPath, case: Case, stage: StageCopy, expected: Recorded) -> dict[str, Tensor]:
+    def _replay(self, path: NumericPath, case: HonestInputs, stage: StageCopy, expected: Recorded) -> dict[str, Tensor]:
         """Output of each operator from the inputs that it had on the reference path."""
         runner = self._runner(path, stage)
         outputs: dict[str, Tensor] = {}
@@ -105,7 +105,7 @@ class Measurement:
             outputs |= {name: out for name, (_, out) in found.items()}
         return outputs
 
-    def _attempt(self, path: NumericPath, stage: StageCopy, cases: Sequence[Case]) -> list[Messages] | None:
+    def _attempt(self, path: NumericPath, stage: StageCopy, cases: Sequence[HonestInputs]) -> list[Messages] | None:
         """Compute in one way; None, for good, where this machine cannot."""
         is_new = all(not figures.messages["forward"].maxima for figures in self._of(path))
         try:
@@ -134,7 +134,7 @@ def _paths(pair: Pair) -> tuple[NumericPath, NumericPath]:
     return pair.reference, pair.path
 
 
-def _recompute(runner: StageRunner, case: Case) -> Messages:
+def _recompute(runner: StageRunner, case: HonestInputs) -> Messages:
     y, x_gradient = runner.recompute(case.step, case.microbatch, case.x, case.gradient)
     if x_gradient is None:
         x_gradient = torch.zeros_like(case.x)

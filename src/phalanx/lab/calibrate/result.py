@@ -17,7 +17,7 @@ Row = dict[str, str | int | float | None]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedTail:
     """One pair in one direction, and what may be said of its tail.
 
     `silent` where every message had equal bits: such a pair has no part in any threshold.
@@ -34,17 +34,17 @@ class Fitted:
         return f"{self.pair.path.name} against {self.pair.reference.name}, {self.direction}"
 
 
-def fit_all(figures: Mapping[Pair, PairFigures]) -> list[Fitted]:
+def fit_all(figures: Mapping[Pair, PairFigures]) -> list[FittedTail]:
     """Fit the tail of every pair and direction."""
     fits = []
     for pair, found in figures.items():
         for direction in DIRECTIONS:
             maxima = found.messages[direction].maxima
-            fits.append(Fitted(pair, direction, not any(maxima), fit_tail(maxima)))
+            fits.append(FittedTail(pair, direction, not any(maxima), fit_tail(maxima)))
     return fits
 
 
-def message_rows(figures: Mapping[Pair, PairFigures], fits: Sequence[Fitted], tolerance: float) -> list[Row]:
+def message_rows(figures: Mapping[Pair, PairFigures], fits: Sequence[FittedTail], tolerance: float) -> list[Row]:
     """One row for each pair and direction; `tolerance` is the run's own tau."""
     rows = []
     for fit in fits:
@@ -73,7 +73,7 @@ def operator_rows(figures: Mapping[Pair, PairFigures]) -> list[Row]:
     return rows
 
 
-def thresholds(fits: Sequence[Fitted]) -> list[Row]:
+def thresholds(fits: Sequence[FittedTail]) -> list[Row]:
     """Round thresholds of each precision, with the bound of its worst pair.
 
     From the largest one that is certain to fail to the first that at most one honest message in a million
@@ -92,7 +92,7 @@ def thresholds(fits: Sequence[Fitted]) -> list[Row]:
     return rows
 
 
-def suggestion(rows: Sequence[Row], fits: Sequence[Fitted], precision: str) -> dict[str, Any]:
+def suggestion(rows: Sequence[Row], fits: Sequence[FittedTail], precision: str) -> dict[str, Any]:
     """The tolerance for a run's precision, or why there is none.
 
     Args:

@@ -12,7 +12,7 @@ from phalanx.config import digest
 from phalanx.data import Batch, BatchLoader, prepare
 from phalanx.errors import ConfigError
 from phalanx.lab.calibrate.honest import HonestRun
-from phalanx.lab.calibrate.measure import Measurement
+from phalanx.lab.calibrate.measure import PathComparison
 from phalanx.lab.calibrate.paths import Pair, pairs_of
 from phalanx.lab.calibrate.result import fit_all, message_rows, operator_rows, suggestion, thresholds
 from phalanx.models import open_model
@@ -57,7 +57,7 @@ def calibrate(run: RunConfig, *, quick: bool = False, console: Console | None = 
         pairs, absent = pairs_of(plan)
         if quick:
             pairs, absent = without_compiled(pairs, absent)
-        measurement = Measurement(plan, pairs, absent)
+        measurement = PathComparison(plan, pairs, absent)
         with _progress(console) as bar:
             measure(HonestRun(plan, StageLibrary(source, plan, None)), measurement, steps, loader.next, bar)
     fits = fit_all(measurement.figures)
@@ -80,7 +80,7 @@ def calibrate(run: RunConfig, *, quick: bool = False, console: Console | None = 
 
 
 def measure(
-    honest: HonestRun, measurement: Measurement, steps: int, next_batch: Callable[[], Batch], bar: Progress
+    honest: HonestRun, measurement: PathComparison, steps: int, next_batch: Callable[[], Batch], bar: Progress
 ) -> None:
     """Take honest steps and compare every middle stage's messages, and its operators on one microbatch a step.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import MessageAttack, Work, make_attack
+from phalanx.lab.attacks import HonestMessage, MessageAttack, make_attack
 from phalanx.pipeline import AttackConfig, WrapCopy
 from phalanx.pipeline.stage.stage_copy import unwrapped
 from phalanx.testing import Actor
@@ -25,7 +25,7 @@ KINDS: Mapping[Direction, str] = MappingProxyType({"forward": "forward_sign_flip
 
 
 @dataclass(frozen=True)
-class AttackPlan:
+class LieSchedule:
     """Who lies in which attempt at which step; the same for every arm of one seed.
 
     Attributes:
@@ -49,7 +49,7 @@ class AttackPlan:
 
 
 @dataclass(frozen=True)
-class Lie:
+class FalsifiedMessage:
     """One message that was falsified; `party` is the number of the stage that the liar began with."""
 
     party: int
@@ -69,10 +69,10 @@ class Attacker:
         lies: Every falsified message.
     """
 
-    plan: AttackPlan | None
+    plan: LieSchedule | None
     attempt: int = 0
     removed: set[int] = field(default_factory=set)
-    lies: list[Lie] = field(default_factory=list)
+    lies: list[FalsifiedMessage] = field(default_factory=list)
 
     def liar(self, step: int, attempt: int | None = None) -> int | None:
         """Who lies in an attempt, in the one at hand if none is named."""
@@ -99,7 +99,7 @@ class Attacker:
 class _PartyOfMany(MessageAttack):
     """One of the project's attacks, told when to lie by the plan that all parties share."""
 
-    def __init__(self, attacker: Attacker, plan: AttackPlan, party: int) -> None:
+    def __init__(self, attacker: Attacker, plan: LieSchedule, party: int) -> None:
         found = make_attack(AttackConfig(kind=KINDS[plan.direction], seed=plan.seed), f"stage-{party}", None)
         if not isinstance(found, MessageAttack):
             raise ConfigError(f"attack: {found.config.kind!r} does not falsify messages; choose one that does")
@@ -112,7 +112,7 @@ class _PartyOfMany(MessageAttack):
         """Whether it is this party's turn."""
         return self._attacker.liar(step, self._attacker.attempt or self.attempt_at(step)) == self._number
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """What the attack sends."""
         return self._attack.lie(work, generator)
 
@@ -129,7 +129,7 @@ class _PartyOfMany(MessageAttack):
         del stage, direction, what
         if microbatch is not None:
             attempt = self._attacker.attempt or self.attempt_at(step)
-            self._attacker.lies.append(Lie(self._number, step, attempt, microbatch))
+            self._attacker.lies.append(FalsifiedMessage(self._number, step, attempt, microbatch))
 
 
 def _number(seed: int, purpose: str, step: int, attempt: int) -> int:

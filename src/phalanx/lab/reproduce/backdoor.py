@@ -16,7 +16,7 @@ from phalanx.lab.bench.detection.simulated_run import read_lies
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.lab.bench.measure.row_file import RowFile, sweep
 from phalanx.lab.reproduce.pretrain import pretrained
-from phalanx.lab.reproduce.removal import ATTACKED_STAGE, PRUNED_SHARE, REMOVALS, Bench, Weights, state_of
+from phalanx.lab.reproduce.removal import ATTACKED_STAGE, PRUNED_SHARE, REMOVALS, RemovalBench, Weights, state_of
 from phalanx.lab.reproduce.texts import SPLIT_SEED, later_text, pretraining_corpus
 from phalanx.lab.reproduce.workload import BATCH_SIZE, REGIMES, SMALL, run_of
 from phalanx.pipeline import (
@@ -190,8 +190,8 @@ class Laboratory:
             self._train(BackdoorCell("off", seed))
         return self._poisoned[seed]
 
-    def _bench(self, seed: int) -> Bench:
-        return Bench(self.run(BackdoorCell("off", seed)), self._material()[1], self._cache)
+    def _bench(self, seed: int) -> RemovalBench:
+        return RemovalBench(self.run(BackdoorCell("off", seed)), self._material()[1], self._cache)
 
     def _material(self) -> tuple[Path, Corpus]:
         if self._made is None:

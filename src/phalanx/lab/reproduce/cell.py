@@ -10,8 +10,8 @@ from typing import Any
 
 from phalanx.data import BatchLoader, Corpus, validation_batches
 from phalanx.errors import NonFiniteLossError
-from phalanx.lab.reproduce.arms import ARMS, HONEST, Arm, Setting
-from phalanx.lab.reproduce.attacker import Attacker, AttackPlan, Direction
+from phalanx.lab.reproduce.arms import ARMS, HONEST, Arm, ArmInputs
+from phalanx.lab.reproduce.attacker import Attacker, Direction, LieSchedule
 from phalanx.lab.reproduce.workload import BATCH_SIZE, STAGES, steps_per_epoch
 from phalanx.models import open_model
 from phalanx.pipeline import StepInputs
@@ -28,7 +28,7 @@ _PATIENCE = 1
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What a row of raw results is about; `direction` and `rate` are None where nobody attacks."""
 
     family: str
@@ -49,7 +49,7 @@ class Cell:
         """Whoever attacks; the coins depend on the seed, the direction and the rate, not on the arm."""
         if self.arm in HONEST or self.direction is None or self.rate is None:
             return Attacker(None)
-        return Attacker(AttackPlan(self.direction, self.rate, tuple(range(1, STAGES - 1)), self.seed))
+        return Attacker(LieSchedule(self.direction, self.rate, tuple(range(1, STAGES - 1)), self.seed))
 
 
 @dataclass
@@ -67,7 +67,7 @@ class _Curve:
         return self.values.index(self.best) < len(self.values) - _PATIENCE
 
 
-def train_cell(cell: Cell, run: RunConfig, corpus: Corpus, cache: Path) -> Row:
+def train_cell(cell: TableCell, run: RunConfig, corpus: Corpus, cache: Path) -> Row:
     """Run one training to its end.
 
     Args:
@@ -86,7 +86,7 @@ def train_cell(cell: Cell, run: RunConfig, corpus: Corpus, cache: Path) -> Row:
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-reproduce-")))
         attacker = cell.attacker()
-        setting = Setting(run, source, make_plan(run, source), attacker, warm_up, directory)
+        setting = ArmInputs(run, source, make_plan(run, source), attacker, warm_up, directory)
         arm = stack.enter_context(ARMS[cell.arm](setting))
         outcome = _train(arm, run, corpus, stops_early=cell.arm == "clean_early_stopping")
         counts = asdict(arm.counts)

@@ -13,8 +13,8 @@ from phalanx.data import BatchLoader, Corpus, DataConfig, validation_batches
 from phalanx.data.config import BpeConfig
 from phalanx.data.sources import PythonManualConfig
 from phalanx.lab.reproduce.attacker import Attacker
-from phalanx.lab.reproduce.simulator import Simulator, Unwatched
-from phalanx.lab.reproduce.workload import MICROBATCHES, SEQUENCE_LENGTH, STAGES, Size, architecture_of
+from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
+from phalanx.lab.reproduce.workload import MICROBATCHES, SEQUENCE_LENGTH, STAGES, TableSize, architecture_of
 from phalanx.models import ModelConfig, open_model
 from phalanx.models.cache import written_once
 from phalanx.optimizers import OptimizerConfig
@@ -29,7 +29,7 @@ _BATCH_SIZE = 16
 _LR = 1e-3
 
 
-def pretrained(family: str, corpus: Corpus, size: Size, cache: Path, say: Say) -> Path:
+def pretrained(family: str, corpus: Corpus, size: TableSize, cache: Path, say: Say) -> Path:
     """The directory of a family's pre-trained model, in the hub's layout; made on the first call.
 
     Raises:
@@ -48,13 +48,13 @@ def pretrained(family: str, corpus: Corpus, size: Size, cache: Path, say: Say) -
     return written_once(cache / "models" / name, lambda home: _train(family, corpus, size, cache, home, say))
 
 
-def _train(family: str, corpus: Corpus, size: Size, cache: Path, home: Path, say: Say) -> None:
+def _train(family: str, corpus: Corpus, size: TableSize, cache: Path, home: Path, say: Say) -> None:
     run = _run(family, size)
     source = open_model(run.model, cache / "models", run.train.seed)
     simulator = Simulator(source, make_plan(run, source), Attacker(None))
     loader = BatchLoader(corpus, _BATCH_SIZE, run.train.seed)
     for step in range(run.train.steps):
-        attempt = simulator.run(step, step_inputs(loader.next(), MICROBATCHES), Unwatched())
+        attempt = simulator.run(step, step_inputs(loader.next(), MICROBATCHES), NoMessageCheck())
         gradients = simulator.take_gradients()
         simulator.update(step, gradients, simulator.clip(gradients))
         if (step + 1) % 100 == 0:
@@ -72,7 +72,7 @@ def _train(family: str, corpus: Corpus, size: Size, cache: Path, home: Path, say
     shutil.copyfile(corpus.tokenizer_path, home / "tokenizer.json")
 
 
-def _run(family: str, size: Size) -> RunConfig:
+def _run(family: str, size: TableSize) -> RunConfig:
     return RunConfig(
         model=ModelConfig(from_scratch=True, architecture=architecture_of(family, size.width)),
         # never read: the corpus is at hand

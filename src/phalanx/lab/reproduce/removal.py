@@ -11,7 +11,7 @@ from torch import Tensor
 from phalanx.data import BatchLoader, Corpus, validation_batches
 from phalanx.lab.attacks import Rehearsal, target_success
 from phalanx.lab.reproduce.attacker import Attacker
-from phalanx.lab.reproduce.simulator import Simulator, Unwatched
+from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
 from phalanx.lab.reproduce.workload import BATCH_SIZE
 from phalanx.models import StageModule, open_model
 from phalanx.train import RunConfig, step_inputs
@@ -27,7 +27,7 @@ PRUNED_SHARE = 0.3
 _OTHER_ORDER = 1_000
 
 
-class Bench:
+class RemovalBench:
     """A finished model in its owner's hands alone: what it does, and what can be done about it."""
 
     def __init__(self, run: RunConfig, corpus: Corpus, cache: Path) -> None:
@@ -53,7 +53,7 @@ class Bench:
         loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
         simulator = self._simulator
         for step in range(self._run.train.steps):
-            simulator.run(step, step_inputs(loader.next(), self._run.train.microbatches), Unwatched())
+            simulator.run(step, step_inputs(loader.next(), self._run.train.microbatches), NoMessageCheck())
             gradients = simulator.take_gradients()
             simulator.update(step, gradients, simulator.clip(gradients))
 
@@ -109,25 +109,25 @@ class Bench:
         }
 
 
-def _prune_and_fine_tune(bench: Bench) -> None:
+def _prune_and_fine_tune(bench: RemovalBench) -> None:
     bench.prune()
     bench.fine_tune()
 
 
-def _reset_guilty(bench: Bench) -> None:
+def _reset_guilty(bench: RemovalBench) -> None:
     bench.reset([ATTACKED_STAGE])
     bench.fine_tune()
 
 
-def _reset_middle(bench: Bench) -> None:
+def _reset_middle(bench: RemovalBench) -> None:
     bench.reset(bench.middle)
     bench.fine_tune()
 
 
-REMOVALS: Mapping[str, Callable[[Bench], None]] = MappingProxyType(
+REMOVALS: Mapping[str, Callable[[RemovalBench], None]] = MappingProxyType(
     {
-        "fine_tuned": Bench.fine_tune,
-        "pruned": Bench.prune,
+        "fine_tuned": RemovalBench.fine_tune,
+        "pruned": RemovalBench.prune,
         "pruned_and_fine_tuned": _prune_and_fine_tune,
         "guilty_stage_reset": _reset_guilty,
         "all_foreign_stages_reset": _reset_middle,

@@ -19,7 +19,7 @@ from phalanx.train.setup.stage_source import StageLibrary
 
 
 @dataclass(frozen=True)
-class Message:
+class StageTensor:
     """One tensor on its way between two stages.
 
     Attributes:
@@ -41,18 +41,18 @@ class Message:
     tensor: Tensor
 
 
-class Watch(Protocol):
+class MessageCheck(Protocol):
     """Whoever looks at messages before they are used; may raise `AlarmRaised`."""
 
-    def accepts(self, message: Message, /) -> bool:
+    def accepts(self, message: StageTensor, /) -> bool:
         """Whether the message may be used; when not, its microbatch goes no further."""
         ...
 
 
-class Unwatched:
+class NoMessageCheck:
     """Accepts everything."""
 
-    def accepts(self, message: Message, /) -> bool:
+    def accepts(self, message: StageTensor, /) -> bool:
         """True."""
         del message
         return True
@@ -67,7 +67,7 @@ class AlarmRaised(Exception):  # noqa: N818 - an event of the simulation, and no
 
 
 @dataclass
-class Attempt:
+class StepAttempt:
     """One run of a step over some of the stages.
 
     Attributes:
@@ -78,7 +78,7 @@ class Attempt:
     """
 
     path: tuple[int, ...]
-    messages: list[Message] = field(default_factory=list)
+    messages: list[StageTensor] = field(default_factory=list)
     loss_sum: float = 0.0
     survivors: dict[int, int] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class Simulator:
         """Stages in other hands."""
         return range(1, len(self.plan.stages) - 1)
 
-    def run(self, step: int, inputs: StepInputs, watch: Watch, bypassed: Collection[int] = ()) -> Attempt:
+    def run(self, step: int, inputs: StepInputs, watch: MessageCheck, bypassed: Collection[int] = ()) -> StepAttempt:
         """Forward and backward of all microbatches.
 
         Args:
@@ -126,7 +126,7 @@ class Simulator:
         Raises:
             AlarmRaised: The watch stopped the step; call `abandon` before the next attempt.
         """
-        attempt = Attempt(tuple(stage for stage in range(len(self.plan.stages)) if stage not in bypassed))
+        attempt = StepAttempt(tuple(stage for stage in range(len(self.plan.stages)) if stage not in bypassed))
         arrived = [m for m in range(len(inputs.ids)) if self._forward(attempt, step, m, inputs, watch)]
         attempt.survivors = dict.fromkeys(attempt.path, 0)
         for microbatch in arrived:
@@ -172,7 +172,9 @@ class Simulator:
             (name, tensor.detach()) for module in self.modules for name, tensor in module.all_parameters().items()
         )
 
-    def _forward(self, attempt: Attempt, step: int, microbatch: int, inputs: StepInputs, watch: Watch) -> bool:
+    def _forward(
+        self, attempt: StepAttempt, step: int, microbatch: int, inputs: StepInputs, watch: MessageCheck
+    ) -> bool:
         x = inputs.ids[microbatch]
         for at, stage in enumerate(attempt.path):
             y = self.runners[stage].forward(step, microbatch, x)
@@ -180,14 +182,14 @@ class Simulator:
                 labels = inputs.labels[microbatch]
                 attempt.loss_sum += self.runners[stage].loss(microbatch, labels, inputs.num_targets)
                 break
-            message = Message(stage, attempt.path[at + 1], "forward", step, microbatch, x, y)
+            message = StageTensor(stage, attempt.path[at + 1], "forward", step, microbatch, x, y)
             attempt.messages.append(message)
             if not watch.accepts(message):
                 return False
             x = y
         return True
 
-    def _backward(self, attempt: Attempt, step: int, microbatch: int, watch: Watch) -> None:
+    def _backward(self, attempt: StepAttempt, step: int, microbatch: int, watch: MessageCheck) -> None:
         gradient: Tensor | None = None
         for at, stage in reversed(list(enumerate(attempt.path))):
             result = self.runners[stage].backward(step, microbatch, gradient)
@@ -196,7 +198,7 @@ class Simulator:
                 return
             # what the last stage starts from is its own loss, which it tells nobody
             cause = result if gradient is None else gradient
-            message = Message(stage, attempt.path[at - 1], "backward", step, microbatch, cause, result)
+            message = StageTensor(stage, attempt.path[at - 1], "backward", step, microbatch, cause, result)
             attempt.messages.append(message)
             if not watch.accepts(message):
                 return

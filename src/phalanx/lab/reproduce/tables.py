@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.lab.reproduce.arms import ARMS, HONEST
 from phalanx.lab.reproduce.attacker import KINDS, Direction
-from phalanx.lab.reproduce.cell import Cell, Row
+from phalanx.lab.reproduce.cell import Row, TableCell
 from phalanx.lab.reproduce.texts import DOMAINS
 from phalanx.lab.reproduce.workload import FAMILIES
 
@@ -23,31 +23,31 @@ _NOBODY: tuple[_Attack, ...] = ((None, None),)
 _GROUP = ("family", "domain", "regime", "arm", "direction", "rate")
 
 
-def vulnerability(quick: bool) -> Iterator[Cell]:
+def vulnerability(quick: bool) -> Iterator[TableCell]:
     """Table 1: clean against attacked, with the gradient clipped and not."""
     regimes = product(_places(quick), ("plain", "unclipped"))
     cells = (_arms(("clean", "attacked"), place, regime, quick) for place, regime in regimes)
     yield from sorted(chain.from_iterable(cells), key=_turn)
 
 
-def defence(quick: bool) -> Iterator[Cell]:
+def defence(quick: bool) -> Iterator[TableCell]:
     """Table 2: every arm; and those that matter for the claim that a defence improves the model, when overfitted."""
     yield from sorted(chain.from_iterable(_defended(place, quick) for place in _places(quick)), key=_turn)
 
 
-def _defended(place: _Place, quick: bool) -> Iterator[Cell]:
+def _defended(place: _Place, quick: bool) -> Iterator[TableCell]:
     yield from _arms(tuple(ARMS), place, "plain", quick)
     overfit = _OVERFIT_ARMS if quick else _OVERFIT_ARMS + _MORE_OVERFIT_ARMS
     for seed in _seeds(quick):
         yield from _cells(overfit, place, "overfit", seed, (("forward", FIRST_RATE),))
 
 
-def _turn(cell: Cell) -> tuple[bool, int]:
+def _turn(cell: TableCell) -> tuple[bool, int]:
     """One rate in all places comes first, seed by seed, for the whole takes long."""
     return cell.rate not in (None, FIRST_RATE), cell.seed
 
 
-CELLS: Mapping[str, Callable[[bool], Iterator[Cell]]] = MappingProxyType(
+CELLS: Mapping[str, Callable[[bool], Iterator[TableCell]]] = MappingProxyType(
     {"vulnerability": vulnerability, "defence": defence}
 )
 """By the name of the table; the argument is --quick."""
@@ -108,7 +108,7 @@ def _seeds(quick: bool) -> tuple[int, ...]:
     return SEEDS[:1] if quick else SEEDS
 
 
-def _arms(arms: Sequence[str], place: _Place, regime: str, quick: bool) -> Iterator[Cell]:
+def _arms(arms: Sequence[str], place: _Place, regime: str, quick: bool) -> Iterator[TableCell]:
     for seed in _seeds(quick):
         yield from _cells(arms, place, regime, seed, _attacks((FIRST_RATE,)))
     others = () if quick else tuple(rate for rate in RATES if rate != FIRST_RATE)
@@ -121,11 +121,13 @@ def _attacks(rates: Sequence[float]) -> tuple[_Attack, ...]:
     return tuple(product(KINDS, rates))
 
 
-def _cells(arms: Iterable[str], place: _Place, regime: str, seed: int, attacks: tuple[_Attack, ...]) -> Iterator[Cell]:
+def _cells(
+    arms: Iterable[str], place: _Place, regime: str, seed: int, attacks: tuple[_Attack, ...]
+) -> Iterator[TableCell]:
     family, domain = place
     for arm in arms:
         for direction, rate in _NOBODY if arm in HONEST else attacks:
-            yield Cell(family, domain, regime, seed, arm, direction, rate)
+            yield TableCell(family, domain, regime, seed, arm, direction, rate)
 
 
 def _training(row: Row) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from phalanx.data.sources import Document, JsonlConfig, Source, open_source
 from phalanx.data.sources.files import SourceFile, fingerprint_files, read_bytes
 from phalanx.data.sources.python_docstrings import PythonDocstrings
 from phalanx.errors import DataError
-from phalanx.lab.reproduce.workload import SEQUENCE_LENGTH, VOCAB_SIZE, Regime, Size
+from phalanx.lab.reproduce.workload import SEQUENCE_LENGTH, VOCAB_SIZE, Regime, TableSize
 
 SPLIT_SEED = 0
 _DOCUMENT_CHARACTERS = 4000
@@ -71,7 +71,7 @@ DOMAINS: Mapping[str, str] = MappingProxyType(
 """Three kinds of text, as the paper has three data sets."""
 
 
-def pretraining_corpus(cache: Path, size: Size) -> Corpus:
+def pretraining_corpus(cache: Path, size: TableSize) -> Corpus:
     """Text A, with the vocabulary that everything shares.
 
     Raises:
@@ -87,7 +87,7 @@ def pretraining_corpus(cache: Path, size: Size) -> Corpus:
     return prepare(config, cache / "data", SPLIT_SEED)
 
 
-def later_text(size: Size, characters: int, tokenizer: Path, cache: Path) -> DataConfig:
+def later_text(size: TableSize, characters: int, tokenizer: Path, cache: Path) -> DataConfig:
     """Documents of the kind of text A that come after those of text A: what a public model is trained on further."""
     path = _selection(library_docstrings(), "later", characters, cache, after=size.pretraining_characters)
     return DataConfig(
@@ -99,7 +99,7 @@ def later_text(size: Size, characters: int, tokenizer: Path, cache: Path) -> Dat
     )
 
 
-def domain_data(domain: str, regime: Regime, size: Size, tokenizer: Path, cache: Path) -> DataConfig:
+def domain_data(domain: str, regime: Regime, size: TableSize, tokenizer: Path, cache: Path) -> DataConfig:
     """What a fine-tuning on one domain reads; documents are split, never sequences."""
     sources: dict[str, Source] = {
         "manual": open_source(PythonManualConfig()),

@@ -6,16 +6,18 @@ from pathlib import Path
 
 from phalanx.data import Corpus, DataConfig, prepare
 from phalanx.lab.bench.measure.row_file import RowFile
-from phalanx.lab.reproduce.cell import Cell, Row, train_cell
+from phalanx.lab.reproduce.cell import Row, TableCell, train_cell
 from phalanx.lab.reproduce.pretrain import Say, pretrained
 from phalanx.lab.reproduce.texts import SPLIT_SEED, domain_data, pretraining_corpus
-from phalanx.lab.reproduce.workload import REGIMES, Size, describe, run_of, steps_per_epoch
+from phalanx.lab.reproduce.workload import REGIMES, TableSize, describe, run_of, steps_per_epoch
 
 PROTOCOL = 1
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
 
 
-def rows_in(path: Path, size: Size, holds: Callable[[Cell, Row], bool] = lambda cell, row: True) -> RowFile[Cell]:
+def rows_in(
+    path: Path, size: TableSize, holds: Callable[[TableCell, Row], bool] = lambda cell, row: True
+) -> RowFile[TableCell]:
     """Trainings that are finished at this size with this protocol; `holds` as `RowFile` takes it."""
     return RowFile(path, lambda cell: [PROTOCOL, describe(size), asdict(cell)], holds)
 
@@ -23,14 +25,14 @@ def rows_in(path: Path, size: Size, holds: Callable[[Cell, Row], bool] = lambda 
 class Trainer:
     """Trains cells; corpora and pre-trained models are made at their first use and kept in the cache."""
 
-    def __init__(self, size: Size, cache: Path, say: Say) -> None:
+    def __init__(self, size: TableSize, cache: Path, say: Say) -> None:
         self._size = size
         self._cache = cache
         self._say = say
         self._pretraining: Corpus | None = None
         self._domains: dict[tuple[str, str], tuple[DataConfig, Corpus]] = {}
 
-    def __call__(self, cell: Cell) -> Row:
+    def __call__(self, cell: TableCell) -> Row:
         """Train one cell.
 
         Raises:
@@ -42,7 +44,7 @@ class Trainer:
         run = run_of(model, data, regime, self._size, regime.epochs * steps_per_epoch(corpus), cell.seed)
         return train_cell(cell, run, corpus, self._cache) | {"corpus_digest": corpus.digest, "model": model.name}
 
-    def has_same_text(self, cell: Cell, row: Row) -> bool:
+    def has_same_text(self, cell: TableCell, row: Row) -> bool:
         """Whether a row was trained on the text that the cell would be trained on now."""
         _, corpus = self._domain(cell.domain, cell.regime)
         return bool(row["corpus_digest"] == corpus.digest)
@@ -61,7 +63,7 @@ class Trainer:
         return self._domains[domain, regime]
 
 
-def in_words(place: str, cell: Cell, row: Row) -> str:
+def in_words(place: str, cell: TableCell, row: Row) -> str:
     """One line for the progress."""
     best, last = row["perplexity_best"], row["perplexity_last"]
     shown = " / ".join("-" if value is None else f"{value:.1f}" for value in (best, last))

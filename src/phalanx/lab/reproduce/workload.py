@@ -98,7 +98,7 @@ has many epochs over far less text, where whatever trains less may look better a
 
 
 @dataclass(frozen=True)
-class Size:
+class TableSize:
     """What --quick and --small make smaller.
 
     Attributes:
@@ -120,10 +120,10 @@ class Size:
     lr_share: float = 1.0
 
 
-SIZES: Mapping[str, Size] = MappingProxyType(
+SIZES: Mapping[str, TableSize] = MappingProxyType(
     {
-        "full": Size(pretraining_steps=800, pretraining_characters=3_000_000, text_share=1.0),
-        "small": Size(
+        "full": TableSize(pretraining_steps=800, pretraining_characters=3_000_000, text_share=1.0),
+        "small": TableSize(
             pretraining_steps=800,
             pretraining_characters=1_000_000,
             text_share=0.15,
@@ -132,14 +132,14 @@ SIZES: Mapping[str, Size] = MappingProxyType(
             validation_sequences=64,
             lr_share=2.0,
         ),
-        "quick": Size(pretraining_steps=400, pretraining_characters=1_000_000, text_share=0.5),
+        "quick": TableSize(pretraining_steps=400, pretraining_characters=1_000_000, text_share=0.5),
     }
 )
 """`small` has all cells of `full` at a fraction of their cost; `quick` has one seed, family, domain and rate."""
 FULL, SMALL, QUICK = SIZES["full"], SIZES["small"], SIZES["quick"]
 
 
-def optimizer_of(regime: Regime, size: Size) -> OptimizerConfig:
+def optimizer_of(regime: Regime, size: TableSize) -> OptimizerConfig:
     """The paper's optimizer is AdamW with torch's own settings."""
     return OptimizerConfig(
         lr=regime.lr * size.lr_share,
@@ -150,7 +150,7 @@ def optimizer_of(regime: Regime, size: Size) -> OptimizerConfig:
     )
 
 
-def run_of(model: Path, data: DataConfig, regime: Regime, size: Size, steps: int, seed: int) -> RunConfig:
+def run_of(model: Path, data: DataConfig, regime: Regime, size: TableSize, steps: int, seed: int) -> RunConfig:
     """One fine-tuning, as a run file would say it."""
     return RunConfig(
         model=ModelConfig(path=str(model)),
@@ -166,7 +166,7 @@ def steps_per_epoch(corpus: Corpus) -> int:
     return max(1, math.floor(corpus.num_train_sequences / BATCH_SIZE))
 
 
-def describe(size: Size) -> dict[str, Any]:
+def describe(size: TableSize) -> dict[str, Any]:
     """Everything that decides a figure and is not in its row."""
     return {
         "stages": STAGES,

@@ -11,8 +11,8 @@ from torch import distributed as dist
 
 from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
 from phalanx.parallel.control.local_ranks import LocalRanks
-from phalanx.parallel.control.rank_trainer import Outcome
-from phalanx.parallel.control.saving import Saving
+from phalanx.parallel.control.rank_trainer import AppliedStep
+from phalanx.parallel.control.saving import RankSaver
 from phalanx.telemetry import PhaseTimer
 
 _PATIENCE_S = 3.0
@@ -20,7 +20,7 @@ _PATIENCE_S = 3.0
 _GLOO, _LONG = "gloo", 300
 
 
-class Order(enum.IntEnum):
+class RankCommand(enum.IntEnum):
     """What all ranks do next."""
 
     STEP = 1
@@ -41,7 +41,7 @@ class RankWork(Protocol):
         """Parts in which the state is collected and loaded."""
         ...
 
-    def step(self, step: int, ids: Tensor, labels: Tensor) -> Outcome:
+    def step(self, step: int, ids: Tensor, labels: Tensor) -> AppliedStep:
         """Run one optimizer step on a whole batch."""
         ...
 
@@ -71,7 +71,7 @@ class Controller:
         saving: Brings copies of the state here while training goes on; None where nobody asked for that.
     """
 
-    def __init__(self, member: RankWork, ranks: LocalRanks | None, saving: Saving | None = None) -> None:
+    def __init__(self, member: RankWork, ranks: LocalRanks | None, saving: RankSaver | None = None) -> None:
         self._member = member
         self._ranks = ranks
         self._saving = saving
@@ -86,7 +86,7 @@ class Controller:
         """Stages of the whole pipeline."""
         return self._member.num_stages
 
-    def step(self, step: int, ids: Tensor, labels: Tensor) -> Outcome:
+    def step(self, step: int, ids: Tensor, labels: Tensor) -> AppliedStep:
         """Run one optimizer step.
 
         Args:
@@ -99,7 +99,7 @@ class Controller:
             PeerLostError: A rank has ended.
         """
         with self._all_there():
-            _tell(Order.STEP, step, *ids.shape)
+            _tell(RankCommand.STEP, step, *ids.shape)
             with self._member.timer.phase("batch"):
                 _share(ids, labels)
             return self._member.step(step, ids, labels)
@@ -111,7 +111,7 @@ class Controller:
             PeerLostError: A rank has ended.
         """
         with self._all_there():
-            _tell(Order.EVALUATE, 0, *ids.shape)
+            _tell(RankCommand.EVALUATE, 0, *ids.shape)
             _share(ids, labels)
             return self._member.evaluate(ids, labels)
 
@@ -122,7 +122,7 @@ class Controller:
             PeerLostError: A rank has ended.
         """
         with self._all_there():
-            _tell(Order.COLLECT, stage)
+            _tell(RankCommand.COLLECT, stage)
             return self._member.collect(stage)
 
     def duplicate(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
@@ -139,7 +139,7 @@ class Controller:
         if self._saving is None:
             raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
         with self._all_there():
-            _tell(Order.DUPLICATE)
+            _tell(RankCommand.DUPLICATE)
             self._saving.take()
         return self._saving.receive()
 
@@ -157,13 +157,13 @@ class Controller:
             # read first: an error must not leave the others waiting
             tensors = {name: read(name) for name in self._member.names(stage)}
             with self._all_there():
-                _tell(Order.LOAD, num_steps, stage)
+                _tell(RankCommand.LOAD, num_steps, stage)
                 self._member.load(num_steps, stage, tensors)
 
     def end(self) -> None:
         """Tell all ranks that the run is over, and wait until they know."""
         with self._all_there():
-            _tell(Order.END)
+            _tell(RankCommand.END)
             dist.barrier()
         if self._ranks is not None:
             self._ranks.close()
@@ -181,7 +181,7 @@ class Controller:
             raise lost from exc
 
 
-def follow(member: RankWork, saving: Saving | None = None) -> None:
+def follow(member: RankWork, saving: RankSaver | None = None) -> None:
     """Carry out what rank 0 says until the run is over.
 
     Raises:
@@ -196,22 +196,22 @@ def follow(member: RankWork, saving: Saving | None = None) -> None:
         raise lost from exc
 
 
-def _follow(member: RankWork, saving: Saving | None) -> None:
+def _follow(member: RankWork, saving: RankSaver | None) -> None:
     while True:
         order, *numbers = _hear()
-        if order == Order.STEP:
+        if order == RankCommand.STEP:
             ids, labels = _take(numbers[1], numbers[2])
             with contextlib.suppress(FailedBatchError):
                 # rank 0 has come to the same conclusion
                 member.step(numbers[0], ids, labels)
             member.timer.take()
-        elif order == Order.EVALUATE:
+        elif order == RankCommand.EVALUATE:
             member.evaluate(*_take(numbers[1], numbers[2]))
-        elif order == Order.COLLECT:
+        elif order == RankCommand.COLLECT:
             member.collect(numbers[0])
-        elif order == Order.LOAD:
+        elif order == RankCommand.LOAD:
             member.load(numbers[0], numbers[1], None)
-        elif order == Order.DUPLICATE and saving is not None:
+        elif order == RankCommand.DUPLICATE and saving is not None:
             saving.take()
             saving.begin_sending()
         else:
@@ -230,7 +230,7 @@ def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
     return PeerLostError(f"a rank was lost: {words.splitlines()[0][:_LONG]}; go on with --resume")
 
 
-def _tell(order: Order, *numbers: int) -> None:
+def _tell(order: RankCommand, *numbers: int) -> None:
     words = [int(order), *numbers]
     dist.broadcast(torch.tensor(words + [0] * (4 - len(words))), src=0)
 

@@ -19,9 +19,9 @@ from phalanx.parallel.control.pipelining import accumulate, pipelined
 from phalanx.parallel.data.data_parallel import share_again, share_with_copies
 from phalanx.parallel.data.diloco import OuterStep
 from phalanx.parallel.data.loss_scale import LossScale
-from phalanx.parallel.data.parameters import Held, counted_gradients, held_parameters, settle_gradients
+from phalanx.parallel.data.parameters import RankParameter, counted_gradients, held_parameters, settle_gradients
 from phalanx.parallel.data.state_dict import StateGatherer, catalogue
-from phalanx.parallel.data.update import Update
+from phalanx.parallel.data.update import RankOptimizer
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.activations import fuse_activations
 from phalanx.parallel.model.part import StagePart
@@ -31,7 +31,7 @@ _NARROW = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RankRecipe:
     """What all ranks of a run agree on.
 
     Attributes:
@@ -66,7 +66,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AppliedStep:
     """One applied step: mean loss in nats, and the norm of the whole gradient before clipping."""
 
     loss: float
@@ -88,7 +88,7 @@ class RankTrainer:
         ModelError: A tensor is missing or wrong.
     """
 
-    def __init__(self, recipe: Recipe, source: ModelSource, domain: Domain) -> None:
+    def __init__(self, recipe: RankRecipe, source: ModelSource, domain: Domain) -> None:
         self.timer = PhaseTimer()
         self._recipe = recipe
         self._domain = domain
@@ -97,7 +97,7 @@ class RankTrainer:
         self._parts = [self._build(source, spec) for spec in mine]
         self._modules: list[nn.Module] = [share_with_copies(part, domain) for part in self._parts]
         self._held = [one for part in self._parts for one in held_parameters(part, domain)]
-        self._update = Update(self._held, recipe.optimizer, domain)
+        self._update = RankOptimizer(self._held, recipe.optimizer, domain)
         self._outer = _outer_step(self._held, domain)
         stages = catalogue(source, self._specs, recipe.adapter)
         self._keeper = StateGatherer(stages, self._held, self._update, self._outer, domain, recipe.optimizer)
@@ -116,7 +116,7 @@ class RankTrainer:
         """Stages of the whole pipeline."""
         return len(self._specs)
 
-    def step(self, step: int, ids: Tensor, labels: Tensor) -> Outcome:
+    def step(self, step: int, ids: Tensor, labels: Tensor) -> AppliedStep:
         """Run one optimizer step on a whole batch.
 
         Args:
@@ -150,7 +150,7 @@ class RankTrainer:
         if self._outer is not None and self._outer.is_due(step + 1):
             with timer.phase("outer"):
                 self._outer.step()
-        return Outcome(loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms)))
+        return AppliedStep(loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms)))
 
     @torch.no_grad()
     def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
@@ -188,7 +188,7 @@ class RankTrainer:
         """
         self._keeper.load(num_steps, stage, tensors)
 
-    def held_state(self) -> Iterator[tuple[int, Held, Tensor]]:
+    def held_state(self) -> Iterator[tuple[int, RankParameter, Tensor]]:
         """What this rank has of each tensor of the state, with its number in the catalogue."""
         return self._keeper.held()
 
@@ -265,7 +265,7 @@ class RankTrainer:
         seed_dropout(self._recipe, step, self._domain)
 
 
-def seed_dropout(recipe: Recipe, step: int, domain: Domain) -> None:
+def seed_dropout(recipe: RankRecipe, step: int, domain: Domain) -> None:
     """Seed what a step drops, by the run's seed, the step and the rank's place."""
     # ranks that do the same work must drop the same numbers
     place = (domain.pp, domain.copy, domain.tp if recipe.parallel.sequence_parallel else 0)
@@ -273,7 +273,7 @@ def seed_dropout(recipe: Recipe, step: int, domain: Domain) -> None:
     torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 
-def _outer_step(held: Sequence[Held], domain: Domain) -> OuterStep | None:
+def _outer_step(held: Sequence[RankParameter], domain: Domain) -> OuterStep | None:
     if domain.config.outer is None or domain.islands is None:
         return None
     return OuterStep(held, domain.config.outer, domain.islands)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.errors import CheckpointError
 from phalanx.parallel.control.rank_trainer import RankTrainer
-from phalanx.parallel.data.parameters import Held, local
+from phalanx.parallel.data.parameters import RankParameter, local
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.tensor.split import Split
 
@@ -48,7 +48,7 @@ class Piece:
         return tuple(size // tp if dim == self.dim else size for dim, size in enumerate(whole))
 
 
-class Saving:
+class RankSaver:
     """One rank's end of it; every rank makes one, together.
 
     Args:
@@ -156,7 +156,7 @@ class Saving:
         return plans
 
 
-def _piece(number: int, one: Held, value: Tensor, domain: Domain) -> Piece | None:
+def _piece(number: int, one: RankParameter, value: Tensor, domain: Domain) -> Piece | None:
     """What this rank contributes of a tensor; None where another one has the same."""
     rows = _rows(one.name, value, domain)
     if rows is None or (one.split is None and domain.tp != 0):

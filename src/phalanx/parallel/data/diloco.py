@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional
 
-from phalanx.parallel.data.parameters import Held, local
+from phalanx.parallel.data.parameters import RankParameter, local
 from phalanx.parallel.outer_config import OuterConfig
 
 MOMENTUM = "outer_momentum"
@@ -33,7 +33,7 @@ class OuterStep:
         islands: The ranks that have the same slices.
     """
 
-    def __init__(self, held: Sequence[Held], config: OuterConfig, islands: dist.ProcessGroup) -> None:
+    def __init__(self, held: Sequence[RankParameter], config: OuterConfig, islands: dist.ProcessGroup) -> None:
         self._config = config
         self._islands = islands
         self._parameters = [one.parameter for one in held]
@@ -60,7 +60,7 @@ class OuterStep:
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
             anchor.copy_(local(parameter))
 
-    def kept(self, one: Held, kind: str) -> Tensor:
+    def kept(self, one: RankParameter, kind: str) -> Tensor:
         """`MOMENTUM` or `RESIDUAL` of a parameter, shared out as the parameter is."""
         number = next(n for n, parameter in enumerate(self._parameters) if parameter is one.parameter)
         return self._momenta[number] if kind == MOMENTUM else self._residuals[number]

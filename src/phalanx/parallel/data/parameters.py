@@ -16,7 +16,7 @@ _HEAD_WEIGHT = "lm_head.weight"
 
 
 @dataclass(frozen=True)
-class Held:
+class RankParameter:
     """One parameter on this rank.
 
     Attributes:
@@ -36,7 +36,7 @@ class Held:
     is_tied: bool
 
 
-def held_parameters(part: StagePart, domain: Domain) -> list[Held]:
+def held_parameters(part: StagePart, domain: Domain) -> list[RankParameter]:
     """What is trained of a part, after it was joined with its copies, in the order of the model."""
     stage = part.stage
     ends_apart = domain.config.pp > 1 and stage.ties_head
@@ -49,7 +49,7 @@ def held_parameters(part: StagePart, domain: Domain) -> list[Held]:
         is_sliced = domain.config.sequence_parallel and split is None and name.startswith((blocks, *last))
         is_embedding = ends_apart and stage.spec.is_first and name == stage.family.embedding_weight
         found.append(
-            Held(
+            RankParameter(
                 name=stage.family.embedding_weight if is_second else name,
                 parameter=parameter,
                 split=split,
@@ -70,7 +70,7 @@ def local(tensor: Tensor) -> Tensor:
     return part.detach()
 
 
-def settle_gradients(held: Sequence[Held], domain: Domain) -> None:
+def settle_gradients(held: Sequence[RankParameter], domain: Domain) -> None:
     """After the copies have talked: complete what other ranks have parts of."""
     for one in held:
         gradient = one.parameter.grad
@@ -82,7 +82,7 @@ def settle_gradients(held: Sequence[Held], domain: Domain) -> None:
             dist.all_reduce(local(gradient), group=domain.ends)
 
 
-def counted_gradients(held: Sequence[Held], domain: Domain) -> Iterator[tuple[str, Tensor]]:
+def counted_gradients(held: Sequence[RankParameter], domain: Domain) -> Iterator[tuple[str, Tensor]]:
     """Slices of an island's whole gradient; over its ranks each number of it occurs once, and copies take turns."""
     for number, one in enumerate(held):
         gradient = one.parameter.grad
@@ -95,7 +95,7 @@ def counted_gradients(held: Sequence[Held], domain: Domain) -> Iterator[tuple[st
             yield one.name, local(gradient)
 
 
-def whole(one: Held, tensor: Tensor, domain: Domain) -> Tensor:
+def whole(one: RankParameter, tensor: Tensor, domain: Domain) -> Tensor:
     """Join a parameter, or what belongs to it, from the ranks that share it; all of them call this together."""
     value = tensor.detach()
     full = value.full_tensor() if isinstance(value, DTensor) else value
@@ -107,7 +107,7 @@ def whole(one: Held, tensor: Tensor, domain: Domain) -> Tensor:
 
 
 @torch.no_grad()
-def fill(one: Held, tensor: Tensor, full: Tensor, domain: Domain) -> None:
+def fill(one: RankParameter, tensor: Tensor, full: Tensor, domain: Domain) -> None:
     """Copy this rank's slice of a whole tensor into a parameter, or into what belongs to it."""
     part = full if one.split is None else one.split.take(full, domain.tp, domain.config.tp)
     if isinstance(tensor, DTensor):
@@ -117,9 +117,9 @@ def fill(one: Held, tensor: Tensor, full: Tensor, domain: Domain) -> None:
         tensor.detach().copy_(part)
 
 
-def by_name(held: Sequence[Held]) -> Mapping[str, list[Held]]:
+def by_name(held: Sequence[RankParameter]) -> Mapping[str, list[RankParameter]]:
     """What this rank has of each name of the whole model."""
-    found: dict[str, list[Held]] = {}
+    found: dict[str, list[RankParameter]] = {}
     for one in held:
         found.setdefault(one.name, []).append(one)
     return found

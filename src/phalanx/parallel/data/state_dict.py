@@ -10,8 +10,8 @@ from torch import distributed as dist
 from phalanx.models import LoraConfig, ModelSource, StageSpec, trained_shapes
 from phalanx.optimizers import OptimizerConfig, moment_names, moment_shapes
 from phalanx.parallel.data.diloco import MOMENTUM, RESIDUAL, OuterStep
-from phalanx.parallel.data.parameters import Held, by_name, fill, whole
-from phalanx.parallel.data.update import Update
+from phalanx.parallel.data.parameters import RankParameter, by_name, fill, whole
+from phalanx.parallel.data.update import RankOptimizer
 from phalanx.parallel.groups.mesh import Domain
 
 WEIGHT = "weight"
@@ -84,8 +84,8 @@ class StateGatherer:
     def __init__(
         self,
         stages: Catalogue,
-        held: Sequence[Held],
-        update: Update,
+        held: Sequence[RankParameter],
+        update: RankOptimizer,
         outer: OuterStep | None,
         domain: Domain,
         config: OptimizerConfig,
@@ -105,7 +105,7 @@ class StateGatherer:
         """Names and whole shapes of the tensors of each stage, as `collect` has them."""
         return [[(entry.key, entry.shape) for entry in self._entries(stage)] for stage in range(len(self._stages))]
 
-    def held(self) -> Iterator[tuple[int, Held, Tensor]]:
+    def held(self) -> Iterator[tuple[int, RankParameter, Tensor]]:
         """What this rank has of each tensor, with its number in the catalogue; the first island has what all share."""
         mine = by_name([one for one in self._held if not one.is_second])
         entries = (entry for stage in range(len(self._stages)) for entry in self._entries(stage))
@@ -174,14 +174,14 @@ class StateGatherer:
             for island in islands if config.compression != "none" else ():
                 yield _Entry(RESIDUAL, name, shape, island)
 
-    def _value(self, one: Held, kind: str) -> Tensor:
+    def _value(self, one: RankParameter, kind: str) -> Tensor:
         if kind == WEIGHT:
             return one.parameter
         if self._outer is not None and kind in (MOMENTUM, RESIDUAL):
             return self._outer.kept(one, kind)
         return self._update.moment(one, kind)
 
-    def _place(self, one: Held, kind: str, num_steps: int) -> Tensor | None:
+    def _place(self, one: RankParameter, kind: str, num_steps: int) -> Tensor | None:
         if kind in (WEIGHT, MOMENTUM, RESIDUAL):
             return self._value(one, kind)
         return self._update.target(one, kind, num_steps)

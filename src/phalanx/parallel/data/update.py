@@ -10,7 +10,7 @@ from torch import distributed as dist
 
 from phalanx.optimizers import OptimizerConfig, moment_shapes
 from phalanx.parallel.config import SHARED_GRADIENTS
-from phalanx.parallel.data.parameters import Held, local
+from phalanx.parallel.data.parameters import RankParameter, local
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.planner.model.optimizers import OPTIMIZERS
 
@@ -18,7 +18,7 @@ _OPTIMIZER_STATE_ALONE = 1
 _STEP = "step"
 
 
-class Update:
+class RankOptimizer:
     """torch's optimizer over one rank's parameters; with ZeRO 1, over its share of them.
 
     Args:
@@ -27,7 +27,7 @@ class Update:
         domain: This rank's place.
     """
 
-    def __init__(self, held: Sequence[Held], config: OptimizerConfig, domain: Domain) -> None:
+    def __init__(self, held: Sequence[RankParameter], config: OptimizerConfig, domain: Domain) -> None:
         self._config = config
         self._domain = domain
         parameters = [one.parameter for one in held]
@@ -63,7 +63,7 @@ class Update:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def moment(self, one: Held, name: str) -> Tensor:
+    def moment(self, one: RankParameter, name: str) -> Tensor:
         """What is kept for a parameter; with ZeRO 1 all copies call this together."""
         kept = self._state.get(one.parameter, {}).get(name)
         value: Tensor = self._nothing(one, name) if kept is None else kept
@@ -74,7 +74,7 @@ class Update:
         dist.all_reduce(total, group=self._domain.copies)
         return total
 
-    def target(self, one: Held, name: str, num_steps: int) -> Tensor | None:
+    def target(self, one: RankParameter, name: str, num_steps: int) -> Tensor | None:
         """Where a loaded moment goes; None where another copy keeps it."""
         if self._zero is not None and not self._is_mine(one.parameter):
             return None
@@ -84,7 +84,7 @@ class Update:
         value: Tensor = kept.setdefault(name, self._nothing(one, name))
         return value
 
-    def _nothing(self, one: Held, name: str) -> Tensor:
+    def _nothing(self, one: RankParameter, name: str) -> Tensor:
         shape = moment_shapes(self._config.kind, one.parameter.shape)[name]
         if shape == tuple(one.parameter.shape):
             # shared out as the parameter is

@@ -16,7 +16,7 @@ from phalanx.errors import FailedBatchError
 from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, partition
 from phalanx.objectives import IGNORE, causal_lm
 from phalanx.optimizers import learning_rate, moment_names
-from phalanx.parallel.control.rank_trainer import Outcome, Recipe, seed_dropout
+from phalanx.parallel.control.rank_trainer import AppliedStep, RankRecipe, seed_dropout
 from phalanx.parallel.data.state_dict import WEIGHT, catalogue
 from phalanx.parallel.deepspeed.config import ALL_IS_SHARED, DeepSpeedConfig
 from phalanx.parallel.deepspeed.disk import own_folder
@@ -35,7 +35,7 @@ _NARROW = {"fp32": None, "bf16": torch.bfloat16}
 
 @contextlib.contextmanager
 def opened_member(
-    config: DeepSpeedConfig, recipe: Recipe, source: ModelSource, domain: Domain, place: RankEnv, digest: str
+    config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, domain: Domain, place: RankEnv, digest: str
 ) -> Iterator["DeepSpeedMember"]:
     """Be a rank of DeepSpeed's while the context lasts; its folder on disk is gone afterwards.
 
@@ -80,7 +80,7 @@ class DeepSpeedMember:
     """
 
     def __init__(
-        self, config: DeepSpeedConfig, recipe: Recipe, source: ModelSource, domain: Domain, folder: Path | None
+        self, config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, domain: Domain, folder: Path | None
     ) -> None:
         self.timer = PhaseTimer()
         self._recipe = recipe
@@ -103,7 +103,7 @@ class DeepSpeedMember:
         """Parts in which the state is collected and loaded, so that rank 0 never has all of a large one."""
         return len(self._names)
 
-    def step(self, step: int, ids: Tensor, labels: Tensor) -> Outcome:
+    def step(self, step: int, ids: Tensor, labels: Tensor) -> AppliedStep:
         """Run one optimizer step on a whole batch.
 
         Args:
@@ -128,7 +128,7 @@ class DeepSpeedMember:
                 f"step {step}: loss {loss / all_targets}, gradient norm {norm}; lower optimizer.lr or set "
                 "optimizer.clip_norm"
             )
-        return Outcome(loss / all_targets, norm)
+        return AppliedStep(loss / all_targets, norm)
 
     @torch.no_grad()
     def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
@@ -223,7 +223,7 @@ def _share_out(package: Any, part: StagePart, said: dict[str, Any], device: torc
             module._buffers[name] = buffer.to(device)
 
 
-def _part(config: DeepSpeedConfig, recipe: Recipe, source: ModelSource, domain: Domain) -> StagePart:
+def _part(config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, domain: Domain) -> StagePart:
     stage = build_stage(
         source,
         StageSpec(0, 1, 0, source.num_layers),
@@ -243,7 +243,7 @@ def _shards(source: ModelSource, part: StagePart) -> tuple[StageSpec, ...]:
     return partition(source.num_layers, min(source.num_layers, 1 + size // _SHARD_BYTES), None, embedding, head)
 
 
-def _optimizer(config: DeepSpeedConfig, recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _optimizer(config: DeepSpeedConfig, recipe: RankRecipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW: deepspeed's kernel where the update is made on the host, torch's elsewhere."""
     wanted = recipe.optimizer
     groups = [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.parallel.deepspeed.config import DeepSpeedConfig
 
 if TYPE_CHECKING:
-    from phalanx.parallel.control.rank_trainer import Recipe
+    from phalanx.parallel.control.rank_trainer import RankRecipe
 
 _PARAMETER_BUFFERS, _STATE_BUFFERS = 5, 4
 """deepspeed's own numbers: parameters in memory at once; weights, two moments and a gradient."""
@@ -36,7 +36,7 @@ def locked_bytes(config: DeepSpeedConfig, total: int, largest: int, copies: int)
     return found
 
 
-def settings(config: DeepSpeedConfig, recipe: "Recipe", largest: int, folder: Path | None) -> dict[str, Any]:
+def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder: Path | None) -> dict[str, Any]:
     """What ``deepspeed.initialize`` gets.
 
     Args:

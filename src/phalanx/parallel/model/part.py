@@ -16,7 +16,7 @@ from phalanx.parallel.groups.collectives import enter, gather_copies, gather_par
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.compiled import compile_blocks
 from phalanx.parallel.model.recompute import recomputing
-from phalanx.parallel.tensor.tensor_parallel import Cut, cut_stage
+from phalanx.parallel.tensor.tensor_parallel import TensorCut, cut_stage
 from phalanx.parallel.tensor.vocabulary import shared_causal_lm
 
 _SEQUENCE = 1
@@ -48,7 +48,7 @@ class StagePart(nn.Module):
         self._cuts_sequence = config.sequence_parallel
         # masks and tables are made by the config as it was, whatever kernel runs
         self._tables_by = copy.deepcopy(stage.hub_config)
-        self.cut: Cut = cut_stage(stage, domain.tensors, cuts_sequence=self._cuts_sequence)
+        self.cut: TensorCut = cut_stage(stage, domain.tensors, cuts_sequence=self._cuts_sequence)
         share = share_by_ring if config.context == "ring" else share_context
         share(stage, domain.context)
         self.stage = stage

@@ -17,7 +17,7 @@ _ADAPTED = "base_layer"
 
 
 @dataclass
-class Cut:
+class TensorCut:
     """What was done to a stage.
 
     Attributes:
@@ -31,7 +31,7 @@ class Cut:
     shares_vocabulary: bool = False
 
 
-def cut_stage(stage: StageModule, group: Group, *, cuts_sequence: bool) -> Cut:
+def cut_stage(stage: StageModule, group: Group, *, cuts_sequence: bool) -> TensorCut:
     """Give a stage this rank's slices.
 
     Embedding and head are cut too where the ranks divide the vocabulary; otherwise all ranks do that work.
@@ -41,7 +41,7 @@ def cut_stage(stage: StageModule, group: Group, *, cuts_sequence: bool) -> Cut:
         group: The tensor parallel ranks; one alone changes nothing.
         cuts_sequence: Between the shared layers each rank has a slice of the sequence.
     """
-    cut = Cut()
+    cut = TensorCut()
     if group.size() == 1:
         return cut
     knife = _Knife(stage, group, cut, cuts_sequence)
@@ -61,7 +61,7 @@ def _block_names(stage: StageModule) -> list[str]:
 class _Knife:
     """Cuts modules in place and notes how."""
 
-    def __init__(self, stage: StageModule, group: Group, cut: Cut, cuts_sequence: bool) -> None:
+    def __init__(self, stage: StageModule, group: Group, cut: TensorCut, cuts_sequence: bool) -> None:
         self._stage = stage
         self._group = group
         self._cut = cut

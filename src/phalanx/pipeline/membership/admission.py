@@ -12,7 +12,7 @@ from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric
 
 
 @dataclass
-class Measurement:
+class ClassMeasurement:
     """One nonce, and what everybody answered to whom it was put."""
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(NONCE_BYTES))
@@ -48,16 +48,16 @@ class Admission:
         """Whether anybody's bits are ever compared."""
         return self._plan.guard.enabled
 
-    def answer_as_owner(self, measurement: Measurement) -> None:
+    def answer_as_owner(self, measurement: ClassMeasurement) -> None:
         """Run the battery here."""
         measurement.answers[OWNER] = run_battery(self._plan, measurement.nonce)
 
-    def refusal(self, party: str, described: NumericClass, measurement: Measurement) -> str | None:
+    def refusal(self, party: str, described: NumericClass, measurement: ClassMeasurement) -> str | None:
         """Why a party that has answered is not let in; None when it is."""
         found, own = measurement.answers[party], measurement.answers[OWNER]
         return None if found == own else self._refusal(party, described, found, own)
 
-    def place(self, party: str, measurement: Measurement) -> None:
+    def place(self, party: str, measurement: ClassMeasurement) -> None:
         """Find the class of a party that is let in, among those whose answers to the same nonce are there."""
         known = [name for name in self.classes if name in measurement.answers]
         same = (name for name in known if measurement.answers[name] == measurement.answers[party])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, TransportError
 from phalanx.pipeline.assignment.memory import Rooms
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.membership.admission import Admission, Measurement
+from phalanx.pipeline.membership.admission import Admission, ClassMeasurement
 from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
@@ -19,7 +19,7 @@ from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Signed, parse_message
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import peer_from_certificate
-from phalanx.transport import Endpoint, LinkFault, Received
+from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 
 _SECONDS_TO_TELL = 2.0
 
@@ -103,7 +103,7 @@ class _Hall:
         self._setup = Setup(epoch=0, plan=plan.model_dump(mode="json"), log_head=head)
         self._guests = guests
         self._observe = observe
-        self._measurement: Measurement | None = None
+        self._measurement: ClassMeasurement | None = None
         self._said: dict[str, dict[str, Signed]] = {}
         self._deadline = time.monotonic() + guests.timeout_s
 
@@ -140,7 +140,7 @@ class _Hall:
         if self._measurement is not None and self._guests.may_be_absent:
             self.hellos.pop(fault.peer, None)
 
-    def _take(self, frame: Received, message: Message) -> None:
+    def _take(self, frame: CheckedFrame, message: Message) -> None:
         name = frame.sender
         if isinstance(message, Hello) and self._measurement is None and name not in self.hellos:
             # whoever has said hello has no second address and gets no second plan
@@ -169,7 +169,7 @@ class _Hall:
             ConfigError: Somebody is refused; everybody is told.
             PeerLostError: Somebody gave no answer.
         """
-        measurement = self._measurement = Measurement()
+        measurement = self._measurement = ClassMeasurement()
         for name in self.hellos:
             self._send(name, Challenge(epoch=0, nonce=measurement.nonce))
         admission.answer_as_owner(measurement)

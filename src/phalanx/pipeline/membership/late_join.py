@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from phalanx.errors import CutLogError, FrameError
-from phalanx.pipeline.membership.admission import Measurement
+from phalanx.pipeline.membership.admission import ClassMeasurement
 from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
@@ -22,7 +22,7 @@ class _Guest:
     """A party that has said hello and has no role yet."""
 
     hello: Hello
-    measurement: Measurement
+    measurement: ClassMeasurement
     said: dict[str, Signed]
     knows_others: bool = False
 
@@ -85,7 +85,7 @@ class LateJoins:
         self._lives.came(name)
         self._members.know_life(name)
         said = {} if received.header is None else {"hello": to_signed(received.header)}
-        guest = self._guests[name] = _Guest(hello, Measurement(), said)
+        guest = self._guests[name] = _Guest(hello, ClassMeasurement(), said)
         certificates = {other: self._members.certificates[other] for other in present}
         head = self._members.witnesses.head()
         setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates, log_head=head)

@@ -23,7 +23,7 @@ NURSERY = "-"
 _PR_SET_NAME = 15
 
 
-class Order(StrictModel):
+class ForkRequest(StrictModel):
     """Start the worker of a file, or, without one, end it."""
 
     name: str
@@ -81,11 +81,11 @@ class _Nursery:
                     return None
                 *lines, self._unread = (self._unread + received).split(b"\n")
                 for line in lines:
-                    born = self._obey(Order.model_validate_json(line))
+                    born = self._obey(ForkRequest.model_validate_json(line))
                     if born is not None:
                         return born
 
-    def _obey(self, order: Order) -> Path | None:
+    def _obey(self, order: ForkRequest) -> Path | None:
         if order.file is None or order.log is None:
             for handle, (name, _) in self._children.items():
                 if name == order.name:

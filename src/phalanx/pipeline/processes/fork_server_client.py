@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from phalanx.pipeline.processes.fork_server import NURSERY, News, Order
+from phalanx.pipeline.processes.fork_server import NURSERY, ForkRequest, News
 
 _GONE = -9
 _PATIENCE_S = 5.0
@@ -28,7 +28,7 @@ class ForkedWorker:
 
     def kill(self) -> None:
         """End it at once."""
-        self._nursery.tell(Order(name=self._name))
+        self._nursery.tell(ForkRequest(name=self._name))
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end.
@@ -83,7 +83,7 @@ class ForkServer:
     def start(self, name: str, file: Path, log: Path) -> ForkedWorker:
         """Order a worker; it runs as soon as the nursery is ready."""
         self._codes[name] = None
-        self.tell(Order(name=name, file=str(file), log=str(log)))
+        self.tell(ForkRequest(name=name, file=str(file), log=str(log)))
         return ForkedWorker(self, name)
 
     def code_of(self, name: str) -> int | None:
@@ -93,7 +93,7 @@ class ForkServer:
         # nobody outlives the nursery
         return _GONE if code is None and not self.is_open else code
 
-    def tell(self, order: Order) -> None:
+    def tell(self, order: ForkRequest) -> None:
         """Give an order; one to a nursery that is gone does nothing."""
         if self._process.stdin is not None and self.is_open:
             with contextlib.suppress(BrokenPipeError):

@@ -57,7 +57,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Work:
+class ShownWork:
     """What is shown of one step.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Demand:
     whole: bool
 
 
-def check_step(step: int, epoch: int, leaves: Sequence[Leaf], rules: Rules) -> Work:
+def check_step(step: int, epoch: int, leaves: Sequence[Leaf], rules: Rules) -> ShownWork:
     """Judge one step.
 
     Args:
@@ -121,7 +121,7 @@ class _StepJudge:
         self._audits = {(leaf.stage, leaf.microbatch, leaf.auditor): leaf for leaf in self._of(AuditLeaf)}
         self._step_audits = {(leaf.stage, leaf.auditor): leaf for leaf in self._of(StepAuditLeaf)}
 
-    def judge(self) -> Work:
+    def judge(self) -> ShownWork:
         self._check_stages()
         self._check_done(
             _Demand((leaf.stage, 0), leaf.auditor, leaf.microbatches, leaf.whole) for leaf in self._of(DrawLeaf)
@@ -141,7 +141,7 @@ class _StepJudge:
             signed += equal and leaf.report is not None
         for whole in self._step_audits.values():
             self._check_whole(whole)
-        return Work(signed, owners + len(self._of(OwnerAuditLeaf)), unlike, self._attempt.session)
+        return ShownWork(signed, owners + len(self._of(OwnerAuditLeaf)), unlike, self._attempt.session)
 
     def _of(self, kind: type[_Kind]) -> list[_Kind]:
         return [leaf for leaf in self._leaves if isinstance(leaf, kind)]

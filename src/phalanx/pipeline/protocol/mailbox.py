@@ -11,8 +11,7 @@ from phalanx.pipeline.protocol.received import Received
 from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.security.crypto import Peer
-from phalanx.transport import Endpoint, LinkFault, SignedHeader
-from phalanx.transport import Received as ReceivedFrame
+from phalanx.transport import CheckedFrame, Endpoint, LinkFault, SignedHeader
 
 _RECEIPTS_KEPT = 1024
 """Receipts that are kept per link; more than a step has."""
@@ -122,7 +121,7 @@ class Mailbox:
             self._take(item)
         return bool(self._waiting)
 
-    def _take(self, item: ReceivedFrame | LinkFault) -> None:
+    def _take(self, item: CheckedFrame | LinkFault) -> None:
         if isinstance(item, LinkFault):
             self._detour.send_undelivered(item.peer)
             self._waiting.append(item)

@@ -9,7 +9,7 @@ from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Carry, parse_message
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.security.crypto import Peer, digest_hex
-from phalanx.transport import Endpoint, Received, SignedHeader
+from phalanx.transport import CheckedFrame, Endpoint, SignedHeader
 
 
 class LinkRelay:
@@ -42,7 +42,7 @@ class LinkRelay:
         for header, payload in self._endpoint.take_undelivered(receiver):
             self._hand(receiver, header, (payload,))
 
-    def forward(self, frame: Received, carry: Carry) -> None:
+    def forward(self, frame: CheckedFrame, carry: Carry) -> None:
         """As the owner: pass a frame on to who it is for.
 
         Raises:
@@ -54,7 +54,7 @@ class LinkRelay:
         with contextlib.suppress(TransportError):
             self._endpoint.send(receiver, carry.kind, carry.model_dump(mode="json"), (frame.payload,))
 
-    def open(self, frame: Received, carry: Carry) -> tuple[Received, Message]:
+    def open(self, frame: CheckedFrame, carry: Carry) -> tuple[CheckedFrame, Message]:
         """As the receiver: take a frame out of the owner's hands as if it had come over its own link.
 
         Raises:
@@ -67,7 +67,7 @@ class LinkRelay:
         fields = header.fields
         if fields.payload_digest != digest_hex(frame.payload):
             raise FrameError(f"{frame.sender!r} brought a frame of {fields.sender!r} that is altered")
-        inner = Received(fields.sender, fields.kind, fields.body, frame.payload, header)
+        inner = CheckedFrame(fields.sender, fields.kind, fields.body, frame.payload, header)
         message = parse_message(fields.kind, fields.body)
         if isinstance(message, Carry):
             raise FrameError(f"{fields.sender!r} sent a frame within a frame within a frame")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phalanx.errors import StaleReplicaError
 from phalanx.optimizers import StageOptimizer
-from phalanx.pipeline.stage.undo_log import History, Update
+from phalanx.pipeline.stage.undo_log import UndoEntry, UndoLog
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class _Point:
 
 
 class KeptPoints:
-    """States before every so many steps, the last two; stands where others keep a `History` of updates.
+    """States before every so many steps, the last two; stands where others keep a `UndoLog` of updates.
 
     Costs 24 bytes per trained number, however far apart they are. Nothing between two of them is kept: whoever goes
     back does the steps since again.
@@ -33,9 +33,9 @@ class KeptPoints:
     def __init__(self, every: int, undoable_steps: int = 0) -> None:
         self._every = every
         self._points: deque[_Point] = deque(maxlen=2)
-        self._last = History(undoable_steps)
+        self._last = UndoLog(undoable_steps)
 
-    def record(self, optimizer: StageOptimizer, update: Update) -> None:
+    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
         """Keep the state before an update, when it is one to go back to; the first one is."""
         step = optimizer.num_steps
         is_due = not self._points or (step % self._every == 0 and step > self._points[-1].step)

@@ -7,11 +7,11 @@ from phalanx.errors import StaleReplicaError
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline.config import GuardConfig
 from phalanx.pipeline.stage.kept_points import KeptPoints
-from phalanx.pipeline.stage.undo_log import History, Update
+from phalanx.pipeline.stage.undo_log import UndoEntry, UndoLog
 
 
 class OwnSnapshot:
-    """A holder's own state of the last common step, on the host; stands where others keep a `History`.
+    """A holder's own state of the last common step, on the host; stands where others keep a `UndoLog`.
 
     It is taken right before the first update after that step. The owner asks for that update only when every
     shadow has the same state, so one is enough: there is always one that all parties have.
@@ -27,7 +27,7 @@ class OwnSnapshot:
         self._step: int | None = None
         self._state: dict[str, Tensor] = {}
 
-    def record(self, optimizer: StageOptimizer, update: Update) -> None:
+    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
         """Keep the state before an update, when it is one to go back to."""
         del update
         step = optimizer.num_steps
@@ -55,11 +55,11 @@ class OwnSnapshot:
             self._step = None
 
 
-Past = History | OwnSnapshot | KeptPoints
+Past = UndoLog | OwnSnapshot | KeptPoints
 
 
 def past_of(guard: GuardConfig) -> Past:
     """What a copy keeps in order to go back."""
     if guard.keep_states:
         return KeptPoints(guard.keep_states, guard.undoable_steps)
-    return OwnSnapshot(guard.snapshot_every) if guard.keeps_snapshots else History(guard.undoable_steps)
+    return OwnSnapshot(guard.snapshot_every) if guard.keeps_snapshots else UndoLog(guard.undoable_steps)

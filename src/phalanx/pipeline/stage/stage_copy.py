@@ -12,7 +12,7 @@ from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.stage.snapshot_undo import past_of
-from phalanx.pipeline.stage.undo_log import Update
+from phalanx.pipeline.stage.undo_log import UndoEntry
 
 _DIGEST_CHARACTERS = 64
 """BLAKE3, hex."""
@@ -134,7 +134,7 @@ class StageCopy:
         """
         self._expect_step(step)
         lr = learning_rate(self.plan.optimizer, step, self.plan.total_steps)
-        update = Update(dict(gradients), lr, clip_coefficient)
+        update = UndoEntry(dict(gradients), lr, clip_coefficient)
         self.history.record(self.optimizer, update)
         self.optimizer.step(update.gradients, lr, clip_coefficient)
 

@@ -11,7 +11,7 @@ from phalanx.optimizers import StageOptimizer
 
 
 @dataclass(frozen=True)
-class Update:
+class UndoEntry:
     """What one optimizer step was made from."""
 
     gradients: Mapping[str, Tensor]
@@ -25,10 +25,10 @@ class _Segment:
 
     step: int
     state: Mapping[str, Tensor]
-    updates: list[Update] = field(default_factory=list)
+    updates: list[UndoEntry] = field(default_factory=list)
 
 
-class History:
+class UndoLog:
     """Reaches at least `undoable_steps` steps back, as far as this copy is so old.
 
     Costs 24 bytes per trained number for two kept states, and up to 8 per kept step for gradients, which are
@@ -43,7 +43,7 @@ class History:
         self._undoable_steps = undoable_steps
         self._segments: deque[_Segment] = deque(maxlen=min(undoable_steps, 2))
 
-    def record(self, optimizer: StageOptimizer, update: Update) -> None:
+    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
         """Keep an update that the optimizer is about to make."""
         if not self._undoable_steps:
             return

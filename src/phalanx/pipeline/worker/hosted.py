@@ -32,7 +32,7 @@ class StepInputs:
 
 
 @dataclass
-class Outgoing:
+class SentTensor:
     """A tensor that was sent; kept until the step is decided, so that it can be fetched."""
 
     tensor: Tensor
@@ -49,8 +49,8 @@ class HostedStage:
     headers: dict[Slot, SignedHeader] = field(default_factory=dict)
     withheld: set[Slot] = field(default_factory=set)
     """Received, but not to be used before an audit has cleared it."""
-    sent: dict[tuple[Direction, int], Outgoing] = field(default_factory=dict)
-    past: dict[int, dict[tuple[Direction, int], Outgoing]] = field(default_factory=dict)
+    sent: dict[tuple[Direction, int], SentTensor] = field(default_factory=dict)
+    past: dict[int, dict[tuple[Direction, int], SentTensor]] = field(default_factory=dict)
     """What was sent in earlier steps, as long as they can be replayed or audited."""
     losses: list[float] = field(default_factory=list)
     step: int = -1
@@ -96,7 +96,7 @@ class HostedStage:
         kept = range(step - self.plan.guard.undoable_steps, step)
         self.past = {number: sent for number, sent in self.past.items() if number in kept}
 
-    def sent_in(self, step: int) -> dict[tuple[Direction, int], Outgoing]:
+    def sent_in(self, step: int) -> dict[tuple[Direction, int], SentTensor]:
         """What was sent in a step, as far as it is kept."""
         return self.sent if step == self.step else self.past.get(step, {})
 

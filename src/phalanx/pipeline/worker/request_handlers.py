@@ -8,7 +8,7 @@ from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
 from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.gradient_sum import gradient_of
-from phalanx.pipeline.worker.hosted import Outgoing
+from phalanx.pipeline.worker.hosted import SentTensor
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.pipeline.worker.state_upload import StateUploads
 from phalanx.transport.tensors import tensor_buffers
@@ -126,7 +126,7 @@ def sent_here(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
     return None if sent is None else _as_input(sent)
 
 
-def _as_input(sent: Outgoing) -> AuditInput:
+def _as_input(sent: SentTensor) -> AuditInput:
     return AuditInput(sent.tensor, None if sent.header is None else to_signed(sent.header))
 
 

@@ -14,7 +14,7 @@ from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Screen
 from phalanx.pipeline.worker.context import PartyContext
 from phalanx.pipeline.worker.gradient_sum import keep_evidence, report_held, whole_gradient
-from phalanx.pipeline.worker.hosted import HostedStage, Outgoing
+from phalanx.pipeline.worker.hosted import HostedStage, SentTensor
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
@@ -169,7 +169,7 @@ class ServedStages:
         with self._desk.timer.phase("send"):
             receiver = self._desk.roles.assignment.server(target, microbatch)
             header = self._desk.post(receiver, message, (tensor_buffers(tensor),))
-        holder.sent[(direction, microbatch)] = Outgoing(tensor, header)
+        holder.sent[(direction, microbatch)] = SentTensor(tensor, header)
 
     def _commit(self, holder: HostedStage) -> None:
         desk = self._desk

@@ -13,7 +13,7 @@ GIB = 1024**3
 TERA = 1e12
 
 
-class Source(StrictModel):
+class Citation(StrictModel):
     """Where figures come from.
 
     Attributes:
@@ -27,12 +27,12 @@ class Source(StrictModel):
     date: str
 
 
-class Price(StrictModel):
+class HourlyPrice(StrictModel):
     """What an hour of one device costs in US dollars; a quoted range, or twice the same figure."""
 
     low: float = Field(ge=0)
     high: float = Field(ge=0)
-    source: Source
+    source: Citation
 
 
 class Device(StrictModel):
@@ -57,8 +57,8 @@ class Device(StrictModel):
     fp16_tflops: float | None = Field(default=None, gt=0)
     bf16_tflops: float | None = Field(default=None, gt=0)
     power_w: float | None = Field(default=None, gt=0)
-    price: Price | None = None
-    sources: tuple[Source, ...] = ()
+    price: HourlyPrice | None = None
+    sources: tuple[Citation, ...] = ()
 
     @property
     def memory_bytes(self) -> float:
@@ -152,7 +152,7 @@ class Cluster(StrictModel):
     power_overhead: float = Field(default=1.0, ge=1)
     failures: Failures | None = None
     devices: dict[str, Device] = Field(default_factory=dict)
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Citation, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -8,7 +8,7 @@ from phalanx.planner.cluster.catalog import device_of, link_of
 from phalanx.planner.cluster.hardware import GIB, Cluster, Device
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.failures import daly_interval, device_to_cluster_mtbf, goodput
-from phalanx.planner.cost.memory import Memory, worst_rank
+from phalanx.planner.cost.memory import RankMemory, worst_rank
 from phalanx.planner.cost.step import StepTime, step_time
 from phalanx.planner.cost.traffic import Traffic, traffic
 from phalanx.planner.guard.guarding import Verification
@@ -21,7 +21,7 @@ GIGA = 1e9
 
 
 @dataclass(frozen=True)
-class Totals:
+class TrainingTotals:
     """What a whole training takes; None for what depends on a figure that is not known.
 
     Attributes:
@@ -61,12 +61,12 @@ class Estimate:
 
     layout: Layout
     recipe: Recipe
-    memory: Memory
+    memory: RankMemory
     limit: float
     step: StepTime
     tokens_per_s: float
     mfu: float
-    totals: Totals | None
+    totals: TrainingTotals | None
     layers: tuple[int, ...] | None = None
     devices: tuple[str, ...] | None = None
     sent: Traffic | None = None
@@ -155,7 +155,7 @@ def usable_bytes(cluster: Cluster) -> float:
     return device_of(cluster, cluster.pools[0].device).memory_bytes * cluster.usable_memory
 
 
-def why_too_large(memory: Memory, limit: float) -> str | None:
+def why_too_large(memory: RankMemory, limit: float) -> str | None:
     """Say how much is missing and what takes most, or None where it fits."""
     if memory.total <= limit:
         return None
@@ -201,7 +201,7 @@ def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machin
     )
 
 
-def totals_of(tokens: float, tokens_per_s: float, cluster: Cluster, used: list[tuple[Device, int]]) -> Totals:
+def totals_of(tokens: float, tokens_per_s: float, cluster: Cluster, used: list[tuple[Device, int]]) -> TrainingTotals:
     """Return what a whole training takes.
 
     Args:
@@ -231,4 +231,4 @@ def totals_of(tokens: float, tokens_per_s: float, cluster: Cluster, used: list[t
             sum(price.low * count for price, count in prices) * hours,
             sum(price.high * count for price, count in prices) * hours,
         )
-    return Totals(tokens, share, seconds / DAY_S, hours * number, energy, cost)
+    return TrainingTotals(tokens, share, seconds / DAY_S, hours * number, energy, cost)

@@ -16,7 +16,7 @@ from phalanx.planner.schedules import SCHEDULES, most_in_flight, orders
 
 
 @dataclass(frozen=True)
-class Memory:
+class RankMemory:
     """Bytes of one rank at the worst moment of a step.
 
     Attributes:
@@ -50,7 +50,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Held:
+class ParameterCounts:
     """Parameters of one rank, before ZeRO shares them.
 
     Attributes:
@@ -76,7 +76,7 @@ def stage_layers(shape: ModelShape, sequence_length: int, num_stages: int) -> tu
     return balanced(costs, num_stages)
 
 
-def worst_rank(shape: ModelShape, layout: Layout, recipe: Recipe) -> Memory:
+def worst_rank(shape: ModelShape, layout: Layout, recipe: Recipe) -> RankMemory:
     """Return the memory of the pipeline rank that needs most."""
     every = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
     # of ranks with equally many layers the first holds most microbatches; both ends hold more than layers
@@ -85,7 +85,7 @@ def worst_rank(shape: ModelShape, layout: Layout, recipe: Recipe) -> Memory:
     return max((rank_memory(shape, layout, recipe, rank) for rank in ranks), key=lambda found: found.total)
 
 
-def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) -> Memory:
+def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) -> RankMemory:
     """Return the memory of one pipeline rank.
 
     Args:
@@ -100,7 +100,7 @@ def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) ->
     return memory_of(shape, layout, recipe, mine, rank)
 
 
-def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> Memory:
+def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> RankMemory:
     """Return the memory of a pipeline rank whose stages have so many layers each."""
     held = held_parameters(shape, layout, recipe, sum(layers), rank)
     weights, shards = recipe.weight_bytes, layout.shards
@@ -128,7 +128,7 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
             held.stored, held.trained, sum(layers), _kept(shape, layout, recipe, layers, rank), rank == layout.pp - 1
         ),
     )
-    return Memory(
+    return RankMemory(
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
@@ -139,13 +139,13 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
     )
 
 
-def held_parameters(shape: ModelShape, layout: Layout, recipe: Recipe, layers: int, rank: int) -> Held:
+def held_parameters(shape: ModelShape, layout: Layout, recipe: Recipe, layers: int, rank: int) -> ParameterCounts:
     """Return the parameters of one pipeline rank with so many layers; beside adapters all others are frozen."""
     base = rank_parameters(shape, layout, layers, rank)
     if recipe.adapter is None:
-        return Held(base, base)
+        return ParameterCounts(base, base)
     added = layers * adapter_numbers(shape, recipe.adapter, layout.tp)
-    return Held(base + added, added)
+    return ParameterCounts(base + added, added)
 
 
 def rank_parameters(shape: ModelShape, layout: Layout, layers: int, rank: int) -> int:

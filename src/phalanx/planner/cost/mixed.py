@@ -8,7 +8,7 @@ from phalanx.planner.cluster.catalog import device_of, link_of
 from phalanx.planner.cluster.collectives import all_reduce
 from phalanx.planner.cluster.hardware import Cluster, Device
 from phalanx.planner.cost.estimate import Estimate, machine_of, totals_of
-from phalanx.planner.cost.memory import Memory, memory_of, rank_parameters
+from phalanx.planner.cost.memory import RankMemory, memory_of, rank_parameters
 from phalanx.planner.cost.partition import Fits, placements, uneven
 from phalanx.planner.cost.schedule import StageTimes, Timeline, simulate
 from phalanx.planner.cost.step import StepTime
@@ -21,7 +21,7 @@ from phalanx.planner.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
-class Placed:
+class StageDevices:
     """Devices in the order of a pipeline, with the layers of each."""
 
     devices: tuple[str, ...]
@@ -41,7 +41,7 @@ def mixed_layouts(cluster: Cluster) -> list[Layout]:
     ]
 
 
-def place(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster) -> Placed | None:
+def place(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster) -> StageDevices | None:
     """Return the order of devices and the layers of each that make the slowest stage fastest.
 
     Returns:
@@ -52,7 +52,7 @@ def place(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster) -
     costs = [float(flops.block + flops.scores)] * shape.layers
     costs[-1] += flops.head
     speeds = {kind: _speed(cluster, kind, recipe) for kind in set(kinds)}
-    best: tuple[float, Placed] | None = None
+    best: tuple[float, StageDevices] | None = None
     for order in placements(kinds, lambda kind: device_of(cluster, kind).memory_bytes):
         fits = _fits(shape, layout, recipe, cluster, order)
         layers = uneven(costs, [speeds[kind] for kind in order], fits)
@@ -60,12 +60,17 @@ def place(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster) -
             continue
         pace = _pace(shape, recipe, layers, [speeds[kind] for kind in order])
         if best is None or pace < best[0]:
-            best = (pace, Placed(order, layers))
+            best = (pace, StageDevices(order, layers))
     return None if best is None else best[1]
 
 
 def estimate_mixed(
-    shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: Placed, tokens: float | None = None
+    shape: ModelShape,
+    layout: Layout,
+    recipe: Recipe,
+    cluster: Cluster,
+    placed: StageDevices,
+    tokens: float | None = None,
 ) -> Estimate:
     """Estimate a placed pipeline; its figures are those of `estimate`, the memory that of the tightest rank."""
     devices = [device_of(cluster, kind) for kind in placed.devices]
@@ -93,7 +98,7 @@ def estimate_mixed(
 
 
 def mixed_times(
-    shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: Placed
+    shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: StageDevices
 ) -> list[StageTimes]:
     """Return what one microbatch takes in each stage."""
     tokens = microbatch_tokens(layout, recipe)
@@ -109,7 +114,7 @@ def mixed_times(
 
 
 def mixed_timeline(
-    shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: Placed, microbatches: int
+    shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: StageDevices, microbatches: int
 ) -> Timeline:
     """Play a placed pipeline through."""
     times = mixed_times(shape, layout, recipe, cluster, placed)
@@ -140,7 +145,7 @@ def _pace(shape: ModelShape, recipe: Recipe, layers: tuple[int, ...], speeds: li
 
 
 def _exchange(
-    shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: Placed
+    shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: StageDevices
 ) -> tuple[float, float]:
     """Return seconds of the slowest exchange of gradients, none of it hidden, and of the slowest update."""
     data = update = 0.0
@@ -157,8 +162,8 @@ def _exchange(
 
 
 def _tightest(
-    shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: Placed
-) -> tuple[Device, Memory]:
+    shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: StageDevices
+) -> tuple[Device, RankMemory]:
     if len(placed.devices) != layout.pp:
         raise ConfigError(f"mixed pool: {len(placed.devices)} devices for pp={layout.pp}; give one for each rank")
     ranks = []

@@ -15,7 +15,7 @@ AUTOCAST_BYTES = 2
 
 
 @dataclass(frozen=True)
-class Moment:
+class TransientMemory:
     """Bytes at one moment, beside weights, gradients and optimizer state that are there all the time.
 
     Attributes:
@@ -51,7 +51,7 @@ class RankShare:
     has_head: bool
 
 
-def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> Moment:
+def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> TransientMemory:
     """Return the moment of a step at which most is held.
 
     The loss, with all logits; the backward pass of a block, with what has been kept in others; and the end, when what
@@ -82,36 +82,36 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     # the largest matrix of a block, before it is added
     added = trained // 3
     moments = [
-        Moment(share.kept + loss, held_around + (block if shares else fetched) + head),
-        Moment(
+        TransientMemory(share.kept + loss, held_around + (block if shares else fetched) + head),
+        TransientMemory(
             share.kept + working,
             held_around + (3 if shares else 2) * fetched + (head if shares else 0) + (0 if shares else added),
         ),
-        Moment(
+        TransientMemory(
             max(0, share.kept - one) + working,
             held_around + 2 * fetched + (head + 2 * trained if shares else added),
         ),
-        Moment(0, held_around + (2 * summed if shares else head)),
+        TransientMemory(0, held_around + (2 * summed if shares else head)),
     ]
     if late:
         # parameters are whole from the end of a backward pass on, when its own microbatch is no longer kept
         whole = share.parameters * recipe.weight_bytes if layout.zero >= 3 else 0
         others = max(0, share.kept - share.layers * one // layout.stages_per_rank)
-        moments.append(Moment(others + working, whole))
+        moments.append(TransientMemory(others + working, whole))
         # what lies around the blocks is the first that is summed, while all others are whole still
-        moments.append(Moment(0, whole + summed + -(-summed // layout.shards)))
+        moments.append(TransientMemory(0, whole + summed + -(-summed // layout.shards)))
     has_buckets = (
         layout.zero < 2 and layout.shards > 1 and (layout.pp == 1 or not SCHEDULES[layout.schedule].splits_backward)
     )
     if has_buckets:
         # after the first step DDP makes its buckets anew, in the order in which gradients came, beside the old ones
-        moments.append(Moment(0, share.trained * recipe.weight_bytes))
+        moments.append(TransientMemory(0, share.trained * recipe.weight_bytes))
     if recipe.outer is not None:
         largest = max(table if around and recipe.adapter is None else 0, added) // recipe.weight_bytes * EXACT_BYTES
         slices = layout.shards if layout.zero >= 2 else 1
-        moments.append(Moment(0, working_copies(recipe.outer) * -(-largest // slices)))
+        moments.append(TransientMemory(0, working_copies(recipe.outer) * -(-largest // slices)))
     worst = max(moments, key=lambda moment: moment.total)
-    return Moment(worst.activations, worst.buffers + lasting)
+    return TransientMemory(worst.activations, worst.buffers + lasting)
 
 
 def _lasting(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from phalanx.planner.cost.diloco_cost import outer_numbers, sent_bytes
-from phalanx.planner.cost.memory import Held, held_parameters, rank_parameters, stage_layers
+from phalanx.planner.cost.memory import ParameterCounts, held_parameters, rank_parameters, stage_layers
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
@@ -60,7 +60,7 @@ def num_calls(layout: Layout, recipe: Recipe) -> tuple[int, int]:
     return (1, recipe.microbatches + 1) if late else (recipe.microbatches, 2 * recipe.microbatches)
 
 
-def most_held(shape: ModelShape, layout: Layout, recipe: Recipe) -> Held:
+def most_held(shape: ModelShape, layout: Layout, recipe: Recipe) -> ParameterCounts:
     """Parameters of the pipeline rank that has most, before ZeRO shares them."""
     counts = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
     ranks = (held_parameters(shape, layout, recipe, sum(counts[rank :: layout.pp]), rank) for rank in range(layout.pp))

@@ -1,18 +1,18 @@
 """Where to cut a model between clients and an enclave: by memory, bandwidth, compute and measured leaks."""
 
-from phalanx.planner.cuts.answer import Cut, CutAnswer, ask_cuts
+from phalanx.planner.cuts.answer import CutAnswer, PricedCut, ask_cuts
 from phalanx.planner.cuts.cost import Cost, cost_of
 from phalanx.planner.cuts.leaks import Leak, LeakTable, read_leaks
-from phalanx.planner.cuts.parties import Machine, Parties, parties_here
+from phalanx.planner.cuts.parties import Parties, PartyMachine, parties_here
 
 __all__ = [
     "Cost",
-    "Cut",
     "CutAnswer",
     "Leak",
     "LeakTable",
-    "Machine",
     "Parties",
+    "PartyMachine",
+    "PricedCut",
     "ask_cuts",
     "cost_of",
     "parties_here",

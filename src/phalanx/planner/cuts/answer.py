@@ -7,7 +7,7 @@ from phalanx.errors import ConfigError
 from phalanx.planner.cluster.hardware import GIB
 from phalanx.planner.cuts.cost import Cost, cost_of
 from phalanx.planner.cuts.leaks import Leak, LeakTable
-from phalanx.planner.cuts.parties import Machine, Parties
+from phalanx.planner.cuts.parties import Parties, PartyMachine
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
@@ -15,7 +15,7 @@ from phalanx.planner.validity import why_not
 
 
 @dataclass(frozen=True)
-class Cut:
+class PricedCut:
     """One cut.
 
     Attributes:
@@ -70,15 +70,15 @@ class CutAnswer:
     recipe: Recipe
     parties: Parties
     leaks: LeakTable
-    cuts: tuple[Cut, ...]
+    cuts: tuple[PricedCut, ...]
 
     @property
-    def usable(self) -> list[Cut]:
+    def usable(self) -> list[PricedCut]:
         """The cuts that can be used: the fastest first, of equally fast ones that with the least in the enclave."""
         found = [cut for cut in self.cuts if cut.reason is None]
         return sorted(found, key=lambda cut: (cut.cost.step_s, cut.cost.enclave_bytes))
 
-    def require(self, depth: int | None = None) -> Cut:
+    def require(self, depth: int | None = None) -> PricedCut:
         """Return the best cut, or the one that was asked for.
 
         Raises:
@@ -138,7 +138,7 @@ def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, le
     return CutAnswer(model, shape, recipe, parties, leaks, cuts)
 
 
-def _judge(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable, depth: int) -> Cut:
+def _judge(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable, depth: int) -> PricedCut:
     """Take the number of microbatches that is fastest among those that fit, else the one that needs least."""
     leak = leaks.at(shape, depth, parties.mode)
     options = []
@@ -146,7 +146,7 @@ def _judge(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable
         variant = replace(recipe, microbatches=number)
         cost = cost_of(shape, variant, parties, depth)
         reason = _unsplit(depth, shape.layers - depth, parties) or _why_not(cost, leak, parties)
-        options.append(Cut(depth, variant, cost, leak, reason))
+        options.append(PricedCut(depth, variant, cost, leak, reason))
     usable = [option for option in options if option.reason is None]
     if usable:
         return min(usable, key=lambda option: option.cost.step_s)
@@ -174,7 +174,7 @@ def _why_not(cost: Cost, leak: Leak, parties: Parties) -> str | None:
     )
 
 
-def _too_large(side: str, needed: int, machine: Machine) -> str | None:
+def _too_large(side: str, needed: int, machine: PartyMachine) -> str | None:
     if needed <= machine.usable_bytes:
         return None
     return f"the {side} needs {needed / GIB:.3g} GiB, {machine.usable_bytes / GIB:.3g} are usable"

@@ -14,7 +14,7 @@ from phalanx.planner.guard.guarding import sealed_bandwidth
 Mode = Literal["sealed", "plaintext"]
 
 
-class Machine(StrictModel):
+class PartyMachine(StrictModel):
     """One side of the cut.
 
     Attributes:
@@ -56,8 +56,8 @@ class Parties(StrictModel):
 
     title: str = ""
     mode: Mode = "sealed"
-    client: Machine
-    enclave: Machine
+    client: PartyMachine
+    enclave: PartyMachine
     wire: Literal["fp32", "bf16"] = "fp32"
     clients: int = Field(default=1, ge=1)
     link: str | Link = "wan"
@@ -88,5 +88,5 @@ def parties_here(machine: Cluster) -> Parties:
         machine: Of two ranks.
     """
     device = machine.devices[machine.pools[0].device]
-    side = Machine(memory_gib=device.memory_gib, tflops=(device.fp32_tflops or 0.0) * machine.efficiency)
+    side = PartyMachine(memory_gib=device.memory_gib, tflops=(device.fp32_tflops or 0.0) * machine.efficiency)
     return Parties(title=machine.title, client=side, enclave=side, link="loopback")

@@ -9,7 +9,7 @@ CERTAINTY = 0.999
 
 
 @dataclass(frozen=True)
-class Watch:
+class AuditRates:
     """How closely the stages in other hands are looked at.
 
     Attributes:
@@ -44,7 +44,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Finding:
+class DetectionOdds:
     """What becomes of one kind of lie.
 
     Attributes:
@@ -63,7 +63,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Price:
+class GuardPrice:
     """What a guard costs beside an unguarded run.
 
     Attributes:
@@ -82,7 +82,7 @@ def missed(drawn: int, wrong: int, microbatches: int) -> float:
     return math.comb(microbatches - wrong, drawn) / math.comb(microbatches, drawn)
 
 
-def findings(watch: Watch, costs: GuardCosts) -> list[Finding]:
+def findings(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
     """Every kind of lie of a stage in other hands; the screen's share is that of the least found gross lie."""
     shared = 1.0 - watch.whole
     few = 1.0 - missed(watch.drawn, 1, watch.microbatches) * shared
@@ -102,7 +102,7 @@ def findings(watch: Watch, costs: GuardCosts) -> list[Finding]:
     return [_finding(lie, chance, watch.reach) for lie, chance in chances.items()]
 
 
-def price(watch: Watch, costs: GuardCosts, untrusted_share: float, upkeep_bytes: float) -> Price:
+def price(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_bytes: float) -> GuardPrice:
     """What it costs, from shares that were measured.
 
     Args:
@@ -114,7 +114,7 @@ def price(watch: Watch, costs: GuardCosts, untrusted_share: float, upkeep_bytes:
     audited = costs.screened_share if watch.gradient_screen else costs.audited_share
     doubted = costs.doubted_honest if watch.gradient_screen else 0.0
     redone = audited * watch.drawn / watch.microbatches + watch.step_audit_rate + watch.owner_audit_rate + doubted
-    return Price(
+    return GuardPrice(
         extra_compute=untrusted_share * redone + costs.fixed_share,
         # the owner fetches weights and moments of a stage that it redoes
         bytes_per_number=upkeep_bytes + 12.0 * watch.owner_audit_rate,
@@ -122,9 +122,9 @@ def price(watch: Watch, costs: GuardCosts, untrusted_share: float, upkeep_bytes:
     )
 
 
-def _finding(lie: str, probability: float, reach: int) -> Finding:
+def _finding(lie: str, probability: float, reach: int) -> DetectionOdds:
     if probability <= 0.0:
-        return Finding(lie, 0.0, None, None, is_undone=False)
+        return DetectionOdds(lie, 0.0, None, None, is_undone=False)
     certain = 1 if probability >= CERTAINTY else math.ceil(math.log(1.0 - CERTAINTY) / math.log1p(-probability))
     # what is found in its first step is never applied
-    return Finding(lie, probability, 1.0 / probability, certain, is_undone=certain - 1 <= reach)
+    return DetectionOdds(lie, probability, 1.0 / probability, certain, is_undone=certain - 1 <= reach)

@@ -5,11 +5,11 @@ from phalanx.planner.model.adapter import adapted
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.frozen import beside_frozen
 from phalanx.planner.model.recipe import Recipe
-from phalanx.planner.model.saved_activations import Kept
+from phalanx.planner.model.saved_activations import SavedPerToken
 from phalanx.planner.model.shape import ModelShape
 
 
-def kept_numbers(shape: ModelShape, recipe: Recipe) -> Kept:
+def kept_numbers(shape: ModelShape, recipe: Recipe) -> SavedPerToken:
     """Count what one block keeps for each token, without dropout.
 
     Source: what autograd saves in transformers' blocks, which a test counts; for GPT-2 with a fused activation it is
@@ -23,7 +23,7 @@ def kept_numbers(shape: ModelShape, recipe: Recipe) -> Kept:
     attention = 2 * queries + 2 * shape.kv_heads * shape.head_dim + shape.heads if fused else 4 * queries
     scores = 0 if fused else shape.heads * recipe.sequence_length
     saved = shape.ffn_saved - (shape.ffn_composed if recipe.fused_activation else 0)
-    everything = Kept(stream, whole, attention + saved * shape.ffn, scores)
+    everything = SavedPerToken(stream, whole, attention + saved * shape.ffn, scores)
     if recipe.adapter is None:
         return everything
     return beside_frozen(everything, shape, recipe.adapter, is_fused=fused, inner=saved)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from phalanx.planner.model.adapter import Adapter, adapted
 from phalanx.planner.model.families import Feed
-from phalanx.planner.model.saved_activations import Kept
+from phalanx.planner.model.saved_activations import SavedPerToken
 from phalanx.planner.model.shape import ModelShape
 
 _NORMS = 2
@@ -12,7 +12,9 @@ _DROPPED = 2
 """Tensors of an adapter's own that dropping inputs leaves: which ones, and what is left of them."""
 
 
-def beside_frozen(kept: Kept, shape: ModelShape, adapter: Adapter, *, is_fused: bool, inner: int) -> Kept:
+def beside_frozen(
+    kept: SavedPerToken, shape: ModelShape, adapter: Adapter, *, is_fused: bool, inner: int
+) -> SavedPerToken:
     """Return what is left of what a block keeps.
 
     What a frozen matrix multiplies is kept for its gradient alone, and so is not; but for what an adapter multiplies as

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedPerToken:
     """Numbers that one block keeps for each token.
 
     Attributes:

@@ -7,7 +7,7 @@ from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import device_of, link_of, sides
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cost.estimate import Estimate, machine_of
-from phalanx.planner.cost.mixed import Placed, mixed_timeline
+from phalanx.planner.cost.mixed import StageDevices, mixed_timeline
 from phalanx.planner.cost.schedule import Timeline
 from phalanx.planner.cost.step import timeline
 from phalanx.planner.model.compute import training_flops
@@ -19,7 +19,7 @@ _SHOWN_MICROBATCHES = 16
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlanAnswer:
     """What became of every layout."""
 
     question: Question
@@ -57,7 +57,7 @@ class Answer:
             if found.layout.pp == 1:
                 continue
             if found.devices is not None and found.layers is not None:
-                placed = Placed(found.devices, found.layers)
+                placed = StageDevices(found.devices, found.layers)
                 shown = min(found.recipe.microbatches, _SHOWN_MICROBATCHES)
                 return found, mixed_timeline(
                     question.shape, found.layout, found.recipe, question.cluster, placed, shown
@@ -89,7 +89,7 @@ class Answer:
         }
 
 
-def ask(question: Question) -> Answer:
+def ask(question: Question) -> PlanAnswer:
     """Answer a question.
 
     Raises:
@@ -113,7 +113,7 @@ def ask(question: Question) -> Answer:
         )
         for number in dict.fromkeys(question.counts)
     ]
-    return Answer(question, merged(rankings, question.by))
+    return PlanAnswer(question, merged(rankings, question.by))
 
 
 def _any_of(counts: tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 from phalanx.errors import ConfigError
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cost.estimate import Estimate, as_done, estimate, usable_bytes, why_too_large
-from phalanx.planner.cost.memory import Memory, worst_rank
+from phalanx.planner.cost.memory import RankMemory, worst_rank
 from phalanx.planner.cost.mixed import estimate_mixed, mixed_layouts, place
 from phalanx.planner.guard.guarding import Verification
 from phalanx.planner.layout import Layout
@@ -26,7 +26,7 @@ _CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedLayout:
     """A layout that cannot be used, and why."""
 
     layout: Layout
@@ -38,7 +38,7 @@ class Ranking:
     """What became of every layout; the best first."""
 
     valid: tuple[Estimate, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedLayout, ...]
 
 
 def rank(
@@ -74,11 +74,11 @@ def rank(
     if len(cluster.pools) > 1:
         return _rank_mixed(shape, recipe, cluster, tokens)
     valid: list[Estimate] = []
-    refused: list[Refused] = []
+    refused: list[RefusedLayout] = []
     every = candidates(num_devices, cluster.per_node, recipe.outer, own)
     for layout in [fixed] if fixed is not None else every:
         found = _best_recipe(shape, layout, recipe, cluster, tokens, guard)
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedLayout):
             refused.append(found)
         else:
             valid.append(found)
@@ -116,17 +116,19 @@ def _best_recipe(
     cluster: Cluster,
     tokens: float | None,
     guard: Verification | None,
-) -> Estimate | Refused:
+) -> Estimate | RefusedLayout:
     if layout.tp > cluster.per_node:
         # never the fastest, and there are very many of them
-        return Refused(layout, f"tp={layout.tp} exchanges in every block across nodes of {cluster.per_node}; lower tp")
+        return RefusedLayout(
+            layout, f"tp={layout.tp} exchanges in every block across nodes of {cluster.per_node}; lower tp"
+        )
     apart = why_not_apart(layout, recipe.outer)
     if apart is not None:
-        return Refused(layout, apart)
+        return RefusedLayout(layout, apart)
     limit = usable_bytes(cluster)
     best: Estimate | None = None
     reason: str | None = None
-    smallest: Memory | None = None
+    smallest: RankMemory | None = None
     for variants in _variants(layout, recipe):
         why = why_not(layout, shape, variants[0])
         if why is not None:
@@ -142,7 +144,7 @@ def _best_recipe(
     if best is not None:
         return best
     too_large = None if smallest is None else why_too_large(smallest, limit)
-    return Refused(layout, too_large or reason or "no number of microbatches divides the batch")
+    return RefusedLayout(layout, too_large or reason or "no number of microbatches divides the batch")
 
 
 def _variants(layout: Layout, recipe: Recipe) -> Iterator[tuple[Recipe, ...]]:
@@ -168,7 +170,7 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
             "island; leave it out, or plan one pool at a time"
         )
     valid: list[Estimate] = []
-    refused: list[Refused] = []
+    refused: list[RefusedLayout] = []
     for layout in mixed_layouts(cluster):
         reason = "no microbatches fit"
         options: list[Estimate] = []
@@ -186,6 +188,6 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
         if options:
             valid.append(max(options, key=lambda found: found.tokens_per_s))
         else:
-            refused.append(Refused(layout, reason))
+            refused.append(RefusedLayout(layout, reason))
     valid.sort(key=lambda found: _merit(found, "speed"))
     return Ranking(tuple(valid), tuple(refused))

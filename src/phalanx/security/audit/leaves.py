@@ -9,7 +9,7 @@ from typing import Self
 from phalanx.errors import AuditLogError, DiskError
 from phalanx.security.audit.line import Line
 from phalanx.security.audit.merkle import merkle_root
-from phalanx.security.closing import Closing
+from phalanx.security.closing import Closeable
 from phalanx.security.crypto import DIGEST_PATTERN
 
 LEAVES_FILE = "steps.jsonl"
@@ -50,7 +50,7 @@ class LeafBatch:
         return cls(root, *good)
 
 
-class LeafFile(Closing):
+class LeafFile(Closeable):
     """An append-only file of leaves.
 
     Args:

@@ -15,11 +15,11 @@ from phalanx.security.audit.head import KnownHead, KnownHeads, keep_head, sign_h
 from phalanx.security.audit.leaves import LEAVES_FILE, STEP, LeafBatch, LeafFile
 from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
 from phalanx.security.audit.public_head import PublicLines
-from phalanx.security.closing import Closing
+from phalanx.security.closing import Closeable
 from phalanx.security.crypto import Identity, digest_hex, parse_canonical
 
 
-class AuditLog(Closing):
+class AuditLog(Closeable):
     """An append-only file of signed, chained events: one canonical JSON object a line.
 
     Reopening a log checks all of it. A last line without its newline is the trace of a crash while writing:

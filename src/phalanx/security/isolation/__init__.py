@@ -6,16 +6,16 @@ Loads the standard library only, since the child imports it before it is confine
 """
 
 from phalanx.security.isolation.memory import SecretMemory
-from phalanx.security.isolation.report import LABEL, Finding, IsolationReport, Measure
+from phalanx.security.isolation.report import LABEL, IsolationReport, Measure, MeasureFinding
 from phalanx.security.isolation.sandbox import Program, Sandbox
 from phalanx.security.isolation.start import IsolatedProcess, start_isolated
 
 __all__ = [
     "LABEL",
-    "Finding",
     "IsolatedProcess",
     "IsolationReport",
     "Measure",
+    "MeasureFinding",
     "Program",
     "Sandbox",
     "SecretMemory",

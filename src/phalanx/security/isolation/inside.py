@@ -20,15 +20,15 @@ from phalanx.security.isolation.landlock import python_needs, restrict_files
 from phalanx.security.isolation.memory import find_secret_memory, keep_from_swap
 from phalanx.security.isolation.namespaces import enter_namespaces, mount_own_processes, mount_scratch, remove_scratch
 from phalanx.security.isolation.process import become_unreadable, die_with, find_unreadable, give_up_rights
-from phalanx.security.isolation.report import Finding, IsolationReport
-from phalanx.security.isolation.sandbox import Order
+from phalanx.security.isolation.report import IsolationReport, MeasureFinding
+from phalanx.security.isolation.sandbox import SandboxArguments
 from phalanx.security.isolation.system_calls import load_library, refuse_system_calls
 
 REFUSED_TO_RUN = 78
 _STANDARD = (0, 1, 2)
 
 
-def main(order: Order) -> None:
+def main(order: SandboxArguments) -> None:
     """Split into the process that waits and the one that runs the module."""
     starter = os.pidfd_open(order.starter)
     if os.getppid() != order.starter:
@@ -53,7 +53,9 @@ def main(order: Order) -> None:
     _run(order)
 
 
-def _confine(order: Order, parent: int, seccomp: Any, namespaces: Finding, scratch: str | None) -> tuple[Finding, ...]:
+def _confine(
+    order: SandboxArguments, parent: int, seccomp: Any, namespaces: MeasureFinding, scratch: str | None
+) -> tuple[MeasureFinding, ...]:
     """Close everything around this process, and report; the order matters: each step needs what later ones close."""
     dies, unreadable = die_with(parent), find_unreadable()
     shows_own = namespaces.holds and mount_own_processes()
@@ -77,7 +79,7 @@ def _own_scratch(path: str) -> tuple[str, ...]:
     return (path,)
 
 
-def _run(order: Order) -> None:
+def _run(order: SandboxArguments) -> None:
     sys.argv = [order.program.module, *order.program.arguments]
     runpy.run_module(order.program.module, run_name="__main__", alter_sys=True)
 
@@ -110,4 +112,4 @@ def _write(fd: int, value: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Order.from_text(sys.argv[1]))
+    main(SandboxArguments.from_text(sys.argv[1]))

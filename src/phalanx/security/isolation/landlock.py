@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 
 from phalanx.security.isolation import kernel
-from phalanx.security.isolation.report import Finding, Measure
+from phalanx.security.isolation.report import Measure, MeasureFinding
 
 _ASK_VERSION, _PATH_BENEATH = 1, 1
 _OLDEST = 3
@@ -36,7 +36,7 @@ def python_needs(*, with_processes: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one for one in own if os.path.isabs(one) and os.path.exists(one)))
 
 
-def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Iterable[str]) -> Finding:
+def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Iterable[str]) -> MeasureFinding:
     """Close every file to this process and its children, for good, but those below some paths.
 
     Args:
@@ -66,7 +66,9 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Ite
             os.close(ruleset)
     except OSError as exc:
         return _lacking(f"{exc.filename or 'Landlock'}: {exc.strerror}; every path of the sandbox must exist")
-    return Finding(Measure.FILES, True, f"Landlock of version {version}: what Python needs and what the sandbox names")
+    return MeasureFinding(
+        Measure.FILES, True, f"Landlock of version {version}: what Python needs and what the sandbox names"
+    )
 
 
 def _rights(version: int) -> int:
@@ -96,5 +98,5 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(place)
 
 
-def _lacking(detail: str) -> Finding:
-    return Finding(Measure.FILES, False, detail)
+def _lacking(detail: str) -> MeasureFinding:
+    return MeasureFinding(Measure.FILES, False, detail)

@@ -6,14 +6,14 @@ import os
 import resource
 from pathlib import Path
 
-from phalanx.security.closing import Closing
+from phalanx.security.closing import Closeable
 from phalanx.security.isolation import kernel
-from phalanx.security.isolation.report import Finding, Measure
+from phalanx.security.isolation.report import Measure, MeasureFinding
 
 _SWAPS = Path("/proc/swaps")
 
 
-class SecretMemory(Closing):
+class SecretMemory(Closeable):
     """Memory that the kernel took out of its own map (memfd_secret): nobody reads it through /proc or with a debugger.
 
     What Python computes from it lies elsewhere again; it keeps long-lived keys, not everything that was derived.
@@ -58,33 +58,33 @@ class SecretMemory(Closing):
         return "SecretMemory(...)"
 
 
-def find_secret_memory() -> Finding:
+def find_secret_memory() -> MeasureFinding:
     """Try whether there is memory for keys."""
     try:
         with SecretMemory(mmap.PAGESIZE) as memory:
             memory.view[:1] = b"\x01"
     except OSError as exc:
         detail = f"memfd_secret: {exc.strerror}; Linux 5.14 or later, and before 6.5 secretmem.enable=1 at boot"
-        return Finding(Measure.SECRET_MEMORY, False, detail)
-    return Finding(Measure.SECRET_MEMORY, True, "memfd_secret gives memory for keys")
+        return MeasureFinding(Measure.SECRET_MEMORY, False, detail)
+    return MeasureFinding(Measure.SECRET_MEMORY, True, "memfd_secret gives memory for keys")
 
 
-def keep_from_swap() -> Finding:
+def keep_from_swap() -> MeasureFinding:
     """Lock this process's memory where the user may lock any amount; else look whether the machine swaps at all."""
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
         try:
             kernel.lock_memory()
         except OSError as exc:
-            return Finding(Measure.NO_SWAP, False, f"mlockall: {exc.strerror}")
-        return Finding(Measure.NO_SWAP, True, "all of its memory is locked")
+            return MeasureFinding(Measure.NO_SWAP, False, f"mlockall: {exc.strerror}")
+        return MeasureFinding(Measure.NO_SWAP, True, "all of its memory is locked")
     try:
         used = _SWAPS.read_text(encoding="ascii").splitlines()[1:]
     except OSError as exc:
-        return Finding(Measure.NO_SWAP, False, f"{_SWAPS}: {exc.strerror}")
+        return MeasureFinding(Measure.NO_SWAP, False, f"{_SWAPS}: {exc.strerror}")
     if used:
-        return Finding(
+        return MeasureFinding(
             Measure.NO_SWAP,
             False,
             f"the machine swaps to {used[0].split()[0]}; swapoff -a, or lift the limit on locked memory (ulimit -l)",
         )
-    return Finding(Measure.NO_SWAP, True, "the machine swaps to nothing now")
+    return MeasureFinding(Measure.NO_SWAP, True, "the machine swaps to nothing now")

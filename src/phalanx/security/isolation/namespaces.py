@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from phalanx.security.isolation.kernel import mount, unmount, unshare
-from phalanx.security.isolation.report import Finding, Measure
+from phalanx.security.isolation.report import Measure, MeasureFinding
 
 _MOUNTS, _HOST_NAME, _IPC, _USERS, _PROCESSES, _NETWORK = (
     0x00020000,
@@ -23,7 +23,7 @@ _RECURSIVE, _PRIVATE = 0x4000, 0x40000
 _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = 0x2, 0x4, 0x8
 
 
-def enter_namespaces() -> Finding:
+def enter_namespaces() -> MeasureFinding:
     """Leave the starter's namespaces; the processes' one holds for the next child only.
 
     The user keeps its number and has no other: files look as they did, and nobody else exists.
@@ -35,13 +35,13 @@ def enter_namespaces() -> Finding:
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     except OSError as exc:
-        return Finding(
+        return MeasureFinding(
             Measure.NAMESPACES,
             False,
             f"{exc.strerror}; allow user namespaces (sysctl user.max_user_namespaces, "
             "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)",
         )
-    return Finding(Measure.NAMESPACES, True, "users, mounts, processes, network, IPC and host name of its own")
+    return MeasureFinding(Measure.NAMESPACES, True, "users, mounts, processes, network, IPC and host name of its own")
 
 
 def mount_scratch(path: str) -> bool:

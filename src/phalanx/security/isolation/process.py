@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from phalanx.security.isolation import kernel
-from phalanx.security.isolation.report import Finding, Measure
+from phalanx.security.isolation.report import Measure, MeasureFinding
 
 
 def become_unreadable() -> None:
@@ -21,21 +21,25 @@ def become_unreadable() -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
-def find_unreadable() -> Finding:
+def find_unreadable() -> MeasureFinding:
     """Look whether this process was born unreadable and nobody traces it; /proc must still be the starter's."""
     try:
         status = _status()
         if kernel.prctl(kernel.PR_GET_DUMPABLE) != 0 or resource.getrlimit(resource.RLIMIT_CORE) != (0, 0):
-            return Finding(Measure.UNREADABLE, False, "core dumps could not be switched off")
+            return MeasureFinding(Measure.UNREADABLE, False, "core dumps could not be switched off")
     except OSError as exc:
-        return Finding(Measure.UNREADABLE, False, f"{exc.filename or 'prctl'}: {exc.strerror}")
+        return MeasureFinding(Measure.UNREADABLE, False, f"{exc.filename or 'prctl'}: {exc.strerror}")
     if (tracer := status.get("TracerPid", "")) != "0":
-        return Finding(Measure.UNREADABLE, False, f"process {tracer or '?'} traces it; start it without a debugger")
+        return MeasureFinding(
+            Measure.UNREADABLE, False, f"process {tracer or '?'} traces it; start it without a debugger"
+        )
     user = "root: whoever is root reads it" if os.geteuid() == 0 else "an ordinary user's"
-    return Finding(Measure.UNREADABLE, True, f"no debugger, no core dump, since before its first line; it is {user}")
+    return MeasureFinding(
+        Measure.UNREADABLE, True, f"no debugger, no core dump, since before its first line; it is {user}"
+    )
 
 
-def die_with(parent_fd: int) -> Finding:
+def die_with(parent_fd: int) -> MeasureFinding:
     """Have the kernel end this process when its parent ends.
 
     Args:
@@ -44,14 +48,14 @@ def die_with(parent_fd: int) -> Finding:
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     except OSError as exc:
-        return Finding(Measure.DIES_WITH_STARTER, False, f"prctl: {exc.strerror}")
+        return MeasureFinding(Measure.DIES_WITH_STARTER, False, f"prctl: {exc.strerror}")
     # it may have ended before the kernel was asked
     if select.select([parent_fd], [], [], 0)[0]:
-        return Finding(Measure.DIES_WITH_STARTER, False, "the starter has ended")
-    return Finding(Measure.DIES_WITH_STARTER, True, "ended by the kernel when its starter ends")
+        return MeasureFinding(Measure.DIES_WITH_STARTER, False, "the starter has ended")
+    return MeasureFinding(Measure.DIES_WITH_STARTER, True, "ended by the kernel when its starter ends")
 
 
-def give_up_rights() -> tuple[Finding, Finding]:
+def give_up_rights() -> tuple[MeasureFinding, MeasureFinding]:
     """Drop all capabilities, and the way to get new ones by starting a program."""
     return (
         _finding(Measure.NO_CAPABILITIES, kernel.drop_capabilities, "CapEff", "none is left"),
@@ -64,16 +68,16 @@ def give_up_rights() -> tuple[Finding, Finding]:
     )
 
 
-def _finding(measure: Measure, act: Callable[[], object], field: str, detail: str) -> Finding:
+def _finding(measure: Measure, act: Callable[[], object], field: str, detail: str) -> MeasureFinding:
     try:
         act()
         found = int(_status()[field], 16)
     except OSError as exc:
-        return Finding(measure, False, str(exc.strerror))
+        return MeasureFinding(measure, False, str(exc.strerror))
     except (KeyError, ValueError):
-        return Finding(measure, False, f"/proc/self/status does not show {field}")
+        return MeasureFinding(measure, False, f"/proc/self/status does not show {field}")
     wanted = 1 if measure == Measure.NO_NEW_PRIVILEGES else 0
-    return Finding(measure, found == wanted, detail if found == wanted else f"{field} is {found:x}")
+    return MeasureFinding(measure, found == wanted, detail if found == wanted else f"{field} is {found:x}")
 
 
 def _status() -> dict[str, str]:

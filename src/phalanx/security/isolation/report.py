@@ -23,7 +23,7 @@ class Measure(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class MeasureFinding:
     """Whether one measure holds.
 
     Attributes:
@@ -45,16 +45,16 @@ class IsolationReport:
         findings: At most one for each measure; a measure without one does not hold.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[MeasureFinding, ...]
 
     def holds(self, measure: Measure) -> bool:
         """Return whether a measure was seen to hold."""
         return any(one.measure == measure and one.holds for one in self.findings)
 
-    def missing(self, required: Iterable[Measure]) -> tuple[Finding, ...]:
+    def missing(self, required: Iterable[Measure]) -> tuple[MeasureFinding, ...]:
         """Return what is asked for and does not hold, a measure that nobody reported included."""
         known = {one.measure: one for one in self.findings}
-        asked = (known.get(one, Finding(one, False, "nothing was reported about it")) for one in required)
+        asked = (known.get(one, MeasureFinding(one, False, "nothing was reported about it")) for one in required)
         return tuple(one for one in asked if not one.holds)
 
     def to_json(self) -> dict[str, Any]:
@@ -65,11 +65,13 @@ class IsolationReport:
         }
 
 
-def findings_from_json(value: dict[str, Any]) -> tuple[Finding, ...]:
+def findings_from_json(value: dict[str, Any]) -> tuple[MeasureFinding, ...]:
     """Read the measures of `IsolationReport.to_json`.
 
     Raises:
         KeyError, TypeError, ValueError: It is anything else.
     """
     measures = value["measures"]
-    return tuple(Finding(Measure(name), one["holds"] is True, str(one["detail"])) for name, one in measures.items())
+    return tuple(
+        MeasureFinding(Measure(name), one["holds"] is True, str(one["detail"])) for name, one in measures.items()
+    )

@@ -49,7 +49,7 @@ class Sandbox:
 
 
 @dataclass(frozen=True)
-class Order:
+class SandboxArguments:
     """What the child is told, on its command line; none of it is secret.
 
     Attributes:
@@ -71,7 +71,7 @@ class Order:
         return json.dumps(plain)
 
     @classmethod
-    def from_text(cls, text: str) -> "Order":
+    def from_text(cls, text: str) -> "SandboxArguments":
         """Read what `to_text` wrote."""
         plain = json.loads(text)
         program, sandbox = plain["program"], plain["sandbox"]

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import IsolationError
-from phalanx.security.closing import Closing
+from phalanx.security.closing import Closeable
 from phalanx.security.isolation.report import IsolationReport, findings_from_json
-from phalanx.security.isolation.sandbox import Order, Program, Sandbox
+from phalanx.security.isolation.sandbox import Program, Sandbox, SandboxArguments
 
 _HANDED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM")
 _STOP_S = 5.0
@@ -20,7 +20,7 @@ _OWN_PLACE = str(Path(__file__).resolve().parents[3])
 """Where this very package is imported from."""
 
 
-class IsolatedProcess(Closing):
+class IsolatedProcess(Closeable):
     """A program that runs in a sandbox.
 
     Attributes:
@@ -77,7 +77,7 @@ def start_isolated(program: Program, sandbox: Sandbox, timeout_s: float = 30.0) 
     """
     reading, writing = os.pipe()
     try:
-        order = Order(program, sandbox, os.getpid(), writing)
+        order = SandboxArguments(program, sandbox, os.getpid(), writing)
         outer = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of ours
             [sys.executable, "-P", "-m", "phalanx.security.isolation.inside", order.to_text()],
             stdin=subprocess.DEVNULL,

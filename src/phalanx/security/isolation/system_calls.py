@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 from phalanx.security.isolation.kernel import PR_SET_DUMPABLE
-from phalanx.security.isolation.report import Finding, Measure
+from phalanx.security.isolation.report import Measure, MeasureFinding
 
 REFUSED = {
     "network": ("socket", "connect", "bind"),
@@ -42,14 +42,14 @@ def load_library() -> Any:
         return None
 
 
-def refuse_system_calls(seccomp: Any) -> Finding:
+def refuse_system_calls(seccomp: Any) -> MeasureFinding:
     """Refuse them to this process and its children, for good.
 
     Args:
         seccomp: What `load_library` returned.
     """
     if seccomp is None:
-        return Finding(
+        return MeasureFinding(
             Measure.SYSTEM_CALLS,
             False,
             "pyseccomp or libseccomp is missing; pip install phalanx-train[sandbox], and the system's libseccomp2",
@@ -70,5 +70,5 @@ def refuse_system_calls(seccomp: Any) -> Finding:
         rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
         rules.load()
     except OSError as exc:
-        return Finding(Measure.SYSTEM_CALLS, False, f"seccomp: {exc.strerror}; kernel or libseccomp is too old")
-    return Finding(Measure.SYSTEM_CALLS, True, f"{sum(map(len, REFUSED.values()))} system calls are refused")
+        return MeasureFinding(Measure.SYSTEM_CALLS, False, f"seccomp: {exc.strerror}; kernel or libseccomp is too old")
+    return MeasureFinding(Measure.SYSTEM_CALLS, True, f"{sum(map(len, REFUSED.values()))} system calls are refused")

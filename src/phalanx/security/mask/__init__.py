@@ -12,8 +12,8 @@ from phalanx.security.mask.fixed_point import (
 from phalanx.security.mask.freivalds import Check, ProductCheck, UnsafeNoCheck
 from phalanx.security.mask.ledger import PadLedger, Ticket, begin_ledger
 from phalanx.security.mask.matrix import RingMatrix, ring_matrix
-from phalanx.security.mask.message import Masked, Product
-from phalanx.security.mask.offload import MaskedLinear, MaskedProduct, MaskedWorker, Sent, masked_linear
+from phalanx.security.mask.message import MaskedMessage, ProductMessage
+from phalanx.security.mask.offload import LinearProducts, MaskedProduct, MaskedWorker, PendingProduct, masked_linear
 from phalanx.security.mask.pads import AesPads, OsPads, Pad, PadSource
 from phalanx.security.mask.pool import PadPool
 from phalanx.security.mask.ring import P
@@ -26,8 +26,8 @@ __all__ = [
     "FixedColumns",
     "FixedRows",
     "LedgerStore",
-    "Masked",
-    "MaskedLinear",
+    "LinearProducts",
+    "MaskedMessage",
     "MaskedProduct",
     "MaskedWorker",
     "OsPads",
@@ -36,10 +36,10 @@ __all__ = [
     "PadLedger",
     "PadPool",
     "PadSource",
-    "Product",
+    "PendingProduct",
     "ProductCheck",
+    "ProductMessage",
     "RingMatrix",
-    "Sent",
     "Ticket",
     "UnsafeNoCheck",
     "begin_ledger",

@@ -10,7 +10,7 @@ Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductMessage:
     """Which product is meant.
 
     Attributes:
@@ -26,7 +26,7 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class Masked:
+class MaskedMessage:
     """A message: to a worker what is to be multiplied, and back from it the product.
 
     Attributes:
@@ -35,12 +35,12 @@ class Masked:
         values: ``[rows, inner]`` to the worker, ``[rows, columns]`` back, elements of Z_p.
     """
 
-    product: Product
+    product: ProductMessage
     number: int
     values: Ring = field(repr=False)
 
 
-def answered(request: Masked, answer: Masked, columns: int) -> Ring:
+def answered(request: MaskedMessage, answer: MaskedMessage, columns: int) -> Ring:
     """Return the numbers of an answer once they have the form that the request asks for.
 
     Raises:

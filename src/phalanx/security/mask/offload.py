@@ -16,7 +16,7 @@ from phalanx.errors import FrameError
 from phalanx.security.mask.fixed_point import FixedColumns, Reals, decode, encode_columns, encode_rows
 from phalanx.security.mask.freivalds import Check, ProductCheck
 from phalanx.security.mask.matrix import RingMatrix, ring_matrix
-from phalanx.security.mask.message import Direction, Masked, Product, answered
+from phalanx.security.mask.message import Direction, MaskedMessage, ProductMessage, answered
 from phalanx.security.mask.pads import PadSource
 from phalanx.security.mask.pool import PadPool
 from phalanx.security.mask.ring import Ring, add, subtract
@@ -31,13 +31,13 @@ class MaskedWorker:
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
-        self._matrices: dict[Product, RingMatrix] = {}
+        self._matrices: dict[ProductMessage, RingMatrix] = {}
 
-    def load(self, product: Product, values: NDArray[np.int32]) -> None:
+    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """Keep a quantised matrix, ``[inner, columns]``."""
         self._matrices[product] = ring_matrix(values, self._device)
 
-    def answer(self, request: Masked) -> Masked:
+    def answer(self, request: MaskedMessage) -> MaskedMessage:
         """Multiply.
 
         Raises:
@@ -46,11 +46,11 @@ class MaskedWorker:
         matrix = self._matrices.get(request.product)
         if matrix is None:
             raise FrameError(f"{request.product}: is not loaded here; load it before it is asked for")
-        return Masked(request.product, request.number, matrix.multiply(request.values))
+        return MaskedMessage(request.product, request.number, matrix.multiply(request.values))
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class PendingProduct:
     """What the client keeps while a request is under way.
 
     Attributes:
@@ -59,7 +59,7 @@ class Sent:
         scales: ``[rows]``, of the rows.
     """
 
-    request: Masked
+    request: MaskedMessage
     unmask: Ring = field(repr=False)
     scales: NDArray[np.float64] = field(repr=False)
 
@@ -76,13 +76,13 @@ class MaskedProduct:
         bound: As `encode_rows` takes it.
     """
 
-    product: Product
+    product: ProductMessage
     weight: FixedColumns = field(repr=False)
     pool: PadPool
     check: Check
     bound: float | None = None
 
-    def send(self, x: Reals) -> Sent:
+    def send(self, x: Reals) -> PendingProduct:
         """Quantise and mask.
 
         Args:
@@ -94,9 +94,11 @@ class MaskedProduct:
         """
         rows = encode_rows(x, self.bound, str(self.product))
         unmask = self.pool.take(len(x))
-        return Sent(Masked(self.product, unmask.number, add(rows.values, unmask.pad)), unmask.product, rows.scales)
+        return PendingProduct(
+            MaskedMessage(self.product, unmask.number, add(rows.values, unmask.pad)), unmask.product, rows.scales
+        )
 
-    def receive(self, sent: Sent, answer: Masked) -> Reals:
+    def receive(self, sent: PendingProduct, answer: MaskedMessage) -> Reals:
         """Check and unmask.
 
         Returns:
@@ -113,7 +115,7 @@ class MaskedProduct:
 
 
 @dataclass(frozen=True)
-class MaskedLinear:
+class LinearProducts:
     """The trusted side of a frozen linear layer.
 
     Attributes:
@@ -126,8 +128,8 @@ class MaskedLinear:
 
 
 def masked_linear(
-    layer: str, weight: Reals, rows: int, pads: Callable[[Product], PadSource], bound: float | None = None
-) -> MaskedLinear:
+    layer: str, weight: Reals, rows: int, pads: Callable[[ProductMessage], PadSource], bound: float | None = None
+) -> LinearProducts:
     """Prepare both directions of a layer.
 
     Args:
@@ -143,9 +145,9 @@ def masked_linear(
     """
 
     def one(direction: Direction, matrix: Reals, bound: float | None) -> MaskedProduct:
-        product = Product(layer, direction)
+        product = ProductMessage(layer, direction)
         fixed, source = encode_columns(matrix, str(product)), pads(product)
         check = ProductCheck(fixed.values, source)
         return MaskedProduct(product, fixed, PadPool(product, fixed.values, source, rows), check, bound)
 
-    return MaskedLinear(one("forward", weight, bound), one("backward", np.ascontiguousarray(weight.T), None))
+    return LinearProducts(one("forward", weight, bound), one("backward", np.ascontiguousarray(weight.T), None))

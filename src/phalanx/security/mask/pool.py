@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from phalanx.errors import FrameError, PadError
 from phalanx.security.mask.freivalds import Check
 from phalanx.security.mask.matrix import RingMatrix, ring_matrix
-from phalanx.security.mask.message import Masked, Product, answered
+from phalanx.security.mask.message import MaskedMessage, ProductMessage, answered
 from phalanx.security.mask.pads import PadSource
 from phalanx.security.mask.ring import Ring
 
 
 @dataclass(frozen=True, eq=False)
-class Unmask:
+class PadProduct:
     """A pad and its product.
 
     Attributes:
@@ -43,10 +43,10 @@ class PadPool:
         rows: Of each pad: as many as one request may have; rows that a smaller request leaves are thrown away.
     """
 
-    def __init__(self, product: Product, weight: NDArray[np.int32], pads: PadSource, rows: int) -> None:
+    def __init__(self, product: ProductMessage, weight: NDArray[np.int32], pads: PadSource, rows: int) -> None:
         self._product, self._weight, self._pads, self.rows = product, weight, pads, rows
-        self._ready: deque[Unmask] = deque()
-        self._asked: dict[int, Masked] = {}
+        self._ready: deque[PadProduct] = deque()
+        self._asked: dict[int, MaskedMessage] = {}
         self._matrix: RingMatrix | None = None
 
     def __len__(self) -> int:
@@ -63,9 +63,9 @@ class PadPool:
             self._matrix = ring_matrix(self._weight)
         pad = self._pads.draw(self.rows, self._weight.shape[0])
         values = pad.take()
-        self._ready.append(Unmask(pad.number, values, self._matrix.multiply(values)))
+        self._ready.append(PadProduct(pad.number, values, self._matrix.multiply(values)))
 
-    def ask(self) -> Masked:
+    def ask(self) -> MaskedMessage:
         """Make a pad, and the message with which the second worker is asked for its product.
 
         Whoever sees this message and the first worker's request sees what was masked: send it to nobody else, under
@@ -75,11 +75,11 @@ class PadPool:
             PadError: No fresh pad can be made.
         """
         pad = self._pads.draw(self.rows, self._weight.shape[0])
-        request = Masked(self._product, pad.number, pad.take())
+        request = MaskedMessage(self._product, pad.number, pad.take())
         self._asked[request.number] = request
         return request
 
-    def accept(self, answer: Masked, check: Check) -> None:
+    def accept(self, answer: MaskedMessage, check: Check) -> None:
         """Take the second worker's answer; a pad whose answer is refused is thrown away.
 
         Raises:
@@ -91,9 +91,9 @@ class PadPool:
             raise FrameError(f"{self._product}: got a product of pad {answer.number}, which was not asked for")
         values = answered(request, answer, self._weight.shape[1])
         check.require(request.values, values, f"{self._product}, pad {request.number}")
-        self._ready.append(Unmask(request.number, request.values, values))
+        self._ready.append(PadProduct(request.number, request.values, values))
 
-    def take(self, rows: int) -> Unmask:
+    def take(self, rows: int) -> PadProduct:
         """Hand out a pad, cut to so many rows; it is gone from here.
 
         Raises:
@@ -104,7 +104,7 @@ class PadPool:
         if not self._ready:
             raise PadError(f"{self._product}: no pad is ready, and nothing is sent without; fill the pool first")
         found = self._ready.popleft()
-        return Unmask(found.number, found.pad[:rows], found.product[:rows])
+        return PadProduct(found.number, found.pad[:rows], found.product[:rows])
 
     def __repr__(self) -> str:
         return f"PadPool({self._product}, rows={self.rows}, ready={len(self)})"

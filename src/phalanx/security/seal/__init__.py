@@ -20,22 +20,28 @@ from phalanx.security.seal.context import (
 )
 from phalanx.security.seal.epochs import EpochSource, EpochStore
 from phalanx.security.seal.handshake import Offer, answer
-from phalanx.security.seal.receiver import Announced, Receiver
-from phalanx.security.seal.refusal import Refusal
-from phalanx.security.seal.release import Release, ReleaseGate, ReleasePolicy, Update, Withheld
+from phalanx.security.seal.receiver import ClaimedContents, Receiver
+from phalanx.security.seal.refusal import SealRefusal
+from phalanx.security.seal.release import PermittedRelease, ReleaseGate, ReleasePolicy, ReleaseRefusal, ReleaseRequest
 from phalanx.security.seal.sender import Sender
 from phalanx.security.seal.tensor import ITEM_BYTES, TensorKind
-from phalanx.security.seal.transcript import ChainHead, Statement, Transcript, compare_statements, read_statement
+from phalanx.security.seal.transcript import (
+    ChainHead,
+    Transcript,
+    TranscriptStatement,
+    compare_statements,
+    read_statement,
+)
 
 __all__ = [
     "DEFAULT_CHUNK_BYTES",
     "ITEM_BYTES",
     "MAX_CHUNK_BYTES",
-    "Announced",
     "BlobPlace",
     "BlobSealer",
     "ChainHead",
     "Channel",
+    "ClaimedContents",
     "Context",
     "Direction",
     "EpochSource",
@@ -43,19 +49,19 @@ __all__ = [
     "MonotonicCounter",
     "NotRollbackProofCounter",
     "Offer",
+    "PermittedRelease",
     "Purpose",
     "Receiver",
-    "Refusal",
-    "Release",
     "ReleaseGate",
     "ReleasePolicy",
+    "ReleaseRefusal",
+    "ReleaseRequest",
+    "SealRefusal",
     "Sender",
-    "Statement",
     "TensorKind",
     "Terms",
     "Transcript",
-    "Update",
-    "Withheld",
+    "TranscriptStatement",
     "answer",
     "compare_statements",
     "read_statement",

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from phalanx.security.closing import Closing
+from phalanx.security.closing import Closeable
 from phalanx.security.seal.context import Context
 from phalanx.security.seal.receiver import Receiver
 from phalanx.security.seal.sender import Sender
 
 
-class Channel(Closing):
+class Channel(Closeable):
     """One end of a channel in one pair of epochs.
 
     Attributes:

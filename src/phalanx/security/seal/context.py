@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from phalanx.errors import SealError
 from phalanx.security.crypto import check_party_name
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 
 DIGEST_BYTES = 32
 SESSION_BYTES = 16
@@ -58,17 +58,19 @@ class Terms:
 
     def __post_init__(self) -> None:
         if _RUN.fullmatch(self.run) is None:
-            raise SealError(Refusal.MALFORMED, "terms: run is not 1 to 128 plain ASCII characters without blanks")
+            raise SealError(SealRefusal.MALFORMED, "terms: run is not 1 to 128 plain ASCII characters without blanks")
         for name in ("config_digest", "attestation"):
             if len(getattr(self, name)) != DIGEST_BYTES:
-                raise SealError(Refusal.MALFORMED, f"terms: {name} has not the {DIGEST_BYTES} bytes of a SHA-256")
+                raise SealError(SealRefusal.MALFORMED, f"terms: {name} has not the {DIGEST_BYTES} bytes of a SHA-256")
         if not any(self.attestation):
-            raise SealError(Refusal.MALFORMED, "terms: attestation is all zero; give the digest of an appraisal result")
+            raise SealError(
+                SealRefusal.MALFORMED, "terms: attestation is all zero; give the digest of an appraisal result"
+            )
         if check_party_name(self.client) == check_party_name(self.server):
-            raise SealError(Refusal.MALFORMED, f"terms: client and server are both {self.client}")
+            raise SealError(SealRefusal.MALFORMED, f"terms: client and server are both {self.client}")
         if type(self.chunk_bytes) is not int or not MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES:
             raise SealError(
-                Refusal.MALFORMED,
+                SealRefusal.MALFORMED,
                 f"terms: chunks of {self.chunk_bytes} bytes, expected {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}",
             )
 
@@ -89,7 +91,7 @@ class Context:
 
     def __post_init__(self) -> None:
         if len(self.session) != SESSION_BYTES:
-            raise SealError(Refusal.MALFORMED, f"session: {len(self.session)} bytes, expected {SESSION_BYTES}")
+            raise SealError(SealRefusal.MALFORMED, f"session: {len(self.session)} bytes, expected {SESSION_BYTES}")
         terms = self.terms
         fields = (
             terms.run.encode("ascii"),

@@ -11,7 +11,7 @@ from phalanx.security.crypto import in_domain
 from phalanx.security.seal.context import Context, Direction, Purpose
 from phalanx.security.seal.header import TAG_BYTES, Header, count_chunks, header_size
 from phalanx.security.seal.process import BoundToProcess
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 from phalanx.security.seal.tensor import TensorKind
 
 Readable: TypeAlias = bytes | bytearray | memoryview
@@ -48,7 +48,7 @@ class Lane(BoundToProcess):
         max_chunks: int = MAX_CHUNKS,
     ) -> None:
         if not 0 < epoch <= MAX_EPOCH or not 0 < max_chunks <= MAX_CHUNKS:
-            raise SealError(Refusal.EXHAUSTED, f"epoch {epoch}: expected 1 to {MAX_EPOCH}; begin a new session")
+            raise SealError(SealRefusal.EXHAUSTED, f"epoch {epoch}: expected 1 to {MAX_EPOCH}; begin a new session")
         super().__init__()
         self.context, self.direction, self.epoch = context, direction, epoch
         self.counter, self.lock = 0, threading.Lock()
@@ -68,7 +68,7 @@ class Lane(BoundToProcess):
         self.check_process()
         cipher = self._ciphers.get(purpose)
         if cipher is None:
-            raise SealError(Refusal.CLOSED, "channel: is closed; shake hands again for the next epoch")
+            raise SealError(SealRefusal.CLOSED, "channel: is closed; shake hands again for the next epoch")
         return cipher
 
     def header(self, kind: TensorKind, step: int, microbatch: int) -> Header:
@@ -94,7 +94,7 @@ class Lane(BoundToProcess):
         """
         if self.counter + chunks > self._max_chunks:
             raise SealError(
-                Refusal.EXHAUSTED,
+                SealRefusal.EXHAUSTED,
                 f"channel: {self.counter} of {self._max_chunks} chunks are used; shake hands again for the next epoch",
             )
 
@@ -132,4 +132,4 @@ def flat(buffer: Readable, what: str) -> memoryview:
     try:
         return view.cast("B")
     except (TypeError, ValueError) as exc:
-        raise SealError(Refusal.MALFORMED, f"{what}: is not one run of bytes; make it contiguous") from exc
+        raise SealError(SealRefusal.MALFORMED, f"{what}: is not one run of bytes; make it contiguous") from exc

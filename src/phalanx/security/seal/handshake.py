@@ -23,11 +23,11 @@ from phalanx.security.seal.channel import Channel
 from phalanx.security.seal.context import SESSION_BYTES, Context, Direction, Terms
 from phalanx.security.seal.direction import Lane
 from phalanx.security.seal.epochs import EpochSource
-from phalanx.security.seal.hello import SALT_BYTES, Hello, read_hello
+from phalanx.security.seal.hello import SALT_BYTES, HandshakeHello, read_hello
 from phalanx.security.seal.keys import derive_ciphers, wipe
 from phalanx.security.seal.process import BoundToProcess
 from phalanx.security.seal.receiver import Receiver
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 from phalanx.security.seal.sender import Sender
 
 
@@ -52,7 +52,7 @@ class Offer(BoundToProcess):
         _check_name(identity.name, terms.client)
         self._lock = threading.Lock()
         self._private: X25519PrivateKey | None = X25519PrivateKey.generate()
-        self._said = Hello(
+        self._said = HandshakeHello(
             terms,
             secrets.token_bytes(SESSION_BYTES),
             epochs.raise_epoch(),
@@ -78,12 +78,12 @@ class Offer(BoundToProcess):
         _check_name(server.name, said.terms.server)
         heard = read_hello(reply, said.terms, server)
         if not hmac.compare_digest(heard.reply_to, _digest(self.hello)) or heard.session != said.session:
-            raise SealError(Refusal.STALE_REPLY, "reply: answers another hello; it is replayed or misdirected")
+            raise SealError(SealRefusal.STALE_REPLY, "reply: answers another hello; it is replayed or misdirected")
         _check_newer(heard, after_epoch)
         with self._lock:
             self.check_process()
             if self._private is None:
-                raise SealError(Refusal.CLOSED, "offer: was accepted before; its keys are not used twice")
+                raise SealError(SealRefusal.CLOSED, "offer: was accepted before; its keys are not used twice")
             secret = _agree(self._private, heard.share)
             # the keys exist now, and must not come into being a second time
             self._private = None
@@ -118,11 +118,11 @@ def answer(
     _check_name(client.name, terms.client)
     heard = read_hello(hello, terms, client)
     if heard.reply_to:
-        raise SealError(Refusal.MALFORMED, "hello: is a reply")
+        raise SealError(SealRefusal.MALFORMED, "hello: is a reply")
     _check_newer(heard, after_epoch)
     private = X25519PrivateKey.generate()
     secret = _agree(private, heard.share)
-    said = Hello(
+    said = HandshakeHello(
         terms,
         heard.session,
         epochs.raise_epoch(),
@@ -134,7 +134,9 @@ def answer(
     return reply, _channel(secret, (hello, reply), Direction.TO_CLIENT, said, heard)
 
 
-def _channel(secret: bytearray, hellos: tuple[bytes, bytes], sends: Direction, said: Hello, heard: Hello) -> Channel:
+def _channel(
+    secret: bytearray, hellos: tuple[bytes, bytes], sends: Direction, said: HandshakeHello, heard: HandshakeHello
+) -> Channel:
     context = Context(said.terms, said.session)
     transcript = hashlib.sha256(in_domain("seal-handshake/1", b"".join(map(_digest, hellos)))).digest()
     receives = Direction.TO_CLIENT if sends is Direction.TO_SERVER else Direction.TO_SERVER
@@ -150,13 +152,13 @@ def _agree(private: X25519PrivateKey, share: bytes) -> bytearray:
     try:
         return bytearray(private.exchange(X25519PublicKey.from_public_bytes(share)))
     except ValueError as exc:
-        raise SealError(Refusal.MALFORMED, "hello: its X25519 share is of low order") from exc
+        raise SealError(SealRefusal.MALFORMED, "hello: its X25519 share is of low order") from exc
 
 
-def _check_newer(heard: Hello, after_epoch: int) -> None:
+def _check_newer(heard: HandshakeHello, after_epoch: int) -> None:
     if heard.epoch <= after_epoch:
         raise SealError(
-            Refusal.STALE_EPOCH,
+            SealRefusal.STALE_EPOCH,
             f"hello: of epoch {heard.epoch}, {after_epoch} is known: replayed, or the peer was turned back",
         )
 
@@ -167,4 +169,4 @@ def _digest(data: bytes) -> bytes:
 
 def _check_name(found: str, expected: str) -> None:
     if found != expected:
-        raise SealError(Refusal.FOREIGN_PARTY, f"hello: {found} in the place of {expected}")
+        raise SealError(SealRefusal.FOREIGN_PARTY, f"hello: {found} in the place of {expected}")

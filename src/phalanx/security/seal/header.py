@@ -12,7 +12,7 @@ import struct
 from typing import NamedTuple
 
 from phalanx.errors import SealError
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 
 VERSION = 1
 TAG_BYTES = 16
@@ -54,7 +54,9 @@ class Header(NamedTuple):
         try:
             return _FIXED.pack(_MAGIC, VERSION, *self[:-1], len(self.kind)) + self.kind
         except struct.error as exc:
-            raise SealError(Refusal.MALFORMED, f"step {self.step} or microbatch {self.microbatch}: no number") from exc
+            raise SealError(
+                SealRefusal.MALFORMED, f"step {self.step} or microbatch {self.microbatch}: no number"
+            ) from exc
 
 
 def parse_header(frame: memoryview) -> tuple[Header, int]:
@@ -67,15 +69,19 @@ def parse_header(frame: memoryview) -> tuple[Header, int]:
         SealError: The frame is truncated, malformed or of another version.
     """
     if frame.nbytes < _FIXED.size:
-        raise SealError(Refusal.TRUNCATED, f"frame: {frame.nbytes} bytes, a header alone has {_FIXED.size} and more")
+        raise SealError(
+            SealRefusal.TRUNCATED, f"frame: {frame.nbytes} bytes, a header alone has {_FIXED.size} and more"
+        )
     magic, version, *fields, kind_size = _FIXED.unpack_from(frame)
     if magic != _MAGIC:
-        raise SealError(Refusal.MALFORMED, "frame: is no sealed frame")
+        raise SealError(SealRefusal.MALFORMED, "frame: is no sealed frame")
     if version != VERSION:
-        raise SealError(Refusal.OTHER_VERSION, f"frame: version {version}, expected {VERSION}; run the same release")
+        raise SealError(
+            SealRefusal.OTHER_VERSION, f"frame: version {version}, expected {VERSION}; run the same release"
+        )
     size = _FIXED.size + kind_size
     if frame.nbytes < size:
-        raise SealError(Refusal.TRUNCATED, f"frame: {frame.nbytes} bytes, its header alone has {size}")
+        raise SealError(SealRefusal.TRUNCATED, f"frame: {frame.nbytes} bytes, its header alone has {size}")
     return Header._make([*fields, bytes(frame[_FIXED.size : size])]), size
 
 

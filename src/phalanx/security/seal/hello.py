@@ -9,7 +9,7 @@ from phalanx.errors import SealError, SignatureError
 from phalanx.security.crypto import Identity, Peer, in_domain, parse_canonical
 from phalanx.security.seal.context import DIGEST_BYTES, SESSION_BYTES, Terms
 from phalanx.security.seal.direction import MAX_EPOCH
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 
 SALT_BYTES = SHARE_BYTES = 32
 MAX_HELLO_BYTES = 8192
@@ -24,17 +24,17 @@ _SIZES = {
     "share": SHARE_BYTES,
 }
 _WRONG_TERMS = {
-    "run": Refusal.FOREIGN_RUN,
-    "config_digest": Refusal.FOREIGN_CONFIG,
-    "attestation": Refusal.FOREIGN_ATTESTATION,
-    "client": Refusal.FOREIGN_PARTY,
-    "server": Refusal.FOREIGN_PARTY,
-    "chunk_bytes": Refusal.FOREIGN_CHUNKING,
+    "run": SealRefusal.FOREIGN_RUN,
+    "config_digest": SealRefusal.FOREIGN_CONFIG,
+    "attestation": SealRefusal.FOREIGN_ATTESTATION,
+    "client": SealRefusal.FOREIGN_PARTY,
+    "server": SealRefusal.FOREIGN_PARTY,
+    "chunk_bytes": SealRefusal.FOREIGN_CHUNKING,
 }
 
 
 @dataclass(frozen=True)
-class Hello:
+class HandshakeHello:
     """One side's half.
 
     Attributes:
@@ -60,7 +60,7 @@ class Hello:
         return canonical_json({"body": body, "signature": signature.hex()})
 
 
-def read_hello(data: bytes, terms: Terms, peer: Peer) -> Hello:
+def read_hello(data: bytes, terms: Terms, peer: Peer) -> HandshakeHello:
     """Parse a hello and check that the peer signed it and means the same as this side.
 
     Raises:
@@ -68,16 +68,16 @@ def read_hello(data: bytes, terms: Terms, peer: Peer) -> Hello:
         SignatureError: The peer did not sign it.
     """
     if len(data) > MAX_HELLO_BYTES:
-        raise SealError(Refusal.MALFORMED, f"hello: {len(data)} bytes, at most {MAX_HELLO_BYTES}")
+        raise SealError(SealRefusal.MALFORMED, f"hello: {len(data)} bytes, at most {MAX_HELLO_BYTES}")
     try:
         whole = parse_canonical(data)
         _check_keys(whole, {"body": dict, "signature": str}, "hello")
         body, signature = whole["body"], _from_hex(whole["signature"], 64, "signature")
         _check_keys(body, _TYPES, "hello")
     except ValueError as exc:
-        raise SealError(Refusal.MALFORMED, f"hello: {exc}") from exc
+        raise SealError(SealRefusal.MALFORMED, f"hello: {exc}") from exc
     if body["version"] != _VERSION:
-        raise SealError(Refusal.OTHER_VERSION, f"hello: version {body['version']}, expected {_VERSION}")
+        raise SealError(SealRefusal.OTHER_VERSION, f"hello: version {body['version']}, expected {_VERSION}")
     try:
         peer.verify(signature, in_domain(_DOMAIN, canonical_json(body)))
     except SignatureError as exc:
@@ -85,7 +85,7 @@ def read_hello(data: bytes, terms: Terms, peer: Peer) -> Hello:
     return _from_json(body, terms)
 
 
-def _to_json(hello: Hello) -> dict[str, Any]:
+def _to_json(hello: HandshakeHello) -> dict[str, Any]:
     flat = asdict(hello)
     flat.update(flat.pop("terms"))
     return {"version": _VERSION} | {k: v.hex() if isinstance(v, bytes) else v for k, v in flat.items()}
@@ -102,19 +102,19 @@ _TYPES = {
 } | dict.fromkeys(_SIZES, str)
 
 
-def _from_json(body: dict[str, Any], terms: Terms) -> Hello:
+def _from_json(body: dict[str, Any], terms: Terms) -> HandshakeHello:
     try:
         raw = {name: _from_hex(body[name], size, name) for name, size in _SIZES.items()}
         reply_to = _from_hex(body["reply_to"], len(body["reply_to"]) and DIGEST_BYTES, "reply_to")
     except ValueError as exc:
-        raise SealError(Refusal.MALFORMED, f"hello: {exc}") from exc
+        raise SealError(SealRefusal.MALFORMED, f"hello: {exc}") from exc
     for name, reason in _WRONG_TERMS.items():
         found, expected = raw.get(name, body[name]), getattr(terms, name)
         if found != expected:
             raise SealError(reason, f"hello: its {name} is {_short(found)}, expected {_short(expected)}")
     if not 0 < body["epoch"] <= MAX_EPOCH:
-        raise SealError(Refusal.MALFORMED, f"hello: epoch {body['epoch']}, expected 1 to {MAX_EPOCH}")
-    return Hello(terms, raw["session"], body["epoch"], raw["salt"], raw["share"], reply_to)
+        raise SealError(SealRefusal.MALFORMED, f"hello: epoch {body['epoch']}, expected 1 to {MAX_EPOCH}")
+    return HandshakeHello(terms, raw["session"], body["epoch"], raw["salt"], raw["share"], reply_to)
 
 
 def _check_keys(value: dict[str, Any], types: dict[str, type], where: str) -> None:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from phalanx.errors import SealError
 from phalanx.security.crypto import in_domain
 from phalanx.security.seal.context import Context, Direction, Purpose
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 
 KEY_BYTES = 32
 _LANE = struct.Struct(">BBI")
@@ -38,7 +38,7 @@ def derive_ciphers(
         SealError: Secret or transcript is too short.
     """
     if len(secret) < KEY_BYTES or len(transcript) != KEY_BYTES:
-        raise SealError(Refusal.MALFORMED, "keys: expected a secret of at least 32 bytes, a transcript of 32")
+        raise SealError(SealRefusal.MALFORMED, "keys: expected a secret of at least 32 bytes, a transcript of 32")
     return {
         purpose: derived_cipher(secret, transcript, key_info(context, direction, purpose, epoch)) for purpose in Purpose
     }

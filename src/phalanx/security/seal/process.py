@@ -4,7 +4,7 @@ import os
 from typing import NoReturn
 
 from phalanx.errors import SealError
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 
 
 class BoundToProcess:
@@ -24,7 +24,7 @@ class BoundToProcess:
             SealError: This is a fork of it.
         """
         if os.getpid() != self._pid:
-            raise SealError(Refusal.FORKED, "channel: belongs to the process that was forked; open another one")
+            raise SealError(SealRefusal.FORKED, "channel: belongs to the process that was forked; open another one")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"{type(self).__name__} is never copied or pickled: its nonces would be used twice")

@@ -6,15 +6,15 @@ from typing import NamedTuple, NoReturn
 from cryptography.exceptions import InvalidTag
 
 from phalanx.errors import SealError
-from phalanx.security.closing import Closing
+from phalanx.security.closing import Closeable
 from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES, Header, parse_header
 from phalanx.security.seal.keys import wipe
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 from phalanx.security.seal.tensor import TensorKind
 
 
-class Announced(NamedTuple):
+class ClaimedContents(NamedTuple):
     """What a frame claims to hold; nothing of it is authenticated before the frame opens.
 
     Attributes:
@@ -28,7 +28,7 @@ class Announced(NamedTuple):
     microbatch: int
 
 
-class Receiver(Closing):
+class Receiver(Closeable):
     """Opens the frames of one direction, each once, in the order in which they were sealed.
 
     Args:
@@ -56,7 +56,7 @@ class Receiver(Closing):
         """Read a clock, of seconds, before and after each call of the cipher from now on."""
         self._lane.clock = clock
 
-    def announced(self, frame: Readable) -> Announced:
+    def announced(self, frame: Readable) -> ClaimedContents:
         """Read what the next frame claims to be, where a shape is not known before.
 
         The caller compares it with what it allows, and then opens the frame as exactly that. A tensor that is
@@ -72,7 +72,7 @@ class Receiver(Closing):
             due = self._lane.header(kind, found.step, found.microbatch)
         _compare(found, due)
         _explain_size(view.nbytes, frame_size(kind, due.chunk_bytes))
-        return Announced(kind, found.step, found.microbatch)
+        return ClaimedContents(kind, found.step, found.microbatch)
 
     def open(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:
         """Return the plain tensor; as `open_into` with a new buffer."""
@@ -95,7 +95,7 @@ class Receiver(Closing):
         """
         lane, view, out = self._lane, flat(frame, "frame"), flat(plain, f"tensor {kind.name}")
         if out.nbytes != kind.size_bytes or out.readonly:
-            raise SealError(Refusal.MALFORMED, f"tensor {kind}: to {out.nbytes} bytes, expected {kind.size_bytes}")
+            raise SealError(SealRefusal.MALFORMED, f"tensor {kind}: to {out.nbytes} bytes, expected {kind.size_bytes}")
         with lane.lock:
             cipher, clock = lane.cipher(kind.purpose), lane.clock
             header = lane.header(kind, step, microbatch)
@@ -119,7 +119,7 @@ class Receiver(Closing):
             except InvalidTag as exc:
                 wipe(out)
                 raise SealError(
-                    Refusal.ALTERED, f"frame {header.counter}: chunk {index} of {header.chunks} does not open"
+                    SealRefusal.ALTERED, f"frame {header.counter}: chunk {index} of {header.chunks} does not open"
                 ) from exc
             except BaseException:
                 wipe(out)
@@ -139,29 +139,33 @@ def _explain(frame: memoryview, due: Header, size: int) -> NoReturn:
     found, _ = parse_header(frame)
     _compare(found, due)
     if found != due:
-        raise SealError(Refusal.OTHER_TENSOR, f"frame: holds {_named(found)}, due is {_named(due)}")
+        raise SealError(SealRefusal.OTHER_TENSOR, f"frame: holds {_named(found)}, due is {_named(due)}")
     _explain_size(frame.nbytes, size)
-    raise SealError(Refusal.MALFORMED, "frame: is not the one that is due")
+    raise SealError(SealRefusal.MALFORMED, "frame: is not the one that is due")
 
 
 def _explain_size(found: int, due: int) -> None:
     if found < due:
-        raise SealError(Refusal.TRUNCATED, f"frame: {found} bytes, expected {due}")
+        raise SealError(SealRefusal.TRUNCATED, f"frame: {found} bytes, expected {due}")
     if found > due:
-        raise SealError(Refusal.TOO_LONG, f"frame: {found} bytes, expected {due}")
+        raise SealError(SealRefusal.TOO_LONG, f"frame: {found} bytes, expected {due}")
 
 
 def _compare(found: Header, due: Header) -> None:
     if found.session != due.session:
-        raise SealError(Refusal.FOREIGN_SESSION, "frame: belongs to another session than this channel")
+        raise SealError(SealRefusal.FOREIGN_SESSION, "frame: belongs to another session than this channel")
     if found.direction != due.direction:
-        raise SealError(Refusal.FOREIGN_DIRECTION, "frame: goes the other way; it was sent back to where it came from")
+        raise SealError(
+            SealRefusal.FOREIGN_DIRECTION, "frame: goes the other way; it was sent back to where it came from"
+        )
     if found.epoch != due.epoch:
-        raise SealError(Refusal.FOREIGN_EPOCH, f"frame: of epoch {found.epoch}, this channel is of epoch {due.epoch}")
+        raise SealError(
+            SealRefusal.FOREIGN_EPOCH, f"frame: of epoch {found.epoch}, this channel is of epoch {due.epoch}"
+        )
     if found.counter < due.counter:
-        raise SealError(Refusal.REPLAYED, f"frame: number {found.counter} was here before, due is {due.counter}")
+        raise SealError(SealRefusal.REPLAYED, f"frame: number {found.counter} was here before, due is {due.counter}")
     if found.counter > due.counter:
-        raise SealError(Refusal.OUT_OF_ORDER, f"frame: number {found.counter} is too early, due is {due.counter}")
+        raise SealError(SealRefusal.OUT_OF_ORDER, f"frame: number {found.counter} is too early, due is {due.counter}")
 
 
 def _named(header: Header) -> str:

@@ -7,7 +7,7 @@ accepts anything.
 from enum import StrEnum
 
 
-class Refusal(StrEnum):
+class SealRefusal(StrEnum):
     """Every reason of a `SealError`; the values appear in messages and logs."""
 
     MALFORMED = "malformed"

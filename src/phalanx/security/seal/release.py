@@ -16,7 +16,7 @@ from phalanx.errors import CertificateError, ReleaseRefusedError
 from phalanx.security.crypto import check_party_name
 
 
-class Withheld(StrEnum):
+class ReleaseRefusal(StrEnum):
     """Every reason of a `ReleaseRefusedError`."""
 
     TOO_FEW_CLIENTS = "too_few_clients"
@@ -48,7 +48,7 @@ class ReleasePolicy(StrictModel):
 
 
 @dataclass(frozen=True)
-class Update:
+class ReleaseRequest:
     """What is asked to leave.
 
     Attributes:
@@ -61,7 +61,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Release:
+class PermittedRelease:
     """What was permitted; goes into the audit log.
 
     Attributes:
@@ -107,7 +107,7 @@ class ReleaseGate:
         """
         self._examples[_checked_name(client)] = self._examples.get(client, 0) + _positive(num_examples)
 
-    def permit(self, update: Update) -> Release:
+    def permit(self, update: ReleaseRequest) -> PermittedRelease:
         """Let one update out, and begin to count anew.
 
         Raises:
@@ -117,11 +117,13 @@ class ReleaseGate:
         self._check_update(update)
         if self._policy.max_releases is not None and self._num_releases >= self._policy.max_releases:
             raise ReleaseRefusedError(
-                Withheld.TOO_MANY, f"release: {self._num_releases} of {self._policy.max_releases} were made"
+                ReleaseRefusal.TOO_MANY, f"release: {self._num_releases} of {self._policy.max_releases} were made"
             )
         self._num_releases += 1
         self._examples.clear()
-        return Release(self._num_releases, clients, self._policy.clip_norm, update.noise_std, digest(self._policy))
+        return PermittedRelease(
+            self._num_releases, clients, self._policy.clip_norm, update.noise_std, digest(self._policy)
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the books as JSON data, for a sealed blob: turned back, they would allow a release too many."""
@@ -131,36 +133,38 @@ class ReleaseGate:
         enough = [name for name, num in self._examples.items() if num >= self._policy.min_examples]
         if len(enough) < self._policy.min_clients:
             raise ReleaseRefusedError(
-                Withheld.TOO_FEW_CLIENTS,
+                ReleaseRefusal.TOO_FEW_CLIENTS,
                 f"release: {len(enough)} clients with {self._policy.min_examples} examples or more since the last one, "
                 f"expected {self._policy.min_clients}; train with more of them first",
             )
         return len(enough)
 
-    def _check_update(self, update: Update) -> None:
+    def _check_update(self, update: ReleaseRequest) -> None:
         if (
             not (math.isfinite(update.norm) and math.isfinite(update.noise_std))
             or min(update.norm, update.noise_std) < 0
         ):
-            raise ReleaseRefusedError(Withheld.NOT_FINITE, "release: norm or noise is negative or not finite")
+            raise ReleaseRefusedError(ReleaseRefusal.NOT_FINITE, "release: norm or noise is negative or not finite")
         if not update.norm <= self._policy.clip_norm:
             raise ReleaseRefusedError(
-                Withheld.NOT_CLIPPED,
+                ReleaseRefusal.NOT_CLIPPED,
                 f"release: norm {update.norm:.6g}, at most {self._policy.clip_norm:.6g}; clip first",
             )
         promised = (self._policy.noise_multiplier or 0.0) * self._policy.clip_norm
         if not update.noise_std >= promised:
             raise ReleaseRefusedError(
-                Withheld.NOT_NOISED, f"release: noise of {update.noise_std:.6g}, promised are {promised:.6g}"
+                ReleaseRefusal.NOT_NOISED, f"release: noise of {update.noise_std:.6g}, promised are {promised:.6g}"
             )
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         if state.keys() != {"examples", "num_releases", "policy"} or not isinstance(state["examples"], dict):
-            raise ReleaseRefusedError(Withheld.MALFORMED, "release state: expected examples, num_releases and policy")
+            raise ReleaseRefusedError(
+                ReleaseRefusal.MALFORMED, "release state: expected examples, num_releases and policy"
+            )
         if state["policy"] != digest(self._policy):
-            raise ReleaseRefusedError(Withheld.MALFORMED, "release state: was kept under another policy")
+            raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: was kept under another policy")
         if type(state["num_releases"]) is not int or state["num_releases"] < 0:
-            raise ReleaseRefusedError(Withheld.MALFORMED, "release state: num_releases is no number")
+            raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: num_releases is no number")
         self._examples = {_checked_name(name): _positive(num) for name, num in state["examples"].items()}
         self._num_releases = state["num_releases"]
 
@@ -169,10 +173,10 @@ def _checked_name(name: Any) -> str:
     try:
         return check_party_name(name)
     except (CertificateError, TypeError) as exc:
-        raise ReleaseRefusedError(Withheld.MALFORMED, "release: a client's name is no party name") from exc
+        raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release: a client's name is no party name") from exc
 
 
 def _positive(number: Any) -> int:
     if type(number) is not int or number < 1:
-        raise ReleaseRefusedError(Withheld.MALFORMED, f"release: {number!r:.40} examples, expected 1 or more")
+        raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, f"release: {number!r:.40} examples, expected 1 or more")
     return number

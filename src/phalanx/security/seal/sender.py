@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from phalanx.errors import SealError
-from phalanx.security.closing import Closing
+from phalanx.security.closing import Closeable
 from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 from phalanx.security.seal.tensor import TensorKind
 
 
-class Sender(Closing):
+class Sender(Closeable):
     """Seals the frames of one direction.
 
     A frame that is lost on the way is sent again as the same bytes; sealing its tensor again makes another frame, which
@@ -74,7 +74,7 @@ class Sender(Closing):
             size = len(encoded) + kind.size_bytes + TAG_BYTES * header.chunks
             if plain.nbytes != kind.size_bytes or out.nbytes != size or out.readonly:
                 raise SealError(
-                    Refusal.MALFORMED,
+                    SealRefusal.MALFORMED,
                     f"tensor {kind}: {plain.nbytes} bytes into a frame of {out.nbytes}, expected {kind.size_bytes} "
                     f"into {size} that can be written",
                 )

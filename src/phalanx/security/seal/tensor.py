@@ -8,7 +8,7 @@ from typing import Self
 
 from phalanx.errors import SealError
 from phalanx.security.seal.context import Purpose
-from phalanx.security.seal.refusal import Refusal
+from phalanx.security.seal.refusal import SealRefusal
 
 ITEM_BYTES = {
     "bool": 1,
@@ -52,14 +52,20 @@ class TensorKind:
 
     def __post_init__(self) -> None:
         if not isinstance(self.purpose, Purpose) or self.dtype not in ITEM_BYTES:
-            raise SealError(Refusal.MALFORMED, f"tensor {self.name[:40]!r}: unknown purpose or dtype {self.dtype[:40]}")
+            raise SealError(
+                SealRefusal.MALFORMED, f"tensor {self.name[:40]!r}: unknown purpose or dtype {self.dtype[:40]}"
+            )
         if _NAME.fullmatch(self.name) is None:
-            raise SealError(Refusal.MALFORMED, "tensor: its name is not 1 to 200 plain ASCII characters without blanks")
+            raise SealError(
+                SealRefusal.MALFORMED, "tensor: its name is not 1 to 200 plain ASCII characters without blanks"
+            )
         if len(self.shape) > MAX_DIMS or any(type(n) is not int or not 0 <= n < MAX_TENSOR_BYTES for n in self.shape):
-            raise SealError(Refusal.MALFORMED, f"tensor {self.name}: shape {self.shape!r:.80} is no shape")
+            raise SealError(SealRefusal.MALFORMED, f"tensor {self.name}: shape {self.shape!r:.80} is no shape")
         size_bytes = math.prod(self.shape) * ITEM_BYTES[self.dtype]
         if size_bytes > MAX_TENSOR_BYTES:
-            raise SealError(Refusal.MALFORMED, f"tensor {self.name}: {size_bytes} bytes, at most {MAX_TENSOR_BYTES}")
+            raise SealError(
+                SealRefusal.MALFORMED, f"tensor {self.name}: {size_bytes} bytes, at most {MAX_TENSOR_BYTES}"
+            )
         name = self.name.encode("ascii")
         prefix = _PREFIX.pack(self.purpose, _DTYPES.index(self.dtype), len(self.shape), len(name))
         shape = struct.pack(f">{len(self.shape)}Q", *self.shape)
@@ -79,7 +85,7 @@ class TensorKind:
             name = encoded[_PREFIX.size : _PREFIX.size + name_size].decode("ascii")
             return cls(Purpose(purpose), name, _DTYPES[dtype], shape)
         except (struct.error, ValueError, IndexError) as exc:
-            raise SealError(Refusal.MALFORMED, "frame: its description of the tensor is malformed") from exc
+            raise SealError(SealRefusal.MALFORMED, "frame: its description of the tensor is malformed") from exc
 
     def __str__(self) -> str:
         return f"{self.purpose.name.lower()} {self.name} {self.dtype}{list(self.shape)}"

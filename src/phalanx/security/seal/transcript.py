@@ -49,7 +49,7 @@ def first_head(context: Context, direction: Direction, epoch: int) -> ChainHead:
 
 
 @dataclass(frozen=True)
-class Statement:
+class TranscriptStatement:
     """One side's signed word.
 
     Attributes:
@@ -122,7 +122,7 @@ class Transcript:
         return canonical_json({"body": body, "signature": signature.hex()})
 
 
-def read_statement(data: bytes, peer: Peer) -> Statement:
+def read_statement(data: bytes, peer: Peer) -> TranscriptStatement:
     """Parse a statement and check its signature.
 
     Raises:
@@ -143,7 +143,7 @@ def read_statement(data: bytes, peer: Peer) -> Statement:
     return statement
 
 
-def compare_statements(one: Statement, other: Statement) -> None:
+def compare_statements(one: TranscriptStatement, other: TranscriptStatement) -> None:
     """Return when both sides saw the same frames, all of them.
 
     Raises:
@@ -172,13 +172,13 @@ def _taken_apart(whole: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     return whole["body"], bytes.fromhex(whole["signature"])
 
 
-def _statement(body: dict[str, Any]) -> Statement:
+def _statement(body: dict[str, Any]) -> TranscriptStatement:
     if body.keys() != {"party", "run", "session", "to_server", "to_client"}:
         raise ValueError(f"its keys are {sorted(body)[:10]}")
     if not all(type(body[name]) is str for name in ("party", "run", "session")):
         raise ValueError("party, run or session is no text")
     heads = (_head_from_json(body["to_server"]), _head_from_json(body["to_client"]))
-    return Statement(body["party"], body["run"], body["session"], *heads)
+    return TranscriptStatement(body["party"], body["run"], body["session"], *heads)
 
 
 def _head_to_json(head: ChainHead) -> dict[str, Any]:

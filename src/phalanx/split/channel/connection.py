@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.messages import Message, Refused, error_of, parse_message
-from phalanx.split.channel.packed import Packed, post
-from phalanx.transport import Endpoint, LinkFault, Received
+from phalanx.split.channel.messages import RefusedRequest, SplitMessage, error_of, parse_message
+from phalanx.split.channel.packed import PackedFrame, post
+from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 
 _LOOK_EVERY_S = 0.2
-Answer = TypeVar("Answer", bound=Message)
+Answer = TypeVar("Answer", bound=SplitMessage)
 Payload = Sequence[bytes | memoryview]
 
 
@@ -28,7 +28,7 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint, peer: str, timeout_s: float, look: Callable[[], None]) -> None:
         self._endpoint, self._peer, self._timeout_s, self._look = endpoint, peer, timeout_s, look
-        self._unheard: deque[Received] = deque()
+        self._unheard: deque[CheckedFrame] = deque()
 
     @property
     def bytes_crossed(self) -> int:
@@ -40,7 +40,7 @@ class Connection:
         """CPU time of the transport's digests and signatures so far."""
         return Costs(digest_s=self._endpoint.seconds_hashing, signing_s=self._endpoint.seconds_signing)
 
-    def say(self, message: Message, payload: Payload = ()) -> None:
+    def say(self, message: SplitMessage, payload: Payload = ()) -> None:
         """Send and go on.
 
         Raises:
@@ -49,8 +49,8 @@ class Connection:
         """
         self._endpoint.send(self._peer, message.kind, message.model_dump(mode="json"), payload)
 
-    def say_packed(self, message: Message, frame: Packed) -> None:
-        """Send a frame of a `Link` and go on; raises as `say`."""
+    def say_packed(self, message: SplitMessage, frame: PackedFrame) -> None:
+        """Send a frame of a `FrameLink` and go on; raises as `say`."""
         post(self._endpoint, self._peer, message, frame)
 
     def hear(self, answer: type[Answer]) -> tuple[Answer, memoryview]:
@@ -70,7 +70,7 @@ class Connection:
         if isinstance(item, LinkFault):
             raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
         message = parse_message(item.kind, item.body)
-        if isinstance(message, Refused):
+        if isinstance(message, RefusedRequest):
             raise error_of(message, self._peer)
         if isinstance(message, wanted):
             if self._unheard:
@@ -105,7 +105,7 @@ class Connection:
                 self._look()
                 raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
             message = parse_message(item.kind, item.body)
-            if isinstance(message, Refused):
+            if isinstance(message, RefusedRequest):
                 raise error_of(message, self._peer)
             if not isinstance(message, answers):
                 raise FrameError(f"{self._peer}: said {item.kind!r}, expected {expected}")
@@ -114,7 +114,7 @@ class Connection:
             f"{self._peer}: no {expected} within {self._timeout_s:g} s; raise split.step_timeout_s, then --resume"
         )
 
-    def ask(self, message: Message, answer: type[Answer], payload: Payload = ()) -> tuple[Answer, memoryview]:
+    def ask(self, message: SplitMessage, answer: type[Answer], payload: Payload = ()) -> tuple[Answer, memoryview]:
         """Send, then wait for the answer.
 
         Raises:

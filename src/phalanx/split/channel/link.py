@@ -12,7 +12,7 @@ from phalanx.errors import FrameError, SealError
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.seal import Channel, TensorKind, Transcript
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.packed import Packed
+from phalanx.split.channel.packed import PackedFrame
 from phalanx.split.channel.tensor_kinds import DTYPES
 from phalanx.transport.tensors import tensor_buffers, tensor_memory
 
@@ -21,7 +21,7 @@ _PLAIN = struct.Struct(">4sQIH")
 _MAGIC = b"PHSP"
 
 
-class Link(Protocol):
+class FrameLink(Protocol):
     """One end, whatever protects it."""
 
     @property
@@ -29,7 +29,7 @@ class Link(Protocol):
         """CPU time so far."""
         ...
 
-    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> Packed:
+    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
         """Return the frame of a tensor of this kind, which lies contiguously on the CPU."""
         ...
 
@@ -76,16 +76,16 @@ class SealedLink:
 
     @property
     def costs(self) -> Costs:
-        """As `Link` says."""
+        """As `FrameLink` says."""
         cipher_s, digest_s = self._channel.cipher_seconds, self._digest_seconds
         framing_s = max(0.0, self._seconds - cipher_s - digest_s)
         return Costs(cipher_s=cipher_s, digest_s=digest_s, framing_s=framing_s)
 
-    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> Packed:
-        """As `Link` says."""
+    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
+        """As `FrameLink` says."""
         started = time.thread_time()
         sender = self._channel.sender
-        frame = Packed(sender.frame_size(kind))
+        frame = PackedFrame(sender.frame_size(kind))
         sender.seal_into(kind, step, microbatch, tensor_buffers(tensor), frame)
         frame.digest = self._digest(frame)
         self._transcript.sent(frame.digest)
@@ -93,7 +93,7 @@ class SealedLink:
         return frame
 
     def unpack(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
-        """As `Link` says."""
+        """As `FrameLink` says."""
         started = time.thread_time()
         tensor = torch.empty(kind.shape, dtype=DTYPES[kind.dtype])
         self._channel.receiver.open_into(frame, kind, step, microbatch, tensor_memory(tensor))
@@ -108,11 +108,11 @@ class SealedLink:
         return digest
 
     def statement(self) -> bytes:
-        """As `Link` says."""
+        """As `FrameLink` says."""
         return self._transcript.sign()
 
     def close(self) -> None:
-        """As `Link` says."""
+        """As `FrameLink` says."""
         self._channel.close()
 
 
@@ -127,15 +127,15 @@ class PlainLink:
         """None."""
         return Costs()
 
-    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> Packed:
-        """As `Link` says."""
+    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
+        """As `FrameLink` says."""
         header = _PLAIN.pack(_MAGIC, step, microbatch, len(kind.encoded)) + kind.encoded
-        frame = Packed(header)
+        frame = PackedFrame(header)
         frame += tensor_buffers(tensor)
         return frame
 
     def unpack(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
-        """As `Link` says, of a frame that claims to be the one that is due."""
+        """As `FrameLink` says, of a frame that claims to be the one that is due."""
         header = _PLAIN.pack(_MAGIC, step, microbatch, len(kind.encoded)) + kind.encoded
         view = memoryview(frame)
         if view.nbytes != len(header) + kind.size_bytes or view[: len(header)] != header:
@@ -152,7 +152,7 @@ class PlainLink:
         """There is nothing to forget."""
 
 
-def costs_of(links: Iterable[Link]) -> Costs:
+def costs_of(links: Iterable[FrameLink]) -> Costs:
     """What several links of this process have cost together."""
     total = Costs()
     for link in links:
@@ -161,4 +161,4 @@ def costs_of(links: Iterable[Link]) -> Costs:
 
 
 REFUSALS = (SealError, FrameError)
-"""What `Link.unpack` raises."""
+"""What `FrameLink.unpack` raises."""

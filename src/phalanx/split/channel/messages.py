@@ -33,44 +33,44 @@ _Size = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Message(Body):
+class SplitMessage(Body):
     """What the enclave and its parties say to each other."""
 
 
-class Ready(Message):
+class EnclaveReady(SplitMessage):
     """The enclave listens."""
 
     kind: ClassVar[str] = "ready"
     address: _Text
 
 
-class Challenge(Message):
+class EvidenceRequest(SplitMessage):
     """Evidence is asked for."""
 
     kind: ClassVar[str] = "challenge"
     nonce: _Hex32
 
 
-class Proof(Message):
+class EvidenceReply(SplitMessage):
     """The evidence, as payload."""
 
     kind: ClassVar[str] = "proof"
 
 
-class Call(Message):
+class Call(SplitMessage):
     """Payload: a token of so many bytes, and the hello of a handshake; both are empty in a plaintext split."""
 
     kind: ClassVar[str] = "call"
     token_bytes: _Count
 
 
-class Welcome(Message):
+class Welcome(SplitMessage):
     """The reply to a hello, as payload; from now on the link is there."""
 
     kind: ClassVar[str] = "welcome"
 
 
-class Upload(Message):
+class Upload(SplitMessage):
     """A frame of a microbatch, as payload."""
 
     kind: ClassVar[str] = "upload"
@@ -81,7 +81,7 @@ class Upload(Message):
     """How often the client was asked to send again before this."""
 
 
-class Again(Message):
+class ResendRequest(SplitMessage):
     """A frame was refused and nothing has changed: send again from there on, the same bytes."""
 
     kind: ClassVar[str] = "again"
@@ -91,7 +91,7 @@ class Again(Message):
     """The so-manyth time that it is asked, from 1."""
 
 
-class Reply(Message):
+class Reply(SplitMessage):
     """Feedback on a client's microbatches, a frame, as payload."""
 
     kind: ClassVar[str] = "reply"
@@ -100,33 +100,33 @@ class Reply(Message):
     """CPU seconds of the enclave so far."""
 
 
-class Repeat(Message):
+class Repeat(SplitMessage):
     """The last reply did not open: send it again, the same bytes."""
 
     kind: ClassVar[str] = "repeat"
 
 
-class Restore(Message):
+class Restore(SplitMessage):
     """A sealed state, as payload: go on from it."""
 
     kind: ClassVar[str] = "restore"
     step: _Count
 
 
-class Restored(Message):
+class RestoreReply(SplitMessage):
     """That was done; or, without a state, training begins."""
 
     kind: ClassVar[str] = "restored"
     step: _Count
 
 
-class Keep(Message):
+class Keep(SplitMessage):
     """The state is asked for, sealed."""
 
     kind: ClassVar[str] = "keep"
 
 
-class Kept(Message):
+class SealedState(SplitMessage):
     """The sealed state, as payload."""
 
     kind: ClassVar[str] = "kept"
@@ -134,39 +134,39 @@ class Kept(Message):
     number: _Count
 
 
-class Settle(Message):
+class Settle(SplitMessage):
     """A sealed state is safe on the disk: every one before it is void."""
 
     kind: ClassVar[str] = "settle"
     number: _Count
 
 
-class Settled(Message):
+class SettleReply(SplitMessage):
     """Older ones are void."""
 
     kind: ClassVar[str] = "settled"
 
 
-class Weigh(Message):
+class Weigh(SplitMessage):
     """The digest of the final weights is asked for."""
 
     kind: ClassVar[str] = "weigh"
 
 
-class Weighed(Message):
+class WeightsReply(SplitMessage):
     """SHA-256 over all parameters of the model by name, adapters included."""
 
     kind: ClassVar[str] = "weighed"
     digest: _Hex32
 
 
-class AskRelease(Message):
+class AskRelease(SplitMessage):
     """The adapters are asked for."""
 
     kind: ClassVar[str] = "ask_release"
 
 
-class Part(Message):
+class ReleasePart(SplitMessage):
     """One released parameter, a frame, as payload."""
 
     kind: ClassVar[str] = "part"
@@ -183,7 +183,7 @@ class ReleaseFacts(StrictModel):
     noise_std: _Size
 
 
-class Released(Message):
+class ReleaseEnd(SplitMessage):
     """All parts were sent."""
 
     kind: ClassVar[str] = "released"
@@ -191,19 +191,19 @@ class Released(Message):
     release: ReleaseFacts
 
 
-class AskStatement(Message):
+class AskStatement(SplitMessage):
     """The enclave's word on what has crossed is asked for."""
 
     kind: ClassVar[str] = "ask_statement"
 
 
-class Stated(Message):
+class StatementReply(SplitMessage):
     """The signed statement, as payload."""
 
     kind: ClassVar[str] = "stated"
 
 
-class Refused(Message):
+class RefusedRequest(SplitMessage):
     """What was asked is not done; nothing has changed."""
 
     kind: ClassVar[str] = "refused"
@@ -212,7 +212,7 @@ class Refused(Message):
     detail: _Text
 
 
-class End(Message):
+class End(SplitMessage):
     """The session is over."""
 
     kind: ClassVar[str] = "end"
@@ -220,29 +220,29 @@ class End(Message):
 
 _KINDS = by_kind(
     (
-        Ready,
-        Challenge,
-        Proof,
+        EnclaveReady,
+        EvidenceRequest,
+        EvidenceReply,
         Call,
         Welcome,
         Upload,
-        Again,
+        ResendRequest,
         Reply,
         Repeat,
         Restore,
-        Restored,
+        RestoreReply,
         Keep,
-        Kept,
+        SealedState,
         Settle,
-        Settled,
+        SettleReply,
         Weigh,
-        Weighed,
+        WeightsReply,
         AskRelease,
-        Part,
-        Released,
+        ReleasePart,
+        ReleaseEnd,
         AskStatement,
-        Stated,
-        Refused,
+        StatementReply,
+        RefusedRequest,
         End,
     )
 )
@@ -266,7 +266,7 @@ _WITHOUT: dict[str, type[PhalanxError]] = {
 }
 
 
-def parse_message(kind: str, body: dict[str, Any]) -> Message:
+def parse_message(kind: str, body: dict[str, Any]) -> SplitMessage:
     """Read a frame's body.
 
     Raises:
@@ -275,14 +275,14 @@ def parse_message(kind: str, body: dict[str, Any]) -> Message:
     return parse_body(_KINDS, kind, body)
 
 
-def refusal_of(error: PhalanxError) -> Refused:
+def refusal_of(error: PhalanxError) -> RefusedRequest:
     """Put an error into words that another process can raise again."""
     name, reason = type(error).__name__, getattr(error, "reason", "")
     detail = getattr(error, "detail", "") or str(error)
-    return Refused(error=name, reason=str(reason)[:500], detail=detail[:500])
+    return RefusedRequest(error=name, reason=str(reason)[:500], detail=detail[:500])
 
 
-def error_of(refused: Refused, where: str) -> PhalanxError:
+def error_of(refused: RefusedRequest, where: str) -> PhalanxError:
     """The error that a refusal puts into words."""
     detail = f"{where}: {refused.detail}"
     if refused.error in _WITH_REASON:

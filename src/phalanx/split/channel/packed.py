@@ -1,10 +1,10 @@
 """A frame that goes out, and how it goes; torch-free."""
 
-from phalanx.split.channel.messages import Message
+from phalanx.split.channel.messages import SplitMessage
 from phalanx.transport import Endpoint
 
 
-class Packed(bytearray):
+class PackedFrame(bytearray):
     """A frame of a link.
 
     Attributes:
@@ -14,7 +14,7 @@ class Packed(bytearray):
     digest: str = ""
 
 
-def post(endpoint: Endpoint, receiver: str, message: Message, frame: Packed) -> None:
+def post(endpoint: Endpoint, receiver: str, message: SplitMessage, frame: PackedFrame) -> None:
     """Send a message with a frame.
 
     Raises:

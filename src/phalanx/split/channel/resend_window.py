@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 
 from phalanx.errors import FrameError
 from phalanx.split.channel import messages as say
-from phalanx.split.channel.packed import Packed
-from phalanx.transport import Received
+from phalanx.split.channel.packed import PackedFrame
+from phalanx.transport import CheckedFrame
 
 TRIES = 3
 """How often a frame is sent before the session ends."""
 
 
-class Waiting:
+class ReceiveWindow:
     """At the enclave: one client's frames that are not due yet, and how many of them were taken.
 
     After a refusal the client sends everything again from the refused frame on, the same bytes, as a new attempt. What
@@ -25,10 +25,10 @@ class Waiting:
 
     def __init__(self, client: str, most: int) -> None:
         self._client, self._most = client, most
-        self._queue: deque[tuple[say.Upload, Received]] = deque()
+        self._queue: deque[tuple[say.Upload, CheckedFrame]] = deque()
         self._taken = self._attempt = self._refused = 0
 
-    def add(self, message: say.Upload, frame: Received) -> None:
+    def add(self, message: say.Upload, frame: CheckedFrame) -> None:
         """Keep a frame until it is due.
 
         Raises:
@@ -49,7 +49,7 @@ class Waiting:
         """What is said of the oldest frame; None where none waits."""
         return self._queue[0][0] if self._queue else None
 
-    def pop(self) -> tuple[say.Upload, Received]:
+    def pop(self) -> tuple[say.Upload, CheckedFrame]:
         """Take the oldest frame out."""
         return self._queue.popleft()
 
@@ -58,13 +58,13 @@ class Waiting:
         self._taken += 1
         self._refused = 0
 
-    def again(self) -> say.Again | None:
+    def again(self) -> say.ResendRequest | None:
         """The frame that was taken out last was refused: what to ask the client for; None after too many tries."""
         self._queue.clear()
         self._refused += 1
         # given up or not, what was sent behind the refused frame is void
         self._attempt += 1
-        return None if self._refused >= TRIES else say.Again(taken=self._taken, attempt=self._attempt)
+        return None if self._refused >= TRIES else say.ResendRequest(taken=self._taken, attempt=self._attempt)
 
     def clear(self) -> None:
         """Drop what waits."""
@@ -76,7 +76,7 @@ class Waiting:
         self._taken = self._attempt = self._refused = 0
 
 
-class Sending:
+class SendWindow:
     """At a client: the frames of the step that is under way, until what comes back says that they were taken.
 
     Args:
@@ -84,13 +84,13 @@ class Sending:
         post: Sends one.
     """
 
-    def __init__(self, name: str, post: Callable[[say.Upload, Packed], None]) -> None:
+    def __init__(self, name: str, post: Callable[[say.Upload, PackedFrame], None]) -> None:
         self._name, self._post = name, post
-        self._kept: list[tuple[say.Upload, Packed]] = []
+        self._kept: list[tuple[say.Upload, PackedFrame]] = []
         self._settled = self._attempt = 0
         self._asked_for, self._times_asked = 0, 0
 
-    def send(self, message: say.Upload, frames: Sequence[Packed]) -> None:
+    def send(self, message: say.Upload, frames: Sequence[PackedFrame]) -> None:
         """Send the frames of a microbatch, and keep them."""
         for frame in frames:
             one = (message.model_copy(update={"attempt": self._attempt}), frame)
@@ -102,7 +102,7 @@ class Sending:
         self._settled += len(self._kept)
         self._kept.clear()
 
-    def send_again(self, asked: say.Again) -> None:
+    def send_again(self, asked: say.ResendRequest) -> None:
         """Send the same bytes again, from the refused frame on.
 
         Raises:

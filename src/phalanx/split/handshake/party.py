@@ -9,11 +9,11 @@ from phalanx.security.seal import compare_statements, read_statement
 from phalanx.security.tee import AppraisalResult
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.connection import Connection
-from phalanx.split.channel.link import Link, PlainLink
+from phalanx.split.channel.link import FrameLink, PlainLink
 from phalanx.split.handshake.meeting import Caller
 
 
-class Party:
+class EnclavePeer:
     """A client, or the owner.
 
     Args:
@@ -34,11 +34,11 @@ class Party:
         self.name, self.line = identity.name, line
         self._identity, self._caller, self._clock = identity, caller, clock
         self.meeting_s = 0.0
-        self._link: Link | None = None
+        self._link: FrameLink | None = None
         self._appraised_at = clock()
 
     @property
-    def link(self) -> Link:
+    def link(self) -> FrameLink:
         """What tensors cross by.
 
         Raises:
@@ -80,7 +80,7 @@ class Party:
         if self._caller is None:
             return
         started = time.thread_time()
-        _, evidence = self.line.ask(say.Challenge(nonce=self._caller.ask().hex()), say.Proof)
+        _, evidence = self.line.ask(say.EvidenceRequest(nonce=self._caller.ask().hex()), say.EvidenceReply)
         self._caller.judge(bytes(evidence))
         self._appraised_at = self._clock()
         self.meeting_s += time.thread_time() - started
@@ -116,7 +116,7 @@ class Party:
         mine = self.link.statement()
         if not mine:
             return None
-        _, payload = self.line.ask(say.AskStatement(), say.Stated)
+        _, payload = self.line.ask(say.AskStatement(), say.StatementReply)
         theirs = bytes(payload)
         compare_statements(read_statement(mine, self._identity.public), read_statement(theirs, enclave))
         return mine, theirs

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from phalanx.errors import ModelError
 from phalanx.models.stage import canonical_name
-from phalanx.security.mask import Product
+from phalanx.security.mask import ProductMessage
 from phalanx.split.masked.offload_client import OffloadClient
 
 # exactly these: a subclass may read its weight without calling the layer, and so go past the mask
@@ -45,7 +45,7 @@ class MaskedLinear(nn.Module):
         bias = layer.bias
         self.bias = bias if isinstance(bias, nn.Parameter) else None
         self._desk = desk
-        self._forward, self._backward = Product(name, "forward"), Product(name, "backward")
+        self._forward, self._backward = ProductMessage(name, "forward"), ProductMessage(name, "backward")
         desk.add(name, weight.float().contiguous().numpy())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class _MaskedProduct(torch.autograd.Function):
     """``x @ W`` forward and ``dy @ W^T`` backward; the gradient of W does not exist."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, desk: OffloadClient, forward: Product, backward: Product) -> Tensor:
+    def forward(ctx: Any, x: Tensor, desk: OffloadClient, forward: ProductMessage, backward: ProductMessage) -> Tensor:
         ctx.desk, ctx.backward_product = desk, backward
         return _multiply(desk, forward, x)
 
@@ -122,7 +122,7 @@ class _MaskedProduct(torch.autograd.Function):
         return _multiply(ctx.desk, ctx.backward_product, gradient), None, None, None
 
 
-def _multiply(desk: OffloadClient, product: Product, x: Tensor) -> Tensor:
+def _multiply(desk: OffloadClient, product: ProductMessage, x: Tensor) -> Tensor:
     rows = x.detach().reshape(-1, x.shape[-1]).to("cpu", torch.float32).contiguous()
     y = torch.from_numpy(desk.multiply(product, rows.numpy()))
     return y.reshape(*x.shape[:-1], y.shape[-1]).to(x.device, x.dtype)

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from phalanx.errors import FrameError, PeerLostError, TransportError, VerificationError
-from phalanx.security.mask import Masked, Product
+from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.split.masked.messages import PRODUCT, REFUSED, read_masked, read_refusal
-from phalanx.transport import Endpoint, LinkFault, Received
+from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 
 _LOOK_EVERY_S = 0.5
 
-Key = tuple[Product, int]
+Key = tuple[ProductMessage, int]
 
 
 class Mail:
@@ -24,14 +24,14 @@ class Mail:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._expected: dict[str, set[Key]] = defaultdict(set)
-        self._answers: dict[str, dict[Key, Masked]] = defaultdict(dict)
+        self._answers: dict[str, dict[Key, MaskedMessage]] = defaultdict(dict)
         self._faults: dict[str, TransportError | VerificationError] = {}
         self._changed = threading.Condition()
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="masked-mail", daemon=True)
         self._thread.start()
 
-    def expect(self, worker: str, requests: Sequence[Masked]) -> None:
+    def expect(self, worker: str, requests: Sequence[MaskedMessage]) -> None:
         """Say, before they are sent, which requests will be answered.
 
         Raises:
@@ -42,8 +42,8 @@ class Mail:
             self._expected[worker].update(_key(request) for request in requests)
 
     def collect(
-        self, worker: str, requests: Sequence[Masked], timeout_s: float, is_alive: Callable[[], bool]
-    ) -> list[Masked]:
+        self, worker: str, requests: Sequence[MaskedMessage], timeout_s: float, is_alive: Callable[[], bool]
+    ) -> list[MaskedMessage]:
         """Wait for the answers to requests, and return them in the order of these.
 
         Raises:
@@ -95,7 +95,7 @@ class Mail:
                     self._sort(item)
                 self._changed.notify_all()
 
-    def _sort(self, item: Received) -> None:
+    def _sort(self, item: CheckedFrame) -> None:
         try:
             answer = _read(item)
         except FrameError as exc:
@@ -105,7 +105,7 @@ class Mail:
             self._answers[item.sender][_key(answer)] = answer
 
 
-def _read(item: Received) -> Masked:
+def _read(item: CheckedFrame) -> MaskedMessage:
     if item.kind == REFUSED:
         raise FrameError(f"{item.sender}: has no answer: {read_refusal(item.body)}")
     if item.kind != PRODUCT:
@@ -113,5 +113,5 @@ def _read(item: Received) -> Masked:
     return read_masked(item.body, item.payload)
 
 
-def _key(masked: Masked) -> Key:
+def _key(masked: MaskedMessage) -> Key:
     return masked.product, masked.number

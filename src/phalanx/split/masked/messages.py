@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, printable
 from phalanx.errors import FrameError
-from phalanx.security.mask import Masked, Product
+from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.security.mask.message import Direction
 from phalanx.transport import Endpoint
 
@@ -37,9 +37,9 @@ class About(StrictModel):
     direction: Direction
 
     @property
-    def product(self) -> Product:
+    def product(self) -> ProductMessage:
         """The product."""
-        return Product(self.layer, self.direction)
+        return ProductMessage(self.layer, self.direction)
 
 
 class Load(About):
@@ -65,7 +65,9 @@ class Refusal(StrictModel):
     reason: str = Field(max_length=1000)
 
 
-def load_parts(product: Product, values: NDArray[np.int32], most_bytes: int) -> list[tuple[dict[str, Any], memoryview]]:
+def load_parts(
+    product: ProductMessage, values: NDArray[np.int32], most_bytes: int
+) -> list[tuple[dict[str, Any], memoryview]]:
     """Cut a quantised matrix into bodies and payloads of at most so many bytes each.
 
     Raises:
@@ -104,7 +106,7 @@ def read_load(body: dict[str, Any], payload: memoryview) -> tuple[Load, NDArray[
     return about, _numbers(payload, "<i2", about.rows, about.columns, about.product).astype(np.int32)
 
 
-def write_masked(masked: Masked) -> tuple[dict[str, Any], memoryview]:
+def write_masked(masked: MaskedMessage) -> tuple[dict[str, Any], memoryview]:
     """Return body and payload of masked numbers, or of their product."""
     rows, columns = masked.values.shape
     product = masked.product
@@ -112,7 +114,7 @@ def write_masked(masked: Masked) -> tuple[dict[str, Any], memoryview]:
     return about.model_dump(), _bytes_of(np.ascontiguousarray(masked.values, dtype="<u4"))
 
 
-def read_masked(body: dict[str, Any], payload: memoryview) -> Masked:
+def read_masked(body: dict[str, Any], payload: memoryview) -> MaskedMessage:
     """Read masked numbers or their product; whether they are elements of Z_p is for whoever computes with them.
 
     Raises:
@@ -120,7 +122,7 @@ def read_masked(body: dict[str, Any], payload: memoryview) -> Masked:
     """
     about = _read(Numbers, body)
     values = _numbers(payload, "<u4", about.rows, about.columns, about.product)
-    return Masked(about.product, about.number, values.astype(np.uint32))
+    return MaskedMessage(about.product, about.number, values.astype(np.uint32))
 
 
 def read_refusal(body: dict[str, Any]) -> str:
@@ -154,7 +156,7 @@ def _read(kind: type[_Body], body: dict[str, Any]) -> _Body:
         raise FrameError(f"masked offload: malformed {kind.__name__.lower()}; do both sides run one release?") from exc
 
 
-def _numbers(payload: memoryview, kind: str, rows: int, columns: int, product: Product) -> NDArray[Any]:
+def _numbers(payload: memoryview, kind: str, rows: int, columns: int, product: ProductMessage) -> NDArray[Any]:
     expected = rows * columns * np.dtype(kind).itemsize
     if payload.nbytes != expected:
         raise FrameError(f"{product}: got {payload.nbytes} bytes, expected {expected} for {rows} x {columns} numbers")

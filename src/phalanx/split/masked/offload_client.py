@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import ConfigError, PadError, WrongProductError
-from phalanx.security.mask import Masked, MaskedProduct, Product, ProductCheck, Sent, masked_linear
+from phalanx.security.mask import (
+    MaskedMessage,
+    MaskedProduct,
+    PendingProduct,
+    ProductCheck,
+    ProductMessage,
+    masked_linear,
+)
 from phalanx.split.masked.config import MOST_ROWS, MaskedConfig
 from phalanx.split.masked.pad_sources import PadSources
 from phalanx.split.masked.port import WorkerPort
@@ -31,7 +38,7 @@ class OffloadClient(Protocol):
         """
         ...
 
-    def multiply(self, product: Product, x: Reals) -> Reals:
+    def multiply(self, product: ProductMessage, x: Reals) -> Reals:
         """Return ``x @ W``, ``[rows, columns]``, for the forward product, ``x @ W^T`` for the backward one.
 
         Args:
@@ -74,7 +81,7 @@ class MaskedDesk:
         if second is not None and second.name == worker.name:
             raise ConfigError(f"{worker.name}: is both workers, and would see pads and what they mask; name two")
         self._worker, self._second, self._pads, self._config = worker, second, pads, config
-        self._sides: dict[Product, MaskedProduct] = {}
+        self._sides: dict[ProductMessage, MaskedProduct] = {}
         # one fills and one takes at a time, which may be two threads: the pools are made for that
         self._filling, self._taking = threading.Lock(), threading.Lock()
         self.pads_wanted = threading.Event()
@@ -101,7 +108,7 @@ class MaskedDesk:
         self._sides.update({side.product: side for side in (made.forward, made.backward)})
         self.pads_wanted.set()
 
-    def multiply(self, product: Product, x: Reals) -> Reals:
+    def multiply(self, product: ProductMessage, x: Reals) -> Reals:
         """As `OffloadClient` says.
 
         Raises:
@@ -133,17 +140,17 @@ class MaskedDesk:
         """
         return sum(self._fill(side, count) for side in tuple(self._sides.values()))
 
-    def renew_check(self, product: Product) -> None:
+    def renew_check(self, product: ProductMessage) -> None:
         """Draw new secret vectors for a product whose check has refused, before somebody else computes it."""
         side = self._side(product)
         check = ProductCheck(side.weight.values, self._pads(product))
         self._sides[product] = replace(side, check=check)
 
-    def ready(self) -> dict[Product, int]:
+    def ready(self) -> dict[ProductMessage, int]:
         """Pads that are ready, by product."""
         return {product: len(side.pool) for product, side in self._sides.items()}
 
-    def _side(self, product: Product) -> MaskedProduct:
+    def _side(self, product: ProductMessage) -> MaskedProduct:
         if product not in self._sides:
             raise ConfigError(f"{product}: is not at this desk; add its layer first")
         return self._sides[product]
@@ -153,7 +160,7 @@ class MaskedDesk:
         most = min(worker.most_numbers for worker in (self._worker, self._second) if worker is not None)
         return max(1, min(self._config.rows or MOST_ROWS, most // int(max(weight.shape))))
 
-    def _mask(self, side: MaskedProduct, parts: Sequence[Reals]) -> list[Sent]:
+    def _mask(self, side: MaskedProduct, parts: Sequence[Reals]) -> list[PendingProduct]:
         with self._taking:
             missing = len(parts) - len(side.pool)
             if missing > 0 and not self._config.late_pads:
@@ -180,7 +187,7 @@ class MaskedDesk:
                         side.pool.accept(answer, side.check)
             return missing
 
-    def _unmask(self, side: MaskedProduct, sent: Sent, answer: Masked) -> Reals:
+    def _unmask(self, side: MaskedProduct, sent: PendingProduct, answer: MaskedMessage) -> Reals:
         with _named(self._worker):
             return side.receive(sent, answer)
 

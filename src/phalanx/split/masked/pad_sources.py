@@ -13,12 +13,12 @@ from phalanx.security.mask import (
     OsPads,
     PadLedger,
     PadSource,
-    Product,
+    ProductMessage,
     begin_ledger,
 )
 from phalanx.split.masked.config import MaskedConfig
 
-PadSources = Callable[[Product], PadSource]
+PadSources = Callable[[ProductMessage], PadSource]
 """Gives each product a source of its own."""
 
 _KEY_BYTES = 32

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.security.mask import Masked, MaskedWorker, Product
+from phalanx.security.mask import MaskedMessage, MaskedWorker, ProductMessage
 from phalanx.security.mask.pads import MOST_ELEMENTS
 
 
@@ -18,7 +18,7 @@ class WorkerPort(Protocol):
     most_numbers: int
     """Numbers that one request and one answer may have."""
 
-    def load(self, product: Product, values: NDArray[np.int32]) -> None:
+    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """Give the worker a quantised matrix, ``[inner, columns]``.
 
         Raises:
@@ -26,7 +26,7 @@ class WorkerPort(Protocol):
         """
         ...
 
-    def multiply(self, requests: Sequence[Masked]) -> list[Masked]:
+    def multiply(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
         """Ask for products, all at once; nothing about the answers is checked here but which request they are to.
 
         Raises:
@@ -47,10 +47,10 @@ class SimulatedWorker:
         self.name, self.most_numbers = name, MOST_ELEMENTS
         self._worker = MaskedWorker(device)
 
-    def load(self, product: Product, values: NDArray[np.int32]) -> None:
+    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """As `WorkerPort` says."""
         self._worker.load(product, values)
 
-    def multiply(self, requests: Sequence[Masked]) -> list[Masked]:
+    def multiply(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
         """As `WorkerPort` says."""
         return [self._worker.answer(request) for request in requests]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import Identity
-from phalanx.security.mask import Masked, Product
+from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.security.mask.pads import MOST_ELEMENTS
 from phalanx.split.masked.mail import Mail
 from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send, write_masked
@@ -57,12 +57,12 @@ class RemoteWorker:
         """Bytes of the worker's frames."""
         return self._endpoint.bytes_received.get(self.name, 0)
 
-    def load(self, product: Product, values: NDArray[np.int32]) -> None:
+    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """As `WorkerPort` says; the matrix travels in as many frames as it needs."""
         for body, payload in load_parts(product, values, self._limits.max_frame_bytes - _HEADER_BYTES):
             send(self._endpoint, self.name, LOAD, body, [payload])
 
-    def multiply(self, requests: Sequence[Masked]) -> list[Masked]:
+    def multiply(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
         """As `WorkerPort` says.
 
         Raises:

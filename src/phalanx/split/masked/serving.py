@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.security.crypto import load_identity
-from phalanx.security.mask import Masked, MaskedWorker, Product
+from phalanx.security.mask import MaskedMessage, MaskedWorker, ProductMessage
 from phalanx.split.masked.config import MaskedWorkerConfig
 from phalanx.split.masked.messages import (
     END,
@@ -24,7 +24,7 @@ from phalanx.split.masked.messages import (
     send,
     write_masked,
 )
-from phalanx.transport import Endpoint, GrpcWire, Joined, LinkFault, Received, describe
+from phalanx.transport import CheckedFrame, Endpoint, GrpcWire, JoinedPeer, LinkFault, describe
 
 _LOOK_EVERY_S = 1.0
 
@@ -32,11 +32,11 @@ _LOOK_EVERY_S = 1.0
 class Multiplier(Protocol):
     """What computes the products of a worker process."""
 
-    def load(self, product: Product, values: NDArray[np.int32]) -> None:
+    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """Keep a quantised matrix, ``[inner, columns]``."""
         ...
 
-    def answer(self, request: Masked) -> Masked:
+    def answer(self, request: MaskedMessage) -> MaskedMessage:
         """Multiply."""
         ...
 
@@ -59,7 +59,7 @@ def run_masked_worker(config: MaskedWorkerConfig, multiplier: Multiplier | None 
         if config.advertise is not None:
             address = f"{config.advertise}:{address.rpartition(':')[2]}"
 
-        def meet(patience_s: float, begins: bool) -> Joined:
+        def meet(patience_s: float, begins: bool) -> JoinedPeer:
             owner = config.owner
             return describe(identity, config.owner_name, owner, address, config.transport, patience_s, begins=begins)
 
@@ -84,8 +84,8 @@ class ProductService:
 
     def __init__(self, endpoint: Endpoint, owner: str, multiplier: Multiplier) -> None:
         self._endpoint, self._owner, self._multiplier = endpoint, owner, multiplier
-        self._loading: dict[Product, NDArray[np.int32]] = {}
-        self._filled: dict[Product, int] = {}
+        self._loading: dict[ProductMessage, NDArray[np.int32]] = {}
+        self._filled: dict[ProductMessage, int] = {}
 
     def run(self, silence_s: float, look: Callable[[], str]) -> None:
         """Serve until told to end.
@@ -113,7 +113,7 @@ class ProductService:
                 return
             self.take(item)
 
-    def take(self, item: Received) -> None:
+    def take(self, item: CheckedFrame) -> None:
         """Handle one frame; what cannot be answered is refused with its reason."""
         handle = {LOAD: self._load, MULTIPLY: self._multiply}.get(item.kind, _refuse)
         try:
@@ -122,11 +122,11 @@ class ProductService:
             # a matrix for which this device has no exact way is a ValueError
             send(self._endpoint, item.sender, REFUSED, Refusal(reason=str(exc)[:1000]).model_dump())
 
-    def _multiply(self, item: Received) -> None:
+    def _multiply(self, item: CheckedFrame) -> None:
         body, payload = write_masked(self._multiplier.answer(read_masked(item.body, item.payload)))
         send(self._endpoint, item.sender, PRODUCT, body, [payload])
 
-    def _load(self, item: Received) -> None:
+    def _load(self, item: CheckedFrame) -> None:
         about, rows = read_load(item.body, item.payload)
         product = about.product
         if about.first == 0:
@@ -141,5 +141,5 @@ class ProductService:
             self._multiplier.load(product, values)
 
 
-def _refuse(item: Received) -> None:
+def _refuse(item: CheckedFrame) -> None:
     raise FrameError(f"{item.kind!r} is no request")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from phalanx.errors import FrameError
-from phalanx.split.channel.link import Frame, Link
-from phalanx.split.channel.packed import Packed
+from phalanx.split.channel.link import Frame, FrameLink
+from phalanx.split.channel.packed import PackedFrame
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
-from phalanx.split.training.measured import Measured
+from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.parts import Front
 
 _FIGURES = 3
@@ -43,7 +43,7 @@ class Parcel:
     step: int
     microbatch: int
     rows: int
-    frames: tuple[Packed, Packed]
+    frames: tuple[PackedFrame, PackedFrame]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SplitClient:
         link: This side's.
     """
 
-    def __init__(self, name: str, front: Front, kinds: TensorKinds, link: Link) -> None:
+    def __init__(self, name: str, front: Front, kinds: TensorKinds, link: FrameLink) -> None:
         self.name, self.link = name, link
         self._front, self._kinds = front, kinds
 
@@ -102,11 +102,11 @@ class SplitClient:
         targets = self._counts(numbers[2::2])
         return Feedback(numbers[0], tuple(zip(numbers[1::2], targets, strict=True)))
 
-    def read_measured(self, frame: Frame, step: int, microbatch: int, rows: int) -> Measured:
+    def read_measured(self, frame: Frame, step: int, microbatch: int, rows: int) -> HeldOutScores:
         """Open what so many held-out rows came to; as `read` otherwise."""
         kind = self._kinds.result("held_out", _FIGURES + self._kinds.num_answers(rows))
         _, loss, targets, *answers = self.link.unpack(frame, kind, step, microbatch).tolist()
-        return Measured(loss, self._counts([targets])[0], tuple(self._counts(answers)))
+        return HeldOutScores(loss, self._counts([targets])[0], tuple(self._counts(answers)))
 
     def _counts(self, numbers: Sequence[float]) -> list[int]:
         if any(not (number >= 0 and number.is_integer()) for number in numbers):

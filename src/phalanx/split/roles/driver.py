@@ -13,17 +13,17 @@ from phalanx.split.channel import messages as say
 from phalanx.split.channel.connection import Connection
 from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.link import REFUSALS, costs_of
-from phalanx.split.channel.packed import Packed
-from phalanx.split.channel.resend_window import TRIES, Sending
+from phalanx.split.channel.packed import PackedFrame
+from phalanx.split.channel.resend_window import TRIES, SendWindow
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.config import SplitConfig
-from phalanx.split.handshake.party import Party
+from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.roles.client import Feedback, SplitClient, client_of, microbatches_of
-from phalanx.split.training.measured import Measured
+from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.parts import FrontPart
 from phalanx.telemetry import PhaseTimer
 
-_Read = TypeVar("_Read", Feedback, Measured)
+_Read = TypeVar("_Read", Feedback, HeldOutScores)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class SplitDriver:
     def __init__(
         self,
         split: SplitConfig,
-        owner: Party,
-        clients: Sequence[Party],
+        owner: EnclavePeer,
+        clients: Sequence[EnclavePeer],
         front: FrontPart,
         kinds: TensorKinds,
         microbatches: int,
@@ -70,11 +70,11 @@ class SplitDriver:
         self._front, self._kinds, self._microbatches = front, kinds, microbatches
         self._parties = {party.name: party for party in clients}
         self._sides: dict[str, SplitClient] = {}
-        self._sending = {party.name: Sending(party.name, _post_over(party.line)) for party in clients}
+        self._sending = {party.name: SendWindow(party.name, _post_over(party.line)) for party in clients}
         self._enclave_costs = Costs()
 
     @property
-    def parties(self) -> tuple[Party, ...]:
+    def parties(self) -> tuple[EnclavePeer, ...]:
         """The owner, then the clients."""
         return (self._owner, *self._clients)
 
@@ -95,10 +95,10 @@ class SplitDriver:
         """Have every party wait for the enclave, appraise it and agree on keys with it.
 
         Raises:
-            PhalanxError: As `Party.meet`; nothing was sent to an enclave that did not pass.
+            PhalanxError: As `EnclavePeer.meet`; nothing was sent to an enclave that did not pass.
         """
         for party in self.parties:
-            ready, _ = party.line.hear(say.Ready)
+            ready, _ = party.line.hear(say.EnclaveReady)
             party.line.meet_at(ready.address)
             party.meet()
         self._sides = {
@@ -129,7 +129,7 @@ class SplitDriver:
         targets = sum(count for _, count in in_order)
         return SplitStep(sum(loss for loss, _ in in_order) / targets, targets, norm)
 
-    def measure(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> Measured:
+    def measure(self, step: int, batches: Iterator[tuple[Tensor, Tensor]]) -> HeldOutScores:
         """Return what held-out rows come to, with answers in their order; clients take turns.
 
         Raises:
@@ -143,7 +143,7 @@ class SplitDriver:
             told = self._told(party, _reading_measured(self._sides[party.name], step, number, ids.shape[0]))
             total, count = total + told.loss, count + told.targets
             answers += told.answers
-        return Measured(total, count, tuple(answers))
+        return HeldOutScores(total, count, tuple(answers))
 
     # --- what the owner asks for ------------------------------------------------------------------
 
@@ -154,20 +154,20 @@ class SplitDriver:
             RollbackError: It is older than one that is known to be kept.
             CheckpointError: It is altered, or another run's.
         """
-        self._owner.line.ask(say.Restore(step=step), say.Restored, (blob,))
+        self._owner.line.ask(say.Restore(step=step), say.RestoreReply, (blob,))
 
     def keep(self) -> tuple[int, int, memoryview]:
         """Return finished steps, number and bytes of the sealed state."""
-        kept, blob = self._owner.line.ask(say.Keep(), say.Kept)
+        kept, blob = self._owner.line.ask(say.Keep(), say.SealedState)
         return kept.step, kept.number, blob
 
     def settle(self, number: int) -> None:
         """A sealed state is safe: the ones before it are void."""
-        self._owner.line.ask(say.Settle(number=number), say.Settled)
+        self._owner.line.ask(say.Settle(number=number), say.SettleReply)
 
     def weigh(self) -> str:
         """Return the digest of the weights."""
-        weighed, _ = self._owner.line.ask(say.Weigh(), say.Weighed)
+        weighed, _ = self._owner.line.ask(say.Weigh(), say.WeightsReply)
         return weighed.digest
 
     def release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:
@@ -179,11 +179,11 @@ class SplitDriver:
         self._owner.line.say(say.AskRelease())
         tensors: dict[str, Tensor] = {}
         while True:
-            message, frame = self._owner.line.hear_one_of((say.Part, say.Released))
-            if isinstance(message, say.Part):
+            message, frame = self._owner.line.hear_one_of((say.ReleasePart, say.ReleaseEnd))
+            if isinstance(message, say.ReleasePart):
                 kind = TensorKinds.adapter(message.name, message.shape)
                 tensors[message.name] = self._owner.link.unpack(frame, kind, step, len(tensors))
-            elif isinstance(message, say.Released):
+            elif isinstance(message, say.ReleaseEnd):
                 return message.release.model_dump(), tensors
 
     def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
@@ -219,7 +219,7 @@ class SplitDriver:
         with self.timer.phase("send"):
             self._sending[name].send(say.Upload(what=what, microbatch=number, rows=parcel.rows), parcel.frames)
 
-    def _told(self, party: Party, read: Callable[[memoryview], _Read]) -> _Read:
+    def _told(self, party: EnclavePeer, read: Callable[[memoryview], _Read]) -> _Read:
         """What the enclave says of a party's microbatches; a reply that does not open is asked for again."""
         for attempt in range(TRIES):
             frame = self._hear(party)
@@ -235,20 +235,22 @@ class SplitDriver:
                 return told
         raise FrameError(f"{party.name}: no reply opened")
 
-    def _hear(self, party: Party) -> memoryview:
+    def _hear(self, party: EnclavePeer) -> memoryview:
         with self.timer.phase("wait"):
             while True:
-                said, frame = party.line.hear_one_of((say.Reply, say.Again), self._send_what_others_are_asked_for)
+                said, frame = party.line.hear_one_of(
+                    (say.Reply, say.ResendRequest), self._send_what_others_are_asked_for
+                )
                 if isinstance(said, say.Reply):
                     self._enclave_costs = said.costs
                     return frame
-                if isinstance(said, say.Again):
+                if isinstance(said, say.ResendRequest):
                     self._sending[party.name].send_again(said)
 
     def _send_what_others_are_asked_for(self) -> None:
         """One client's reply waits for every client's frames."""
         for party in self._clients:
-            asked = party.line.glance(say.Again)
+            asked = party.line.glance(say.ResendRequest)
             if asked is not None:
                 self._sending[party.name].send_again(asked)
 
@@ -257,9 +259,9 @@ def _reading_losses(side: SplitClient, step: int, mine: Sequence[int]) -> Callab
     return lambda frame: side.read(frame, "train", step, mine[-1], len(mine))
 
 
-def _reading_measured(side: SplitClient, step: int, number: int, rows: int) -> Callable[[memoryview], Measured]:
+def _reading_measured(side: SplitClient, step: int, number: int, rows: int) -> Callable[[memoryview], HeldOutScores]:
     return lambda frame: side.read_measured(frame, step, number, rows)
 
 
-def _post_over(line: Connection) -> Callable[[say.Upload, Packed], None]:
+def _post_over(line: Connection) -> Callable[[say.Upload, PackedFrame], None]:
     return line.say_packed

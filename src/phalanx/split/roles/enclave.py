@@ -8,13 +8,13 @@ import torch
 from phalanx.errors import FailedBatchError, FrameError
 from phalanx.security.seal import ReleaseGate
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.link import Frame, Link, costs_of
-from phalanx.split.channel.packed import Packed
+from phalanx.split.channel.link import Frame, FrameLink, costs_of
+from phalanx.split.channel.packed import PackedFrame
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.roles.client import client_of, microbatches_of
 from phalanx.split.training.trainer import BackTrainer
 
-Replies = Mapping[str, Packed]
+Replies = Mapping[str, PackedFrame]
 """Frames for clients, by name."""
 
 _MAX_MEASURED_ROWS = 4096
@@ -45,11 +45,11 @@ class Enclave:
     ) -> None:
         self.trainer, self.gate = trainer, gate
         self._kinds, self._microbatches, self._clients = kinds, microbatches, tuple(clients)
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, FrameLink] = {}
         self._learned: list[tuple[float, int]] = []
         self._hidden: dict[tuple[str, What], torch.Tensor] = {}
 
-    def connect(self, client: str, link: Link) -> None:
+    def connect(self, client: str, link: FrameLink) -> None:
         """Take a client's link; what it was about to send over an earlier one is void.
 
         Raises:
@@ -94,7 +94,7 @@ class Enclave:
             microbatch: As the carrier says; the frame must agree.
             rows: As the carrier says; the frame must agree.
             frame: What came.
-            digest: Of the frame, as `Link.unpack` takes it.
+            digest: Of the frame, as `FrameLink.unpack` takes it.
 
         Returns:
             Feedback for clients, where this frame completes a step, or a measurement.
@@ -123,7 +123,7 @@ class Enclave:
         """This side's signed word on what has crossed a client's link."""
         return self._link(client).statement()
 
-    def link_of(self, client: str) -> Link:
+    def link_of(self, client: str) -> FrameLink:
         """A client's link, for what goes beside the steps.
 
         Raises:
@@ -156,7 +156,7 @@ class Enclave:
                 self.gate.contributed(client, rows * len(mine))
         return replies
 
-    def _reply(self, client: str, what: What, microbatch: int, numbers: Sequence[float], step: int) -> Packed:
+    def _reply(self, client: str, what: What, microbatch: int, numbers: Sequence[float], step: int) -> PackedFrame:
         kind = self._kinds.result(what, len(numbers))
         return self._link(client).pack(kind, step, microbatch, torch.tensor(numbers, dtype=torch.float64))
 
@@ -170,7 +170,7 @@ class Enclave:
         elif self._learned or not 1 <= rows <= _MAX_MEASURED_ROWS or microbatch < 0:
             raise FrameError(f"{client}: a measurement of {rows} rows came inside of a step, or is none")
 
-    def _link(self, client: str) -> Link:
+    def _link(self, client: str) -> FrameLink:
         link = self._links.get(client)
         if link is None:
             raise FrameError(f"{client}: has not met the enclave yet")

@@ -16,9 +16,9 @@ from phalanx.security.crypto import Identity, load_identity, peer_from_certifica
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
-from phalanx.split.channel.link import REFUSALS, Link, PlainLink
-from phalanx.split.channel.packed import Packed, post
-from phalanx.split.channel.resend_window import Waiting
+from phalanx.split.channel.link import REFUSALS, FrameLink, PlainLink
+from phalanx.split.channel.packed import PackedFrame, post
+from phalanx.split.channel.resend_window import ReceiveWindow
 from phalanx.split.channel.tensor_kinds import TensorKinds
 from phalanx.split.config import ENCLAVE
 from phalanx.split.handshake.meeting import Doorkeeper, Occasion, attested_keys
@@ -28,10 +28,10 @@ from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import Prepare, as_it_is, offloaded
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.parts import build_back
-from phalanx.split.training.release import Releasing
+from phalanx.split.training.release import ReleaseMaker
 from phalanx.split.training.task import task_of
 from phalanx.split.training.trainer import BackTrainer
-from phalanx.transport import Endpoint, GrpcWire, LinkFault, Meter, Received
+from phalanx.transport import CheckedFrame, Endpoint, GrpcWire, LinkFault, Meter
 
 _FRAMES = 2
 """Of a microbatch: activations and labels."""
@@ -123,20 +123,20 @@ class EnclaveServer:
         self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
         # after the head is there: a masked split has no use for one that is replaced
         prepare(back)
-        self._releasing = Releasing(split.release, self._trainer.weights())
+        self._releasing = ReleaseMaker(split.release, self._trainer.weights())
         kinds = TensorKinds(config.rows, config.seq, source.hidden_size, split.wire, task.label_shape, task.num_answers)
         self._enclave = Enclave(self._trainer, kinds, config.microbatches, split.client_names, self._releasing.gate)
-        self._owner_link: Link | None = None
+        self._owner_link: FrameLink | None = None
         most = _FRAMES * config.microbatches
-        self._waiting = {name: Waiting(name, most) for name in split.client_names}
-        self._replies: dict[str, tuple[say.Reply, Packed]] = {}
+        self._waiting = {name: ReceiveWindow(name, most) for name in split.client_names}
+        self._replies: dict[str, tuple[say.Reply, PackedFrame]] = {}
         self._is_over, self._is_current = False, False
         self._meeting = Meter()
 
     def announce(self, address: str) -> None:
         """Tell everybody where the enclave listens."""
         for name in self._config.addresses:
-            self._post(name, say.Ready(address=address))
+            self._post(name, say.EnclaveReady(address=address))
 
     def run(self) -> None:
         """Answer until the owner ends the session.
@@ -155,7 +155,7 @@ class EnclaveServer:
             self._enclave.close()
             self._tier.close()
 
-    def handle(self, item: Received) -> None:
+    def handle(self, item: CheckedFrame) -> None:
         """Do what one message asks for, or refuse it to who sent it."""
         try:
             message = say.parse_message(item.kind, item.body)
@@ -172,14 +172,14 @@ class EnclaveServer:
 
     # --- meeting ----------------------------------------------------------------------------------
 
-    def _prove(self, sender: str, message: say.Challenge, item: Received) -> None:
+    def _prove(self, sender: str, message: say.EvidenceRequest, item: CheckedFrame) -> None:
         with self._meeting.measure("meeting"):
             evidence = self._door.evidence(sender, bytes.fromhex(message.nonce))
-        self._post(sender, say.Proof(), evidence)
+        self._post(sender, say.EvidenceReply(), evidence)
 
-    def _admit(self, sender: str, message: say.Call, item: Received) -> None:
+    def _admit(self, sender: str, message: say.Call, item: CheckedFrame) -> None:
         reply = b""
-        link: Link = PlainLink()
+        link: FrameLink = PlainLink()
         if self._config.split.mode != "plaintext":
             token, hello = bytes(item.payload[: message.token_bytes]), bytes(item.payload[message.token_bytes :])
             with self._meeting.measure("meeting"):
@@ -193,7 +193,7 @@ class EnclaveServer:
 
     # --- training ---------------------------------------------------------------------------------
 
-    def _queue(self, sender: str, message: say.Upload, item: Received) -> None:
+    def _queue(self, sender: str, message: say.Upload, item: CheckedFrame) -> None:
         if sender not in self._waiting:
             raise PeerRefusedError(f"{sender}: is no client")
         if self._keeper.has_kept and not self._is_current:
@@ -213,7 +213,7 @@ class EnclaveServer:
                     self._take(client, *waiting.pop())
                     took = True
 
-    def _take(self, client: str, message: say.Upload, item: Received) -> None:
+    def _take(self, client: str, message: say.Upload, item: CheckedFrame) -> None:
         place, digest = (message.what, message.microbatch, message.rows), item.header.fields.payload_digest
         try:
             replies = self._enclave.take(client, *place, item.payload, digest)
@@ -242,39 +242,39 @@ class EnclaveServer:
             )
         )
 
-    def _repeat(self, sender: str, message: say.Repeat, item: Received) -> None:
+    def _repeat(self, sender: str, message: say.Repeat, item: CheckedFrame) -> None:
         if sender not in self._replies:
             raise FrameError(f"{sender}: was given no reply that could be sent again")
         self._post(sender, *self._replies[sender])
 
     # --- states -----------------------------------------------------------------------------------
 
-    def _restore(self, sender: str, message: say.Restore, item: Received) -> None:
+    def _restore(self, sender: str, message: say.Restore, item: CheckedFrame) -> None:
         if message.step:
             tensors, books = self._keeper.open(item.payload, message.step)
             self._trainer.load_state(self._releasing.load(tensors, books), message.step)
             self._enclave.gate = self._releasing.gate
             self._is_current = True
         self._enclave.begin_again()
-        self._post(sender, say.Restored(step=self._trainer.num_steps))
+        self._post(sender, say.RestoreReply(step=self._trainer.num_steps))
 
-    def _keep(self, sender: str, message: say.Keep, item: Received) -> None:
+    def _keep(self, sender: str, message: say.Keep, item: CheckedFrame) -> None:
         released, books = self._releasing.state()
         step = self._trainer.num_steps
         blob, number = self._keeper.seal({**self._trainer.state(), **released}, books, step)
-        self._post(sender, say.Kept(step=step, number=number), blob)
+        self._post(sender, say.SealedState(step=step, number=number), blob)
 
-    def _settle(self, sender: str, message: say.Settle, item: Received) -> None:
+    def _settle(self, sender: str, message: say.Settle, item: CheckedFrame) -> None:
         self._keeper.settle(message.number)
         self._is_current = True
-        self._post(sender, say.Settled())
+        self._post(sender, say.SettleReply())
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _weigh(self, sender: str, message: say.Weigh, item: Received) -> None:
-        self._post(sender, say.Weighed(digest=weights_digest(self._all_weights())))
+    def _weigh(self, sender: str, message: say.Weigh, item: CheckedFrame) -> None:
+        self._post(sender, say.WeightsReply(digest=weights_digest(self._all_weights())))
 
-    def _release(self, sender: str, message: say.AskRelease, item: Received) -> None:
+    def _release(self, sender: str, message: say.AskRelease, item: CheckedFrame) -> None:
         link = self._owner_link
         if link is None:
             raise PeerRefusedError(f"{sender}: has not met the enclave yet")
@@ -282,20 +282,20 @@ class EnclaveServer:
         step = self._trainer.num_steps
         for number, (name, tensor) in enumerate(sorted(tensors.items())):
             frame = link.pack(TensorKinds.adapter(name, tuple(tensor.shape)), step, number, tensor.contiguous())
-            self._post(sender, say.Part(name=name, shape=tuple(tensor.shape)), frame)
+            self._post(sender, say.ReleasePart(name=name, shape=tuple(tensor.shape)), frame)
         facts = say.ReleaseFacts(
             number=release.number,
             num_clients=release.num_clients,
             clip_norm=float(release.clip_norm),
             noise_std=float(release.noise_std),
         )
-        self._post(sender, say.Released(parts=len(tensors), release=facts))
+        self._post(sender, say.ReleaseEnd(parts=len(tensors), release=facts))
 
-    def _state_transcript(self, sender: str, message: say.AskStatement, item: Received) -> None:
+    def _state_transcript(self, sender: str, message: say.AskStatement, item: CheckedFrame) -> None:
         link = self._owner_link if sender == OWNER else self._enclave.link_of(sender)
-        self._post(sender, say.Stated(), b"" if link is None else link.statement())
+        self._post(sender, say.StatementReply(), b"" if link is None else link.statement())
 
-    def _end(self, sender: str, message: say.End, item: Received) -> None:
+    def _end(self, sender: str, message: say.End, item: CheckedFrame) -> None:
         self._is_over = True
 
     def _all_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -306,17 +306,17 @@ class EnclaveServer:
             if name not in trained:
                 yield name, self._source.read(name)
 
-    def _post(self, receiver: str, message: say.Message, payload: bytes | bytearray = b"") -> None:
-        if isinstance(payload, Packed):
+    def _post(self, receiver: str, message: say.SplitMessage, payload: bytes | bytearray = b"") -> None:
+        if isinstance(payload, PackedFrame):
             post(self._endpoint, receiver, message, payload)
         else:
             parts = (memoryview(payload),) if payload else ()
             self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), parts)
 
 
-_ANSWERS: Mapping[type[say.Message], Callable[..., None]] = MappingProxyType(
+_ANSWERS: Mapping[type[say.SplitMessage], Callable[..., None]] = MappingProxyType(
     {
-        say.Challenge: EnclaveServer._prove,
+        say.EvidenceRequest: EnclaveServer._prove,
         say.Call: EnclaveServer._admit,
         say.Upload: EnclaveServer._queue,
         say.Repeat: EnclaveServer._repeat,

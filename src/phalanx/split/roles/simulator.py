@@ -16,7 +16,7 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
 from phalanx.security.seal import ReleaseGate
 from phalanx.security.tee import Attester, SimAttester
-from phalanx.split.channel.link import REFUSALS, Link, PlainLink
+from phalanx.split.channel.link import REFUSALS, FrameLink, PlainLink
 from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.config import ENCLAVE, SplitConfig
@@ -24,9 +24,9 @@ from phalanx.split.handshake.meeting import Caller, Doorkeeper, Occasion, attest
 from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.client import Feedback, Parcel, SplitClient, client_of, microbatches_of
 from phalanx.split.roles.enclave import Enclave, Replies
-from phalanx.split.training.measured import Measured
+from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.parts import Front, FrontPart, build_back
-from phalanx.split.training.task import NextToken, Task
+from phalanx.split.training.task import NextToken, SplitTask
 from phalanx.split.training.trainer import BackTrainer
 
 _Taken = TypeVar("_Taken")
@@ -35,7 +35,7 @@ _CONFIG_DIGEST = b"\x5e" * 32
 
 
 @dataclass(frozen=True)
-class Crossing:
+class FrameInTransit:
     """One frame on its way.
 
     Attributes:
@@ -57,11 +57,11 @@ class Crossing:
     frame: bytes
 
 
-Host = Callable[[Crossing], Iterable[bytes]]
+Host = Callable[[FrameInTransit], Iterable[bytes]]
 """Decides what arrives in the place of a frame: the frame, others, several, or none."""
 
 
-def honest_host(crossing: Crossing) -> Iterable[bytes]:
+def honest_host(crossing: FrameInTransit) -> Iterable[bytes]:
     """Pass a frame on as it is."""
     return (crossing.frame,)
 
@@ -96,7 +96,7 @@ class MemoryEpochs:
 
 
 @dataclass(frozen=True)
-class Scene:
+class SplitScenario:
     """What a simulation is about.
 
     Attributes:
@@ -146,8 +146,8 @@ class SplitSimulator:
 
     def __init__(
         self,
-        scene: Scene,
-        task: Task | None = None,
+        scene: SplitScenario,
+        task: SplitTask | None = None,
         host: Host = honest_host,
         attester: Attester | None = None,
         front: Front | None = None,
@@ -206,12 +206,12 @@ class SplitSimulator:
         loss = sum(loss for loss, _ in losses) / targets
         return SimulatedStep(loss, targets, norm, self.bytes_crossed - before)
 
-    def measure(self, ids: Tensor, labels: Tensor, client: str | None = None) -> Measured:
+    def measure(self, ids: Tensor, labels: Tensor, client: str | None = None) -> HeldOutScores:
         """Return what held-out rows come to, sent by one client; the first when left out."""
         one = self.clients[client or self._scene.split.client_names[0]]
         step = self.enclave.trainer.num_steps
         replies = self._send(one, one.pack("held_out", step, 0, ids, labels))
-        crossing = Crossing(one.name, False, "result.held_out", step, 0, 0, bytes(replies[one.name]))
+        crossing = FrameInTransit(one.name, False, "result.held_out", step, 0, 0, bytes(replies[one.name]))
         return self._carry(crossing, lambda raw: one.read_measured(raw, step, 0, ids.shape[0]))
 
     def adapters(self) -> dict[str, Tensor]:
@@ -226,16 +226,18 @@ class SplitSimulator:
         replies: Replies = {}
         for name, frame in zip(("cut", "labels"), parcel.frames, strict=True):
             replies = self._carry(
-                Crossing(client.name, True, f"{name}.{parcel.what}", parcel.step, parcel.microbatch, 0, bytes(frame)),
+                FrameInTransit(
+                    client.name, True, f"{name}.{parcel.what}", parcel.step, parcel.microbatch, 0, bytes(frame)
+                ),
                 lambda raw: self.enclave.take(client.name, parcel.what, parcel.microbatch, parcel.rows, raw),
             )
         return replies
 
     def _receive(self, name: str, frame: bytearray, what: What, step: int, mine: Sequence[int]) -> Feedback:
-        crossing = Crossing(name, False, f"result.{what}", step, mine[-1], 0, bytes(frame))
+        crossing = FrameInTransit(name, False, f"result.{what}", step, mine[-1], 0, bytes(frame))
         return self._carry(crossing, lambda raw: self.clients[name].read(raw, what, step, mine[-1], len(mine)))
 
-    def _carry(self, crossing: Crossing, take: Callable[[bytes], _Taken]) -> _Taken:
+    def _carry(self, crossing: FrameInTransit, take: Callable[[bytes], _Taken]) -> _Taken:
         """Let the host have a frame, again and again, until what it lets through is taken."""
         refusal: SealError | FrameError = FrameError(f"{crossing.client}: {crossing.name} never arrived")
         for attempt in range(TRIES):
@@ -247,7 +249,7 @@ class SplitSimulator:
                     refusal = exc
         raise refusal
 
-    def _shake_hands(self, name: str) -> tuple[Link, Link]:
+    def _shake_hands(self, name: str) -> tuple[FrameLink, FrameLink]:
         split, inside, outside = self._scene.split, self._identities[ENCLAVE], self._identities[name]
         keys = attested_keys(inside.public)
         occasion = Occasion(_RUN, _CONFIG_DIGEST, inside.public, keys, split.chunk_bytes)

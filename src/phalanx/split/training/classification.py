@@ -7,11 +7,11 @@ from phalanx.errors import ModelError
 from phalanx.models import StageModule
 from phalanx.models.family import HEAD
 from phalanx.objectives import OBJECTIVES, pooled_logits
-from phalanx.split.training.measured import Measured
+from phalanx.split.training.measured import HeldOutScores
 
 
 class Classification:
-    """One class a text, from the mean of its tokens' logits; a `Task`.
+    """One class a text, from the mean of its tokens' logits; a `SplitTask`.
 
     Args:
         num_classes: Two or more.
@@ -40,15 +40,15 @@ class Classification:
         return {f"{HEAD}.{name}": parameter for name, parameter in head.named_parameters()}
 
     def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-        """As `Task` says; labels as `phalanx.objectives.mark_classes` makes them."""
+        """As `SplitTask` says; labels as `phalanx.objectives.mark_classes` makes them."""
         return OBJECTIVES["classification"](back(hidden), labels)
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
-        """As `Task` says: the likeliest class of each text, for whoever sent it."""
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+        """As `SplitTask` says: the likeliest class of each text, for whoever sent it."""
         logits = back(hidden)
         loss, targets = OBJECTIVES["classification"](logits, labels)
         pooled, _ = pooled_logits(logits, labels)
-        return Measured(float(loss), targets, tuple(int(label) for label in pooled.argmax(dim=1)))
+        return HeldOutScores(float(loss), targets, tuple(int(label) for label in pooled.argmax(dim=1)))
 
     def num_answers(self, rows: int) -> int:
         """One class a text."""

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Measured(NamedTuple):
+class HeldOutScores(NamedTuple):
     """What held-out rows come to.
 
     Attributes:

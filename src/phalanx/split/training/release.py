@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import CheckpointError, ReleaseRefusedError
-from phalanx.security.seal import Release, ReleaseGate, ReleasePolicy, Update, Withheld
+from phalanx.security.seal import PermittedRelease, ReleaseGate, ReleasePolicy, ReleaseRefusal, ReleaseRequest
 
 _BASE = "released/"
 # so that rounding never carries a clipped norm over its bound
 _SLACK = 1e-6
 
 
-class Releasing:
+class ReleaseMaker:
     """Knows what has left, and makes the next release.
 
     Args:
@@ -28,7 +28,7 @@ class Releasing:
         self.gate = None if policy is None else ReleaseGate(policy)
         self._base = {name: tensor.detach().clone() for name, tensor in weights}
 
-    def make(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[Release, dict[str, Tensor]]:
+    def make(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[PermittedRelease, dict[str, Tensor]]:
         """Return what may leave now.
 
         Raises:
@@ -36,14 +36,14 @@ class Releasing:
         """
         if self._policy is None or self.gate is None:
             raise ReleaseRefusedError(
-                Withheld.TOO_FEW_CLIENTS, "release: the run has no [split.release], so adapters stay sealed"
+                ReleaseRefusal.TOO_FEW_CLIENTS, "release: the run has no [split.release], so adapters stay sealed"
             )
         moved = {name: tensor.double() - self._base[name].double() for name, tensor in weights}
         found = norm(moved.values())
         scale = 1.0 if found <= self._policy.clip_norm else self._policy.clip_norm * (1 - _SLACK) / found
         moved = {name: tensor * scale for name, tensor in moved.items()}
         noise_std = (self._policy.noise_multiplier or 0.0) * self._policy.clip_norm
-        release = self.gate.permit(Update(norm(moved.values()), noise_std))
+        release = self.gate.permit(ReleaseRequest(norm(moved.values()), noise_std))
         out = {
             name: (self._base[name].double() + tensor + noise_std * gaussian(tensor.shape)).float()
             if noise_std

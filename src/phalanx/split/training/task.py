@@ -10,10 +10,10 @@ from phalanx.errors import ConfigError
 from phalanx.models import StageModule
 from phalanx.objectives import OBJECTIVES
 from phalanx.split.training.classification import Classification
-from phalanx.split.training.measured import Measured
+from phalanx.split.training.measured import HeldOutScores
 
 
-class Task(Protocol):
+class SplitTask(Protocol):
     """One objective with its head, inside the enclave."""
 
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
@@ -28,7 +28,7 @@ class Task(Protocol):
         """
         ...
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `loss`, of held-out rows, without a gradient; with the answers to who sent them.
 
         Raises:
@@ -61,13 +61,13 @@ class NextToken:
         return {}
 
     def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-        """As `Task` says."""
+        """As `SplitTask` says."""
         return self._objective(back(hidden), labels)
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> Measured:
-        """As `Task` says."""
+    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+        """As `SplitTask` says."""
         loss, targets = self.loss(back, hidden, labels)
-        return Measured(float(loss), targets)
+        return HeldOutScores(float(loss), targets)
 
     def num_answers(self, rows: int) -> int:
         """Nobody is told what comes next."""
@@ -79,11 +79,11 @@ class NextToken:
         return (rows, seq)
 
 
-TASKS: Mapping[str, Callable[[int], Task]] = MappingProxyType({"classification": Classification})
+TASKS: Mapping[str, Callable[[int], SplitTask]] = MappingProxyType({"classification": Classification})
 """Objectives with a head of their own; the argument is the number of classes."""
 
 
-def task_of(objective: str, num_classes: int) -> Task:
+def task_of(objective: str, num_classes: int) -> SplitTask:
     """The task of an objective, with a head of its own or the model's.
 
     Args:

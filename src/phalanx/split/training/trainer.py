@@ -16,8 +16,8 @@ from phalanx.optimizers import (
     gradient_norm_squared,
     learning_rate,
 )
-from phalanx.split.training.measured import Measured
-from phalanx.split.training.task import Task
+from phalanx.split.training.measured import HeldOutScores
+from phalanx.split.training.task import SplitTask
 
 
 class BackTrainer:
@@ -40,7 +40,7 @@ class BackTrainer:
     """
 
     def __init__(
-        self, back: StageModule, task: Task, optimizer: OptimizerConfig, total_steps: int, seed: int = 0
+        self, back: StageModule, task: SplitTask, optimizer: OptimizerConfig, total_steps: int, seed: int = 0
     ) -> None:
         self.back, self.task = back, task
         head = task.put_head(back)
@@ -85,7 +85,7 @@ class BackTrainer:
         return float(loss.detach()), targets
 
     @torch.no_grad()
-    def measure(self, hidden: Tensor, labels: Tensor) -> Measured:
+    def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """Return what a held-out microbatch comes to; nothing changes.
 
         Raises:

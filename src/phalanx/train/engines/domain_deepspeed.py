@@ -6,7 +6,7 @@ from math import prod
 
 from phalanx.config import digest
 from phalanx.models import ModelSource, trained_shapes
-from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, Recipe
+from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer
 from phalanx.parallel.control.rank0 import RankWork
 from phalanx.parallel.deepspeed import check_machine, opened_member
 from phalanx.parallel.groups.mesh import Domain
@@ -15,7 +15,7 @@ from phalanx.train.config import RunConfig
 
 @contextlib.contextmanager
 def open_member(
-    run: RunConfig, recipe: Recipe, source: ModelSource, domain: Domain, place: RankEnv
+    run: RunConfig, recipe: RankRecipe, source: ModelSource, domain: Domain, place: RankEnv
 ) -> Iterator[RankWork]:
     """Be a rank of the run while the context lasts.
 

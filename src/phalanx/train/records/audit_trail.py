@@ -9,7 +9,7 @@ from phalanx.errors import AuditLogError, DiskError
 from phalanx.pipeline import OWNER, StepRecord
 from phalanx.security.audit import AuditLog
 from phalanx.train.config import RunConfig
-from phalanx.train.records.history import KEY_REVEALED, History
+from phalanx.train.records.history import KEY_REVEALED, RunHistory
 from phalanx.train.records.log_heads import known_heads
 from phalanx.train.records.run_directory import RunDirectory
 
@@ -51,13 +51,13 @@ def step_noter(log: AuditLog) -> Callable[[StepRecord], None]:
     return lambda record: log.append_step({"step": record.step, "epoch": record.epoch}, record.leaves)
 
 
-def retire_key(home: RunDirectory, history: History) -> None:
+def retire_key(home: RunDirectory, history: RunHistory) -> None:
     """Let nobody draw with a key that the log has told; a crash may have come between that and its removal."""
     if history.revealed and _commitment(home.audit_key()) in history.revealed:
         home.forget_audit_key()
 
 
-def reveal_key(log: AuditLog, home: RunDirectory, history: History) -> None:
+def reveal_key(log: AuditLog, home: RunDirectory, history: RunHistory) -> None:
     """The session is over and no audit is drawn any more: tell the key, so that every draw can be made again.
 
     A key that no line has committed to was never drawn with and stays secret. Where the disk is full the log cannot

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.checkpoint import Certified
+from phalanx.checkpoint import CertifiedCheckpoints
 from phalanx.errors import AuditLogError
 from phalanx.security.audit import LogHead
 from phalanx.security.audit.line import walk
@@ -12,7 +12,7 @@ from phalanx.security.crypto import Peer, certified_name
 
 
 @dataclass
-class History:
+class RunHistory:
     """Events of a verified log that later sessions depend on.
 
     Attributes:
@@ -32,7 +32,7 @@ class History:
     final_weights_digest: str | None = None
     head: LogHead | None = None
     adopted: bool = False
-    certified: Certified = field(default_factory=Certified)
+    certified: CertifiedCheckpoints = field(default_factory=CertifiedCheckpoints)
     undone_at: int = 0
     committed: set[str] = field(default_factory=set)
     revealed: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ _DECISIONS = (
 )
 
 
-def read_history(path: Path, peer: Peer, run: str) -> History:
+def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
     """Read a log, checking every line.
 
     Args:
@@ -74,7 +74,7 @@ def read_history(path: Path, peer: Peer, run: str) -> History:
         A party counts as convicted as soon as its verdict is in the log, whatever checkpoint the run goes
         on from: a crash between verdict and checkpoint lets nobody back in.
     """
-    history = History()
+    history = RunHistory()
     if not path.exists():
         return history
     try:
@@ -89,7 +89,7 @@ def read_history(path: Path, peer: Peer, run: str) -> History:
     return history
 
 
-def _take(history: History, kind: str, body: dict[str, Any]) -> None:
+def _take(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
     history.certified.take(kind, body)
     history.adopted = history.adopted or kind == "adopted"
     if kind in _DECISIONS:

@@ -16,7 +16,7 @@ from phalanx.errors import CheckpointError, PhalanxError, SignatureError
 from phalanx.pipeline import OWNER, StateDigest
 from phalanx.security.audit import AuditLog, LogHead
 from phalanx.security.crypto import Identity, Peer, boot_name, in_domain, parse_canonical
-from phalanx.train.records.history import History
+from phalanx.train.records.history import RunHistory
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.setup.stage_source import StageLibrary
 
@@ -27,7 +27,7 @@ _DOMAIN = "phalanx journal"
 _FILE = "journal.json"
 
 
-class Place(StrictModel):
+class StateFilePlace(StrictModel):
     """Where the state of one stage is.
 
     Attributes:
@@ -60,7 +60,7 @@ class Entry(StrictModel):
     log_digest: str | None = None
     boot: str | None = None
     state: dict[str, Any]
-    stages: dict[str, Place]
+    stages: dict[str, StateFilePlace]
 
     @property
     def log_head(self) -> LogHead | None:
@@ -103,7 +103,7 @@ class Journal:
             log_digest=head.digest,
             boot=boot_name(),
             state=self._state,
-            stages={str(s): Place(party=party, digest=digests.get(s)) for s, party in holders.items()},
+            stages={str(s): StateFilePlace(party=party, digest=digests.get(s)) for s, party in holders.items()},
         )
         body = entry.model_dump(mode="json")
         signature = self.owner.sign(in_domain(_DOMAIN, canonical_json(body)))
@@ -150,7 +150,7 @@ def read_entry(directory: Path, peer: Peer) -> Entry | None:
         raise CheckpointError(f"{path}: altered, or not signed by {peer.name!r}: {type(exc).__name__}") from exc
 
 
-def newer_entry(home: RunDirectory, config_digest: str, history: History, log: AuditLog) -> Entry | None:
+def newer_entry(home: RunDirectory, config_digest: str, history: RunHistory, log: AuditLog) -> Entry | None:
     """What the owner noted after its newest checkpoint; None when there is nothing newer.
 
     Raises:

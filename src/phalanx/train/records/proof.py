@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import AuditLogError, CertificateError
-from phalanx.pipeline import OWNER, AuditDraw, Rules, Work, check_step, read_leaves
+from phalanx.pipeline import OWNER, AuditDraw, Rules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import (
     LEAVES_FILE,
     PUBLIC_KINDS,
@@ -111,7 +111,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
     # before there were leaves nobody signed a summary
     is_told = is_signed or (end is not None and not any(session.has_leaves for session in reader.sessions))
     unproven = [*_lacking(heads, owner, log.run, reader.public), *reader.order.open_end(is_told)]
-    work, proven, remarks, names = Work(), set[int](), list[str](), set[str]()
+    work, proven, remarks, names = ShownWork(), set[int](), list[str](), set[str]()
     for session in (session for session in reader.sessions if session.is_guarded):
         where = f"the session that begins in line {session.number}"
         if not session.has_leaves:
@@ -124,7 +124,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
             remarks.append(f"{where} recomputes nothing: its steps are recorded and not verified")
         for line, batch in session.steps:
             done = _checked(run_dir / LEAVES_FILE, line, batch, rules)
-            work = Work(work.signed + done.signed, work.owners + done.owners, work.unlike + done.unlike)
+            work = ShownWork(work.signed + done.signed, work.owners + done.owners, work.unlike + done.unlike)
             session.names.add(done.session)
             # of a step that was done again the last record counts
             is_proven, step = rules.draw is not None and rules.audits, {line.body["step"]}
@@ -266,7 +266,7 @@ def _lacking(paths: Sequence[Path], owner: Peer, run: str | None, public: Sequen
             yield f"the log {gap}: only a crash of the owner's machine can take that honestly"
 
 
-def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> Work:
+def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> ShownWork:
     try:
         leaves = read_leaves(read_batch(path, batch))
         return check_step(line.body["step"], line.body["epoch"], leaves, rules)

@@ -12,7 +12,7 @@ from phalanx.config import printable
 from phalanx.errors import CheckpointError, CutLogError
 from phalanx.pipeline import Observe, StepResult
 from phalanx.security.audit import AuditLog
-from phalanx.telemetry import MetricsFile, Progress, Reading, TensorBoardWriter
+from phalanx.telemetry import MetricsFile, ProgressDisplay, StepReading, TensorBoardWriter
 from phalanx.telemetry.progress import Kind
 from phalanx.train.batches.scores import Scores, Validation, say_validation, validation_row
 from phalanx.train.records.ground_truth import GroundTruth
@@ -82,7 +82,7 @@ def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
 
 
 @dataclass
-class Totals:
+class RunningTotals:
     """Running figures of a run, of this session and those before it."""
 
     steps: int = 0
@@ -129,9 +129,9 @@ class RunRecorder:
         metrics: MetricsFile,
         log: AuditLog,
         board: TensorBoardWriter,
-        progress: Progress,
+        progress: ProgressDisplay,
         truth: GroundTruth,
-        totals: Totals,
+        totals: RunningTotals,
     ) -> None:
         self.totals = totals
         self.truth = truth
@@ -192,7 +192,7 @@ class RunRecorder:
         if validation is not None and result.step > 0:
             self._progress.message(f"step {result.step + 1}: {say_validation(validation)}")
 
-    def _reading(self, result: StepResult, rate: float, validation: Validation | None) -> Reading:
+    def _reading(self, result: StepResult, rate: float, validation: Validation | None) -> StepReading:
         if isinstance(validation, Scores):
             self._accuracy = validation.accuracy
-        return Reading(result.loss, rate, self.totals.audits, self.totals.alarms, self._accuracy)
+        return StepReading(result.loss, rate, self.totals.audits, self.totals.alarms, self._accuracy)

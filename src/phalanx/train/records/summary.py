@@ -12,7 +12,7 @@ from phalanx.train.config import RunConfig
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.drifts import Drifts
 from phalanx.train.records.ground_truth import GroundTruth
-from phalanx.train.records.record import Totals
+from phalanx.train.records.record import RunningTotals
 from phalanx.train.records.trust import trust_figures
 
 
@@ -121,7 +121,7 @@ class Figures:
             setattr(self, key, read_scores(value))
 
 
-def summarise(run: RunConfig, figures: Figures, totals: Totals, truth: GroundTruth) -> dict[str, Any]:
+def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: GroundTruth) -> dict[str, Any]:
     """Everything for ``summary.json``, with the keys that scripts rely on."""
     # what remote workers did they alone know; what the owner found it knows wherever they are
     known = not run.pipeline.remote_workers

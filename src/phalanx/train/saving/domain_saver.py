@@ -6,7 +6,7 @@ from typing import Any
 from phalanx.checkpoint import Shard
 from phalanx.pipeline import Observe
 from phalanx.train.engines.domain_engine import DomainEngine
-from phalanx.train.saving.savepoint import Saved, Savepoint
+from phalanx.train.saving.savepoint import SavedCheckpoint, Savepoint
 from phalanx.train.saving.saver import BesideSaver
 
 
@@ -32,7 +32,7 @@ class DomainSaver(BesideSaver):
         state = self._savepoint.state(num_steps)
         self._writing = self._worker.submit(self._collect, num_steps, self._engine.duplicate(), state)
 
-    def _collect(self, num_steps: int, shards: Iterator[Shard], state: dict[str, Any]) -> Saved:
+    def _collect(self, num_steps: int, shards: Iterator[Shard], state: dict[str, Any]) -> SavedCheckpoint:
         try:
             return self._savepoint.write(num_steps, shards, state)
         finally:

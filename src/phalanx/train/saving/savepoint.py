@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import (
-    Certified,
+    CertifiedCheckpoints,
     Checkpoint,
     KeyHolder,
     RemoteStore,
@@ -29,13 +29,13 @@ from phalanx.security.audit import AuditLog, LogHead
 from phalanx.telemetry import MetricsFile
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
-from phalanx.train.records.record import Totals
+from phalanx.train.records.record import RunningTotals
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """One checkpoint that was written.
 
     Attributes:
@@ -75,10 +75,10 @@ class Savepoint:
         home: RunDirectory,
         loader: Loader,
         figures: Figures,
-        totals: Totals,
+        totals: RunningTotals,
         *,
         source: ModelSource,
-        certified: Certified,
+        certified: CertifiedCheckpoints,
         log: AuditLog | None = None,
     ) -> None:
         self._run = run
@@ -107,7 +107,9 @@ class Savepoint:
         }
         return state if self._base is None else {**state, "base": self._base}
 
-    def write(self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any], *, alone: bool = False) -> Saved:
+    def write(
+        self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any], *, alone: bool = False
+    ) -> SavedCheckpoint:
         """Write a checkpoint and copy it to the remote store; `alone` removes all older ones. Any thread may.
 
         Raises:
@@ -128,7 +130,7 @@ class Savepoint:
         )
         manifest, kept = manifest_digest(path), tuple(sorted(list_checkpoints(self._home.checkpoints)))
         failure = self._copy_out(path, kept)
-        return Saved(num_steps, manifest, kept, time.perf_counter() - started, failure)
+        return SavedCheckpoint(num_steps, manifest, kept, time.perf_counter() - started, failure)
 
     def forget_after(self, step: int) -> None:
         """Remove checkpoints of later steps: they hold what a rollback undoes."""

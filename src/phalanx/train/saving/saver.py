@@ -11,7 +11,7 @@ from phalanx.checkpoint import Shard
 from phalanx.errors import CheckpointError, VerificationError
 from phalanx.pipeline import Duplicate, Observe, PipelineEngine
 from phalanx.train.records.journal import Journal
-from phalanx.train.saving.savepoint import Saved, Savepoint
+from phalanx.train.saving.savepoint import SavedCheckpoint, Savepoint
 
 _LOWEST_PRIORITY = 19
 
@@ -76,7 +76,7 @@ class PlainSaver:
         self._say_saved(saved)
         return True
 
-    def _say_saved(self, saved: Saved) -> None:
+    def _say_saved(self, saved: SavedCheckpoint) -> None:
         self._observe("checkpoint_saved", saved.body())
         if saved.remote_failure is not None:
             self._observe("checkpoint_not_copied", {"step": saved.step, "reason": saved.remote_failure[:500]})
@@ -90,7 +90,7 @@ class BesideSaver(PlainSaver):
 
     def __init__(self, shards: Callable[[], Iterable[Shard]], savepoint: Savepoint, observe: Observe) -> None:
         super().__init__(shards, savepoint, observe)
-        self._writing: Future[Saved] | None = None
+        self._writing: Future[SavedCheckpoint] | None = None
         self._written_step = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_step_aside)
 

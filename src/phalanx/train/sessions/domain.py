@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table
 
-from phalanx.checkpoint import Certified, Checkpoint, Shard
+from phalanx.checkpoint import CertifiedCheckpoints, Checkpoint, Shard
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
 from phalanx.errors import CheckpointError, ConfigError
@@ -21,10 +21,10 @@ from phalanx.parallel import (
     LocalRanks,
     ParallelConfig,
     RankEnv,
+    RankRecipe,
+    RankSaver,
     RankTrainer,
-    Recipe,
-    Saving,
-    Workload,
+    StepWorkload,
     check_layout,
     find_place,
     fitted,
@@ -37,11 +37,11 @@ from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import OWNER, Observe, keep_freed_memory
 from phalanx.security.audit import AuditLog
-from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
+from phalanx.telemetry import MetricsFile, ProgressDisplay, TensorBoardWriter
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.engines.domain_engine import DomainEngine
-from phalanx.train.records.history import History
+from phalanx.train.records.history import RunHistory
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.saving.domain_saver import DomainSaver
 from phalanx.train.saving.savepoint import Savepoint
@@ -49,9 +49,9 @@ from phalanx.train.sessions.hooks import RunHooks
 from phalanx.train.sessions.session import Session
 
 
-def recipe_of(run: RunConfig, parallel: ParallelConfig) -> Recipe:
+def recipe_of(run: RunConfig, parallel: ParallelConfig) -> RankRecipe:
     """What every rank of a run must know, given the layout for as many ranks as are there."""
-    return Recipe(
+    return RankRecipe(
         parallel=parallel,
         optimizer=run.optimizer,
         batch_size=run.train.batch_size,
@@ -119,7 +119,7 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
 class DomainSession(Session):
     """Rank 0 of a domain: what `train` does with a section ``[parallel]``."""
 
-    def _run(self, log: AuditLog, history: History) -> None:
+    def _run(self, log: AuditLog, history: RunHistory) -> None:
         run, home = self.config, self.home
         source = open_model(run.model, home.cache / "models", run.train.seed)
         place = find_place(os.environ)
@@ -144,7 +144,7 @@ class DomainSession(Session):
         with contextlib.ExitStack() as stack:
             stack.enter_context(metrics)
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
-            progress = stack.enter_context(Progress(run.train.steps, start, console=self.console))
+            progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self.console))
             recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
             kind = "run_started" if history.head is None else "run_resumed"
             recorder.observe(kind, self._domain_opening(start, parallel))
@@ -198,7 +198,7 @@ class DomainSession(Session):
             **unsafe,
         }
 
-    def _watching(self, recorder: RunRecorder, certified: Certified) -> Observe:
+    def _watching(self, recorder: RunRecorder, certified: CertifiedCheckpoints) -> Observe:
         def observe(kind: str, body: dict[str, Any]) -> None:
             self.figures.observe(kind, body)
             certified.take(kind, body)
@@ -229,8 +229,8 @@ def _lora(run: RunConfig) -> LoraConfig | None:
     raise ConfigError(f'model.adapter.kind = "{adapter.kind}": the ranks of a domain train "lora" only')
 
 
-def _load(run: RunConfig) -> Workload:
-    return Workload(
+def _load(run: RunConfig) -> StepWorkload:
+    return StepWorkload(
         run.train.batch_size,
         run.train.microbatches,
         run.data.sequence_length,
@@ -256,9 +256,9 @@ def _joined(
     )
 
 
-def _saving(run: RunConfig, member: RankWork, domain: Domain) -> Saving | None:
+def _saving(run: RunConfig, member: RankWork, domain: Domain) -> RankSaver | None:
     # a run with [deepspeed] has other members, and is refused before this is asked for
-    return Saving(member, domain) if run.checkpoint.asynchronous and isinstance(member, RankTrainer) else None
+    return RankSaver(member, domain) if run.checkpoint.asynchronous and isinstance(member, RankTrainer) else None
 
 
 def _as_it_is(checkpoint: Checkpoint) -> Iterator[Shard]:

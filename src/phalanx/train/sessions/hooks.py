@@ -17,7 +17,7 @@ from phalanx.train.saving.saver import PlainSaver
 _VALIDATION_BATCH = 8
 
 
-class Trained(Protocol):
+class TrainedModel(Protocol):
     """What is trained, as far as it is measured and saved."""
 
     def measure(self, batches: Iterator[Batch]) -> Validation:
@@ -50,7 +50,7 @@ class RunHooks:
     def __init__(
         self,
         run: RunConfig,
-        trained: Trained,
+        trained: TrainedModel,
         corpus: HeldOut,
         recorder: RunRecorder,
         saver: PlainSaver,

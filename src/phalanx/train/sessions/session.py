@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from phalanx.checkpoint import Certified, Checkpoint, Shard
+from phalanx.checkpoint import CertifiedCheckpoints, Checkpoint, Shard
 from phalanx.config import digest
 from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
 from phalanx.errors import AuditLogError, CheckpointError, ConfigError, CutLogError, DiskError, NoHolderError
@@ -16,15 +16,15 @@ from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.optimizers import learning_rate
 from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEngine, StepPlan
 from phalanx.security.audit import AuditLog
-from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
+from phalanx.telemetry import MetricsFile, ProgressDisplay, TensorBoardWriter
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Engine, Loader, run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, rules, step_noter
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.ground_truth import GroundTruth
-from phalanx.train.records.history import UNDOINGS, History, read_history
+from phalanx.train.records.history import UNDOINGS, RunHistory, read_history
 from phalanx.train.records.journal import Journal, collect, discard, newer_entry
-from phalanx.train.records.record import RunRecorder, Totals, announcing
+from phalanx.train.records.record import RunningTotals, RunRecorder, announcing
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures, summarise
 from phalanx.train.records.trust import say_trust
@@ -65,7 +65,7 @@ class Session:
         self.name = session_name(home)
         self.asks_workers = False
         self.truth = GroundTruth(home.attack_log)
-        self.totals = Totals()
+        self.totals = RunningTotals()
 
     def run(self, *, resume: bool) -> dict[str, Any]:
         """Run to the end; an error or Ctrl-C still leaves a summary that says so.
@@ -84,7 +84,7 @@ class Session:
             self.asks_workers = resume and bool(self.config.pipeline.remote_workers)
             return self._guarded(log, history)
 
-    def _guarded(self, log: AuditLog, history: History) -> dict[str, Any]:
+    def _guarded(self, log: AuditLog, history: RunHistory) -> dict[str, Any]:
         started = time.perf_counter()
         figures, is_whole = self.figures, True
         try:
@@ -108,12 +108,12 @@ class Session:
             summary = self._leave_summary(log, history) if is_whole else {}
         return summary
 
-    def _begin(self, history: History) -> None:
+    def _begin(self, history: RunHistory) -> None:
         # an older summary would speak of an older log
         self.home.remove_summary()
         retire_key(self.home, history)
 
-    def _leave_summary(self, log: AuditLog, history: History) -> dict[str, Any]:
+    def _leave_summary(self, log: AuditLog, history: RunHistory) -> dict[str, Any]:
         figures = self.figures
         figures.checkpoints = tuple(sorted(history.certified.saved))
         self.truth.refresh()
@@ -137,7 +137,7 @@ class Session:
             self.console.print(str(exc))
         return summary
 
-    def _run(self, log: AuditLog, history: History) -> None:
+    def _run(self, log: AuditLog, history: RunHistory) -> None:
         run, home = self.config, self.home
         self._recall(history)
         source = open_model(run.model, home.cache / "models", run.train.seed)
@@ -172,7 +172,7 @@ class Session:
             self.figures.wall_s = self.totals.wall_s
             stack.enter_context(metrics)
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
-            progress = stack.enter_context(Progress(run.train.steps, start, console=self.console))
+            progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self.console))
             recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
             draw = session_draw(home, run)
             self._note_opening(recorder, history, self._opening(source, plan, start, workers, draw))
@@ -216,7 +216,7 @@ class Session:
                 except NoHolderError as exc:
                     start = fallback.go_back(engine, exc)
 
-    def _recall(self, history: History) -> None:
+    def _recall(self, history: RunHistory) -> None:
         """Count what earlier sessions decided, whichever checkpoint this one goes on from."""
         for kind, body in history.decisions:
             self.figures.observe(kind, body)
@@ -234,7 +234,7 @@ class Session:
     def _find_place(
         self,
         log: AuditLog,
-        history: History,
+        history: RunHistory,
         savepoint: Savepoint,
         library: StageLibrary,
         crowd: Callable[[], JoinedWorkers],
@@ -248,7 +248,7 @@ class Session:
         self._recover(log, history, savepoint, library, crowd)
 
     def _adopt(
-        self, log: AuditLog, history: History, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]
+        self, log: AuditLog, history: RunHistory, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]
     ) -> None:
         """Write the first checkpoint of a run that goes on where another one is."""
         if self.origin is None:
@@ -262,7 +262,7 @@ class Session:
         saved = savepoint.write(self.origin.step, cut(self.origin), state)
         self._tell(log, history, "checkpoint_saved", saved.body())
 
-    def _accept_older(self, log: AuditLog, history: History, savepoint: Savepoint) -> None:
+    def _accept_older(self, log: AuditLog, history: RunHistory, savepoint: Savepoint) -> None:
         """Go back to an older checkpoint, because the user said so."""
         if self.from_step is None:
             return
@@ -272,7 +272,7 @@ class Session:
     def _recover(
         self,
         log: AuditLog,
-        history: History,
+        history: RunHistory,
         savepoint: Savepoint,
         library: StageLibrary,
         crowd: Callable[[], JoinedWorkers],
@@ -293,7 +293,7 @@ class Session:
             self.console.print(f"journal: {exc}; the run goes on from its last checkpoint")
         discard(home.journal)
 
-    def _tell(self, log: AuditLog, history: History, kind: str, body: dict[str, Any]) -> None:
+    def _tell(self, log: AuditLog, history: RunHistory, kind: str, body: dict[str, Any]) -> None:
         log.append(kind, body)
         history.certified.take(kind, body)
 
@@ -307,7 +307,7 @@ class Session:
         return Journal(self.home.journal, self.home.owner, lambda: log.head, give_up)
 
     def _observer(
-        self, recorder: RunRecorder, savepoint: Savepoint, certified: Certified, journal: Journal | None
+        self, recorder: RunRecorder, savepoint: Savepoint, certified: CertifiedCheckpoints, journal: Journal | None
     ) -> Observe:
         def observe(kind: str, body: dict[str, Any]) -> None:
             self.figures.observe(kind, body)
@@ -369,7 +369,7 @@ class Session:
             **rules(self.config, self.home, (*self.config.pipeline.workers, *self.config.pipeline.late_workers)),
         }
 
-    def _note_opening(self, recorder: RunRecorder, history: History, opening: dict[str, Any]) -> None:
+    def _note_opening(self, recorder: RunRecorder, history: RunHistory, opening: dict[str, Any]) -> None:
         guard = self.config.guard
         self.console.print(
             f"guard: {guard.mode}" + (f", preset: {preset_in_words(guard)}" if guard.mode == "phalanx" else "")

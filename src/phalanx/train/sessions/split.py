@@ -10,7 +10,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from safetensors.torch import save_file
 
-from phalanx.checkpoint import Certified
+from phalanx.checkpoint import CertifiedCheckpoints
 from phalanx.config import digest, dump_toml
 from phalanx.data import Corpus
 from phalanx.errors import ReleaseRefusedError
@@ -20,13 +20,13 @@ from phalanx.security.audit import AuditLog
 from phalanx.split import SplitDriver, cut_model
 from phalanx.split.check import check_split
 from phalanx.split.hardware.tier import worth
-from phalanx.telemetry import MetricsFile, Progress, TensorBoardWriter
+from phalanx.telemetry import MetricsFile, ProgressDisplay, TensorBoardWriter
 from phalanx.train.batches.client_loader import ClientLoader
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
 from phalanx.train.batches.scores import describe_texts
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.split_engine import SplitEngine
-from phalanx.train.records.history import History
+from phalanx.train.records.history import RunHistory
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
@@ -62,7 +62,7 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
 class SplitSession(Session):
     """Clients and owner of a split: what `train` does with a section ``[split]``."""
 
-    def _run(self, log: AuditLog, history: History) -> None:
+    def _run(self, log: AuditLog, history: RunHistory) -> None:
         run, home, split = self.config, self.home, split_of(self.config)
         source = open_model(run.model, home.cache / "models", run.train.seed)
         _check(run, source)
@@ -87,7 +87,7 @@ class SplitSession(Session):
         with contextlib.ExitStack() as stack:
             stack.enter_context(metrics)
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
-            progress = stack.enter_context(Progress(run.train.steps, start, console=self.console))
+            progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self.console))
             recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
             recorder.observe("run_started" if history.head is None else "run_resumed", self._split_opening(start))
             lead = stack.enter_context(split_company(run, home, source, num_classes))
@@ -136,7 +136,7 @@ class SplitSession(Session):
             if party.appraisal is not None:
                 recorder.observe("enclave_appraised", {"party": party.name, "result": party.appraisal.to_json()})
 
-    def _settling(self, recorder: RunRecorder, certified: Certified, settle: Callable[[], None]) -> Observe:
+    def _settling(self, recorder: RunRecorder, certified: CertifiedCheckpoints, settle: Callable[[], None]) -> Observe:
         """What a checkpoint that is safe on the disk makes void is void for the enclave as well."""
 
         def observe(kind: str, body: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from phalanx.split import ENCLAVE, TASKS, FrontPart, SplitConfig, SplitDriver, T
 from phalanx.split.channel.connection import Connection
 from phalanx.split.channel.frame_pipe import FramePipe
 from phalanx.split.handshake.meeting import Caller, Occasion, attested_keys
-from phalanx.split.handshake.party import Party
+from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.hardware.tier import file_counter, open_epochs
 from phalanx.split.masked.piped import PipedWorkerConfig
@@ -124,18 +124,18 @@ def _pipe(split: SplitConfig) -> Iterator[tuple[FramePipe, socket.socket]]:
 
 def _party(
     run: RunConfig, home: RunDirectory, identity: Identity, endpoint: Endpoint, look: Callable[[], None]
-) -> Party:
+) -> EnclavePeer:
     split = split_of(run)
     line = Connection(endpoint, ENCLAVE, split.step_timeout_s, look)
     if split.mode == "plaintext":
-        return Party(identity, line, None)
+        return EnclavePeer(identity, line, None)
     directory = home.path / "clients" / identity.name
     make_private_directory(directory)
     epochs = open_epochs(directory, file_counter(directory, "epoch"))
     enclave = enclave_of(home)
     keys = attested_keys(enclave, home.certificate(ENCLAVE).encode("ascii"))
     occasion = Occasion(endpoint.run, bytes.fromhex(digest(run)), enclave, keys, split.chunk_bytes)
-    return Party(identity, line, Caller(identity, occasion, epochs, lambda: policy_of(split)))
+    return EnclavePeer(identity, line, Caller(identity, occasion, epochs, lambda: policy_of(split)))
 
 
 def _enclave_config(

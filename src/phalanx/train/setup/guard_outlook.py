@@ -1,7 +1,7 @@
 """What the guard of a run finds, and when, and what it costs: printed before anything is trained."""
 
 from phalanx.pipeline import GuardConfig
-from phalanx.planner.guard.finding import Finding, Price, Watch, findings, price
+from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, price
 from phalanx.planner.guard.guard_costs import measured_costs
 from phalanx.train.config import RunConfig
 
@@ -15,13 +15,13 @@ def upkeep_bytes(guard: GuardConfig) -> float:
     return _UPKEEP_BYTES[guard.shadow] / (guard.snapshot_every if guard.keeps_snapshots else 1)
 
 
-def watch_of(run: RunConfig) -> Watch | None:
+def watch_of(run: RunConfig) -> AuditRates | None:
     """How closely the stages in other hands are looked at; None where there are none, or nothing is recomputed."""
     guard, stages = run.guard, run.pipeline.stages
     if guard.mode != "phalanx" or stages <= 2 or run.parallel is not None or run.split is not None:
         return None
     lockstep = guard.shadow == "lockstep"
-    return Watch(
+    return AuditRates(
         stages=stages,
         microbatches=run.train.microbatches,
         audit_rate=1.0 if lockstep else guard.audit_rate,
@@ -34,7 +34,7 @@ def watch_of(run: RunConfig) -> Watch | None:
     )
 
 
-def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[Finding], Price] | None:
+def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[DetectionOdds], GuardPrice] | None:
     """What a run's guard finds and costs.
 
     Args:
@@ -50,7 +50,7 @@ def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[Finding], Pric
     return findings(watch, costs), price(watch, costs, untrusted_share, upkeep_bytes(run.guard))
 
 
-def outlook_rows(found: list[Finding]) -> list[dict[str, str]]:
+def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
     """The table of findings, in words."""
     return [
         {
@@ -68,7 +68,7 @@ def preset_in_words(guard: GuardConfig) -> str:
     return guard.preset_in_force or "none, rates are written out"
 
 
-def price_note(guard: GuardConfig, cost: Price) -> str:
+def price_note(guard: GuardConfig, cost: GuardPrice) -> str:
     """What it costs, in one sentence."""
     return (
         f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an unguarded "

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 from phalanx.pipeline import AttackConfig
 from phalanx.pipeline.tolerance.screen import Screen
 
@@ -23,13 +23,13 @@ class Adaptive(MessageAttack):
         super().__init__(config, party, log)
         self._screen = Screen()
 
-    def say(self, work: Work) -> Tensor:
+    def say(self, work: HonestMessage) -> Tensor:
         """Lie, and let the own screen learn what was sent, as the receiver's does."""
         sent = super().say(work)
         self._screen.check(work.stage, work.direction, sent)
         return sent
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Mirror at the channel means."""
         del generator
         means = work.result.mean(dim=(0, 1), keepdim=True)

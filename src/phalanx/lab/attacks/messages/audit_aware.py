@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.messages.message_attack import Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage
 from phalanx.lab.attacks.messages.sign_flip import SignFlip
 from phalanx.pipeline import AttackConfig, StageCopy
 from phalanx.pipeline.protocol.messages import AuditReport, Fetched
@@ -38,7 +38,7 @@ class AuditAware(SignFlip):
             self._audited[message.microbatch] += 1
         return (letter,)
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Flip the sign where no audit is expected."""
         return work.result if work.microbatch in self._expected() else super().lie(work, generator)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from phalanx.lab.attacks.messages.message_attack import Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage
 from phalanx.lab.attacks.messages.sign_flip import SignFlip
 from phalanx.pipeline import AttackConfig
 from phalanx.pipeline.protocol.messages import Bulk, Fetched
@@ -21,7 +21,7 @@ class CrashWhenChallenged(SignFlip):
         super().__init__(config, party, log)
         self._has_lied = False
 
-    def say(self, work: Work) -> Tensor:
+    def say(self, work: HonestMessage) -> Tensor:
         """Lie, and remember that there was a lie."""
         sent = super().say(work)
         self._has_lied |= sent is not work.result

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 
 
 class GaussianAdded(MessageAttack):
     """Noise with the tensor's own mean and standard deviation; `strength` multiplies it."""
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Add."""
         x = work.result
         noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)

@@ -12,7 +12,7 @@ from phalanx.pipeline import StageCopy, StageRunner
 
 
 @dataclass(frozen=True)
-class Work:
+class HonestMessage:
     """One message as an honest stage would send it.
 
     Attributes:
@@ -42,7 +42,7 @@ class MessageAttack(Attack, ABC):
     what: str | None = None
 
     @abstractmethod
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """What is sent instead of `work.result`; the result itself where nothing is changed."""
 
     def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
@@ -54,7 +54,7 @@ class MessageAttack(Attack, ABC):
         honest = honest_part(copy)
         return AttackedCopy(honest, LyingRunner(honest.runner, self))
 
-    def say(self, work: Work) -> Tensor:
+    def say(self, work: HonestMessage) -> Tensor:
         """What is sent; a lie is written down if it differs from the truth in any bit."""
         if not self.lies_in(work.step) or not self.lies_towards(work.direction):
             return work.result
@@ -91,4 +91,4 @@ class LyingRunner(AttackedRunner):
         return y, x_gradient
 
     def _say(self, direction: str, step: int, microbatch: int, given: Tensor, result: Tensor) -> Tensor:
-        return self._attack.say(Work(self.spec.index, step, microbatch, direction, given, result))
+        return self._attack.say(HonestMessage(self.spec.index, step, microbatch, direction, given, result))

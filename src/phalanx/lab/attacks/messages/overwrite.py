@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 
 
 class Zero(MessageAttack):
     """Zeros: the cheapest lie there is."""
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Replace."""
         del generator
         return torch.zeros_like(work.result)
@@ -18,7 +18,7 @@ class Zero(MessageAttack):
 class Constant(MessageAttack):
     """Every number is `strength`."""
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Replace."""
         del generator
         return torch.full_like(work.result, self.strength)
@@ -29,7 +29,7 @@ class NotANumber(MessageAttack):
 
     value = float("nan")
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Replace one number."""
         x = work.result.clone()
         where = int(torch.randint(x.numel(), (), generator=generator))

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 
 
 class OneSequence(MessageAttack):
     """The sign of one sequence of the microbatch is flipped."""
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Negate one sequence, drawn for each message."""
         x = work.result.clone()
         x[int(torch.randint(x.shape[0], (), generator=generator))] *= -1
@@ -19,7 +19,7 @@ class OneSequence(MessageAttack):
 class OneToken(MessageAttack):
     """The sign of one token of the microbatch is flipped."""
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Negate one token, drawn for each message."""
         x = work.result.clone()
         sequence = int(torch.randint(x.shape[0], (), generator=generator))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 
 
 class PermutedSequences(MessageAttack):
@@ -11,7 +11,7 @@ class PermutedSequences(MessageAttack):
 
     dim = 0
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Shift all by a number of places, drawn for each message, so that none keeps its own."""
         size = work.result.shape[self.dim]
         if size < 2:

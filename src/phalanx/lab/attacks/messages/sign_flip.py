@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 
 
 class SignFlip(MessageAttack):
     """Norms stay as they were; only recomputation, or channel means of activations, show it."""
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Negate."""
         del generator
         return -work.result

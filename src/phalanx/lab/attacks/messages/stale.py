@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.messages.message_attack import MessageAttack, Work
+from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 from phalanx.pipeline import AttackConfig
 
 _REMEMBERED = 64
@@ -18,24 +18,24 @@ class StaleMicrobatch(MessageAttack):
 
     def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
         super().__init__(config, party, log)
-        self._past: dict[tuple[int, str], deque[Work]] = {}
+        self._past: dict[tuple[int, str], deque[HonestMessage]] = {}
 
-    def say(self, work: Work) -> Tensor:
+    def say(self, work: HonestMessage) -> Tensor:
         """Lie, then remember the truth for later lies."""
         sent = super().say(work)
         self._past.setdefault((work.stage, work.direction), deque(maxlen=_REMEMBERED)).append(work)
         return sent
 
-    def lie(self, work: Work, generator: torch.Generator) -> Tensor:
+    def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Repeat one of the messages of before that this attack repeats; the truth where there is none."""
         past = [old for old in self._past.get((work.stage, work.direction), ()) if self.repeats(old, work)]
         return self.choose(past, generator).result if past else work.result
 
-    def repeats(self, old: Work, new: Work) -> bool:
+    def repeats(self, old: HonestMessage, new: HonestMessage) -> bool:
         """Whether `old` may be sent instead of `new`."""
         return (old.step, old.microbatch) != (new.step, new.microbatch)
 
-    def choose(self, past: list[Work], generator: torch.Generator) -> Work:
+    def choose(self, past: list[HonestMessage], generator: torch.Generator) -> HonestMessage:
         """Which of several."""
         del generator
         return past[-1]
@@ -44,18 +44,18 @@ class StaleMicrobatch(MessageAttack):
 class StaleStep(StaleMicrobatch):
     """The same microbatch's tensor of the last step."""
 
-    def repeats(self, old: Work, new: Work) -> bool:
+    def repeats(self, old: HonestMessage, new: HonestMessage) -> bool:
         """The same place, one step ago."""
         return (old.step, old.microbatch) == (new.step - 1, new.microbatch)
 
 
-class Replay(StaleMicrobatch):
+class ReplayedMessage(StaleMicrobatch):
     """Another sample's tensor of an earlier step, drawn for each message."""
 
-    def repeats(self, old: Work, new: Work) -> bool:
+    def repeats(self, old: HonestMessage, new: HonestMessage) -> bool:
         """Another place, any earlier step that is remembered."""
         return old.step < new.step and old.microbatch != new.microbatch
 
-    def choose(self, past: list[Work], generator: torch.Generator) -> Work:
+    def choose(self, past: list[HonestMessage], generator: torch.Generator) -> HonestMessage:
         """Any of them."""
         return past[int(torch.randint(len(past), (), generator=generator))]

@@ -13,12 +13,13 @@ from phalanx.lab.attacks.privacy.nearest_neighbour import NearestNeighbour, cand
 from phalanx.lab.attacks.privacy.span_check import SpanCheck, outside_of_rows, precision_and_recall
 from phalanx.lab.attacks.privacy.table import PRIVACY_ATTACKS, PrivacyLine
 from phalanx.lab.attacks.privacy.trained_inverter import TrainedInverter
-from phalanx.lab.attacks.privacy.wires import WIRES, Guard, MaskedWire, PlainWire, SealedWire, Wire
+from phalanx.lab.attacks.privacy.wires import WIRES, CutWire, Guard, MaskedWire, PlainWire, SealedWire
 
 __all__ = [
     "PRIVACY_ATTACKS",
     "WIRES",
     "CandidateSearch",
+    "CutWire",
     "Front",
     "Guard",
     "Inverter",
@@ -31,7 +32,6 @@ __all__ = [
     "SealedWire",
     "SpanCheck",
     "TrainedInverter",
-    "Wire",
     "candidate_states",
     "chance",
     "labels_of_logit_gradients",

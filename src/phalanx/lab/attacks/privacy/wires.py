@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from phalanx.security.crypto import Identity
-from phalanx.security.mask import MaskedProduct, OsPads, P, Product, masked_linear
+from phalanx.security.mask import MaskedProduct, OsPads, P, ProductMessage, masked_linear
 from phalanx.security.seal import Channel, Offer, Purpose, TensorKind, Terms, answer
 from phalanx.security.seal.header import TAG_BYTES
 
 Guard = Literal["plaintext", "sealed", "masked"]
 
 
-class Wire(Protocol):
+class CutWire(Protocol):
     """One way for a tensor to cross."""
 
     def seen(self, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class PlainWire:
     """No guard: the host has the tensor as it crosses, in bfloat16."""
 
     def seen(self, x: Tensor) -> Tensor:
-        """As `Wire` says."""
+        """As `CutWire` says."""
         return x.detach().to(torch.bfloat16).float()
 
 
@@ -56,7 +56,7 @@ class SealedWire:
         self._step = 0
 
     def seen(self, x: Tensor) -> Tensor:
-        """As `Wire` says; numbers are squashed to their logarithms, as ciphertext has exponents of any size."""
+        """As `CutWire` says; numbers are squashed to their logarithms, as ciphertext has exponents of any size."""
         plain = x.detach().to(torch.bfloat16).contiguous()
         kind = TensorKind(self._purpose, "cut", "bfloat16", tuple(plain.shape))
         frame = self._channel.sender.seal(kind, self._step, 0, plain.view(torch.uint8).numpy().data)
@@ -71,7 +71,7 @@ class MaskedWire:
     """Requests of masked offload; the worker reads elements of Z_p as the numbers next to zero that they stand for."""
 
     def seen(self, x: Tensor) -> Tensor:
-        """As `Wire` says, between -1 and 1."""
+        """As `CutWire` says, between -1 and 1."""
         rows = np.ascontiguousarray(x.detach().reshape(-1, x.shape[-1]).numpy(), dtype=np.float32)
         product = _product(rows.shape[0], rows.shape[1])
         product.pool.make()
@@ -80,7 +80,7 @@ class MaskedWire:
         return torch.from_numpy(centred.astype(np.float32)).reshape(x.shape)
 
 
-WIRES: Mapping[Guard, Callable[[], Wire]] = MappingProxyType(
+WIRES: Mapping[Guard, Callable[[], CutWire]] = MappingProxyType(
     {"plaintext": PlainWire, "sealed": SealedWire, "masked": MaskedWire}
 )
 """By guard; each call makes fresh keys."""
@@ -114,6 +114,6 @@ def _product(rows: int, inner: int) -> MaskedProduct:
     return masked_linear("cut", weight, rows, _fresh_pads).forward
 
 
-def _fresh_pads(product: Product) -> OsPads:
+def _fresh_pads(product: ProductMessage) -> OsPads:
     del product
     return OsPads()

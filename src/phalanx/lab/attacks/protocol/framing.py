@@ -5,7 +5,7 @@ from phalanx.lab.attacks.messages.sign_flip import SignFlip
 from phalanx.pipeline import StageCopy
 
 
-class Framing(SignFlip):
+class FramingAuditor(SignFlip):
     """Serves its own stages honestly; as an auditor it claims, and shows when asked, the negated tensor."""
 
     what = "framing"

@@ -11,7 +11,7 @@ from phalanx.pipeline.protocol.messages import Activation, Fetched, StepMessage
 from phalanx.testing import Letter
 
 
-class Withholding(Attack):
+class WithheldMessages(Attack):
     """Does not send some tensors to the next stage; `strength` is their share, drawn for each microbatch."""
 
     def rewrite(self, letter: Letter) -> Sequence[Letter]:
@@ -46,7 +46,7 @@ class WithheldAnswer(Attack):
         return ()
 
 
-class Stall(Attack):
+class StalledParty(Attack):
     """From the first step of the attack on nothing leaves any more, as in a process that was stopped."""
 
     def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:

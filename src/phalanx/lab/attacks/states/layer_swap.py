@@ -6,7 +6,7 @@ from itertools import combinations, islice
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.states.state_attack import StateAttack, Update
+from phalanx.lab.attacks.states.state_attack import StateAttack, UpdateInputs
 from phalanx.pipeline import StageCopy
 
 
@@ -14,7 +14,7 @@ class LayerSwap(StateAttack):
     """Swaps all tensors of the stage's first two layers; in a stage of one layer, its first two of one shape."""
 
     @torch.no_grad()
-    def spoil(self, copy: StageCopy, update: Update) -> None:
+    def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Swap."""
         del update
         for one, other in self._pairs(copy):

@@ -19,7 +19,7 @@ class StateAttack(Attack, ABC):
     """
 
     @abstractmethod
-    def spoil(self, copy: StageCopy, update: "Update") -> None:
+    def spoil(self, copy: StageCopy, update: "UpdateInputs") -> None:
         """Change the copy, which has just taken an honest step; its snapshot is the state before that."""
 
     def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
@@ -27,7 +27,7 @@ class StateAttack(Attack, ABC):
         return SpoiltCopy(honest_part(copy), self) if held else copy
 
 
-class Update:
+class UpdateInputs:
     """What an optimizer step is made of.
 
     Attributes:
@@ -66,6 +66,6 @@ class SpoiltCopy(AttackedCopy):
         self.optimizer.snapshot()
         super().apply(step, gradients, clip_coefficient)
         truth = self.digest()
-        self._attack.spoil(self, Update(self, step, gradients, clip_coefficient))
+        self._attack.spoil(self, UpdateInputs(self, step, gradients, clip_coefficient))
         if self.digest() != truth:
             self._attack.admit(self.spec.index, self.step, what="state")

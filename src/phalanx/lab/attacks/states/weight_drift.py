@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from phalanx.lab.attacks.attack import noise_seed
-from phalanx.lab.attacks.states.state_attack import StateAttack, Update
+from phalanx.lab.attacks.states.state_attack import StateAttack, UpdateInputs
 from phalanx.pipeline import StageCopy
 
 
@@ -12,7 +12,7 @@ class WeightDrift(StateAttack):
     """`strength` is the size of each step's push relative to the norm of each weight tensor."""
 
     @torch.no_grad()
-    def spoil(self, copy: StageCopy, update: Update) -> None:
+    def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Push every weight."""
         del update
         for name, weight in copy.optimizer.state().items():

@@ -2,14 +2,14 @@
 
 import torch
 
-from phalanx.lab.attacks.states.state_attack import StateAttack, Update
+from phalanx.lab.attacks.states.state_attack import StateAttack, UpdateInputs
 from phalanx.pipeline import StageCopy
 
 
 class WrongLearningRate(StateAttack):
     """`strength` multiplies the learning rate."""
 
-    def spoil(self, copy: StageCopy, update: Update) -> None:
+    def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Take the step again, with another rate."""
         copy.optimizer.restore()
         copy.optimizer.step(dict(update.gradients), update.lr * self.strength, update.clip_coefficient)
@@ -19,7 +19,7 @@ class NoWeightDecay(StateAttack):
     """Matrices do not decay."""
 
     @torch.no_grad()
-    def spoil(self, copy: StageCopy, update: Update) -> None:
+    def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Give back what the decay took: with AdamW it is apart from the gradient's step."""
         before, after = copy.optimizer.undo_state(), copy.optimizer.state()
         for name, weight in after.items():
@@ -30,6 +30,6 @@ class NoWeightDecay(StateAttack):
 class SkippedUpdate(StateAttack):
     """The state stays what it was; only its step number goes on."""
 
-    def spoil(self, copy: StageCopy, update: Update) -> None:
+    def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Go back, and count the step as taken."""
         copy.optimizer.load_state(copy.optimizer.undo_state(), update.step + 1)

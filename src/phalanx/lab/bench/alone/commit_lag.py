@@ -35,7 +35,7 @@ STEPS = 4
 
 
 @dataclass
-class Arm:
+class LagArm:
     """One engine and what was measured of it, per step, one figure a turn."""
 
     engine: PipelineEngine
@@ -81,13 +81,13 @@ def _lacks_audits_alone(engine: PipelineEngine) -> bool:
 
 
 @contextlib.contextmanager
-def arm(run: RunConfig, source: ModelSource, directory: Path) -> Iterator[Arm]:
+def arm(run: RunConfig, source: ModelSource, directory: Path) -> Iterator[LagArm]:
     """Start an engine and its workers."""
     home, plan = RunDirectory(directory, run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)
     with company(run, home, plan, library, lambda kind, body: None) as engine:
         engine.start(0, library.digests(), timeout_s=run.pipeline.step_timeout_s)
-        yield Arm(engine, run, source.vocab_size)
+        yield LagArm(engine, run, source.vocab_size)
 
 
 def measure(rate: float, stages: int, minutes: float) -> dict[str, object]:
@@ -130,7 +130,7 @@ def measure(rate: float, stages: int, minutes: float) -> dict[str, object]:
     }
 
 
-def _row(lag: int, one: Arm) -> dict[str, object]:
+def _row(lag: int, one: LagArm) -> dict[str, object]:
     waited, wall = sum(one.audit_wait_s), sum(one.wall_s)
     return {
         "commit_lag": lag,

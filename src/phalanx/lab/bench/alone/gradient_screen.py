@@ -33,7 +33,7 @@ LIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Case:
+class ScreenCase:
     """One training."""
 
     width: int
@@ -46,15 +46,15 @@ class Case:
 
 
 CASES = (
-    Case(16, 4, 8, 8, 4, 1e-2, False),
-    Case(32, 6, 16, 16, 8, 1e-2, False),
-    Case(32, 6, 16, 16, 8, 3e-3, True),
-    Case(64, 4, 32, 64, 64, 1e-3, True),
-    Case(288, 4, 128, 32, 8, 1e-3, True),
+    ScreenCase(16, 4, 8, 8, 4, 1e-2, False),
+    ScreenCase(32, 6, 16, 16, 8, 1e-2, False),
+    ScreenCase(32, 6, 16, 16, 8, 3e-3, True),
+    ScreenCase(64, 4, 32, 64, 64, 1e-3, True),
+    ScreenCase(288, 4, 128, 32, 8, 1e-3, True),
 )
 
 
-def measure(case: Case, steps: int, text: Tensor) -> dict[str, object]:
+def measure(case: ScreenCase, steps: int, text: Tensor) -> dict[str, object]:
     """Train, and compare every step's sum with one of its microbatches."""
     torch.manual_seed(0)
     sizes = {"n_positions": case.sequence, "n_embd": case.width, "n_layer": case.layers}
@@ -97,7 +97,7 @@ def _gradients(
     return own, {name: p.grad.clone() for name, p in middle.items() if p.grad is not None}
 
 
-def _batch(case: Case, text: Tensor) -> Tensor:
+def _batch(case: ScreenCase, text: Tensor) -> Tensor:
     if not case.is_text:
         return torch.randint(0, 64, (case.batch, case.sequence))
     starts = torch.randint(0, len(text) - case.sequence, (case.batch,))

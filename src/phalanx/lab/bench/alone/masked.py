@@ -41,7 +41,7 @@ SIZES = ((128, 256, 1024), (512, 768, 768), (512, 768, 3072), (512, 2048, 2048),
 """Rows, inner dimension, columns; the first is of `phalanx bench split`."""
 
 
-class Memory:
+class MemoryLedgerStore:
     """Keeps the ledger of pads for as long as the bench runs."""
 
     data: bytes | None = None
@@ -62,7 +62,7 @@ class Parts:
         rng = np.random.default_rng(0)
         self.x = rng.standard_normal((rows, inner)).astype(np.float32)
         self.weight = (rng.standard_normal((inner, columns)) / inner**0.5).astype(np.float32)
-        master, memory = os.urandom(32), Memory()
+        master, memory = os.urandom(32), MemoryLedgerStore()
         begin_ledger(memory, master, "bench")
         ledger = PadLedger(memory, master, "bench")
         pads = AesPads(ledger, master, ("bench",))

@@ -42,7 +42,7 @@ class _WithoutNursery(LocalWorkers):
         del threads
 
 
-class Arm:
+class RespawnArm:
     """One run whose workers are killed in turns."""
 
     def __init__(self, engine: PipelineEngine, run: RunConfig, events: list[tuple[str, dict[str, Any]]]) -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         source = open_model(run.model, Path(directory) / "models", run.train.seed)
         with contextlib.ExitStack() as stack:
-            arms: dict[str, tuple[Arm, list[int]]] = {}
+            arms: dict[str, tuple[RespawnArm, list[int]]] = {}
             for name in ("nursery", "anew"):
                 before = set(workers_below(os.getpid()))
                 arm = stack.enter_context(_open(name, run, source, Path(directory)))
@@ -112,10 +112,10 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _open(name: str, run: RunConfig, source: ModelSource, directory: Path) -> Iterator[Arm]:
+def _open(name: str, run: RunConfig, source: ModelSource, directory: Path) -> Iterator[RespawnArm]:
     home, plan = RunDirectory(directory / name, run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)
-    told: list[Arm] = []
+    told: list[RespawnArm] = []
     events: list[tuple[str, dict[str, Any]]] = []
 
     def observe(kind: str, body: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def _open(name: str, run: RunConfig, source: ModelSource, directory: Path) -> It
         engaged(crowd, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
     ):
         engine.start(0, library.digests(), timeout_s=pipeline.step_timeout_s)
-        told.append(Arm(engine, run, events))
+        told.append(RespawnArm(engine, run, events))
         for _ in range(2):
             told[0].step()
         yield told[0]

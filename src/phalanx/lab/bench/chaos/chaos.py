@@ -14,7 +14,7 @@ from phalanx.data import prepare
 from phalanx.lab.bench.chaos.goodput import ARMS, Arm, Window, checkpoint_cost, checkpoint_interval, goodput_block, play
 from phalanx.lab.bench.chaos.kill_plan import plan_kills
 from phalanx.lab.bench.chaos.kills import kills_block, run_kills, run_undisturbed
-from phalanx.lab.bench.chaos.run_process import OwnerProcess, train_command
+from phalanx.lab.bench.chaos.run_process import RunProcess, train_command
 from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile
 from phalanx.lab.bench.measure.workloads import scratch_run
@@ -202,7 +202,7 @@ class _Field:
         cell = ChaosCell("calibration", {"run": run.model_dump(mode="json")})
 
         def make(home: Path) -> Row:
-            with OwnerProcess(train_command(run, home / "run"), home / "run", self._cache) as owner:
+            with RunProcess(train_command(run, home / "run"), home / "run", self._cache) as owner:
                 owner.wait(_TIMEOUT_S)
                 lines = owner.metrics()
             checkpoint_s, step_s = checkpoint_cost(lines, every)

@@ -19,7 +19,7 @@ from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
 from phalanx.lab.bench.chaos.kill_plan import KillPlan, PlannedKill, Point
 from phalanx.pipeline import StageCopy, StageRunner, WorkerConfig, born_file, die_with_parent, run_worker
 from phalanx.pipeline.protocol.messages import Apply, Bulk, Commit, FetchBulk
-from phalanx.transport import Endpoint, LinkFault, Received, SignedHeader
+from phalanx.transport import CheckedFrame, Endpoint, LinkFault, SignedHeader
 
 _FIRST_GUESS_S = 0.02
 _FLUSH_S = 5.0
@@ -153,10 +153,10 @@ class WatchedEndpoint(Endpoint):
             self._executioner.begin("commit", body["step"], first=self._arrive)
         return header
 
-    def receive(self, timeout_s: float) -> Received | LinkFault | None:
+    def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """As an honest endpoint."""
         found = super().receive(timeout_s)
-        if isinstance(found, Received):
+        if isinstance(found, CheckedFrame):
             if found.kind == Apply.kind:
                 self._executioner.end("commit")
             elif found.kind == FetchBulk.kind and found.body["purpose"] in _STATES:

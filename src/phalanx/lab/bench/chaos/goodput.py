@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from phalanx.lab.bench.chaos.kill_plan import failure_times
 from phalanx.lab.bench.chaos.kills import Line, median
-from phalanx.lab.bench.chaos.run_process import OwnerProcess, train_command, under_torchrun
+from phalanx.lab.bench.chaos.run_process import RunProcess, train_command, under_torchrun
 from phalanx.lab.bench.measure.row_file import Row
 from phalanx.pipeline import GuardConfig
 from phalanx.train import RunConfig
@@ -101,7 +101,7 @@ def play(run: RunConfig, arm: Arm, window: Window, directory: Path, cache: Path)
     command = train_command(its, run_dir)
     if arm == "torchrun":
         command = under_torchrun(command, _RESTARTS_PER_FAILURE * window.failures)
-    with OwnerProcess(command, run_dir, cache) as owner:
+    with RunProcess(command, run_dir, cache) as owner:
         _await_steps(owner, 1)
         time.sleep(window.warm_up_s)
         before_s = _calm_step_s(owner, window.undisturbed_s)
@@ -145,7 +145,7 @@ def goodput_block(rows: Sequence[Row], means_s: Sequence[float], arm: Arm) -> di
     return {f"{mean_s:g}": found.get(mean_s) for mean_s in means_s}
 
 
-def _await_steps(owner: OwnerProcess, count: int) -> None:
+def _await_steps(owner: RunProcess, count: int) -> None:
     """Wait until so many further steps are done."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     last, seen = _last_step(owner), 0
@@ -160,12 +160,12 @@ def _await_steps(owner: OwnerProcess, count: int) -> None:
         seen, last = seen + max(0, now - last), now
 
 
-def _last_step(owner: OwnerProcess) -> int:
+def _last_step(owner: RunProcess) -> int:
     lines = owner.metrics()
     return lines[-1]["step"] if lines else -1
 
 
-def _calm_step_s(owner: OwnerProcess, seconds: float) -> float | None:
+def _calm_step_s(owner: RunProcess, seconds: float) -> float | None:
     """Median seconds from one step's end to the next while nobody dies; None where there was no step."""
     begun = time.time()
     time.sleep(seconds)
@@ -173,7 +173,7 @@ def _calm_step_s(owner: OwnerProcess, seconds: float) -> float | None:
     return median([later["time"] - line["time"] for line, later in itertools.pairwise(lines)])
 
 
-def _kill_at(owner: OwnerProcess, window: Window, started: float) -> tuple[int, int]:
+def _kill_at(owner: RunProcess, window: Window, started: float) -> tuple[int, int]:
     """Kill a random worker at each of the window's times, then wait for the window's end.
 
     Returns:

@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.lab.bench.chaos.kill_plan import KillPlan
 from phalanx.lab.bench.chaos.run_owner import DEATHS, OwnerSpec
-from phalanx.lab.bench.chaos.run_process import OwnerProcess, train_command
+from phalanx.lab.bench.chaos.run_process import RunProcess, train_command
 from phalanx.lab.bench.measure.row_file import Row
 from phalanx.telemetry import read_metrics
 from phalanx.train import RunConfig
@@ -177,7 +177,7 @@ def _seconds(timestamp: str) -> float:
 
 
 def _train(command: Sequence[str], run_dir: Path, cache: Path) -> tuple[dict[str, Any], list[Line]]:
-    with OwnerProcess(command, run_dir, cache) as owner:
+    with RunProcess(command, run_dir, cache) as owner:
         owner.wait(_TIMEOUT_S)
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     return summary, read_metrics(run_dir / "metrics.jsonl")

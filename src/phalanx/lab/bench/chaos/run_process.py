@@ -49,7 +49,7 @@ def under_torchrun(command: Sequence[str], restarts: int) -> list[str]:
     ]
 
 
-class OwnerProcess:
+class RunProcess:
     """A run in processes of its own; a context manager that leaves none of them behind."""
 
     def __init__(self, command: Sequence[str], run_dir: Path, cache: Path) -> None:

@@ -21,7 +21,7 @@ _WIDTH, _SEQUENCE, _BATCH, _MICROBATCHES = 32, 16, 16, 8
 
 
 @dataclass(frozen=True)
-class Cell:
+class DetectionCell:
     """One company to play.
 
     Attributes:

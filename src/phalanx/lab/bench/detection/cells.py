@@ -6,7 +6,7 @@ from typing import Literal
 
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks import ATTACKS, AttackLine, check_attack
-from phalanx.lab.bench.detection.cell import Cell, small_run
+from phalanx.lab.bench.detection.cell import DetectionCell, small_run
 from phalanx.lab.bench.detection.honest import FP32, MATH, honest_cells
 from phalanx.pipeline import AttackConfig, Preset
 
@@ -39,14 +39,14 @@ _SLY = ("crash_when_challenged", "audit_aware", "adaptive")
 Direction = Literal["forward", "backward"]
 
 
-def cells(*, quick: bool) -> list[Cell]:
+def cells(*, quick: bool) -> list[DetectionCell]:
     """Everything that is played; what answers most comes first, for the whole takes long."""
     size = "quick" if quick else "full"
     attacks = [attack for kind, line in ATTACKS.items() for attack in _attacks(kind, line, _RATES[size])]
     return [*honest_cells(quick=quick), *sorted(_attacked(attacks, size), key=_place_in_line)]
 
 
-def _place_in_line(cell: Cell) -> tuple[int, int]:
+def _place_in_line(cell: DetectionCell) -> tuple[int, int]:
     guards = ("standard", "watchful", "strict", "light")
     return guards.index(cell.guard) if cell.guard in guards else len(guards), _turn_of(cell.run.attack)
 
@@ -78,13 +78,13 @@ def _attacks(kind: str, line: AttackLine, rates: Iterable[float]) -> Iterator[At
         yield AttackConfig(kind=kind, direction=direction, strength=strength, rate=rate, from_step=FIRST_ATTACKED_STEP)
 
 
-def _attacked(attacks: Iterable[AttackConfig], size: str) -> Iterator[Cell]:
+def _attacked(attacks: Iterable[AttackConfig], size: str) -> Iterator[DetectionCell]:
     presets: Mapping[Preset, int] = {"standard": _QUICK_STEPS} if size == "quick" else _PRESET_STEPS
     for attack in attacks:
         places = _places(attack.kind, size)
         for (stages, where), (preset, steps) in product(places, presets.items()):
             placed = attack.model_copy(update={"stages": where})
-            yield Cell(small_run(stages, preset, attack=placed), preset, _at_most(steps, attack))
+            yield DetectionCell(small_run(stages, preset, attack=placed), preset, _at_most(steps, attack))
         # the rate that every table of ours has
         if attack.rate == 0.5:
             first = attack.model_copy(update={"stages": places[0][1]})
@@ -100,18 +100,18 @@ def _places(kind: str, size: str) -> tuple[_Place, ...]:
     return (*_ALONE[size], *more)
 
 
-def _across_paths(attack: AttackConfig, stages: int) -> Cell:
+def _across_paths(attack: AttackConfig, stages: int) -> DetectionCell:
     """A small lie among parties whose bits differ anyway: only the distance can tell."""
     run = small_run(stages, "watchful", attack=attack)
     run = run.model_copy(update={"guard": run.guard.model_copy(update={"classes": "mixed"})})
-    return Cell(run, "watchful", _STEPS, (FP32, MATH))
+    return DetectionCell(run, "watchful", _STEPS, (FP32, MATH))
 
 
-def _compared(attack: AttackConfig, stages: int) -> Iterator[Cell]:
+def _compared(attack: AttackConfig, stages: int) -> Iterator[DetectionCell]:
     """The baselines, against the same attacker, for lies in messages."""
     if ATTACKS[attack.kind].direction is not None and ATTACKS[attack.kind].caught_by in _SHOWN_BY_BASELINES:
         for guard in ("statistics", "off"):
-            yield Cell(small_run(stages, guard, attack=attack), guard, _BASELINE_STEPS)
+            yield DetectionCell(small_run(stages, guard, attack=attack), guard, _BASELINE_STEPS)
 
 
 def _at_most(steps: int, attack: AttackConfig) -> int:

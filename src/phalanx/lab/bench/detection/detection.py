@@ -11,11 +11,11 @@ from typing import Any
 
 from phalanx.config import digest
 from phalanx.lab.attacks import ATTACKS
-from phalanx.lab.bench.detection.cell import GUARDS, Cell
+from phalanx.lab.bench.detection.cell import GUARDS, DetectionCell
 from phalanx.lab.bench.detection.cells import cells
 from phalanx.lab.bench.detection.simulated_run import (
     CleanRun,
-    Outcome,
+    CompanyResult,
     accepted,
     first_found,
     is_found,
@@ -50,13 +50,13 @@ def bench_detection(quick: bool, only_finished: bool = False) -> dict[str, Any]:
     return measure(cells(quick=quick), finished, quick=quick, only_finished=only_finished)
 
 
-def rows_in(path: Path, code: str) -> RowFile[Cell]:
+def rows_in(path: Path, code: str) -> RowFile[DetectionCell]:
     """Companies that were played by this very code."""
     return RowFile(path, lambda cell: [PROTOCOL, code, cell.run.model_dump(mode="json"), *_besides_run(cell)])
 
 
 def measure(
-    what: Sequence[Cell], finished: RowFile[Cell], *, quick: bool, only_finished: bool = False
+    what: Sequence[DetectionCell], finished: RowFile[DetectionCell], *, quick: bool, only_finished: bool = False
 ) -> dict[str, Any]:
     """Play those of these cells that are not finished; see `bench_detection`."""
     load, code = load_average(), code_version()
@@ -110,7 +110,7 @@ def false_accusations_per_million(rows: Iterable[Row]) -> dict[str, Any]:
 class _Field:
     """Where companies are played; the undisturbed run is trained once for each layout, as long as any cell needs."""
 
-    def __init__(self, what: Iterable[Cell], directory: Path) -> None:
+    def __init__(self, what: Iterable[DetectionCell], directory: Path) -> None:
         self._directory = directory
         self._clean: dict[str, CleanRun] = {}
         self._steps: dict[str, int] = {}
@@ -118,7 +118,7 @@ class _Field:
             layout = digest(undisturbed(cell.run))
             self._steps[layout] = max(cell.steps, self._steps.get(layout, 0))
 
-    def row(self, cell: Cell) -> Row:
+    def row(self, cell: DetectionCell) -> Row:
         """Play a cell and compare it with the undisturbed run of the same seed."""
         clean = self._clean_run(cell)
         started, cpu = time.perf_counter(), time.process_time()
@@ -127,7 +127,7 @@ class _Field:
         costs = {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
         return row_of(cell, outcome, clean) | costs
 
-    def _clean_run(self, cell: Cell) -> CleanRun:
+    def _clean_run(self, cell: DetectionCell) -> CleanRun:
         layout = digest(undisturbed(cell.run))
         if layout not in self._clean:
             steps = self._steps[layout]
@@ -140,7 +140,7 @@ class _Field:
         return self._directory / "models"
 
 
-def row_of(cell: Cell, outcome: Outcome, clean: CleanRun) -> Row:
+def row_of(cell: DetectionCell, outcome: CompanyResult, clean: CleanRun) -> Row:
     """What a company came to, as one flat row."""
     run, attack, guard = cell.run, cell.run.attack, cell.run.guard
     attacked = attack.kind != "none"
@@ -196,17 +196,17 @@ def row_of(cell: Cell, outcome: Outcome, clean: CleanRun) -> Row:
     }
 
 
-def _audited_messages(outcome: Outcome) -> int:
+def _audited_messages(outcome: CompanyResult) -> int:
     """An audit recomputes a microbatch both ways; one that a screen asked for, the suspected message."""
     return 2 * outcome.num_audits - len(outcome.bodies("screen_hit"))
 
 
-def _is_bit_identical(outcome: Outcome, clean: CleanRun) -> bool | None:
+def _is_bit_identical(outcome: CompanyResult, clean: CleanRun) -> bool | None:
     """Whether the weights are those of the undisturbed run after as many steps; None when the run broke off."""
     return None if outcome.digest is None else outcome.digest == clean.digests[len(outcome.losses) - 1]
 
 
-def _loss_distance(outcome: Outcome, clean: CleanRun) -> float | None:
+def _loss_distance(outcome: CompanyResult, clean: CleanRun) -> float | None:
     """Largest difference of the loss in any step that was not undone; None when there is no such step."""
     undone = {
         step for body in outcome.bodies("rolled_back") for step in range(int(str(body["to"])), int(str(body["step"])))
@@ -215,11 +215,11 @@ def _loss_distance(outcome: Outcome, clean: CleanRun) -> float | None:
     return max((abs(a - b) for step, (a, b) in enumerate(pairs) if step not in undone), default=None)
 
 
-def _besides_run(cell: Cell) -> list[object]:
+def _besides_run(cell: DetectionCell) -> list[object]:
     return [cell.guard, cell.steps, [asdict(path) for path in cell.paths]]
 
 
-def _tell(place: str, cell: Cell, row: Row) -> None:
+def _tell(place: str, cell: DetectionCell, row: Row) -> None:
     sys.stderr.write(f"bench: {place}: {_in_words(row)}, {row['wall_s']:.0f} s\n")
     sys.stderr.flush()
 

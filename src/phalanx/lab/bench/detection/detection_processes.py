@@ -11,10 +11,10 @@ from typing import Any
 from phalanx.config import digest
 from phalanx.data import BpeConfig, DataConfig, PythonManualConfig
 from phalanx.errors import PhalanxError
-from phalanx.lab.bench.detection.cell import Cell
+from phalanx.lab.bench.detection.cell import DetectionCell
 from phalanx.lab.bench.detection.cells import cells
 from phalanx.lab.bench.detection.detection import PROTOCOL
-from phalanx.lab.bench.detection.drill_plan import Scene
+from phalanx.lab.bench.detection.drill_plan import DrillRun
 from phalanx.lab.bench.detection.drills import Train, row_of, train_quietly
 from phalanx.lab.bench.detection.simulated_run import lying_early
 from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
@@ -39,7 +39,7 @@ def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[
     started, load = time.monotonic(), load_average()
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     code, drawn = code_version(), draw_cells(_SIZE["quick" if quick else "full"])
-    finished: RowFile[Cell] = RowFile(
+    finished: RowFile[DetectionCell] = RowFile(
         cache / "bench" / "detection-processes.jsonl", lambda cell: [PROTOCOL, code, digest(in_processes(cell))]
     )
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
@@ -60,17 +60,17 @@ def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[
     }
 
 
-def draw_cells(size: int) -> list[Cell]:
+def draw_cells(size: int) -> list[DetectionCell]:
     """Cells of `bench detection` with a preset and an attacker, drawn without putting back, as many of each preset."""
     draw = random.Random(SEED)  # noqa: S311 - a sample, no secret
-    found: list[Cell] = []
+    found: list[DetectionCell] = []
     for preset in PRESETS:
         choice = [cell for cell in cells(quick=False) if cell.guard == preset and cell.run.attack.kind != "none"]
         found += draw.sample(choice, size // len(PRESETS))
     return found
 
 
-def in_processes(cell: Cell) -> RunConfig:
+def in_processes(cell: DetectionCell) -> RunConfig:
     """The run of a cell on real text, with as many steps as it may take, but at most 96."""
     run, steps = cell.run, min(cell.steps, _MOST_STEPS)
     architecture = {**(run.model.architecture or {}), "vocab_size": _VOCABULARY}
@@ -100,7 +100,7 @@ class Companies:
         self._trainer = trainer
         self._clean: dict[str, dict[str, Any]] = {}
 
-    def row(self, cell: Cell) -> Row:
+    def row(self, cell: DetectionCell) -> Row:
         """Train a company and compare it with the undisturbed run."""
         run, started = in_processes(cell), time.perf_counter()
         undisturbed = run.model_copy(update={"guard": GuardConfig(mode="off"), "attack": AttackConfig()})
@@ -113,7 +113,7 @@ class Companies:
         except PhalanxError as exc:
             summary = {"error": f"{type(exc).__name__}: {exc}"}
         liars = {f"worker-{stage}": run.attack for stage in run.attack.stages}
-        found = {"attack": run.attack.kind, **row_of(Scene(run, liars), summary, self._clean[name])}
+        found = {"attack": run.attack.kind, **row_of(DrillRun(run, liars), summary, self._clean[name])}
         return {
             "preset": cell.guard,
             "K": run.pipeline.stages,
@@ -129,7 +129,7 @@ class Companies:
         }
 
 
-def _tell(which: str, cell: Cell, row: Row) -> None:
+def _tell(which: str, cell: DetectionCell, row: Row) -> None:
     sys.stderr.write(
         f"{which}: {row['attack']} K={row['K']} {row['preset']}: blamed {row['blamed']} lost {row['lost']}, "
         f"bits of the undisturbed run: {row['bit_identical']}\n"

@@ -36,7 +36,7 @@ class Drill:
 
 
 @dataclass(frozen=True)
-class Scene:
+class DrillRun:
     """One run of a drill.
 
     Attributes:
@@ -68,7 +68,7 @@ class Scene:
         )
 
 
-def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, Scene]:
+def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, DrillRun]:
     """The shortened run without an attacker, as "none", and with each attack.
 
     Raises:
@@ -85,9 +85,9 @@ def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, Scene]:
     for name, attack in {"none": AttackConfig(), **attacks_of(run, drill)}.items():
         if run.pipeline.remote_workers:
             _check_places(run, attack)
-            found[name] = Scene(_checked(run, {**short, "attack": None}), _liars(run, attack), is_remote=True)
+            found[name] = DrillRun(_checked(run, {**short, "attack": None}), _liars(run, attack), is_remote=True)
         else:
-            found[name] = Scene(_checked(run, {**short, "attack": attack}), _liars(run, attack))
+            found[name] = DrillRun(_checked(run, {**short, "attack": attack}), _liars(run, attack))
     return found
 
 

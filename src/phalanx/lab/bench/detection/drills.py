@@ -12,7 +12,7 @@ from rich.console import Console
 from phalanx.config import digest
 from phalanx.errors import PhalanxError
 from phalanx.lab.attacks import ATTACKS, attackers_of
-from phalanx.lab.bench.detection.drill_plan import Drill, Scene, drill_scenes
+from phalanx.lab.bench.detection.drill_plan import Drill, DrillRun, drill_scenes
 from phalanx.security.crypto import certified_name
 from phalanx.train import RunConfig, train
 
@@ -68,7 +68,7 @@ def run_drill(
     }
 
 
-def row_of(scene: Scene, summary: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
+def row_of(scene: DrillRun, summary: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
     """One line of the table from two summaries, but for its name.
 
     What remote liars did they alone know: of them, it is compared with what they were told to do.
@@ -105,7 +105,7 @@ def has_held(row: dict[str, Any]) -> bool:
     return row["error"] is None and row["false_accusations"] == 0 and found
 
 
-def _train(kind: str, scene: Scene, directory: Path, trainer: Train) -> dict[str, Any]:
+def _train(kind: str, scene: DrillRun, directory: Path, trainer: Train) -> dict[str, Any]:
     sys.stderr.write(f"attack: {kind}: {scene.run.train.steps} steps\n")
     if scene.is_remote:
         sys.stderr.write(f"{scene.instructions()}\n")

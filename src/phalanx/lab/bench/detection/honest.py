@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from phalanx.lab.bench.detection.cell import GUARDS, Cell, small_run
+from phalanx.lab.bench.detection.cell import GUARDS, DetectionCell, small_run
 from phalanx.lab.calibrate import NumericPath
 from phalanx.models import LoraConfig
 from phalanx.pipeline import PRESETS, GuardConfig
@@ -33,7 +33,7 @@ _ON_PATHS: tuple[tuple[int, tuple[NumericPath, ...]], ...] = (
 )
 
 
-def honest_cells(*, quick: bool) -> Iterator[Cell]:
+def honest_cells(*, quick: bool) -> Iterator[DetectionCell]:
     """Every honest configuration; what is compiled only without `quick`."""
     for stages, paths in _ON_PATHS:
         if not (quick and COMPILED in paths):
@@ -41,7 +41,7 @@ def honest_cells(*, quick: bool) -> Iterator[Cell]:
     yield from _on_one_path(8 if quick else 200)
 
 
-def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance: float | None = None) -> Cell:
+def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance: float | None = None) -> DetectionCell:
     """A company whose workers take turns in these ways to compute, every message audited.
 
     Args:
@@ -62,22 +62,22 @@ def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance:
             "pipeline": run.pipeline.model_copy(update={"patience_s": _PATIENCE_S, "step_timeout_s": 4 * _PATIENCE_S}),
         }
     )
-    return Cell(run, "q = 1", steps, paths)
+    return DetectionCell(run, "q = 1", steps, paths)
 
 
-def _on_one_path(steps: int) -> Iterator[Cell]:
+def _on_one_path(steps: int) -> Iterator[DetectionCell]:
     for stages, schedule in product(range(3, 7), verifiable_schedules()):
-        yield Cell(small_run(stages, "watchful", schedule=schedule), "watchful", steps)
+        yield DetectionCell(small_run(stages, "watchful", schedule=schedule), "watchful", steps)
     for stages in (4, 6):
         full = GUARDS["watchful"].model_copy(update={"audit_rate": 1.0})
         yield _guarded(stages, "q = 1", full, steps)
         lockstep = full.model_copy(update={"shadow": "lockstep", "step_audit_rate": 0.0})
         yield _guarded(stages, "lockstep", lockstep, steps)
-        yield Cell(small_run(stages, "watchful", adapter=LoraConfig(rank=4)), "watchful", steps)
-        yield from (Cell(small_run(stages, name), name, steps) for name in PRESETS)
+        yield DetectionCell(small_run(stages, "watchful", adapter=LoraConfig(rank=4)), "watchful", steps)
+        yield from (DetectionCell(small_run(stages, name), name, steps) for name in PRESETS)
     yield _guarded(4, "paper", GuardConfig(mode="paper"), steps)
-    yield Cell(small_run(4, "statistics"), "statistics", steps)
+    yield DetectionCell(small_run(4, "statistics"), "statistics", steps)
 
 
-def _guarded(stages: int, name: str, guard: GuardConfig, steps: int) -> Cell:
-    return Cell(small_run(stages, "watchful").model_copy(update={"guard": guard}), name, steps)
+def _guarded(stages: int, name: str, guard: GuardConfig, steps: int) -> DetectionCell:
+    return DetectionCell(small_run(stages, "watchful").model_copy(update={"guard": guard}), name, steps)

@@ -21,7 +21,7 @@ _Place = tuple[int, int, int, str]
 
 
 @dataclass
-class Differences:
+class HonestDistances:
     """How far audited messages lay from what their auditor got, when both were honest.
 
     Attributes:
@@ -102,7 +102,7 @@ class PathRunner(StageRunner):
             yield
 
 
-def on_path(path: NumericPath, differences: Differences) -> WrapCopy:
+def on_path(path: NumericPath, differences: HonestDistances) -> WrapCopy:
     """What lets a worker compute all copies that it has, held or shadowed, in one way; only while `taking_turns`."""
 
     def wrap(copy: StageCopy, held: bool) -> StageCopy:

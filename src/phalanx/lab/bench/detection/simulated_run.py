@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phalanx.lab.attacks import actor, attacks_in, make_attack
-from phalanx.lab.bench.detection.cell import Cell
+from phalanx.lab.bench.detection.cell import DetectionCell
 from phalanx.lab.bench.detection.cells import FIRST_ATTACKED_STEP
-from phalanx.lab.bench.detection.other_paths import Differences, on_path, taking_turns
+from phalanx.lab.bench.detection.other_paths import HonestDistances, on_path, taking_turns
 from phalanx.lab.calibrate import NumericPath
 from phalanx.pipeline import AttackConfig, AuditDraw, GuardConfig
 from phalanx.testing import Actor, MemoryCompany
@@ -22,7 +22,7 @@ _HARMLESS = frozenset({"framing", "withholding", "withheld answer", "stall", "fo
 
 
 @dataclass(frozen=True)
-class Lie:
+class LoggedLie:
     """One line of the attackers' own log; `microbatch` is None for a lie about a whole step."""
 
     party: str
@@ -42,7 +42,7 @@ class Fate:
 
 
 @dataclass
-class Outcome:
+class CompanyResult:
     """What came of one company.
 
     Attributes:
@@ -57,10 +57,10 @@ class Outcome:
 
     losses: list[float] = field(default_factory=list)
     digest: str | None = None
-    lies: list[Lie] = field(default_factory=list)
+    lies: list[LoggedLie] = field(default_factory=list)
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     num_audits: int = 0
-    differences: Differences | None = None
+    differences: HonestDistances | None = None
     error: str | None = None
 
     def bodies(self, kind: str) -> list[dict[str, object]]:
@@ -113,15 +113,15 @@ def undisturbed(run: RunConfig) -> RunConfig:
     return run.model_copy(update={"guard": GuardConfig(mode="off"), "attack": AttackConfig()})
 
 
-def play(cell: Cell, directory: Path, cache: Path) -> Outcome:
+def play(cell: DetectionCell, directory: Path, cache: Path) -> CompanyResult:
     """Let a company run until its attackers are out, or its steps are done.
 
     Which microbatches are audited follows from the run's seed here, so that a row can be had again.
     """
     log = directory / "attack.jsonl"
     run = cell.run.model_copy(update={"attack": lying_early(cell.run.attack)})
-    outcome = Outcome()
-    differences = Differences()
+    outcome = CompanyResult()
+    differences = HonestDistances()
     draw = AuditDraw.of(run.train.seed.to_bytes(32, "big"), bytes(32), run.guard)
     company = MemoryCompany(run, directory, _actors(cell, run, log, differences), cache=cache, draw=draw)
     with taking_turns() if cell.paths else contextlib.nullcontext(), company:
@@ -138,28 +138,28 @@ def play(cell: Cell, directory: Path, cache: Path) -> Outcome:
     return outcome
 
 
-def read_lies(log: Path) -> list[Lie]:
+def read_lies(log: Path) -> list[LoggedLie]:
     """What the attackers say that they did."""
     if not log.exists():
         return []
     records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    return [Lie(r["party"], r["stage"], r["step"], r["microbatch"], r.get("what")) for r in records]
+    return [LoggedLie(r["party"], r["stage"], r["step"], r["microbatch"], r.get("what")) for r in records]
 
 
-def is_found(lie: Lie, outcome: Outcome) -> bool:
+def is_found(lie: LoggedLie, outcome: CompanyResult) -> bool:
     """Whether the guard found in this very step that something was wrong with the liar, before the step was applied."""
     fate = outcome.fates.get(lie.party)
     passed_on = {(body.get("source"), body.get("step")) for body in outcome.bodies("relayed")}
     return (fate is not None and fate.step <= lie.step) or (lie.stage, lie.step) in passed_on
 
 
-def is_undone(lie: Lie, outcome: Outcome) -> bool:
+def is_undone(lie: LoggedLie, outcome: CompanyResult) -> bool:
     """Whether the step was applied with the lie, and taken back when the liar was convicted."""
     fate = outcome.fates.get(lie.party)
     return fate is not None and fate.undone_from <= lie.step < fate.step
 
 
-def first_found(outcome: Outcome) -> int | None:
+def first_found(outcome: CompanyResult) -> int | None:
     """The step in which the guard first met a liar, before anything was gone back to; None where it met none."""
     liars = {lie.party for lie in outcome.lies}
     places = {(lie.stage, lie.step) for lie in outcome.lies}
@@ -170,7 +170,7 @@ def first_found(outcome: Outcome) -> int | None:
     return None
 
 
-def accepted(outcome: Outcome) -> list[Lie]:
+def accepted(outcome: CompanyResult) -> list[LoggedLie]:
     """Lies that are in the weights for good: their step was applied while the liar was there, and never undone."""
     fates, applied = outcome.fates, len(outcome.losses)
     return [
@@ -182,14 +182,14 @@ def accepted(outcome: Outcome) -> list[Lie]:
     ]
 
 
-def sequences(lies: Iterable[Lie], run: RunConfig) -> int:
+def sequences(lies: Iterable[LoggedLie], run: RunConfig) -> int:
     """Sequences of the microbatches that these lies are about, each counted once."""
     everything = range(run.train.microbatches)
     touched = {(lie.step, m) for lie in lies for m in (everything if lie.microbatch is None else (lie.microbatch,))}
     return len(touched) * (run.train.batch_size // run.train.microbatches)
 
 
-def _actors(cell: Cell, run: RunConfig, log: Path, differences: Differences) -> Mapping[str, Actor]:
+def _actors(cell: DetectionCell, run: RunConfig, log: Path, differences: HonestDistances) -> Mapping[str, Actor]:
     actors = {name: _worker(cell.paths, number, differences) for number, name in enumerate(run.pipeline.workers)}
     if run.attack.kind == "none":
         return actors
@@ -199,14 +199,14 @@ def _actors(cell: Cell, run: RunConfig, log: Path, differences: Differences) -> 
     return actors
 
 
-def _worker(paths: Sequence[NumericPath], number: int, differences: Differences) -> Actor:
+def _worker(paths: Sequence[NumericPath], number: int, differences: HonestDistances) -> Actor:
     if not paths:
         return Actor()
     path = paths[number % len(paths)]
     return Actor(kernels=on_path(path, differences), description=path.name)
 
 
-def _drive(company: MemoryCompany, steps: int, log: Path, outcome: Outcome) -> None:
+def _drive(company: MemoryCompany, steps: int, log: Path, outcome: CompanyResult) -> None:
     after = 0
     while len(outcome.losses) < steps and after < _STEPS_AFTER_THE_LAST:
         result = company.run(1)[0]

@@ -33,7 +33,7 @@ class ArmSpec(StrictModel):
     cache: str
 
 
-class Order(StrictModel):
+class StepsRequest(StrictModel):
     """Run `steps` further steps, with so many threads in this process; the worker `lose` is killed before the first."""
 
     steps: int
@@ -78,7 +78,7 @@ def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
         _say(answers, Report())
         done = 0
         for line in orders:
-            order = _parse(Order, line)
+            order = _parse(StepsRequest, line)
             torch.set_num_threads(order.threads)
             total = Report()
             for step in range(done, done + order.steps):

@@ -13,7 +13,7 @@ from typing import Self
 
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree, wait_until_quiet
-from phalanx.lab.bench.overhead.arm import ArmSpec, Order, Report
+from phalanx.lab.bench.overhead.arm import ArmSpec, Report, StepsRequest
 
 _QUIET_TIMEOUT_S = 120.0
 _SECONDS_TO_END = 15.0
@@ -69,7 +69,7 @@ class ArmProcess:
             TrainingError: The arm failed; the message holds the last line of its log.
         """
         cpu, started = cpu_seconds(self.pids), time.perf_counter()
-        self._order(Order(steps=steps, threads=threads))
+        self._order(StepsRequest(steps=steps, threads=threads))
         report = self._answer()
         ended = wait_until_quiet(self.pids, _QUIET_TIMEOUT_S)
         return Block(steps, ended - started, cpu_seconds(self.pids) - cpu, report)
@@ -84,7 +84,7 @@ class ArmProcess:
         Raises:
             TrainingError: The arm failed.
         """
-        self._order(Order(steps=1, threads=1, lose=worker))
+        self._order(StepsRequest(steps=1, threads=1, lose=worker))
         return self._answer()
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class ArmProcess:
     ) -> None:
         self.close()
 
-    def _order(self, order: Order) -> None:
+    def _order(self, order: StepsRequest) -> None:
         if self._process.stdin is None:
             return
         try:

@@ -14,9 +14,9 @@ from phalanx.lab.bench.measure.machine import current_commit, describe_machine, 
 from phalanx.lab.bench.measure.process_clock import peak_memory_bytes
 from phalanx.lab.bench.overhead.arm import ArmSpec
 from phalanx.lab.bench.overhead.arm_process import ArmProcess
-from phalanx.lab.bench.overhead.overhead_arms import Shift, shifts
-from phalanx.lab.bench.overhead.overhead_rows import Layout, extrapolated, overhead_rows
-from phalanx.lab.bench.overhead.rows import Measured, Row
+from phalanx.lab.bench.overhead.overhead_arms import InterleavedGuards, shifts
+from phalanx.lab.bench.overhead.overhead_rows import RunShape, extrapolated, overhead_rows
+from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row
 from phalanx.models import ModelSource, estimate_costs, open_model
 from phalanx.train.setup.layout import estimate_stages
 
@@ -36,7 +36,7 @@ def bench_overhead(quick: bool) -> dict[str, Any]:
     return measure(shifts(quick), quick=quick)
 
 
-def measure(what: Sequence[Shift], *, quick: bool) -> dict[str, Any]:
+def measure(what: Sequence[InterleavedGuards], *, quick: bool) -> dict[str, Any]:
     """Measure these shifts; see `bench_overhead`."""
     load = load_average()
     rows: list[Row] = []
@@ -55,7 +55,7 @@ def measure(what: Sequence[Shift], *, quick: bool) -> dict[str, Any]:
     }
 
 
-def _measure_shift(shift: Shift, directory: Path) -> list[Row]:
+def _measure_shift(shift: InterleavedGuards, directory: Path) -> list[Row]:
     run = shift.run
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     source = open_model(run.model, cache / "models", run.train.seed)
@@ -81,8 +81,8 @@ def _measure_shift(shift: Shift, directory: Path) -> list[Row]:
     return overhead_rows(shift.arms, measured, memory, _layout(shift, source), losses)
 
 
-def _take_turns(shift: Shift, crew: dict[str, ArmProcess], name: str) -> dict[str, Measured]:
-    arms = {arm: Measured() for arm in crew}
+def _take_turns(shift: InterleavedGuards, crew: dict[str, ArmProcess], name: str) -> dict[str, ArmMeasurement]:
+    arms = {arm: ArmMeasurement() for arm in crew}
     started = time.monotonic()
     for turn in range(shift.warm_ups + shift.rounds):
         if turn > shift.warm_ups and time.monotonic() - started > shift.budget_s:
@@ -98,12 +98,12 @@ def _take_turns(shift: Shift, crew: dict[str, ArmProcess], name: str) -> dict[st
     return arms
 
 
-def _layout(shift: Shift, source: ModelSource) -> Layout:
+def _layout(shift: InterleavedGuards, source: ModelSource) -> RunShape:
     run = shift.run
     stages = estimate_stages(run, source)
     watched = [stage for stage in stages if 0 < stage.index < len(stages) - 1]
     first, last = (int(text) for text in (watched[0].layers.split("-")[0], watched[-1].layers.split("-")[1]))
-    return Layout(
+    return RunShape(
         model=shift.model,
         stages=len(stages),
         microbatches=run.train.microbatches,

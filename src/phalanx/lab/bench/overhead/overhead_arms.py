@@ -29,7 +29,7 @@ MODELS = {NARROW: "scratch-10m", WIDE: "scratch-34m"}
 
 
 @dataclass(frozen=True)
-class Shift:
+class InterleavedGuards:
     """Arms that live side by side and take turns.
 
     Attributes:
@@ -57,7 +57,7 @@ class Shift:
         return {UNGUARDED: GuardConfig(mode="off"), **named}
 
 
-def shifts(quick: bool) -> list[Shift]:
+def shifts(quick: bool) -> list[InterleavedGuards]:
     """All shifts; every q has as many microbatches as it takes to audit at least one."""
     if quick:
         return [
@@ -85,7 +85,7 @@ def shifts(quick: bool) -> list[Shift]:
     ]
 
 
-def preset_shifts() -> list[Shift]:
+def preset_shifts() -> list[InterleavedGuards]:
     """The presets at M = 8, where one microbatch at least makes 1/8 of q = 1/16, and at M = 32, where it does not."""
     return [
         _shift(4, 32, 8, BY_PRESET, rounds=12, budget_s=400.0),
@@ -93,7 +93,7 @@ def preset_shifts() -> list[Shift]:
     ]
 
 
-def wide_shifts() -> list[Shift]:
+def wide_shifts() -> list[InterleavedGuards]:
     """The three rates on a model twice as wide, where signatures, digests and copies weigh less."""
     return [
         _shift(stages, batch_size, microbatches, (guard,), rounds=16, budget_s=240.0, width=WIDE)
@@ -102,7 +102,7 @@ def wide_shifts() -> list[Shift]:
     ]
 
 
-def long_shifts() -> list[Shift]:
+def long_shifts() -> list[InterleavedGuards]:
     """Six stages of the wide model, twice as many tokens a step: what is paid by the step or the weight weighs half."""
     return [
         _shift(6, batch_size, microbatches, (guard,), rounds=16, budget_s=360.0, width=WIDE)
@@ -119,7 +119,7 @@ def _shift(
     rounds: int,
     budget_s: float,
     width: int = NARROW,
-) -> Shift:
+) -> InterleavedGuards:
     run = scratch_run(width)
     run = run.model_copy(
         update={
@@ -129,9 +129,9 @@ def _shift(
     )
     # a step of many microbatches or of the wide model is long enough to be a turn
     steps = 2 if width == NARROW and microbatches < 64 else 1
-    return Shift(MODELS[width], run, guards, steps, rounds, warm_ups=2 // steps, budget_s=budget_s)
+    return InterleavedGuards(MODELS[width], run, guards, steps, rounds, warm_ups=2 // steps, budget_s=budget_s)
 
 
-def _adapted(shift: Shift) -> Shift:
+def _adapted(shift: InterleavedGuards) -> InterleavedGuards:
     model = shift.run.model.model_copy(update={"adapter": LoraConfig(rank=8)})
     return replace(shift, run=shift.run.model_copy(update={"model": model}))

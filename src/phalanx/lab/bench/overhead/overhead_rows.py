@@ -7,7 +7,7 @@ from statistics import median
 
 from phalanx.lab.bench.overhead.arm import Report
 from phalanx.lab.bench.overhead.overhead_arms import UNGUARDED
-from phalanx.lab.bench.overhead.rows import Measured, Row, guard_cost
+from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row, guard_cost
 from phalanx.pipeline import GuardConfig
 from phalanx.train.setup.guard_outlook import upkeep_bytes
 
@@ -34,7 +34,7 @@ def formula_of(guard: GuardConfig) -> str | None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunShape:
     """What a formula needs to know about a run.
 
     Attributes:
@@ -87,9 +87,9 @@ class Layout:
 
 def overhead_rows(
     guards: Mapping[str, GuardConfig],
-    arms: Mapping[str, Measured],
+    arms: Mapping[str, ArmMeasurement],
     memory: Mapping[str, int],
-    layout: Layout,
+    layout: RunShape,
     losses: Mapping[str, Report],
 ) -> list[Row]:
     """One row an arm, the unguarded one among them; its own shares are None.
@@ -123,7 +123,7 @@ def extrapolated() -> list[Row]:
         for q, p, per_stage in ((1 / 8, 1 / 32, 2), (1 / 16, 1 / 64, 2), (1 / 64, 1 / 64, 4)):
             guard = GuardConfig(audit_rate=q, step_audit_rate=p, owner_audit_rate=0.0, gradient_screen=False)
             microbatches = max(per_stage * stages, round(1 / q))
-            layout = Layout(None, stages, microbatches, stages - 2, (stages - 2) / stages, 0)
+            layout = RunShape(None, stages, microbatches, stages - 2, (stages - 2) / stages, 0)
             extra = layout.predicted(guard)
             row: Row = {"K": stages, "M": microbatches, "q": q, "p": p, "formula": FORMULA}
             row |= {"predicted_extra_compute": extra, "bubble_share": layout.bubble_share}
@@ -131,7 +131,7 @@ def extrapolated() -> list[Row]:
     return rows
 
 
-def _settings(guard: GuardConfig, layout: Layout) -> Row:
+def _settings(guard: GuardConfig, layout: RunShape) -> Row:
     return {
         "model": layout.model,
         "mode": guard.mode if guard.enabled else UNGUARDED,
@@ -146,7 +146,7 @@ def _settings(guard: GuardConfig, layout: Layout) -> Row:
     }
 
 
-def _shares(guard: GuardConfig, arm: Measured, base: Measured, layout: Layout) -> Row:
+def _shares(guard: GuardConfig, arm: ArmMeasurement, base: ArmMeasurement, layout: RunShape) -> Row:
     row: Row = dict.fromkeys(("extra_bytes", "extra_bytes_shadow", "extra_wall", "extra_expected", "fits_in_bubble"))
     row |= guard_cost(arm if guard.enabled else None, base)
     row |= {
@@ -183,7 +183,7 @@ def _extra_expected(row: Row) -> float | None:
     return extra - same + audit * (expected / drawn - 1.0) if drawn else None
 
 
-def _absolute(arm: Measured) -> Row:
+def _absolute(arm: ArmMeasurement) -> Row:
     return {
         "steps": arm.steps,
         "cpu_s_per_step": median(arm.cpu_s),
@@ -193,5 +193,5 @@ def _absolute(arm: Measured) -> Row:
     }
 
 
-def _bytes_per_step(arm: Measured) -> float:
+def _bytes_per_step(arm: ArmMeasurement) -> float:
     return sum(size for block in arm.blocks for size in block.report.bytes_by_link.values()) / arm.steps

@@ -14,7 +14,7 @@ from phalanx.lab.bench.measure.machine import current_commit, describe_machine, 
 from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN, Workload, workloads
 from phalanx.lab.bench.overhead.arm import ArmSpec
 from phalanx.lab.bench.overhead.arm_process import ArmProcess, Block
-from phalanx.lab.bench.overhead.rows import Measured, Row, rows_of
+from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row, rows_of
 from phalanx.models import open_model
 from phalanx.train import RunConfig
 
@@ -95,9 +95,9 @@ def _spec(run: RunConfig, arm: str, directory: Path, cache: Path) -> ArmSpec:
 
 def _take_turns(
     workload: Workload, crew: dict[str, ArmProcess], hopeful: set[int]
-) -> tuple[dict[str, Measured], dict[int, Measured]]:
-    arms = {arm: Measured() for arm in crew if arm != PLAIN}
-    plain = {threads: Measured() for threads in _PLAIN_THREADS}
+) -> tuple[dict[str, ArmMeasurement], dict[int, ArmMeasurement]]:
+    arms = {arm: ArmMeasurement() for arm in crew if arm != PLAIN}
+    plain = {threads: ArmMeasurement() for threads in _PLAIN_THREADS}
     started = time.monotonic()
     for turn in range(workload.warm_ups + workload.rounds):
         is_measured = turn >= workload.warm_ups
@@ -122,7 +122,7 @@ def _worth_measuring(plain: ArmProcess) -> set[int]:
     return {threads for threads, wall_s in trial.items() if wall_s <= _HOPELESS * best}
 
 
-def _record(measured: Measured, block: Block, is_measured: bool) -> None:
+def _record(measured: ArmMeasurement, block: Block, is_measured: bool) -> None:
     if is_measured:
         measured.blocks.append(block)
     else:

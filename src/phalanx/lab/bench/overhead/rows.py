@@ -29,7 +29,7 @@ Row = dict[str, str | int | float | None]
 
 
 @dataclass
-class Measured:
+class ArmMeasurement:
     """One arm's blocks, round by round; `before` is the usage at the end of the warm-up."""
 
     blocks: list[Block] = field(default_factory=list)
@@ -59,7 +59,9 @@ class Measured:
         return spent / self.steps
 
 
-def rows_of(model: str, arms: Mapping[str, Measured], threads: Mapping[int, Measured], tokens: int) -> list[Row]:
+def rows_of(
+    model: str, arms: Mapping[str, ArmMeasurement], threads: Mapping[int, ArmMeasurement], tokens: int
+) -> list[Row]:
     """The rows of one model.
 
     Args:
@@ -106,7 +108,7 @@ def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=False)]
 
 
-def _wall_shares(arm: Measured) -> Row:
+def _wall_shares(arm: ArmMeasurement) -> Row:
     """Shares of the owner's wall time by phase; they add up to 1 with "other". The plain arm has no phases."""
     wall = sum(block.wall_s for block in arm.blocks)
     has_phases = any(block.report.wall_by_phase for block in arm.blocks)
@@ -118,7 +120,7 @@ def _wall_shares(arm: Measured) -> Row:
     return shares
 
 
-def guard_cost(arm: Measured | None, base: Measured) -> Row:
+def guard_cost(arm: ArmMeasurement | None, base: ArmMeasurement) -> Row:
     """What a guard costs in CPU time and where, as shares of the unguarded arm's.
 
     `extra_compute` is the larger, conservative figure: against an unguarded arm without its own hashing
@@ -145,7 +147,7 @@ def guard_cost(arm: Measured | None, base: Measured) -> Row:
     return row | {f"part_{part}": parts[part] for part in PARTS}
 
 
-def _bytes(arm: Measured, all_arms: Any) -> Row:
+def _bytes(arm: ArmMeasurement, all_arms: Any) -> Row:
     links = sorted({link for one in all_arms for block in one.blocks for link in block.report.bytes_by_link})
     row: Row = {"bytes_per_step": None, **{f"bytes_per_step_{link}": None for link in links}}
     if any(block.report.bytes_by_link for block in arm.blocks):

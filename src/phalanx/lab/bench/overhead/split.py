@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
-from phalanx.lab.bench.overhead.split_runs import Arm, arms_of, run_of
+from phalanx.lab.bench.overhead.split_runs import SplitArm, arms_of, run_of
 from phalanx.telemetry import read_metrics
 from phalanx.train import train
 
@@ -46,11 +46,11 @@ def bench_split(quick: bool) -> dict[str, Any]:
     return measure(arms_of(quick), steps=10 if quick else 24, turns=2 if quick else 5, quick=quick)
 
 
-def measure(arms: Sequence[Arm], *, steps: int, turns: int, quick: bool) -> dict[str, Any]:
+def measure(arms: Sequence[SplitArm], *, steps: int, turns: int, quick: bool) -> dict[str, Any]:
     """Measure so many turns of each arm; see `bench_split`."""
     load = load_average()
     os.environ.setdefault("PHALANX_CACHE", str((Path("runs") / ".cache").resolve()))
-    found: dict[Arm, list[Mapping[str, Any]]] = {arm: [] for arm in arms}
+    found: dict[SplitArm, list[Mapping[str, Any]]] = {arm: [] for arm in arms}
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
         for turn in range(turns):
             for number, (arm, results) in enumerate(found.items()):
@@ -69,7 +69,7 @@ def measure(arms: Sequence[Arm], *, steps: int, turns: int, quick: bool) -> dict
     }
 
 
-def rows_of(found: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> list[Row]:
+def rows_of(found: Mapping[SplitArm, Sequence[Mapping[str, Any]]]) -> list[Row]:
     """Return one row for each arm.
 
     Args:
@@ -79,7 +79,7 @@ def rows_of(found: Mapping[Arm, Sequence[Mapping[str, Any]]]) -> list[Row]:
     return [_row(arm, results, plain.get(arm.size)) for arm, results in found.items()]
 
 
-def _run_once(arm: Arm, steps: int, directory: Path) -> Mapping[str, Any]:
+def _run_once(arm: SplitArm, steps: int, directory: Path) -> Mapping[str, Any]:
     summary = train(run_of(arm, steps), directory, console=Console(file=io.StringIO()))
     lines = read_metrics(directory / "metrics.jsonl")
     return {
@@ -91,7 +91,7 @@ def _run_once(arm: Arm, steps: int, directory: Path) -> Mapping[str, Any]:
     }
 
 
-def _row(arm: Arm, results: Sequence[Mapping[str, Any]], plain_cpu_s: float | None) -> Row:
+def _row(arm: SplitArm, results: Sequence[Mapping[str, Any]], plain_cpu_s: float | None) -> Row:
     digests = {result["final_weights_digest"] for result in results}
     parts = {name: _median(results, name) for name in _PARTS}
     return {

@@ -16,7 +16,7 @@ _CLIENTS, _ROWS, _MICROBATCHES = 3, 12, 6
 
 
 @dataclass(frozen=True)
-class Size:
+class SplitSize:
     """What is trained, and in which precision it crosses.
 
     Attributes:
@@ -35,7 +35,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Arm:
+class SplitArm:
     """What is measured in turns.
 
     Attributes:
@@ -44,7 +44,7 @@ class Arm:
     """
 
     mode: Literal["plaintext", "sealed", "masked"]
-    size: Size
+    size: SplitSize
 
     @property
     def label(self) -> str:
@@ -58,31 +58,31 @@ class Arm:
         return {"mode": self.mode, "width": size.width, "layers": size.layers, "seq": size.seq, "wire": size.wire}
 
 
-_SMALL = Size(256, 4, 8, 64)
+_SMALL = SplitSize(256, 4, 8, 64)
 _SIZES = (
     _SMALL,
-    Size(256, 4, 8, 64, "bf16"),
-    Size(256, 4, 8, 256),
-    Size(384, 6, 6, 128),
-    Size(576, 8, 9, 128),
-    Size(576, 8, 9, 128, "bf16"),
-    Size(256, 12, 8, 128),
-    Size(256, 12, 8, 128, "bf16"),
-    Size(384, 12, 6, 128),
+    SplitSize(256, 4, 8, 64, "bf16"),
+    SplitSize(256, 4, 8, 256),
+    SplitSize(384, 6, 6, 128),
+    SplitSize(576, 8, 9, 128),
+    SplitSize(576, 8, 9, 128, "bf16"),
+    SplitSize(256, 12, 8, 128),
+    SplitSize(256, 12, 8, 128, "bf16"),
+    SplitSize(384, 12, 6, 128),
 )
 """From a toy that ends at once to the width of SmolLM2-135M at a third of its depth; two narrow, deep as GPT-2."""
 _QUICK_SIZES = (_SIZES[0], _SIZES[3], _SIZES[4], _SIZES[6], _SIZES[7])
 
 
-def arms_of(quick: bool) -> tuple[Arm, ...]:
+def arms_of(quick: bool) -> tuple[SplitArm, ...]:
     """What is measured, plaintext before what is compared with it; masked at the smallest size alone."""
-    arms = [Arm("plaintext", _SMALL), Arm("sealed", _SMALL), Arm("masked", _SMALL)]
+    arms = [SplitArm("plaintext", _SMALL), SplitArm("sealed", _SMALL), SplitArm("masked", _SMALL)]
     for size in (_QUICK_SIZES if quick else _SIZES)[1:]:
-        arms += [Arm("plaintext", size), Arm("sealed", size)]
+        arms += [SplitArm("plaintext", size), SplitArm("sealed", size)]
     return tuple(arms)
 
 
-def run_of(arm: Arm, steps: int) -> RunConfig:
+def run_of(arm: SplitArm, steps: int) -> RunConfig:
     """The run of an arm: three clients with two microbatches of two sequences each, in every step."""
     size = arm.size
     architecture: dict[str, str | int | float | bool | None] = {

@@ -8,17 +8,17 @@ from phalanx.lab.bench.measure.plain import PlainTrainer
 from phalanx.lab.bench.parallel.peer_frameworks import AccelerateDdp, AccelerateFsdp, DeepSpeed
 from phalanx.lab.bench.parallel.peer_pipeline import TorchPipeline
 from phalanx.lab.bench.parallel.peers import TorchDdp, TorchFsdp, TorchZero1
-from phalanx.lab.bench.parallel.setting import Setting
+from phalanx.lab.bench.parallel.setting import RankSetup
 from phalanx.parallel import RankTrainer
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.train import step_inputs
 from phalanx.train.sessions.domain import recipe_of, section_of
 
-__all__ = ["ARMS", "PEERS", "Arm", "Setting"]
+__all__ = ["ARMS", "PEERS", "RankArm", "RankSetup"]
 
 
-class Arm(Protocol):
+class RankArm(Protocol):
     """One rank's way to make a step."""
 
     def step(self, step: int, batch: Batch) -> float:
@@ -33,7 +33,7 @@ class Arm(Protocol):
 class EngineArm:
     """A rank of engine `parallel`."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RankSetup) -> None:
         recipe = recipe_of(setting.run, section_of(setting.run))
         domain = open_domain(recipe.parallel, own_device("cpu", setting.place))
         self._member = RankTrainer(recipe, setting.source, domain)
@@ -50,7 +50,7 @@ class EngineArm:
 class AloneArm:
     """The un-sliced transformers model in one process, with torch's own optimizer."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RankSetup) -> None:
         self._microbatches = setting.run.train.microbatches
         self._trainer = PlainTrainer(setting.source, setting.run.optimizer, setting.run.train.steps)
 
@@ -64,7 +64,7 @@ class AloneArm:
 
 
 ENGINE, ALONE = "phalanx", "plain torch, one process"
-PEERS: dict[str, Callable[[Setting], Arm]] = {
+PEERS: dict[str, Callable[[RankSetup], RankArm]] = {
     "torch DDP": TorchDdp,
     "torch DDP + ZeroRedundancyOptimizer": TorchZero1,
     "torch FSDP2, parameters kept whole": lambda setting: TorchFsdp(setting, reshard=False),
@@ -77,4 +77,4 @@ PEERS: dict[str, Callable[[Setting], Arm]] = {
     "DeepSpeed ZeRO 2": lambda setting: DeepSpeed(setting, stage=2),
     "DeepSpeed ZeRO 3": lambda setting: DeepSpeed(setting, stage=3),
 }
-ARMS: dict[str, Callable[[Setting], Arm]] = {ENGINE: EngineArm, ALONE: AloneArm, **PEERS}
+ARMS: dict[str, Callable[[RankSetup], RankArm]] = {ENGINE: EngineArm, ALONE: AloneArm, **PEERS}

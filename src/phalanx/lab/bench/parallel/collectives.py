@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.errors import InputError
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
-from phalanx.lab.bench.parallel.ranks import RankHost
+from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.planner.cluster import collectives as model
 from phalanx.planner.cluster.links import Link, fit_machine
 
@@ -55,7 +55,7 @@ def measure(ranks: Sequence[int], sizes: Sequence[int], operations: Sequence[str
     """Measure these; see `bench_collectives`."""
     load = load_average()
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankHost(Path(directory)) as host:
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankForkServer(Path(directory)) as host:
         for world in ranks:
             rows += exchange_rows(host, world, sizes, operations)
             _say(f"{world} ranks are done")
@@ -78,7 +78,7 @@ def summary(rows: Sequence[Row], load: float | None, *, quick: bool) -> dict[str
     }
 
 
-def exchange_rows(host: RankHost, world: int, sizes: Sequence[int], operations: Sequence[str]) -> list[Row]:
+def exchange_rows(host: RankForkServer, world: int, sizes: Sequence[int], operations: Sequence[str]) -> list[Row]:
     """Time operations between so many ranks.
 
     Returns:

@@ -9,7 +9,7 @@ from pathlib import Path
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.parallel.layouts import name_of, with_layout
 from phalanx.lab.bench.parallel.rank_training import TrainingSpec
-from phalanx.lab.bench.parallel.ranks import Crew, RankHost
+from phalanx.lab.bench.parallel.ranks import ArmRanks, RankForkServer
 from phalanx.parallel import ParallelConfig
 from phalanx.train import RunConfig
 
@@ -18,7 +18,7 @@ _WARM_UP = 2
 
 
 @dataclass(frozen=True)
-class ArmSpec:
+class TurnSpec:
     """What takes turns.
 
     Attributes:
@@ -46,7 +46,7 @@ class Turns:
         reason: Why it did not run; None where it did.
     """
 
-    spec: ArmSpec
+    spec: TurnSpec
     losses: list[float] = field(default_factory=list)
     walls: list[list[float]] = field(default_factory=list)
     cpus: list[list[float]] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Turns:
         return steps[_WARM_UP:] if len(steps) > _WARM_UP else steps
 
 
-def take_turns(host: RankHost, specs: Sequence[ArmSpec], run: RunConfig, cache: Path, turns: int) -> list[Turns]:
+def take_turns(host: RankForkServer, specs: Sequence[TurnSpec], run: RunConfig, cache: Path, turns: int) -> list[Turns]:
     """Let arms train side by side, one at a time.
 
     An arm that fails is left out from then on, and says why.
@@ -92,7 +92,7 @@ def take_turns(host: RankHost, specs: Sequence[ArmSpec], run: RunConfig, cache: 
     """
     done = [Turns(spec) for spec in specs]
     with contextlib.ExitStack() as stack:
-        crews: dict[int, Crew] = {}
+        crews: dict[int, ArmRanks] = {}
         for turn in range(turns):
             for position in range(len(specs)):
                 # each is first in some turn
@@ -110,14 +110,14 @@ def take_turns(host: RankHost, specs: Sequence[ArmSpec], run: RunConfig, cache: 
 
 
 def train_crew(
-    host: RankHost,
+    host: RankForkServer,
     arm: str,
     run: RunConfig,
     config: ParallelConfig,
     cache: Path,
     *,
     measures_memory: bool = False,
-) -> Crew:
+) -> ArmRanks:
     """Ranks of one arm.
 
     Raises:
@@ -129,7 +129,7 @@ def train_crew(
     return host.crew(f"{arm}, {name_of(config)}", "train", config.world, {"spec": spec.model_dump_json()})
 
 
-def _take(one: Turns, crew: Crew) -> None:
+def _take(one: Turns, crew: ArmRanks) -> None:
     answers = crew.ask(steps=one.spec.steps)
     one.losses += answers[0]["losses"]
     one.walls.append(answers[0]["wall_s"])

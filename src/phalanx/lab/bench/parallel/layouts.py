@@ -17,7 +17,7 @@ _WIDTH, _HEADS = 192, 8
 
 
 @dataclass(frozen=True)
-class Shift:
+class InterleavedLayouts:
     """Arms that live side by side and take turns; a plain single process is always among them.
 
     Attributes:
@@ -41,13 +41,13 @@ class Shift:
         return [ParallelConfig.model_validate(keys) for keys in self.layouts]
 
 
-SHIFTS: tuple[Shift, ...] = (
-    Shift(({},), name="one rank"),
-    Shift(({"dp": 2},), ("torch DDP", "accelerate DDP"), name="copies"),
-    Shift(
+SHIFTS: tuple[InterleavedLayouts, ...] = (
+    InterleavedLayouts(({},), name="one rank"),
+    InterleavedLayouts(({"dp": 2},), ("torch DDP", "accelerate DDP"), name="copies"),
+    InterleavedLayouts(
         ({"dp": 2, "zero": 1},), ("torch DDP + ZeroRedundancyOptimizer", "DeepSpeed ZeRO 1"), name="optimizer shared"
     ),
-    Shift(
+    InterleavedLayouts(
         ({"dp": 2, "zero": 2},),
         (
             "torch FSDP2, parameters kept whole",
@@ -56,26 +56,32 @@ SHIFTS: tuple[Shift, ...] = (
         ),
         name="gradients shared",
     ),
-    Shift(({"dp": 2, "zero": 3},), ("torch FSDP2", "accelerate FSDP2", "DeepSpeed ZeRO 3"), name="parameters shared"),
-    Shift(({"tp": 2}, {"tp": 2, "sequence_parallel": True}), no_peer=NO_TENSOR_PEER, name="tensor"),
-    Shift(
+    InterleavedLayouts(
+        ({"dp": 2, "zero": 3},), ("torch FSDP2", "accelerate FSDP2", "DeepSpeed ZeRO 3"), name="parameters shared"
+    ),
+    InterleavedLayouts(({"tp": 2}, {"tp": 2, "sequence_parallel": True}), no_peer=NO_TENSOR_PEER, name="tensor"),
+    InterleavedLayouts(
         ({"pp": 2, "schedule": "1f1b"}, {"pp": 2, "schedule": "gpipe"}),
         ("torch pipelining, 1F1B",),
         name="pipeline",
     ),
-    Shift(
+    InterleavedLayouts(
         ({"pp": 2, "schedule": "interleaved"}, {"pp": 2, "schedule": "zero-bubble"}),
         ("torch pipelining, 1F1B",),
         name="pipeline with less bubble",
     ),
-    Shift(({"cp": 2}, {"cp": 2, "context": "ring"}, {"cp": 2, "zero": 3}), no_peer=NO_CONTEXT_PEER, name="context"),
-    Shift(({"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}), no_peer=NO_COMBINED_PEER, name="two axes"),
-    Shift(
+    InterleavedLayouts(
+        ({"cp": 2}, {"cp": 2, "context": "ring"}, {"cp": 2, "zero": 3}), no_peer=NO_CONTEXT_PEER, name="context"
+    ),
+    InterleavedLayouts(
+        ({"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}), no_peer=NO_COMBINED_PEER, name="two axes"
+    ),
+    InterleavedLayouts(
         ({"dp": 2, "pp": 2, "zero": 3}, {"dp": 2, "tp": 2, "zero": 3}, {"dp": 2, "tp": 2, "pp": 2}),
         no_peer=NO_COMBINED_PEER,
         name="with ZeRO, and three axes",
     ),
-    Shift(
+    InterleavedLayouts(
         ({"dp": 2, "gradient_compression": "bf16"}, {"dp": 2, "gradient_compression": "powersgd"}),
         ("torch DDP",),
         lossy=True,

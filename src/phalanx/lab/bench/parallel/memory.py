@@ -14,7 +14,7 @@ from phalanx.lab.bench.parallel.arms import ENGINE
 from phalanx.lab.bench.parallel.interleave import train_crew
 from phalanx.lab.bench.parallel.layouts import name_of, small_run
 from phalanx.lab.bench.parallel.parallel_plan import plan_memory
-from phalanx.lab.bench.parallel.ranks import RankHost
+from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.models import LoraConfig, open_model
 from phalanx.parallel import ParallelConfig
 from phalanx.train import RunConfig
@@ -90,7 +90,7 @@ def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -
     source = open_model(run.model, cache / "models", run.train.seed)
     prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankHost(Path(directory)) as host:
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankForkServer(Path(directory)) as host:
         for one, config in cases:
             name = name_of(config) + (" with adapters" if one.model.adapter is not None else "")
             figures = memory_row(host, ENGINE, one, config, cache)
@@ -107,7 +107,7 @@ def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -
     }
 
 
-def memory_row(host: RankHost, arm: str, run: RunConfig, config: ParallelConfig, cache: Path) -> Row:
+def memory_row(host: RankForkServer, arm: str, run: RunConfig, config: ParallelConfig, cache: Path) -> Row:
     """Train a few steps and see what the neediest rank has added to the memory of its process.
 
     On a CPU what is offloaded lies in the same memory, so that the plan is that of the same layout without it.

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from phalanx.lab.bench.parallel.collectives import exchange_rows
 from phalanx.lab.bench.parallel.rank_training import TrainingSpec
-from phalanx.lab.bench.parallel.ranks import RankHost
+from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.planner.cluster.hardware import GIB, Cluster, Device, Pool
 from phalanx.planner.cluster.links import Link, fit, through
 from phalanx.planner.cluster.local import core_flops
@@ -51,7 +51,7 @@ class Probe:
     peak_flops_per_s: float
 
 
-def probe_machine(host: RankHost, run: RunConfig, cache: Path) -> Probe:
+def probe_machine(host: RankForkServer, run: RunConfig, cache: Path) -> Probe:
     """Time one rank's work on every core at once, and exchanges between two ranks.
 
     Raises:
@@ -66,7 +66,7 @@ def probe_machine(host: RankHost, run: RunConfig, cache: Path) -> Probe:
     return Probe(timed, update, norms, shares, rows, stream_rows(host, run), core_flops(cores))
 
 
-def stream_rows(host: RankHost, run: RunConfig) -> list[dict[str, Any]]:
+def stream_rows(host: RankForkServer, run: RunConfig) -> list[dict[str, Any]]:
     """Time exchanges of two ranks in the midst of computation; both wait for the slower one, so that means are taken.
 
     Raises:

@@ -13,12 +13,12 @@ from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
 from phalanx.lab.bench.measure.row_file import RowFile
 from phalanx.lab.bench.parallel.arms import ALONE, ENGINE
-from phalanx.lab.bench.parallel.interleave import ArmSpec, Turns, take_turns
-from phalanx.lab.bench.parallel.layouts import SHIFTS, Shift, name_of, small_run
+from phalanx.lab.bench.parallel.interleave import Turns, TurnSpec, take_turns
+from phalanx.lab.bench.parallel.layouts import SHIFTS, InterleavedLayouts, name_of, small_run
 from phalanx.lab.bench.parallel.memory import memory_row
 from phalanx.lab.bench.parallel.own_cluster import Probe, cluster_of, probe_machine
 from phalanx.lab.bench.parallel.parallel_plan import beside, plan_layout
-from phalanx.lab.bench.parallel.ranks import RankHost
+from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.models import open_model
 from phalanx.parallel import ParallelConfig
 from phalanx.train import RunConfig
@@ -59,15 +59,15 @@ def bench_parallel(quick: bool, only_finished: bool = False) -> dict[str, Any]:
     return measure(what, run, finished, cache, quick=quick, only_finished=only_finished)
 
 
-def rows_in(path: Path, run: RunConfig, code: str) -> RowFile[Shift]:
+def rows_in(path: Path, run: RunConfig, code: str) -> RowFile[InterleavedLayouts]:
     """Shifts that were measured by this very code."""
     return RowFile(path, lambda shift: [PROTOCOL, code, run.model_dump(mode="json"), asdict(shift)])
 
 
 def measure(
-    what: Sequence[Shift],
+    what: Sequence[InterleavedLayouts],
     run: RunConfig,
-    finished: RowFile[Shift],
+    finished: RowFile[InterleavedLayouts],
     cache: Path,
     *,
     quick: bool,
@@ -101,10 +101,10 @@ def measure(
 class _Field:
     """Measures shifts, one after the other; the machine is probed before the first one."""
 
-    def __init__(self, run: RunConfig, cache: Path, directory: Path, finished: RowFile[Shift]) -> None:
+    def __init__(self, run: RunConfig, cache: Path, directory: Path, finished: RowFile[InterleavedLayouts]) -> None:
         self._run, self._cache, self._directory, self._finished = run, cache, directory, finished
 
-    def measure(self, shifts: Sequence[Shift]) -> None:
+    def measure(self, shifts: Sequence[InterleavedLayouts]) -> None:
         """Measure them and keep each when it is done.
 
         Raises:
@@ -112,14 +112,14 @@ class _Field:
         """
         source = open_model(self._run.model, self._cache / "models", self._run.train.seed)
         prepare(self._run.data, self._cache / "data", self._run.train.seed, source.tokenizer_path, lambda *_: None)
-        with RankHost(self._directory / "ranks", PRELOADED) as host:
+        with RankForkServer(self._directory / "ranks", PRELOADED) as host:
             probe = None if all(shift.memory for shift in shifts) else probe_machine(host, self._run, self._cache)
             for number, shift in enumerate(shifts, start=1):
                 found = self._memory(host, shift) if shift.memory or probe is None else self._shift(host, shift, probe)
                 self._finished.add(shift, found)
                 _say(f"{number} of {len(shifts)}: {shift.name}{', memory' * shift.memory} is done")
 
-    def _memory(self, host: RankHost, shift: Shift) -> Row:
+    def _memory(self, host: RankForkServer, shift: InterleavedLayouts) -> Row:
         """What each arm takes, by arm and layout; a peer that does not run has no figure."""
         configs = shift.configs()
         found: dict[str, Row] = {}
@@ -131,12 +131,12 @@ class _Field:
                     raise
         return {"memory": found}
 
-    def _shift(self, host: RankHost, shift: Shift, probe: Probe) -> Row:
+    def _shift(self, host: RankForkServer, shift: InterleavedLayouts, probe: Probe) -> Row:
         load, is_first = load_average(), shift.name == SHIFTS[0].name
         specs = [
-            ArmSpec(ALONE, ParallelConfig(), _TURN_STEPS if is_first else _ALONE_STEPS),
-            *(ArmSpec(ENGINE, config, _TURN_STEPS) for config in shift.configs()),
-            *(ArmSpec(peer, shift.configs()[0], _TURN_STEPS) for peer in shift.peers),
+            TurnSpec(ALONE, ParallelConfig(), _TURN_STEPS if is_first else _ALONE_STEPS),
+            *(TurnSpec(ENGINE, config, _TURN_STEPS) for config in shift.configs()),
+            *(TurnSpec(peer, shift.configs()[0], _TURN_STEPS) for peer in shift.peers),
         ]
         done = take_turns(host, specs, self._run, self._cache, self._run.train.steps // _TURN_STEPS)
         alone, rest = done[0], done[1:]
@@ -160,7 +160,9 @@ class _Field:
         kept = self._finished.find(SHIFTS[0])
         return list(losses) if kept is None else next(row["losses"] for row in kept["rows"] if row["arm"] == ALONE)
 
-    def _row(self, one: Turns, alone: Turns, reference: Sequence[float], shift: Shift, peers: Sequence[Turns]) -> Row:
+    def _row(
+        self, one: Turns, alone: Turns, reference: Sequence[float], shift: InterleavedLayouts, peers: Sequence[Turns]
+    ) -> Row:
         """One arm; for the engine's, with the fastest of its peers beside it."""
         is_engine = one.spec.arm == ENGINE
         beaten = [peer for peer in peers if peer.reason is None] if is_engine else []

@@ -8,14 +8,14 @@ from phalanx.planner import shape_of
 from phalanx.planner.cluster.catalog import device_of
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cost.estimate import machine_of
-from phalanx.planner.cost.memory import Memory, worst_rank
+from phalanx.planner.cost.memory import RankMemory, worst_rank
 from phalanx.planner.cost.step import step_time, timeline, work_seconds
 from phalanx.planner.model.recipe import Recipe
 from phalanx.train import RunConfig
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedFigures:
     """One layout's figures before it runs.
 
     Attributes:
@@ -32,7 +32,7 @@ class Planned:
     idle: float
 
 
-def plan_layout(run: RunConfig, config: ParallelConfig, cluster: Cluster) -> Planned:
+def plan_layout(run: RunConfig, config: ParallelConfig, cluster: Cluster) -> PlannedFigures:
     """Plan one layout of a run.
 
     Args:
@@ -46,14 +46,14 @@ def plan_layout(run: RunConfig, config: ParallelConfig, cluster: Cluster) -> Pla
     cpu = work_seconds(shape, layout, recipe, machine)
     idle = max(0.0, 1.0 - cpu / (layout.world * step))
     if layout.pp == 1:
-        return Planned(step, cpu, None, idle)
+        return PlannedFigures(step, cpu, None, idle)
     played = timeline(shape, layout, recipe, machine, recipe.microbatches)
     # where cores are shared, who waits for one is not waiting for another rank
     waiting = idle if machine.crowd(layout.world) == 1.0 else played.bubble * played.length_s / step
-    return Planned(step, cpu, waiting, idle)
+    return PlannedFigures(step, cpu, waiting, idle)
 
 
-def plan_memory(run: RunConfig, config: ParallelConfig) -> Memory:
+def plan_memory(run: RunConfig, config: ParallelConfig) -> RankMemory:
     """The memory of the rank that needs most."""
     return worst_rank(shape_of(run.model.architecture or {}), config.layout, recipe_of(run, config))
 
@@ -74,7 +74,7 @@ def recipe_of(run: RunConfig, config: ParallelConfig) -> Recipe:
     )
 
 
-def beside(planned: Planned, step_s: float, cpu_s: float, waiting: float | None, world: int) -> dict[str, Any]:
+def beside(planned: PlannedFigures, step_s: float, cpu_s: float, waiting: float | None, world: int) -> dict[str, Any]:
     """The keys of a row of the block ``plan``.
 
     Args:

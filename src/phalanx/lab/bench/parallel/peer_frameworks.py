@@ -14,13 +14,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.parallel.peers import NO_CLIPPING, Copies, adamw_options, blocks_of, decay_groups, whole_model
-from phalanx.lab.bench.parallel.setting import Setting
+from phalanx.lab.bench.parallel.setting import RankSetup
 
 
 class AccelerateDdp(Copies):
     """accelerate, which HF's Trainer runs on, over DDP."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RankSetup) -> None:
         self._accelerator = _accelerator(setting, None, sync_each_batch=False)
         config = setting.run.optimizer
         model = whole_model(setting.source)
@@ -54,7 +54,7 @@ class AccelerateFsdp(AccelerateDdp):
         TrainingError: The model was not sharded.
     """
 
-    def __init__(self, setting: Setting, *, reshard: bool) -> None:
+    def __init__(self, setting: RankSetup, *, reshard: bool) -> None:
         from accelerate import FullyShardedDataParallelPlugin  # noqa: PLC0415 - in the extra `benchmark`
 
         plugin = FullyShardedDataParallelPlugin(
@@ -86,7 +86,7 @@ class AccelerateFsdp(AccelerateDdp):
 class DeepSpeed(Copies):
     """DeepSpeed's engine with ZeRO of a stage, over gloo."""
 
-    def __init__(self, setting: Setting, *, stage: int) -> None:
+    def __init__(self, setting: RankSetup, *, stage: int) -> None:
         _meet(setting)
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed  # noqa: PLC0415 - in the extra `benchmark`
@@ -115,7 +115,7 @@ class DeepSpeed(Copies):
         """Done with the last microbatch."""
 
 
-def _accelerator(setting: Setting, plugin: Any, *, sync_each_batch: bool) -> Any:
+def _accelerator(setting: RankSetup, plugin: Any, *, sync_each_batch: bool) -> Any:
     _meet(setting)
     from accelerate import Accelerator  # noqa: PLC0415 - in the extra `benchmark`
     from accelerate.utils import GradientAccumulationPlugin  # noqa: PLC0415
@@ -133,7 +133,7 @@ def _insist_on_fsdp(accelerator: Any, plugin: Any) -> None:
     accelerator.state.fsdp_plugin = plugin
 
 
-def _meet(setting: Setting) -> None:
+def _meet(setting: RankSetup) -> None:
     """Variables that peers read although the ranks have met already."""
     os.environ.update(setting.place.environment())
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

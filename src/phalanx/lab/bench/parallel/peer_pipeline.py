@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from phalanx.data import Batch
 from phalanx.lab.bench.parallel.peers import NO_CLIPPING, adamw_options, decay_groups, whole_model
-from phalanx.lab.bench.parallel.setting import Setting
+from phalanx.lab.bench.parallel.setting import RankSetup
 from phalanx.objectives import IGNORE, causal_lm
 from phalanx.optimizers import learning_rate
 
@@ -18,7 +18,7 @@ from phalanx.optimizers import learning_rate
 class TorchPipeline:
     """torch's pipelining, its 1F1B schedule, over two hand-cut halves of a GPT-2."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RankSetup) -> None:
         run, place = setting.run, setting.place
         self._config, self._total_steps, self._rank = run.optimizer, run.train.steps, place.rank
         self._half = _Half(whole_model(setting.source), place.rank, place.world)
@@ -41,7 +41,7 @@ class TorchPipeline:
         self._is_last = is_last
 
     def step(self, step: int, batch: Batch) -> float:
-        """Make one step; see `phalanx.lab.bench.parallel.arms.Arm`."""
+        """Make one step; see `phalanx.lab.bench.parallel.arms.RankArm`."""
         self._targets = int((batch.labels != IGNORE).sum())
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._config, step, self._total_steps)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 from phalanx.data import Batch
-from phalanx.lab.bench.parallel.setting import Setting
+from phalanx.lab.bench.parallel.setting import RankSetup
 from phalanx.models import ModelSource
 from phalanx.objectives import IGNORE, causal_lm
 from phalanx.optimizers import OptimizerConfig, learning_rate
@@ -59,7 +59,7 @@ class Copies:
         optimizer: What makes the step.
     """
 
-    def __init__(self, setting: Setting, model: Any, optimizer: Any) -> None:
+    def __init__(self, setting: RankSetup, model: Any, optimizer: Any) -> None:
         self.config = setting.run.optimizer
         self.model = model
         self.optimizer = optimizer
@@ -68,7 +68,7 @@ class Copies:
         self._place = setting.place
 
     def step(self, step: int, batch: Batch) -> float:
-        """Make one step; see `phalanx.lab.bench.parallel.arms.Arm`."""
+        """Make one step; see `phalanx.lab.bench.parallel.arms.RankArm`."""
         world = self._place.world
         ids, labels = (x.chunk(world)[self._place.rank] for x in (batch.input_ids, batch.labels))
         targets = int((batch.labels != IGNORE).sum())
@@ -109,7 +109,7 @@ class Copies:
 class TorchDdp(Copies):
     """torch's DistributedDataParallel, synchronised at the last microbatch."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RankSetup) -> None:
         config = setting.run.optimizer
         model = DistributedDataParallel(whole_model(setting.source), gradient_as_bucket_view=True)
         groups = decay_groups(model.parameters(), config)
@@ -124,7 +124,7 @@ class TorchDdp(Copies):
 class TorchZero1(TorchDdp):
     """The same with torch's ZeroRedundancyOptimizer."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RankSetup) -> None:
         super().__init__(setting)
         from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 - its package warns when imported
 
@@ -135,7 +135,7 @@ class TorchZero1(TorchDdp):
 class TorchFsdp(Copies):
     """torch's FSDP2 over blocks and what lies around them; gradients are shared after every microbatch."""
 
-    def __init__(self, setting: Setting, *, reshard: bool) -> None:
+    def __init__(self, setting: RankSetup, *, reshard: bool) -> None:
         model, mesh = whole_model(setting.source), init_device_mesh("cpu", (setting.place.world,))
         for block in blocks_of(model):
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard)

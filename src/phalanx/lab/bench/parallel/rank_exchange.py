@@ -24,7 +24,7 @@ Exchange = Callable[[], None]
 
 @contextlib.contextmanager
 def exchanging(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
-    """Join the others and time what is asked for; see `phalanx.lab.bench.parallel.ranks.Crew`."""
+    """Join the others and time what is asked for; see `phalanx.lab.bench.parallel.ranks.ArmRanks`."""
     del body
     torch.set_num_threads(1)
     with join(place, own_device("cpu", place), "00" * 32):

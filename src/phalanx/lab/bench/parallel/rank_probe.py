@@ -27,7 +27,7 @@ _NORMS = 8
 
 @contextlib.contextmanager
 def probing(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
-    """Time a model's parts together with the others; see `phalanx.lab.bench.parallel.ranks.Crew`."""
+    """Time a model's parts together with the others; see `phalanx.lab.bench.parallel.ranks.ArmRanks`."""
     spec = TrainingSpec.model_validate_json(body["spec"])
     settle_numerics(spec.run.train.threads)
     keep_freed_memory()

@@ -67,7 +67,7 @@ class _Sizes:
 
 @contextlib.contextmanager
 def streaming(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
-    """Time exchanges together with the other rank; see `phalanx.lab.bench.parallel.ranks.Crew`.
+    """Time exchanges together with the other rank; see `phalanx.lab.bench.parallel.ranks.ArmRanks`.
 
     Args:
         body: ``hidden`` and ``tokens``, which say how much there is to do between exchanges.

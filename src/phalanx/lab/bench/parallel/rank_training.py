@@ -14,10 +14,10 @@ from torch import nn
 
 from phalanx.config import StrictModel, digest
 from phalanx.data import BatchLoader, prepare
-from phalanx.lab.bench.parallel.arms import ARMS, Arm, Setting
+from phalanx.lab.bench.parallel.arms import ARMS, RankArm, RankSetup
 from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.lab.bench.parallel.resident import Resident, added_at_peak, forget_peak, give_back_freed_memory, resident
-from phalanx.lab.bench.parallel.waiting import Moment
+from phalanx.lab.bench.parallel.waiting import ThreadSample
 from phalanx.models import open_model
 from phalanx.parallel import RankEnv, join
 from phalanx.parallel.groups.rendezvous import own_device
@@ -45,7 +45,7 @@ class TrainingSpec(StrictModel):
 
 @contextlib.contextmanager
 def training(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
-    """Join the others and train as ordered; see `phalanx.lab.bench.parallel.ranks.Crew`."""
+    """Join the others and train as ordered; see `phalanx.lab.bench.parallel.ranks.ArmRanks`."""
     spec = TrainingSpec.model_validate_json(body["spec"])
     settle_numerics(spec.run.train.threads)
     if spec.measures_memory:
@@ -66,7 +66,7 @@ class _Trainee:
         corpus = prepare(run.data, cache / "data", run.train.seed, self._source.tokenizer_path, lambda *_: None)
         self._loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
         self._place = place
-        self._arm: Arm | None = None
+        self._arm: RankArm | None = None
         self._num_steps = 0
         self._before: Resident | None = None
 
@@ -81,10 +81,10 @@ class _Trainee:
         losses, walls, cpus, waits = [], [], [], []
         for _ in range(order["steps"]):
             batch = self._loader.next()
-            began, used = Moment.now(), time.process_time()
+            began, used = ThreadSample.now(), time.process_time()
             losses.append(arm.step(self._num_steps, batch))
             cpus.append(time.process_time() - used)
-            ended = Moment.now()
+            ended = ThreadSample.now()
             walls.append(ended.wall_s - began.wall_s)
             waits.append(ended.waited_since(began))
             self._num_steps += 1
@@ -92,12 +92,12 @@ class _Trainee:
         timed = {"wall_s": walls, "cpu_s": cpus, "waited_s": waits}
         return {"losses": losses, **timed, "phases": arm.phases(), "peak_bytes": peak}
 
-    def _built(self) -> Arm:
+    def _built(self) -> RankArm:
         if self._arm is None:
             if self._spec.measures_memory:
                 _rehearse(adapts=self._spec.run.model.adapter is not None)
                 self._before = resident()
-            setting = Setting(self._spec.run, self._source, self._place)
+            setting = RankSetup(self._spec.run, self._source, self._place)
             self._arm = ARMS[self._spec.arm](setting)
             gc.collect()
             if self._spec.measures_memory:

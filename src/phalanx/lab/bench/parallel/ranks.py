@@ -17,7 +17,7 @@ _SECONDS_TO_END = 10.0
 Answer = dict[str, Any]
 
 
-class RankHost:
+class RankForkServer:
     """The process that ranks are forked from; a context manager that ends it and with it all of them.
 
     Args:
@@ -41,7 +41,7 @@ class RankHost:
                 env={**os.environ, **settings},
             )
 
-    def crew(self, name: str, task: str, world: int, body: Mapping[str, Any] | None = None) -> "Crew":
+    def crew(self, name: str, task: str, world: int, body: Mapping[str, Any] | None = None) -> "ArmRanks":
         """Make ranks that do one task together.
 
         Args:
@@ -58,7 +58,7 @@ class RankHost:
         directory = self._directory / f"crew-{number}"
         directory.mkdir(mode=0o700)
         spec = {"task": task, "world": world, "directory": str(directory), "body": dict(body or {})}
-        crew = Crew(self, number, name)
+        crew = ArmRanks(self, number, name)
         self.exchange(name, crew=number, start=spec)
         return crew
 
@@ -106,10 +106,10 @@ class RankHost:
         return TrainingError(f"bench: {name}: the ranks have ended: {lines[-1] if lines else '(no output)'}")
 
 
-class Crew:
+class ArmRanks:
     """Ranks of one arm, idle between orders; a context manager that ends them."""
 
-    def __init__(self, host: RankHost, number: int, name: str) -> None:
+    def __init__(self, host: RankForkServer, number: int, name: str) -> None:
         self.name = name
         self._host = host
         self._number = number

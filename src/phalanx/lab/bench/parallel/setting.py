@@ -8,7 +8,7 @@ from phalanx.train import RunConfig
 
 
 @dataclass(frozen=True)
-class Setting:
+class RankSetup:
     """One rank's.
 
     Attributes:

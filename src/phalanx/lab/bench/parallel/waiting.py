@@ -9,7 +9,7 @@ _NS = 1e-9
 
 
 @dataclass(frozen=True)
-class Moment:
+class ThreadSample:
     """A moment of one thread.
 
     Attributes:
@@ -21,7 +21,7 @@ class Moment:
     taken_s: float | None
 
     @classmethod
-    def now(cls) -> "Moment":
+    def now(cls) -> "ThreadSample":
         """This moment of the calling thread."""
         try:
             on_core, queued, *_ = _FILE.read_text(encoding="ascii").split()
@@ -30,7 +30,7 @@ class Moment:
             return cls(time.perf_counter(), None)
         return cls(time.perf_counter(), taken)
 
-    def waited_since(self, before: "Moment") -> float | None:
+    def waited_since(self, before: "ThreadSample") -> float | None:
         """Seconds since another moment in which this thread waited for something else than a core."""
         if self.taken_s is None or before.taken_s is None:
             return None

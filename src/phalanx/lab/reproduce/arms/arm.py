@@ -13,7 +13,7 @@ from phalanx.train import RunConfig
 
 
 @dataclass(frozen=True)
-class Setting:
+class ArmInputs:
     """What an arm is built from.
 
     Attributes:

@@ -5,13 +5,13 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from phalanx.lab.reproduce.arms.duplicated_block import DuplicatedBlock
-from phalanx.lab.reproduce.simulator import AlarmRaised, Message
+from phalanx.lab.reproduce.simulator import AlarmRaised, StageTensor
 from phalanx.models import ModelSource
 from phalanx.pipeline import StepPlan
 from phalanx.train.setup.stage_source import StageLibrary
 
 
-class Duplicates:
+class DuplicateCheck:
     """Repeats the work of every middle stage that takes part, and raises the alarm at the first difference.
 
     Attributes:
@@ -24,7 +24,7 @@ class Duplicates:
         self.blocks = {stage: DuplicatedBlock(library(stage)) for stage in range(1, len(plan.stages) - 1)}
         self.idle: Collection[int] = ()
 
-    def accepts(self, message: Message, /) -> bool:
+    def accepts(self, message: StageTensor, /) -> bool:
         """Repeat what the message's sender says that it did.
 
         Raises:

@@ -1,10 +1,10 @@
 """A defence that the paper does not show: leave out every attacked step, told by an oracle, and do nothing else."""
 
-from phalanx.lab.reproduce.arms.undefended import Undefended
+from phalanx.lab.reproduce.arms.undefended import UndefendedArm
 from phalanx.pipeline import StepInputs
 
 
-class OracleDrop(Undefended):
+class OracleDrop(UndefendedArm):
     """What any perfect detector reaches with the cheapest recovery; its batch is lost."""
 
     def step(self, step: int, inputs: StepInputs) -> None:

@@ -1,22 +1,22 @@
 """The paper's first recovery: on an alarm of the duplicated block the whole iteration runs again."""
 
 from phalanx.errors import TrainingError
-from phalanx.lab.reproduce.arms.arm import Setting
-from phalanx.lab.reproduce.arms.duplicates import Duplicates
-from phalanx.lab.reproduce.arms.undefended import Simulated
+from phalanx.lab.reproduce.arms.arm import ArmInputs
+from phalanx.lab.reproduce.arms.duplicates import DuplicateCheck
+from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.simulator import AlarmRaised
 from phalanx.pipeline import MAX_ATTEMPTS, StepInputs
 
 
-class Restart(Simulated):
+class Restart(SimulatedArm):
     """Repeats each step until nobody lies; the attacker draws again for each attempt, and is never excluded.
 
     Source: Lu et al. 2023, section 6.1.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ArmInputs) -> None:
         super().__init__(setting)
-        self.duplicates = Duplicates(setting.source, setting.plan)
+        self.duplicates = DuplicateCheck(setting.source, setting.plan)
         self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
 
     def step(self, step: int, inputs: StepInputs) -> None:

@@ -9,19 +9,19 @@ docs/reproduction.md.
 """
 
 from phalanx.errors import TrainingError
-from phalanx.lab.reproduce.arms.arm import Setting
-from phalanx.lab.reproduce.arms.duplicates import Duplicates
-from phalanx.lab.reproduce.arms.undefended import Simulated
+from phalanx.lab.reproduce.arms.arm import ArmInputs
+from phalanx.lab.reproduce.arms.duplicates import DuplicateCheck
+from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.simulator import AlarmRaised
 from phalanx.pipeline import StepInputs, skipping
 
 
-class SkipLayer(Simulated):
+class SkipLayer(SimulatedArm):
     """Faithful to the text of the paper, with its detector really recomputing."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ArmInputs) -> None:
         super().__init__(setting)
-        self.duplicates = Duplicates(setting.source, setting.plan)
+        self.duplicates = DuplicateCheck(setting.source, setting.plan)
         self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
 
     def step(self, step: int, inputs: StepInputs) -> None:

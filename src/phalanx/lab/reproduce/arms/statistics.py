@@ -9,21 +9,21 @@ stage is replaced by an honest copy with the right weights, which costs nothing 
 from collections import Counter
 from collections.abc import Sequence
 
-from phalanx.lab.reproduce.arms.arm import Setting
+from phalanx.lab.reproduce.arms.arm import ArmInputs
 from phalanx.lab.reproduce.arms.monitor import StatisticsMonitor
-from phalanx.lab.reproduce.arms.undefended import Simulated
+from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.attacker import Attacker
-from phalanx.lab.reproduce.simulator import Message, Simulator
+from phalanx.lab.reproduce.simulator import Simulator, StageTensor
 from phalanx.pipeline import StepInputs
 
 STEPS_TO_BAN = 3
 _RECENTRING = 4
 
 
-class Statistics(Simulated):
+class Statistics(SimulatedArm):
     """Drops what looks odd, and replaces who looks odd often."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ArmInputs) -> None:
         super().__init__(setting)
         self.monitor = StatisticsMonitor()
         self._flagged: set[int] = set()
@@ -31,7 +31,7 @@ class Statistics(Simulated):
         self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
         warm_up(self.monitor, setting)
 
-    def accepts(self, message: Message, /) -> bool:
+    def accepts(self, message: StageTensor, /) -> bool:
         """Judge one message by what its kind has looked like so far; the owner's own are not judged."""
         if message.source not in self.simulator.middle:
             return True
@@ -77,14 +77,14 @@ class Statistics(Simulated):
                 self.counts.evicted += (f"stage-{stage}",)
 
 
-def warm_up(monitor: StatisticsMonitor, setting: Setting) -> None:
+def warm_up(monitor: StatisticsMonitor, setting: ArmInputs) -> None:
     """Calibrate a monitor on honest steps; nothing of them is kept but its thresholds and averages."""
     _learn(monitor, setting, setting.warm_up, updates=True)
     monitor.recentre()
     _learn(monitor, setting, setting.warm_up[:_RECENTRING], updates=False)
 
 
-def _learn(monitor: StatisticsMonitor, setting: Setting, batches: Sequence[StepInputs], *, updates: bool) -> None:
+def _learn(monitor: StatisticsMonitor, setting: ArmInputs, batches: Sequence[StepInputs], *, updates: bool) -> None:
     honest = Simulator(setting.source, setting.plan, Attacker(None))
     for step, inputs in enumerate(batches):
         honest.run(step, inputs, _Learner(monitor, honest))
@@ -98,7 +98,7 @@ class _Learner:
         self._monitor = monitor
         self._middle = honest.middle
 
-    def accepts(self, message: Message, /) -> bool:
+    def accepts(self, message: StageTensor, /) -> bool:
         if message.source in self._middle:
             self._monitor.learn(message.source, message.direction, message.tensor)
         return True

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from phalanx.lab.reproduce.arms.arm import Counts, Setting
-from phalanx.lab.reproduce.simulator import Simulator, Unwatched
+from phalanx.lab.reproduce.arms.arm import ArmInputs, Counts
+from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
 from phalanx.models import StageModule
 from phalanx.pipeline import StepInputs
 
 
-class Simulated:
+class SimulatedArm:
     """What all arms in the simulator have in common: their stages and their counts."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ArmInputs) -> None:
         self.simulator = Simulator(setting.source, setting.plan, setting.attacker)
         self.attacker = setting.attacker
         self.counts = Counts()
@@ -35,12 +35,12 @@ class Simulated:
         self.simulator.abandon()
 
 
-class Undefended(Simulated):
+class UndefendedArm(SimulatedArm):
     """Every step is run and applied as it comes."""
 
     def step(self, step: int, inputs: StepInputs) -> None:
         """One attempt, one update."""
         simulator = self.simulator
-        simulator.run(step, inputs, Unwatched())
+        simulator.run(step, inputs, NoMessageCheck())
         gradients = simulator.take_gradients()
         simulator.update(step, gradients, simulator.clip(gradients))

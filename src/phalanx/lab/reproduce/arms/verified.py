@@ -5,19 +5,19 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from phalanx.lab.reproduce.arms.arm import Counts, Setting
+from phalanx.lab.reproduce.arms.arm import ArmInputs, Counts
 from phalanx.models import StageModule
 from phalanx.pipeline import StepInputs
 from phalanx.testing import MemoryCompany
 
 
-class Verified:
+class VerifiedArm:
     """A `MemoryCompany` whose workers lie as the paper's attacker does; who is convicted is gone for good.
 
     A worker lies in everything that it serves. The stages of those who were excluded are served by their shadows.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ArmInputs) -> None:
         self.attacker = setting.attacker
         workers = setting.run.pipeline.workers
         self._parties = {name: number for number, name in enumerate(workers, start=1)}

@@ -10,8 +10,8 @@ from phalanx.errors import ConfigError
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.lab.bench.measure.row_file import RowFile, sweep
 from phalanx.lab.reproduce.leaks.adapters import AdapterCell, AdapterLab, adapter_cells
-from phalanx.lab.reproduce.leaks.lab import ATTACKS, Cell, Lab, Row, open_source_and_texts
-from phalanx.lab.reproduce.leaks.size import MODEL, SIZES, Size, describe
+from phalanx.lab.reproduce.leaks.lab import ATTACKS, Lab, LeakCell, Row, open_source_and_texts
+from phalanx.lab.reproduce.leaks.size import MODEL, SIZES, LeakSize, describe
 from phalanx.lab.reproduce.leaks.table import adapter_lines, as_lines, cells_of, summarise
 from phalanx.lab.reproduce.leaks.texts import TEXTS
 from phalanx.planner.cluster.catalog import known_models
@@ -71,18 +71,18 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
     }
 
 
-def rows_in(path: Path, size: Size) -> RowFile[Cell]:
+def rows_in(path: Path, size: LeakSize) -> RowFile[LeakCell]:
     """Cells that are finished at this size with this protocol."""
     versions = [importlib.metadata.version(name) for name in ("numpy", "cryptography")]
     return RowFile(path, lambda cell: [PROTOCOL, versions, describe(size), cell.depth, cell.guard])
 
 
-def _adapter_rows_in(path: Path, size: Size) -> RowFile[AdapterCell]:
+def _adapter_rows_in(path: Path, size: LeakSize) -> RowFile[AdapterCell]:
     versions = [importlib.metadata.version(name) for name in ("numpy", "cryptography")]
     return RowFile(path, lambda cell: [PROTOCOL, versions, describe(size), cell.tokens, cell.guard])
 
 
-def _tell(place: str, cell: Cell, row: Row) -> None:
+def _tell(place: str, cell: LeakCell, row: Row) -> None:
     shown = ", ".join(f"{name.replace('_', ' ')} {100 * row[name]:.1f} %" for name in ATTACKS)
     _say(f"{place}: {cell.label}: {shown}; chance {100 * row['chance']:.1f} %, {row['wall_s']:.0f} s")
 

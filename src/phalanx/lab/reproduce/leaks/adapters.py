@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from phalanx.lab.attacks.privacy import WIRES, Guard, SpanCheck, layer_inputs, precision_and_recall
 from phalanx.lab.reproduce.leaks.lab import Row, Texts
-from phalanx.lab.reproduce.leaks.size import Size
+from phalanx.lab.reproduce.leaks.size import LeakSize
 from phalanx.models import LoraConfig, ModelSource, StageModule, StageSpec, build_stage
 
 RANK = 16
@@ -30,7 +30,7 @@ class AdapterCell:
         return f"gradient of {self.tokens} tokens, {self.guard}"
 
 
-def adapter_cells(size: Size) -> Iterator[AdapterCell]:
+def adapter_cells(size: LeakSize) -> Iterator[AdapterCell]:
     """What is measured."""
     for guard in WIRES:
         for tokens in size.batches:

@@ -14,20 +14,20 @@ from phalanx.errors import ModelError
 from phalanx.lab.attacks.privacy import (
     WIRES,
     CandidateSearch,
+    CutWire,
     Front,
     Guard,
     Inverter,
     LinearMap,
     NearestNeighbour,
     TrainedInverter,
-    Wire,
     candidate_states,
     chance,
     opening_states,
     recovered,
     share_of_tokens,
 )
-from phalanx.lab.reproduce.leaks.size import MODEL, Size
+from phalanx.lab.reproduce.leaks.size import MODEL, LeakSize
 from phalanx.lab.reproduce.leaks.texts import private_ids, public_ids
 from phalanx.models import ModelConfig, ModelSource, open_model
 
@@ -40,7 +40,7 @@ ATTACKS = ("nearest_neighbour", "linear_map", "trained_inverter", "candidate_sea
 
 
 @dataclass(frozen=True)
-class Cell:
+class LeakCell:
     """What a row is about."""
 
     depth: int
@@ -62,10 +62,10 @@ class Lab:
         say: Told what takes long.
     """
 
-    def __init__(self, size: Size, source: ModelSource, texts: Texts, say: Say) -> None:
+    def __init__(self, size: LeakSize, source: ModelSource, texts: Texts, say: Say) -> None:
         self._size, self._source, self._read, self._say = size, source, texts, say
 
-    def __call__(self, cell: Cell) -> Row:
+    def __call__(self, cell: LeakCell) -> Row:
         """Measure one cell.
 
         Raises:
@@ -98,7 +98,7 @@ class Lab:
             "trained_inverter": TrainedInverter(self._front.embedding, steps=self._size.steps),
         }
 
-    def _seen(self, wire: Wire, states: dict[int, Tensor], depth: int) -> Tensor:
+    def _seen(self, wire: CutWire, states: dict[int, Tensor], depth: int) -> Tensor:
         return wire.seen(states[depth].float())
 
     @cached_property
@@ -142,7 +142,7 @@ class Lab:
         return candidate_states(self._front, self._candidates, self._commonest)
 
 
-def open_source_and_texts(size: Size, cache: Path) -> tuple[ModelSource, Texts]:
+def open_source_and_texts(size: LeakSize, cache: Path) -> tuple[ModelSource, Texts]:
     """Open the packaged model, and text in its tokens.
 
     Raises:

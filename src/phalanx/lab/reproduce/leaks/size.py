@@ -10,7 +10,7 @@ SEQUENCE_LENGTH = 32
 
 
 @dataclass(frozen=True)
-class Size:
+class LeakSize:
     """What --quick makes smaller.
 
     Attributes:
@@ -34,17 +34,17 @@ class Size:
     batches: tuple[int, ...]
 
 
-SIZES: Mapping[str, Size] = MappingProxyType(
+SIZES: Mapping[str, LeakSize] = MappingProxyType(
     {
-        "full": Size(
+        "full": LeakSize(
             (0, 1, 2, 4, 8, 15, 22, 29), 320, 16, 4, steps=40, candidates=1024, openings=49152, batches=(4, 8, 12, 24)
         ),
-        "quick": Size((0, 1, 4, 15, 29), 256, 16, 2, steps=20, candidates=256, openings=2048, batches=(4, 12)),
+        "quick": LeakSize((0, 1, 4, 15, 29), 256, 16, 2, steps=20, candidates=256, openings=2048, batches=(4, 12)),
     }
 )
 
 
-def describe(size: Size) -> dict[str, Any]:
+def describe(size: LeakSize) -> dict[str, Any]:
     """Everything that decides a figure and is not in its row."""
     return {
         "model": MODEL,

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from phalanx.lab.attacks.privacy import WIRES
-from phalanx.lab.reproduce.leaks.lab import ATTACKS, Cell, Row
-from phalanx.lab.reproduce.leaks.size import Size
+from phalanx.lab.reproduce.leaks.lab import ATTACKS, LeakCell, Row
+from phalanx.lab.reproduce.leaks.size import LeakSize
 
 
-def cells_of(size: Size) -> Iterator[Cell]:
+def cells_of(size: LeakSize) -> Iterator[LeakCell]:
     """What is measured, guard by guard, so that the plaintext column is complete first."""
     for guard in WIRES:
         for depth in size.depths:
-            yield Cell(depth, guard)
+            yield LeakCell(depth, guard)
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:

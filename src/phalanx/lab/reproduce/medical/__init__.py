@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from phalanx.data.tasks import TASKS, Labelled
+from phalanx.data.tasks import TASKS, LabelledExamples
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.lab.bench.measure.row_file import RowFile, sweep
 from phalanx.lab.reproduce.medical.bar import CellBar
@@ -71,12 +71,12 @@ def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: 
     }
 
 
-def _rows_in(path: Path, size: MedicalSize, tasks: dict[str, Labelled]) -> RowFile[MedicalCell]:
+def _rows_in(path: Path, size: MedicalSize, tasks: dict[str, LabelledExamples]) -> RowFile[MedicalCell]:
     digests = {name: task.digest for name, task in tasks.items()}
     return RowFile(path, lambda cell: [PROTOCOL, describe(size), digests[cell.task], asdict(cell)])
 
 
-def _described(name: str, task: Labelled) -> dict[str, Any]:
+def _described(name: str, task: LabelledExamples) -> dict[str, Any]:
     card = TASKS[name]
     return {
         "question": card.question,

@@ -14,7 +14,7 @@ from phalanx.lab.reproduce.medical.material import Indices, Material, deal
 from phalanx.lab.reproduce.medical.size import NOISE, MedicalSize
 from phalanx.models import ModelSource, StageModule, weights_digest
 from phalanx.objectives import Confusion
-from phalanx.split import BackTrainer, Classification, Front, Scene, SplitConfig, SplitSimulator, build_back
+from phalanx.split import BackTrainer, Classification, Front, SplitConfig, SplitScenario, SplitSimulator, build_back
 from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
 
 _ROWS_TESTED_AT_ONCE = 32
@@ -23,7 +23,7 @@ WIRE: Literal["bf16"] = "bf16"
 
 
 @dataclass(frozen=True)
-class Bench:
+class ArmMaterial:
     """What an arm works with.
 
     Attributes:
@@ -78,7 +78,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ArmResult:
     """What an arm came to.
 
     Attributes:
@@ -96,20 +96,20 @@ class Outcome:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-Arm = Callable[[Bench], Outcome]
+Arm = Callable[[ArmMaterial], ArmResult]
 
 
-def tfidf(bench: Bench) -> Outcome:
+def tfidf(bench: ArmMaterial) -> ArmResult:
     """TF-IDF and logistic regression on whole texts: no model at all."""
     return _tfidf(bench, bench.material.train_examples, bench.material.test_examples)
 
 
-def tfidf_cut(bench: Bench) -> Outcome:
+def tfidf_cut(bench: ArmMaterial) -> ArmResult:
     """The same on as much of each text as the model is shown."""
     return _tfidf(bench, bench.material.train_cut, bench.material.test_cut)
 
 
-def centralised(bench: Bench) -> Outcome:
+def centralised(bench: ArmMaterial) -> ArmResult:
     """Somebody has all texts: as many rows a step as the split takes from all clients together."""
     trainer = bench.trainer()
     (everything,) = bench.material.all_at_once
@@ -120,7 +120,7 @@ def centralised(bench: Bench) -> Outcome:
     return _finished(bench, trainer, bench.front, bench.steps, loss)
 
 
-def local(bench: Bench) -> Outcome:
+def local(bench: ArmMaterial) -> ArmResult:
     """Every client trains alone on what it has, in as many passes; all are tested on the common test texts."""
     trainer = bench.trainer()
     first = _copy(trainer.state())
@@ -131,10 +131,10 @@ def local(bench: Bench) -> Outcome:
         for _ in range(max(1, bench.size.epochs * len(indices) // bench.size.rows)):
             _step(bench, trainer, [next(dealt)])
         scores.append(bench.score(trainer.back, bench.front))
-    return Outcome(tuple(scores), more={"client_accuracy": [score.accuracy for score in scores]})
+    return ArmResult(tuple(scores), more={"client_accuracy": [score.accuracy for score in scores]})
 
 
-def fedavg(bench: Bench) -> Outcome:
+def fedavg(bench: ArmMaterial) -> ArmResult:
     """Rounds of one local pass each; then adapters and head are averaged by the clients' numbers of texts.
 
     A and B are averaged apart, as FedAvg does with parameters, and each round begins with fresh moments.
@@ -163,12 +163,12 @@ def fedavg(bench: Bench) -> Outcome:
     return _finished(bench, trainer, bench.front, round(steps), loss, {"rounds": bench.size.epochs})
 
 
-def split_plain(bench: Bench) -> Outcome:
+def split_plain(bench: ArmMaterial) -> ArmResult:
     """The split engine with frames that the host can read."""
     return _split(bench, _plain_config(bench), bench.front.with_wire(WIRE))
 
 
-def split_noised(bench: Bench) -> Outcome:
+def split_noised(bench: ArmMaterial) -> ArmResult:
     """The plain split of clients that clip and noise what leaves them: the guard without an enclave.
 
     The test texts are noised as well, for whoever asks the model sends its text in the same way.
@@ -177,12 +177,12 @@ def split_noised(bench: Bench) -> Outcome:
     return _split(bench, _plain_config(bench), front)
 
 
-def split_sealed(bench: Bench) -> Outcome:
+def split_sealed(bench: ArmMaterial) -> ArmResult:
     """The split engine with attestation (of the simulated tier), key agreement and sealed frames."""
     return _split(bench, _sealed_config(bench), bench.front.with_wire(WIRE))
 
 
-def split_masked(bench: Bench) -> Outcome:
+def split_masked(bench: ArmMaterial) -> ArmResult:
     """The sealed split whose enclave leaves its frozen linear layers, masked, to a worker that it does not trust."""
 
     def mask(back: StageModule) -> None:
@@ -208,12 +208,12 @@ ARMS: Mapping[str, Arm] = MappingProxyType(
 """In the order in which they are shown."""
 
 
-def _tfidf(bench: Bench, train: Sequence[Example], test: Sequence[Example]) -> Outcome:
+def _tfidf(bench: ArmMaterial, train: Sequence[Example], test: Sequence[Example]) -> ArmResult:
     predicted = tfidf_predictions(train, test, bench.seed)
-    return Outcome((Confusion.of(predicted, bench.material.test.classes, bench.material.num_classes),))
+    return ArmResult((Confusion.of(predicted, bench.material.test.classes, bench.material.num_classes),))
 
 
-def _plain_config(bench: Bench) -> SplitConfig:
+def _plain_config(bench: ArmMaterial) -> SplitConfig:
     return SplitConfig(
         mode="plaintext",
         insecure=True,
@@ -224,15 +224,15 @@ def _plain_config(bench: Bench) -> SplitConfig:
     )
 
 
-def _sealed_config(bench: Bench) -> SplitConfig:
+def _sealed_config(bench: ArmMaterial) -> SplitConfig:
     return SplitConfig(cut=bench.size.cut, clients=len(bench.material.clients), wire=WIRE, allow_insecure_sim=True)
 
 
 def _split(
-    bench: Bench, config: SplitConfig, front: Front, change: Callable[[StageModule], None] | None = None
-) -> Outcome:
+    bench: ArmMaterial, config: SplitConfig, front: Front, change: Callable[[StageModule], None] | None = None
+) -> ArmResult:
     clients, size = bench.material.clients, bench.size
-    scene = Scene(
+    scene = SplitScenario(
         bench.source,
         config,
         size.adapter,
@@ -256,7 +256,7 @@ def _split(
     return _finished(bench, trainer, front, bench.steps, losses[-1], more)
 
 
-def _step(bench: Bench, trainer: BackTrainer, microbatches: Sequence[Indices]) -> float:
+def _step(bench: ArmMaterial, trainer: BackTrainer, microbatches: Sequence[Indices]) -> float:
     loss, targets = 0.0, 0
     for indices in microbatches:
         found, count = trainer.learn(*bench.microbatch(indices))
@@ -266,10 +266,15 @@ def _step(bench: Bench, trainer: BackTrainer, microbatches: Sequence[Indices]) -
 
 
 def _finished(
-    bench: Bench, trainer: BackTrainer, front: Front, steps: int, loss: float, more: Mapping[str, Any] | None = None
-) -> Outcome:
+    bench: ArmMaterial,
+    trainer: BackTrainer,
+    front: Front,
+    steps: int,
+    loss: float,
+    more: Mapping[str, Any] | None = None,
+) -> ArmResult:
     digest = weights_digest(trainer.weights())
-    return Outcome((bench.score(trainer.back, front),), steps, loss, digest, more or {})
+    return ArmResult((bench.score(trainer.back, front),), steps, loss, digest, more or {})
 
 
 def _copy(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

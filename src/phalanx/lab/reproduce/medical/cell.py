@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.config import canonical_json
 from phalanx.data.tasks import majority_share
-from phalanx.lab.reproduce.medical.arms import ARMS, Bench, Outcome
+from phalanx.lab.reproduce.medical.arms import ARMS, ArmMaterial, ArmResult
 from phalanx.lab.reproduce.medical.size import MedicalSize
 
 Row = dict[str, Any]
@@ -52,7 +52,7 @@ def missing_part(arm: str) -> str | None:
     return None
 
 
-def run_cell(cell: MedicalCell, bench: Bench) -> Row:
+def run_cell(cell: MedicalCell, bench: ArmMaterial) -> Row:
     """Run one training to its end.
 
     Returns:
@@ -91,14 +91,14 @@ def runnable(cells: Sequence[MedicalCell]) -> Iterator[MedicalCell]:
     return (cell for cell in cells if missing_part(cell.arm) is None)
 
 
-def _scores(outcome: Outcome) -> Row:
+def _scores(outcome: ArmResult) -> Row:
     return {
         "accuracy": fmean(score.accuracy for score in outcome.scores),
         "macro_f1": fmean(score.macro_f1 for score in outcome.scores),
     }
 
 
-def _more(outcome: Outcome) -> Row:
+def _more(outcome: ArmResult) -> Row:
     more = dict(outcome.more)
     losses = more.pop("losses", None)
     if losses is None:

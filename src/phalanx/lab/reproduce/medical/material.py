@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from phalanx.data.tasks import Example, Labelled, share_out
+from phalanx.data.tasks import Example, LabelledExamples, share_out
 from phalanx.data.tokenizer import TextTokenizer
 from phalanx.lab.reproduce.medical.size import ALPHA, CLIENTS, MedicalSize
 from phalanx.train.batches.labelled import LabelledRows, encode_rows
@@ -44,7 +44,7 @@ class Material:
         return (tuple(range(len(self.train.classes))),)
 
 
-def make_material(task: Labelled, tokenizer: TextTokenizer, size: MedicalSize, seed: int) -> Material:
+def make_material(task: LabelledExamples, tokenizer: TextTokenizer, size: MedicalSize, seed: int) -> Material:
     """Share the task's texts out to clients, and draw as many of each; the test texts are those of every seed.
 
     Clients give the same number of texts, for the split engine has them take turns.

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 
 from phalanx.data.config import ModelTokenizerConfig
-from phalanx.data.tasks import TASKS, Labelled
+from phalanx.data.tasks import TASKS, LabelledExamples
 from phalanx.data.tokenizer import TextTokenizer, load_tokenizer
 from phalanx.errors import DataError
-from phalanx.lab.reproduce.medical.arms import Bench
+from phalanx.lab.reproduce.medical.arms import ArmMaterial
 from phalanx.lab.reproduce.medical.cell import MedicalCell, Row, run_cell
 from phalanx.lab.reproduce.medical.front import RememberedFront, typical_length
 from phalanx.lab.reproduce.medical.material import Material, make_material
@@ -33,7 +33,7 @@ class Workshop:
         say: Told what takes long.
     """
 
-    def __init__(self, size: MedicalSize, tasks: Mapping[str, Labelled], cache: Path, say: Say) -> None:
+    def __init__(self, size: MedicalSize, tasks: Mapping[str, LabelledExamples], cache: Path, say: Say) -> None:
         self._size, self._tasks, self._cache, self._say = size, tasks, cache, say
         self._model: tuple[ModelSource, TextTokenizer, RememberedFront] | None = None
         self._material: tuple[tuple[str, int], Material] | None = None
@@ -48,7 +48,7 @@ class Workshop:
         if self._material is None or self._material[0] != (cell.task, cell.seed):
             made = make_material(self._tasks[cell.task], tokenizer, self._size, cell.seed)
             self._material = ((cell.task, cell.seed), made)
-        bench = Bench(source, front, self._clip(), self._material[1], self._size, cell.seed)
+        bench = ArmMaterial(source, front, self._clip(), self._material[1], self._size, cell.seed)
         return run_cell(cell, bench)
 
     def _opened(self) -> tuple[ModelSource, TextTokenizer, RememberedFront]:
@@ -65,7 +65,7 @@ class Workshop:
         return typical_length(front, ids)
 
 
-def load_tasks(size: MedicalSize, home: Path | None) -> tuple[dict[str, Labelled], dict[str, str]]:
+def load_tasks(size: MedicalSize, home: Path | None) -> tuple[dict[str, LabelledExamples], dict[str, str]]:
     """Read the tasks that are there; the others with what is said about them.
 
     Args:

@@ -22,7 +22,7 @@ _DECODER_INDEX = 35
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ReferenceManifest:
     """One manifest whose signature holds.
 
     Attributes:
@@ -36,7 +36,7 @@ class Manifest:
     path: tuple[Certificate, ...]
 
 
-def read_manifest(data: bytes, trust: Trust, where: str) -> Manifest:
+def read_manifest(data: bytes, trust: Trust, where: str) -> ReferenceManifest:
     """Read a manifest and check who signed it.
 
     Args:
@@ -57,7 +57,7 @@ def read_manifest(data: bytes, trust: Trust, where: str) -> Manifest:
     version = root.elements[1].attributes.get("colloquialVersion", "")
     if not version:
         raise malformed(where, "names no version")
-    return Manifest(version, _values(root.elements[2], where), path)
+    return ReferenceManifest(version, _values(root.elements[2], where), path)
 
 
 def _values(payload: Element, where: str) -> dict[int, frozenset[str]]:
@@ -89,7 +89,7 @@ def _alternatives(resource: Element, index: str, where: str) -> frozenset[str]:
     return frozenset(values)
 
 
-def check_manifests(report: SpdmMeasurements, driver: Manifest, firmware: Manifest) -> None:
+def check_manifests(report: SpdmMeasurements, driver: ReferenceManifest, firmware: ReferenceManifest) -> None:
     """Compare a report with the manifests of its driver and its firmware.
 
     Raises:

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping
 
 from phalanx.config import canonical_json
 from phalanx.errors import RefusedEvidenceError, TpmError
-from phalanx.security.closing import Closing
+from phalanx.security.closing import Closeable
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.tpm import wire
 from phalanx.security.tee.tpm.device import TpmDevice
 from phalanx.security.tee.tpm.enrol import Enrolment
 from phalanx.security.tee.tpm.structures import parse_quote_and_signature
-from phalanx.security.tee.tpm.wire import Command
+from phalanx.security.tee.tpm.wire import TpmCommand
 
 DEFAULT_PCRS = (0, 1, 2, 3, 4, 5, 6, 7)
 EK_CERTIFICATE_INDEX = 0x01C00002
@@ -20,7 +20,7 @@ EK_CERTIFICATE_INDEX = 0x01C00002
 _ATTEMPTS = 3
 
 
-class TpmAttester(Closing):
+class TpmAttester(Closeable):
     """Makes evidence with an attestation key that never leaves its TPM.
 
     The key is derived from the TPM's endorsement seed: it is the same after every start, and needs no storage.
@@ -68,7 +68,7 @@ class TpmAttester(Closing):
         """
         parameters = wire.sized(binding.digest()) + b"\0\x10" + wire.pcr_selection(self._pcrs)
         for _ in range(_ATTEMPTS):
-            answer = self._tpm.call(Command.QUOTE, (self._ak,), parameters, wire.password())
+            answer = self._tpm.call(TpmCommand.QUOTE, (self._ak,), parameters, wire.password())
             quote, values = answer.take(answer.left), self._tpm.read_pcrs(self._pcrs)
             if _is_of(quote, values):
                 plain = {"sha256": {str(index): value.hex() for index, value in values.items()}}
@@ -87,10 +87,10 @@ class TpmAttester(Closing):
             self._tpm.policy_session() as session,
         ):
             nothing = wire.sized(b"") * 3 + bytes(4)
-            self._tpm.call(Command.POLICY_SECRET, (wire.ENDORSEMENT, session), nothing, wire.password())
+            self._tpm.call(TpmCommand.POLICY_SECRET, (wire.ENDORSEMENT, session), nothing, wire.password())
             parameters = enrolment.credential + enrolment.encrypted_secret
             authorised = (wire.password(), wire.by_session(session))
-            return self._tpm.call(Command.ACTIVATE_CREDENTIAL, (self._ak, ek), parameters, *authorised).sized(2, 64)
+            return self._tpm.call(TpmCommand.ACTIVATE_CREDENTIAL, (self._ak, ek), parameters, *authorised).sized(2, 64)
 
     def close(self) -> None:
         """Remove the key from the TPM; closing twice is harmless."""

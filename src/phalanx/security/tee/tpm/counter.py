@@ -5,7 +5,7 @@ import struct
 from phalanx.errors import RollbackError, TpmError
 from phalanx.security.tee.tpm import wire
 from phalanx.security.tee.tpm.device import TpmDevice
-from phalanx.security.tee.tpm.wire import Command
+from phalanx.security.tee.tpm.wire import TpmCommand
 
 FIRST_INDEX = 0x01800000
 """Begin of the range that the TCG leaves to owners of a machine."""
@@ -34,7 +34,7 @@ class TpmCounter:
         self._tpm, self._index = tpm, index
         try:
             self.rollback_proof = not tpm.is_software
-            public = tpm.call(Command.NV_READ_PUBLIC, (index,), b"").sized(2, 512)
+            public = tpm.call(TpmCommand.NV_READ_PUBLIC, (index,), b"").sized(2, 512)
         except TpmError as exc:
             raise RollbackError(
                 f"{self}: is not there ({exc}); a party's counter is created once, when it is set up"
@@ -53,9 +53,9 @@ class TpmCounter:
         public = struct.pack(">IHI", index, wire.SHA256, _ATTRIBUTES) + wire.sized(b"") + struct.pack(">H", _SIZE_BYTES)
         try:
             parameters = wire.sized(b"") + wire.sized(public)
-            tpm.call(Command.NV_DEFINE_SPACE, (wire.OWNER,), parameters, wire.password())
+            tpm.call(TpmCommand.NV_DEFINE_SPACE, (wire.OWNER,), parameters, wire.password())
             # before it is raised once, a counter has no number
-            tpm.call(Command.NV_INCREMENT, (index, index), b"", wire.password())
+            tpm.call(TpmCommand.NV_INCREMENT, (index, index), b"", wire.password())
         except TpmError as exc:
             raise RollbackError(f"TPM counter {index:#x}: cannot be made ({exc}); does one lie there already?") from exc
         return cls(tpm, index)
@@ -64,7 +64,7 @@ class TpmCounter:
         """As `MonotonicCounter` says."""
         try:
             part = struct.pack(">HH", _SIZE_BYTES, 0)
-            answer = self._tpm.call(Command.NV_READ, (self._index, self._index), part, wire.password())
+            answer = self._tpm.call(TpmCommand.NV_READ, (self._index, self._index), part, wire.password())
             return int.from_bytes(answer.sized(2, _SIZE_BYTES), "big")
         except TpmError as exc:
             raise RollbackError(f"{self}: cannot be read ({exc})") from exc
@@ -73,7 +73,7 @@ class TpmCounter:
         """As `MonotonicCounter` says; raises also where somebody else raises it at the same time."""
         before = self.read()
         try:
-            self._tpm.call(Command.NV_INCREMENT, (self._index, self._index), b"", wire.password())
+            self._tpm.call(TpmCommand.NV_INCREMENT, (self._index, self._index), b"", wire.password())
         except TpmError as exc:
             raise RollbackError(f"{self}: cannot be raised ({exc})") from exc
         # the TPM does not say which number it gave: only where one step lies between was it this caller's

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from phalanx.errors import TpmError
-from phalanx.security.closing import Closing
+from phalanx.security.closing import Closeable
 from phalanx.security.tee.tpm import wire
 from phalanx.security.tee.tpm.link import DEFAULT_ADDRESS, TpmLink, open_link
-from phalanx.security.tee.tpm.wire import Answer, Command
+from phalanx.security.tee.tpm.wire import TpmCommand, TpmResponse
 
 _PROPERTIES, _MANUFACTURER = 6, 0x105
 _PCRS_AT_ONCE, _NV_BYTES_AT_ONCE = 8, 512
@@ -23,7 +23,7 @@ _SOFTWARE_MAKERS = ("IBM", "MSFT", "GOOG", "AMZN", "XEN", "SW")
 """Who writes TPMs as programs, as far as known; such a one holds what its host lets it hold."""
 
 
-class TpmDevice(Closing):
+class TpmDevice(Closeable):
     """One connection to a TPM 2.0.
 
     Args:
@@ -43,11 +43,11 @@ class TpmDevice(Closing):
 
     def manufacturer(self) -> str:
         """Return who the TPM says has made it."""
-        answer = self.call(Command.GET_CAPABILITY, (), struct.pack(">III", _PROPERTIES, _MANUFACTURER, 1))
+        answer = self.call(TpmCommand.GET_CAPABILITY, (), struct.pack(">III", _PROPERTIES, _MANUFACTURER, 1))
         answer.take(1 + 4 + 4 + 4)
         return answer.take(4).rstrip(b"\0 ").decode("ascii", "replace")
 
-    def call(self, code: Command, handles: Sequence[int], parameters: bytes, *sessions: bytes) -> Answer:
+    def call(self, code: TpmCommand, handles: Sequence[int], parameters: bytes, *sessions: bytes) -> TpmResponse:
         """Run a command whose response names no handle.
 
         Raises:
@@ -55,7 +55,9 @@ class TpmDevice(Closing):
         """
         return self._run(code, handles, parameters, sessions, with_handle=False)[1]
 
-    def make(self, code: Command, handles: Sequence[int], parameters: bytes, *sessions: bytes) -> tuple[int, Answer]:
+    def make(
+        self, code: TpmCommand, handles: Sequence[int], parameters: bytes, *sessions: bytes
+    ) -> tuple[int, TpmResponse]:
         """Run a command that makes an object or a session, and return its handle first; the caller removes it.
 
         Raises:
@@ -65,7 +67,7 @@ class TpmDevice(Closing):
 
     def flush(self, handle: int) -> None:
         """Remove an object or a session."""
-        self.call(Command.FLUSH_CONTEXT, (), struct.pack(">I", handle))
+        self.call(TpmCommand.FLUSH_CONTEXT, (), struct.pack(">I", handle))
 
     @contextmanager
     def primary(self, hierarchy: int, template: bytes) -> Iterator[tuple[int, bytes]]:
@@ -83,13 +85,13 @@ class TpmDevice(Closing):
     def make_primary(self, hierarchy: int, template: bytes) -> tuple[int, bytes]:
         """Make a primary key and return its handle and public area; the caller removes it."""
         parameters = wire.sensitive() + wire.sized(template) + wire.sized(b"") + struct.pack(">I", 0)
-        handle, answer = self.make(Command.CREATE_PRIMARY, (hierarchy,), parameters, wire.password())
+        handle, answer = self.make(TpmCommand.CREATE_PRIMARY, (hierarchy,), parameters, wire.password())
         return handle, answer.sized(2, 1024)
 
     @contextmanager
     def policy_session(self) -> Iterator[int]:
         """Open a policy session; it is removed at the end."""
-        session, _ = self.make(Command.START_AUTH_SESSION, wire.SESSION_HANDLES, wire.policy_session())
+        session, _ = self.make(TpmCommand.START_AUTH_SESSION, wire.SESSION_HANDLES, wire.policy_session())
         try:
             yield session
         finally:
@@ -101,7 +103,7 @@ class TpmDevice(Closing):
         found: dict[int, bytes] = {}
         for start in range(0, len(wanted), _PCRS_AT_ONCE):
             some = wanted[start : start + _PCRS_AT_ONCE]
-            answer = self.call(Command.PCR_READ, (), wire.pcr_selection(some))
+            answer = self.call(TpmCommand.PCR_READ, (), wire.pcr_selection(some))
             answer.take(4)
             selected = answer.take(len(wire.pcr_selection(some)))
             if selected != wire.pcr_selection(some) or answer.number(4) != len(some):
@@ -112,15 +114,15 @@ class TpmDevice(Closing):
     def extend(self, index: int, digest: bytes) -> None:
         """Extend a PCR of the SHA-256 bank by 32 bytes."""
         parameters = struct.pack(">IH", 1, wire.SHA256) + digest
-        self.call(Command.PCR_EXTEND, (index,), parameters, wire.password())
+        self.call(TpmCommand.PCR_EXTEND, (index,), parameters, wire.password())
 
     def read_memory(self, index: int) -> bytes:
         """Return what lies at an index of the non-volatile memory, such as the EK's certificate."""
-        public = self.call(Command.NV_READ_PUBLIC, (index,), b"").sized(2, 512)
+        public = self.call(TpmCommand.NV_READ_PUBLIC, (index,), b"").sized(2, 512)
         size, data = int.from_bytes(public[-2:], "big"), b""
         while len(data) < size:
             part = struct.pack(">HH", min(_NV_BYTES_AT_ONCE, size - len(data)), len(data))
-            data += self.call(Command.NV_READ, (wire.OWNER, index), part, wire.password()).sized(2, size)
+            data += self.call(TpmCommand.NV_READ, (wire.OWNER, index), part, wire.password()).sized(2, size)
         return data
 
     def close(self) -> None:
@@ -128,8 +130,14 @@ class TpmDevice(Closing):
         self._link.close()
 
     def _run(
-        self, code: Command, handles: Sequence[int], parameters: bytes, sessions: Sequence[bytes], *, with_handle: bool
-    ) -> tuple[int, Answer]:
+        self,
+        code: TpmCommand,
+        handles: Sequence[int],
+        parameters: bytes,
+        sessions: Sequence[bytes],
+        *,
+        with_handle: bool,
+    ) -> tuple[int, TpmResponse]:
         command = wire.encode_command(code, handles, sessions, parameters)
         for pause_s in _PAUSES_S:
             try:

@@ -10,7 +10,7 @@ from phalanx.security.crypto import parse_canonical
 from phalanx.security.tee.tpm import wire
 from phalanx.security.tee.tpm.attester import DEFAULT_PCRS
 from phalanx.security.tee.tpm.device import TpmDevice
-from phalanx.security.tee.tpm.wire import Command
+from phalanx.security.tee.tpm.wire import TpmCommand
 
 MAX_SECRET_BYTES = 128
 _KEYS = {"phalanx_tpm_sealed", "pcrs", "public", "private"}
@@ -45,7 +45,7 @@ class TpmSealer:
         parameters = wire.sensitive(bytes(secret)) + wire.sized(wire.sealed_object(policy))
         parameters += wire.sized(b"") + struct.pack(">I", 0)
         with self._tpm.primary(wire.OWNER, wire.storage_key()) as (parent, _):
-            answer = self._tpm.call(Command.CREATE, (parent,), parameters, wire.password())
+            answer = self._tpm.call(TpmCommand.CREATE, (parent,), parameters, wire.password())
         private, public = answer.sized(2, 1024), answer.sized(2, 1024)
         plain = {"phalanx_tpm_sealed": _FORMAT, "pcrs": list(self._pcrs)}
         return canonical_json({**plain, "public": public.hex(), "private": private.hex()})
@@ -60,11 +60,11 @@ class TpmSealer:
         pcrs, public, private = _parsed(sealed)
         with self._tpm.primary(wire.OWNER, wire.storage_key()) as (parent, _):
             parameters = wire.sized(private) + wire.sized(public)
-            item, _ = self._tpm.make(Command.LOAD, (parent,), parameters, wire.password())
+            item, _ = self._tpm.make(TpmCommand.LOAD, (parent,), parameters, wire.password())
         try:
             with self._tpm.policy_session() as session:
-                self._tpm.call(Command.POLICY_PCR, (session,), wire.sized(b"") + wire.pcr_selection(pcrs))
-                answer = self._tpm.call(Command.UNSEAL, (item,), b"", wire.by_session(session))
+                self._tpm.call(TpmCommand.POLICY_PCR, (session,), wire.sized(b"") + wire.pcr_selection(pcrs))
+                answer = self._tpm.call(TpmCommand.UNSEAL, (item,), b"", wire.by_session(session))
                 return bytearray(answer.sized(2, MAX_SECRET_BYTES))
         except TpmError as exc:
             if exc.code & 0x3F != _WRONG_STATE:

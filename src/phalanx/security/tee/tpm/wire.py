@@ -22,7 +22,7 @@ _AK_ATTRIBUTES, _STORAGE_ATTRIBUTES, _EK_ATTRIBUTES = 0x00050072, 0x00030472, 0x
 MAX_PCR = 23
 
 
-class Command(IntEnum):
+class TpmCommand(IntEnum):
     """Codes of the commands that are used."""
 
     NV_DEFINE_SPACE = 0x12A
@@ -44,7 +44,7 @@ class Command(IntEnum):
     PCR_EXTEND = 0x182
 
 
-class Answer(Reader):
+class TpmResponse(Reader):
     """Parameters of a response; what cannot be read is the TPM's fault, not that of evidence."""
 
     def take(self, size: int) -> bytes:
@@ -62,7 +62,7 @@ class Answer(Reader):
             raise TpmError(f"TPM: {exc.detail}") from exc
 
 
-def encode_command(code: Command, handles: Iterable[int], sessions: Iterable[bytes], parameters: bytes) -> bytes:
+def encode_command(code: TpmCommand, handles: Iterable[int], sessions: Iterable[bytes], parameters: bytes) -> bytes:
     """Write one command."""
     body = b"".join(struct.pack(">I", one) for one in handles)
     authorisation = b"".join(sessions)
@@ -72,7 +72,7 @@ def encode_command(code: Command, handles: Iterable[int], sessions: Iterable[byt
     return _HEADER.pack(_SESSIONS if authorisation else _NO_SESSIONS, _HEADER.size + len(body), code) + body
 
 
-def decode_response(code: Command, data: bytes, *, with_handle: bool) -> tuple[int, Answer]:
+def decode_response(code: TpmCommand, data: bytes, *, with_handle: bool) -> tuple[int, TpmResponse]:
     """Read one response.
 
     Returns:
@@ -82,7 +82,7 @@ def decode_response(code: Command, data: bytes, *, with_handle: bool) -> tuple[i
         TpmError: The TPM refused the command, or the response is none.
     """
     where = f"response to {code.name}"
-    reader = Answer(data, where, big_endian=True)
+    reader = TpmResponse(data, where, big_endian=True)
     tag, size, result = reader.number(2), reader.number(4), reader.number(4)
     if result:
         raise TpmError(f"TPM: refused {code.name} with {result:#x}", result)
@@ -90,7 +90,7 @@ def decode_response(code: Command, data: bytes, *, with_handle: bool) -> tuple[i
         raise TpmError(f"TPM: {where} is malformed")
     handle = reader.number(4) if with_handle else 0
     left = reader.number(4) if tag == _SESSIONS else reader.left
-    return handle, Answer(reader.take(left), where, big_endian=True)
+    return handle, TpmResponse(reader.take(left), where, big_endian=True)
 
 
 def password(secret: bytes = b"") -> bytes:
@@ -124,7 +124,7 @@ def pcr_selection(indexes: Iterable[int]) -> bytes:
 def pcr_policy(selection: bytes, values: Iterable[bytes]) -> bytes:
     """Return the policy that holds while the selected PCRs have these values, in the order of their numbers."""
     digest = hashlib.sha256(b"".join(values)).digest()
-    return hashlib.sha256(bytes(32) + struct.pack(">I", Command.POLICY_PCR) + selection + digest).digest()
+    return hashlib.sha256(bytes(32) + struct.pack(">I", TpmCommand.POLICY_PCR) + selection + digest).digest()
 
 
 def attestation_key() -> bytes:
@@ -141,7 +141,7 @@ def storage_key() -> bytes:
 
 def endorsement_key() -> bytes:
     """Template of the RSA 2048 endorsement key that vendors certify (L-1)."""
-    step = hashlib.sha256(bytes(32) + struct.pack(">II", Command.POLICY_SECRET, ENDORSEMENT)).digest()
+    step = hashlib.sha256(bytes(32) + struct.pack(">II", TpmCommand.POLICY_SECRET, ENDORSEMENT)).digest()
     head = struct.pack(">HHI", _RSA, SHA256, _EK_ATTRIBUTES) + sized(hashlib.sha256(step).digest())
     return head + _AES_128_CFB + struct.pack(">HHI", _NULL, 2048, 0) + sized(bytes(256))
 
