@@ -32,6 +32,15 @@ PARTICIPLES_LEFT = {
 """Bare participles that the verified pipeline still has; this set may only shrink."""
 ABOVE_RED_TEAM = {"cli"}
 
+RIDDLE = re.compile(
+    r"\b(who|whom|whose|who(m|so)?ever|somebody|someone|anybody|anyone|nobody|everybody|everyone|so-many-?th)\b",
+    re.IGNORECASE,
+)
+RIDDLES_LEFT = (
+    *("lab", "launch", "parallel", "pipeline", "planner", "security", "split", "testing", "train", "transport"),
+)
+"""Folders with docstrings that still name no subject; this list may only shrink."""
+
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -206,3 +215,42 @@ def test_the_scan_of_class_names_finds_what_it_looks_for() -> None:
 
     assert shared_names(sources) == {"Order": ["a.py", "b.py"]}
     assert bare_participles(sources) == {"Placing", "Sent"}
+
+
+def docstrings(source: str) -> Iterator[ast.Constant]:
+    """Yield each string that is a statement: docstrings of modules, classes, functions and attributes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value
+
+
+def riddles(source: str) -> list[str]:
+    return [
+        f"line {text.lineno}: {found[0]}" for text in docstrings(source) for found in RIDDLE.finditer(str(text.value))
+    ]
+
+
+def test_docstrings_name_their_subject(sources: dict[str, str]) -> None:
+    prefixes = tuple(f"src/phalanx/{folder}/" for folder in RIDDLES_LEFT)
+
+    found = {file: riddles(text) for file, text in sources.items() if not file.startswith(prefixes)}
+
+    assert {file: words for file, words in found.items() if words} == {}
+
+
+@pytest.mark.parametrize("folder", RIDDLES_LEFT)
+def test_a_folder_without_riddles_leaves_the_list(folder: str, sources: dict[str, str]) -> None:
+    assert any(riddles(text) for file, text in sources.items() if file.startswith(f"src/phalanx/{folder}/"))
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('"""Who signed it."""', 1),
+        ('def f():\n  """Return what nobody wants.\n\n  Args:\n    x: Whoever asks.\n  """', 2),
+        ('class A:\n  x: int\n  """Of the so-manyth party, for somebody."""', 2),
+        ('"""The whole party signs."""\nx = "who"\n# who', 0),
+    ],
+)
+def test_the_scan_of_docstrings_finds_riddles(source: str, count: int) -> None:
+    assert len(riddles(source)) == count

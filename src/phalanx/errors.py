@@ -16,7 +16,7 @@
     │   ├── SealError                               a sealed frame is not the one that is due
     │   ├── PeerRefusedError                        unknown, expired, evicted or foreign identity
     │   └── PeerLostError                           gone, or silent beyond the deadline
-    │       └── PeerGoneError                       nobody listens at its address
+    │       └── PeerGoneError                       no process listens at its address
     ├── VerificationError                       5   a claim, a log or a proof does not hold
     │   ├── CertificateError                        wrong, expired or foreign certificate
     │   ├── PadError                                a one-time pad cannot be shown to be fresh
@@ -36,7 +36,7 @@
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
         │   └── FailedBatchError                            with this batch; the next one can be tried
         ├── FixedPointError                         a number does not fit into fixed point
-        └── NoHolderError                           nobody is left who holds a stage
+        └── NoHolderError                           no party is left that holds a stage
 
 Other exit codes: 0 success, 1 a bug in Phalanx (traceback), 130 interrupted by the user.
 """
@@ -117,7 +117,7 @@ class SealError(TransportError, ReasonedError):
 
 
 class PeerRefusedError(TransportError):
-    """A peer is unknown, evicted, or not who it says it is."""
+    """A peer is unknown, evicted, or not the party that it claims to be."""
 
 
 class PeerLostError(TransportError):
@@ -125,7 +125,7 @@ class PeerLostError(TransportError):
 
 
 class PeerGoneError(PeerLostError):
-    """Nobody listens at a peer's address: its process has ended, or has not begun."""
+    """No process listens at a peer's address: its process has ended, or has not begun."""
 
 
 class VerificationError(PhalanxError):
@@ -135,7 +135,7 @@ class VerificationError(PhalanxError):
 
 
 class CertificateError(VerificationError):
-    """A certificate is wrong, expired or signed by somebody else."""
+    """A certificate is wrong, expired or signed by another authority."""
 
 
 class PadError(VerificationError):
@@ -217,4 +217,4 @@ class FixedPointError(TrainingError):
 
 
 class NoHolderError(TrainingError):
-    """Nobody is left who holds a stage's weights."""
+    """No party is left that holds a stage's weights."""

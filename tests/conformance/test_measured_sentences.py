@@ -82,20 +82,32 @@ def preset(name: str, microbatches: int) -> Callable[[Result], Sequence[object]]
 
 
 def met_at_once(result: Result) -> Sequence[object]:
-    rows = [row for row in result["rows"] if row["attacked_steps"]]
+    rows = [row for row in result["rows"] if row["attacked_steps"] and row["guard"] == "standard"]
     same = sum(row["steps_to_detection"] == 0 for row in rows)
     return [same, len(rows), sum(row["bit_identical"] for row in rows), len(rows)]
 
 
 def accused(result: Result) -> Sequence[object]:
     found = result["false_accusations_per_million"]
-    return [found["false_accusations"], found["audited_messages"]]
+    return [found["false_accusations"], found["audited_messages_of_honest_companies"], found["audited_messages"]]
+
+
+def in_processes(result: Result) -> Sequence[object]:
+    rows = result["rows"]
+    assert {row["false_accusations"] for row in rows} == {0}
+    return [sum(row["detected"] for row in rows), len(rows), sum(row["bit_identical"] for row in rows)]
 
 
 PRESET_ROW = "| `{}`, {} | {:.1f} % | {:.1f} % | {:.1f} % | {:.1f} for {:.1f} | {:.1f} % | {:.2f} |"
-PRESETS, STANDARD = "overhead-presets-cpu-2cores.json", "detection-standard-partial-cpu-2cores-busy.json"
+PRESETS, STANDARD = "overhead-presets-cpu-2cores.json", "detection-partial-cpu-2cores-busy.json"
 SPLIT, DEFENCE = "split-cpu-2cores-quick.json", "reproduce-defence-small-cpu-2cores-busy.json"
 FIGURES = (
+    Figures(
+        "docs/benchmarks.md",
+        "detection-processes-partial-cpu-2cores-busy.json",
+        "{} of {} companies named their liar, {} ended with the bits of the undisturbed run",
+        in_processes,
+    ),
     Figures(
         "docs/sealed_split.md",
         SPLIT,
@@ -127,7 +139,12 @@ FIGURES = (
         "{} of {} met in the first step in which anybody lied, {} of {} with the bits of the undisturbed run",
         met_at_once,
     ),
-    Figures("docs/benchmarks.md", STANDARD, "**{} false accusations in {:,} audited messages**", accused),
+    Figures(
+        "docs/benchmarks.md",
+        STANDARD,
+        "**{} false accusations, in {:,} audited messages of honest companies and {:,} in all**",
+        accused,
+    ),
     Figures("docs/reproduction.md", DEFENCE, "accused honest stages in {:,} of its {:,} alarms", false_alarms),
 )
 

@@ -48,8 +48,8 @@ class CertifiedCheckpoints:
             where: For messages.
 
         Raises:
-            CheckpointError: It is older than the log says, or of another writing of its step, or of a step whose
-                checkpoint the log never announced.
+            CheckpointError: It is older than the log says, or of another writing of its step, or the log
+                never announced a checkpoint of its step.
         """
         newest = self.newest
         if newest is not None and (step is None or step < newest):

@@ -26,7 +26,7 @@ _MOST_ANSWER_BYTES = 64 * 1024
 
 
 class KeyHolder(Protocol):
-    """Who can wrap and unwrap data keys."""
+    """An object that can wrap and unwrap data keys."""
 
     name: str
     """What messages and ``key.json`` call the key; tells nothing about it."""

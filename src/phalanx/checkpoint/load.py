@@ -1,4 +1,4 @@
-"""Open a checkpoint: who signed it and every byte of it are checked before a tensor is read."""
+"""Open a checkpoint: its signature and every byte of it are checked before a tensor is read."""
 
 import hashlib
 import json
@@ -44,11 +44,11 @@ def open_checkpoint(
 
     Args:
         path: Its directory.
-        peer: Who must have signed it.
+        peer: The party that must have signed it.
         run: The run that it must belong to; None accepts any.
         config_digest: The config that it must have been made with; None accepts any.
         at_least_step: The oldest step to accept: a signature does not tell old from new.
-        key: Who unwraps the data key of an encrypted one.
+        key: Unwraps the data key of an encrypted checkpoint.
 
     Raises:
         CheckpointError: Names the file and what is wrong: missing, extra, truncated, altered, swapped
@@ -81,7 +81,7 @@ class Checkpoint:
         step: Finished steps of the run.
         state: What was saved beside the tensors.
         stages: Indices of the stages, ascending.
-        log_head: Where the run's audit log ended when it was begun; None where nobody said.
+        log_head: Where the run's audit log ended when it was begun; None where the caller gave no head.
     """
 
     def __init__(self, path: Path, manifest: CheckpointManifest, sealer: FileSealer | None = None) -> None:

@@ -97,15 +97,15 @@ def sign_manifest(manifest: CheckpointManifest, identity: Identity) -> bytes:
 
 
 def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
-    """Check who signed a manifest, then read it.
+    """Check the signature of a manifest, then read it.
 
     Args:
         data: Bytes of ``manifest.json``.
-        peer: Who must have signed it.
+        peer: The party that must have signed it.
         where: Its path, for messages.
 
     Raises:
-        CheckpointError: Malformed, altered, or signed by somebody else.
+        CheckpointError: Malformed, altered, or signed by another party.
     """
     try:
         envelope = parse_canonical(data)

@@ -18,7 +18,7 @@ def rotate_keys(directory: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> 
 
     Args:
         directory: Checkpoints of one run.
-        peer: Who must have signed them.
+        peer: The party that must have signed them.
         old: The present key.
         new: The next one.
 

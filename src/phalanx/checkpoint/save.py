@@ -59,7 +59,7 @@ def save_checkpoint(
         step: Finished steps of the run.
         shards: One per stage, in any order; taken one at a time and let go of before the next.
         state: JSON data with the texts ``run`` and ``config_digest``, and whatever else a resumed run needs.
-        sign: Who vouches for the checkpoint.
+        sign: Signs the manifest of the checkpoint.
         keep: Checkpoints to keep, at least 1.
         keep_every: Checkpoints of steps that are multiples of this stay for good; 0 keeps none for good.
         key: Encrypts everything but the manifest; None writes in the clear.

@@ -32,7 +32,7 @@ class StateFiles:
 
     Args:
         directory: Made when missing; one per run.
-        party: Whose states they are.
+        party: The party that holds the states.
         give_up: Told why, when the disk refuses; nothing is kept from then on, and the run goes on.
     """
 
@@ -73,7 +73,7 @@ class StateFiles:
 
 
 class _StateFile:
-    """A safetensors file of fixed names and shapes whose values are written over in place."""
+    """A safetensors file of fixed names and shapes; its values are written over in place."""
 
     def __init__(self, path: Path, state: Mapping[str, Tensor]) -> None:
         mark = torch.tensor(_TORN)

@@ -54,7 +54,7 @@ def attack(
 
     What [attack] of the run file says holds; options override it. With remote workers it says what to put into theirs.
 
-    Exits with 5 when an attack went undetected or never took place, somebody innocent was blamed, or a run failed.
+    Exits with 5 when an attack went undetected or never took place, an innocent party was blamed, or a run failed.
     """
     from phalanx.lab.bench.detection.drill_plan import Drill
     from phalanx.lab.bench.detection.drills import list_attacks, run_drill

@@ -70,7 +70,7 @@ def explain(
         str | None, typer.Option(metavar="NAME", help="The session's name, as the audit log has it.")
     ] = None,
 ) -> None:
-    """Check the evidence of one verdict, offline, and say who is guilty of what."""
+    """Check the evidence of one verdict, offline, and name the guilty party and its lie."""
     from phalanx.pipeline import explain_evidence
 
     say_figures(explain_evidence(evidence_file, authority, session))

@@ -66,7 +66,7 @@ def export(
 
 @checkpoint_app.command("new-key", epilog="Example: phalanx checkpoint new-key secrets/checkpoint.key")
 def new_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file, readable by you only.")]) -> None:
-    """Draw a key for encrypted checkpoints; whoever loses it loses them."""
+    """Draw a key for encrypted checkpoints; without it they cannot be read."""
     from phalanx.checkpoint import write_new_key
 
     name = write_new_key(file)

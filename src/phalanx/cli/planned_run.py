@@ -23,7 +23,7 @@ def from_run(
         run_file: The file.
         overrides: Of its keys.
         cluster: Where.
-        adapts: The file's adapter counts; else somebody else says what is trained.
+        adapts: Whether the file's adapter says what is trained; else the caller does.
 
     Raises:
         ConfigError: The file is wrong, or its adapter is none that ranks of a domain train.

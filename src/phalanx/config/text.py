@@ -1,4 +1,4 @@
-"""Text that somebody else chose, made harmless before a terminal, a log or a page shows it."""
+"""Make text of another party harmless before a terminal, a log or a page shows it."""
 
 import unicodedata
 
@@ -16,7 +16,7 @@ def printable(text: str, limit: int = MOST_CHARACTERS, *, keep: str = "") -> str
     """Return at most `limit` characters of a text, with a question mark for each that is not plain.
 
     Args:
-        text: Whatever somebody chose.
+        text: Text of another party.
         limit: Characters beyond it are cut off.
         keep: Characters that may pass although they are not plain, such as line ends in a text of our own.
     """

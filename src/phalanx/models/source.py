@@ -100,7 +100,7 @@ class ModelSource:
         self._weights.load_into(wanted)
 
     def check_tied(self) -> None:
-        """Refuse a directory whose config ties the head to the embedding while its files disagree.
+        """Refuse a directory with a config that ties the head to the embedding and files that disagree.
 
         Raises:
             ModelError: Both tensors are there and differ.

@@ -21,7 +21,7 @@ _DELTA = ".spf_delta"
 
 
 class SparseLinear(nn.Module):
-    """A frozen linear layer, some of whose rows are trained.
+    """A frozen linear layer of which some rows are trained.
 
     Args:
         base: ``nn.Linear`` or transformers' ``Conv1D``.
@@ -41,7 +41,7 @@ class SparseLinear(nn.Module):
         """``[rows]``, which ones; None until the base has its weights."""
 
     def choose(self) -> None:
-        """Rank by L1 norm, which needs the base's weights; equal norms go to whoever comes first."""
+        """Rank by L1 norm, which needs the base's weights; of equal norms the first one wins."""
         weight = _rows_of(self.base_layer).detach()
         self.rows = _heaviest(weight, self._groups, self._chosen).to(weight.device)
 
@@ -110,7 +110,7 @@ def _share_of(groups: Tensor, share: float) -> int:
 
 
 def _heaviest(weight: Tensor, groups: Tensor, chosen: int) -> Tensor:
-    """Of each kind the rows of so many groups, ``[rows]``; added up in float64, in one order for everybody."""
+    """Of each kind the rows of so many groups, ``[rows]``; added up in float64, in one order on all machines."""
     norms = weight.contiguous().abs().sum(dim=1, dtype=torch.float64).cpu()
     weights = norms[groups].sum(dim=2)
     order = torch.argsort(weights, dim=1, descending=True, stable=True)[:, :chosen].sort(dim=1).values

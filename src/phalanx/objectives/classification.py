@@ -114,7 +114,7 @@ class Confusion:
 
     @property
     def accuracy(self) -> float:
-        """Share of the texts whose class was found."""
+        """Share of the texts that were given their right class."""
         right = sum(row[label] for label, row in enumerate(self.counts))
         return right / sum(map(sum, self.counts))
 

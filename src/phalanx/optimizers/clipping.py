@@ -1,4 +1,4 @@
-"""Clipping by the norm of the whole gradient, whose parts lie in different processes."""
+"""Clip by the norm of the whole gradient while its parts lie in different processes."""
 
 import math
 from collections.abc import Mapping

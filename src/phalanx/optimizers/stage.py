@@ -1,4 +1,4 @@
-"""AdamW over the parameters of one stage, or of somebody's copy of it."""
+"""AdamW over the parameters of one stage, or of a copy of it."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ UPDATES = "updates"
 
 
 class StageOptimizer:
-    """AdamW whose state exists from the start, is named, and can be undone by one step.
+    """AdamW with a state that exists from the start, has names, and can be undone by one step.
 
     Gradients are arguments, never ``.grad``, so a shadow can feed the gradients that a stage claims. Two
     holders of one numeric class (same build, threads and device) that make the same steps stay equal bit

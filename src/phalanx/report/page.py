@@ -1,4 +1,4 @@
-"""``report.html``: one page that holds everything and asks nobody for anything."""
+"""``report.html``: one page that holds everything and opens offline."""
 
 import math
 from pathlib import Path

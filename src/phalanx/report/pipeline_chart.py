@@ -1,4 +1,4 @@
-"""A pipeline's step as a picture: who works on what when, and who waits."""
+"""Draw a pipeline's step: what each stage works on at each moment, and when it waits."""
 
 from phalanx.planner.cost.schedule import Slot, Timeline
 from phalanx.report.figures import duration

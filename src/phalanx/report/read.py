@@ -28,7 +28,7 @@ class RunRecord:
         events: The audit log, unchecked; each has a text ``kind`` and an object ``body``.
         evidence: Text of the evidence files by name.
         notes: What is missing or was left out, one sentence each.
-        proof: What the audit log proves, in one sentence; empty where nobody has looked.
+        proof: What the audit log proves, in one sentence; empty where the log was not checked.
     """
 
     name: str

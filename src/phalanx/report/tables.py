@@ -1,4 +1,4 @@
-"""Tables: stages and who serves them, and what each party computed."""
+"""Tables: stages with the parties that serve them, and what each party computed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") ->
 
 
 def stage_table(record: RunRecord) -> Markup | None:
-    """Return who held which stage when the run began and when it ended; None when the log does not say."""
+    """Return the holder of each stage at the beginning and at the end of the run; None when the log does not say."""
     for event in record.events_of("run_started"):
         stages = event["body"].get("stages")
         if isinstance(stages, list) and stages:

@@ -90,7 +90,7 @@ def _evidence(body: Mapping[str, Any], record: RunRecord) -> Markup:
 
 
 def _signed_rows(text: str) -> list[list[str]]:
-    """Who signed what, as the file says; nothing is checked here."""
+    """List the signatures as the file names them; nothing is checked here."""
     try:
         headers = json.loads(text).get("headers")
     except (ValueError, RecursionError, AttributeError):

@@ -46,7 +46,7 @@ def dirichlet_clients(
 
 
 def silo_clients(examples: Sequence[Example], num_clients: int) -> tuple[tuple[int, ...], ...]:
-    """Share examples out by who collected them: a silo is never divided.
+    """Share examples out by their collector: a silo is never divided.
 
     The largest silo first, each to the client that has least so far.
 

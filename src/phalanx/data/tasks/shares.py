@@ -19,7 +19,7 @@ class Shares:
 
     Attributes:
         clients: Training texts of each client, as many of each.
-        test: Held-out texts, nobody's.
+        test: Held-out texts, which no client has.
     """
 
     clients: tuple[tuple[Example, ...], ...]
@@ -34,7 +34,7 @@ class Shares:
 def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, alpha: float, seed: int) -> Shares:
     """Share a task's texts out to clients that do not all see the same classes.
 
-    By silo where the texts say who collected them, else by class. Clients have the same number of texts, for they take
+    By silo where the texts name their collector, else by class. Clients have the same number of texts, for they take
     turns: one with few would count as much as one with many.
 
     Args:

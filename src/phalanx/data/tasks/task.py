@@ -16,7 +16,7 @@ class Example:
     Attributes:
         text: Not empty.
         label: Index of its class.
-        silo: Who collected it, where a task has natural silos; else empty.
+        silo: Its collector, where a task has natural silos; else empty.
     """
 
     text: str
@@ -40,7 +40,7 @@ class LabelledExamples:
 
     @property
     def has_silos(self) -> bool:
-        """Whether every example says who collected it."""
+        """Whether every example names its collector."""
         return all(example.silo for example in self.examples)
 
     @property
@@ -59,7 +59,7 @@ class TaskCard:
     Attributes:
         name: In commands and results.
         question: What has to be found out, in words.
-        source: Where it comes from, with whom to name.
+        source: Where it comes from, and the authors to name.
         licence: Of the data, as its publisher states it.
         load: Reads it. Its argument is the folder of data files; None means the usual places (`find_file`).
     """
