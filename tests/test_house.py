@@ -37,9 +37,12 @@ RIDDLE = re.compile(
     re.IGNORECASE,
 )
 RIDDLES_LEFT = (
-    *("lab", "launch", "parallel", "pipeline", "planner", "security", "split", "testing", "train", "transport"),
+    *("lab/bench/", "lab/reproduce/", "launch/", "parallel/", "pipeline/assignment/", "pipeline/config.py"),
+    *("pipeline/evidence/", "pipeline/membership/", "pipeline/owner/", "pipeline/proof/", "pipeline/protocol/"),
+    *("pipeline/stage/", "pipeline/tolerance/", "pipeline/verify/", "pipeline/worker/", "security/", "split/"),
+    *("testing/", "train/", "transport/"),
 )
-"""Folders with docstrings that still name no subject; this list may only shrink."""
+"""Rooms with docstrings that still name no subject; this list may only shrink."""
 
 
 def name_of(path: Path) -> str:
@@ -231,7 +234,7 @@ def riddles(source: str) -> list[str]:
 
 
 def test_docstrings_name_their_subject(sources: dict[str, str]) -> None:
-    prefixes = tuple(f"src/phalanx/{folder}/" for folder in RIDDLES_LEFT)
+    prefixes = tuple(f"src/phalanx/{folder}" for folder in RIDDLES_LEFT)
 
     found = {file: riddles(text) for file, text in sources.items() if not file.startswith(prefixes)}
 
@@ -240,7 +243,7 @@ def test_docstrings_name_their_subject(sources: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("folder", RIDDLES_LEFT)
 def test_a_folder_without_riddles_leaves_the_list(folder: str, sources: dict[str, str]) -> None:
-    assert any(riddles(text) for file, text in sources.items() if file.startswith(f"src/phalanx/{folder}/"))
+    assert any(riddles(text) for file, text in sources.items() if file.startswith(f"src/phalanx/{folder}"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The verified pipeline: stages that check each other, and an owner who completes every step."""
+"""The verified pipeline: stages that check each other, and an owner that completes every step."""
 
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.evidence.explain import explain_evidence

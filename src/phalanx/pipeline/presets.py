@@ -1,4 +1,4 @@
-"""Three ways to guard a run, by name: how much is recomputed, by whom, and how far a conviction goes back."""
+"""Three ways to guard a run, by name: how much is recomputed, by which party, and how far a conviction goes back."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -41,7 +41,7 @@ def settled(found: Mapping[str, Any]) -> dict[str, Any]:
     there is none, and what is left out has its plain default.
 
     Raises:
-        ValueError: A preset is named beside a baseline, whose rates are not for choice.
+        ValueError: A preset is named beside a baseline, and a baseline has fixed rates.
     """
     mode, named = found.get("mode", "phalanx"), "preset" in found
     if not named and (mode != "phalanx" or _WRITTEN_OUT & found.keys()):

@@ -24,7 +24,7 @@ class Attack:
 
     Args:
         config: With direction and strength filled in, as `make_attack` does.
-        party: Who lies.
+        party: The liar.
         log: Where each lie that was really told becomes one line, so that a drill can be compared with what
             the guard found; no part of the guard reads it.
     """

@@ -9,7 +9,7 @@ class AttackedCopy(StageCopy):
     """Stands in for an honest copy, with its module and its optimizer.
 
     Attributes:
-        honest: The copy in whose place it stands.
+        honest: The copy that it stands for.
     """
 
     def __init__(self, honest: StageCopy, runner: StageRunner | None = None) -> None:

@@ -43,10 +43,10 @@ Layer = Literal["screen", "links", "audit", "step audit", "owner audit", "state"
 - links: what is sent is what is received is what is committed to
 - audit: recomputation of drawn microbatches by the shadow
 - step audit: recomputation of a stage's whole step, weight gradient included
-- owner audit: recomputation by the owner, who is in league with nobody
+- owner audit: recomputation by the owner, which is in no league
 - state: digests of weights and optimizer state at holder and shadow
 - referee: recomputation by the owner of what two parties dispute
-- liveness: whoever keeps silent is asked, then replaced
+- liveness: a party that keeps silent is asked, then replaced
 """
 
 

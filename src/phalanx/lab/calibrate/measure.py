@@ -47,7 +47,7 @@ class PathComparison:
     """All pairs of paths, and the runners that compute them.
 
     Attributes:
-        figures: By pair; a pair whose path this machine turned out not to have is gone.
+        figures: By pair; a pair is left out where this machine turned out not to have its path.
         absent: Why a path is missing, by its name.
     """
 

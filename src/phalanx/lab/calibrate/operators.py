@@ -12,7 +12,7 @@ from phalanx.models import StageModule
 Operator = Literal["attention", "mlp", "linear", "norm"]
 OPERATORS: tuple[Operator, ...] = ("attention", "mlp", "linear", "norm")
 LEVELS: tuple[frozenset[Operator], ...] = (frozenset({"attention", "mlp"}), frozenset({"linear", "norm"}))
-"""Outer operators and those inside them: an outer one whose inner inputs were replaced would show nothing."""
+"""Outer operators and those inside them: with its inner inputs replaced an outer one would show nothing."""
 
 Recorded = dict[str, tuple[Tensor, Tensor]]
 """Input and output of each operator, by its name in the stage."""
@@ -21,7 +21,7 @@ Recorded = dict[str, tuple[Tensor, Tensor]]
 def operators_of(stage: StageModule) -> dict[str, Operator]:
     """Kind of each operator inside the stage's own blocks, by its name in the stage.
 
-    A model whose MLP is no module of its own (OPT) has its linear layers only.
+    A model without an MLP module of its own (OPT) has its linear layers only.
     """
     own = {id(module) for block in stage.own_blocks for module in block.modules()}
     found = {}

@@ -38,7 +38,7 @@ class Tail:
     """m."""
 
     def share(self, tau: float) -> float:
-        """Upper bound on the share of honest messages whose distance is beyond tau; 1 below `start`."""
+        """Upper bound on the share of honest messages with a distance beyond tau; 1 below `start`."""
         if not tau >= self.start:
             return 1.0
         t, m = math.log(tau / self.start), self.mean_log_excess

@@ -49,7 +49,7 @@ class CheckedEvidence:
         tensors: What lies beside it.
         peers: The parties by name, as the authority vouches for them.
         statements: Opens what the parties passed on.
-        headers: Headers by role, signed in this session by whom they name as sender.
+        headers: Headers by role, signed in this session by the party that they name as sender.
         unsigned: Roles of headers that nobody signed in this session; only forgery may have any.
         fingerprint: SHA-256 over the authority's certificate, hex.
         sha256: Of the record's file.

@@ -55,7 +55,7 @@ def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     """As `explain_evidence`, with what the reader knows from elsewhere.
 
     Raises:
-        EvidenceError: Something does not hold: whoever it accuses is not to be convicted.
+        EvidenceError: Something does not hold: the party that it accuses is not to be convicted.
     """
     hearing = open_hearing(path, pins)
     verdict = hearing.record.verdict

@@ -45,13 +45,13 @@ class Case:
     """All that is known about one verdict.
 
     Attributes:
-        verdict: Who is guilty of what.
+        verdict: The guilty party and its offence.
         exhibit: The tensors that were compared.
         headers: What the parties signed, by the part that it plays.
         certificates: PEM of the parties, whose keys the signatures are checked with.
         authority: PEM of the authority that vouches for them.
         plan: The run, from which the stage can be built again.
-        session: Whose headers count.
+        session: The one whose headers count.
     """
 
     verdict: Verdict

@@ -120,9 +120,9 @@ def _false_complaint(hearing: CheckedEvidence) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class _Look:
-    """What is wrong with a header on its face, whoever held which stage; and what it says, if nothing is.
+    """What is wrong with a header on its face, whichever party held the stage; and what it says, if nothing is.
 
-    `believed` is what rests on the owner's word: a signature of somebody without a certificate here cannot be checked.
+    `believed` is what rests on the owner's word: a signature of a party without a certificate here cannot be checked.
     """
 
     wrong: str = ""

@@ -14,7 +14,7 @@ from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
 
 
 def weights_vouched_by(hearing: CheckedEvidence) -> list[str]:
-    """Who signed the digest of the weights that the referee recomputed with.
+    """The party that signed the digest of the weights that the referee recomputed with.
 
     Across numeric classes two honest copies of a stage have two digests; each party answers for its own.
 

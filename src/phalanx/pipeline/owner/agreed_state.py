@@ -9,7 +9,7 @@ from phalanx.pipeline.verify.facts import StepFacts
 
 @task
 async def collect_agreed(docket: StepFacts, stage: int, purpose: Purpose) -> StageCopy:
-    """Fetch a stage's state or weights from who holds it, or from the other copy where the holder does not bring it.
+    """Fetch a stage's state or weights from its holder, or from the other copy where the holder does not bring it.
 
     Raises:
         VerificationError: The bytes are not those of the agreed state.

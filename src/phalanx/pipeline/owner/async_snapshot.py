@@ -22,7 +22,7 @@ class StageState:
 
     Attributes:
         stage: Its index.
-        party: Who sent it.
+        party: The sender.
         tensors: ``weight/...`` and the optimizer's moments; frozen weights are not in it.
         num_steps: Optimizer steps taken.
         agreed: None for the owner's own stages, and without a guard.

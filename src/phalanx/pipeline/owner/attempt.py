@@ -1,4 +1,4 @@
-"""Waiting for what was begun: until it is decided, until somebody is guilty or gone, or until time is up."""
+"""The wait for a step that was begun: until it is decided, a party is guilty or gone, or time is up."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 
 class Attempts:
-    """Waits, and looks for who is silent.
+    """Waits for a step, and looks for the reason where nothing comes.
 
     Attributes:
         silence: How long nothing has happened.
@@ -31,7 +31,7 @@ class Attempts:
                 tell first whose doing it is, the owner's own audit of every stage among them.
 
         Returns:
-            The first judgement; None when the step is decided, or somebody is lost.
+            The first judgement; None when the step is decided, or a party is lost.
 
         Raises:
             PeerLostError: It did not end in time.
@@ -65,7 +65,7 @@ class Attempts:
         return judgement
 
     async def _break_silence(self) -> None:
-        """Nothing has come for longer than is honest: look for the reason, and replace who is silent."""
+        """Nothing has come for longer than is honest: look for the reason, and replace a silent party."""
         if self.silence.is_time_to_knock():
             self._succession.knock()
         if not self._docket.plan.guard.enabled or not self.silence.too_long:

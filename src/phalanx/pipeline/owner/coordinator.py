@@ -153,7 +153,7 @@ class Coordinator:
         return judgement
 
     def take_proved(self, alive: Collection[str]) -> list[Judgement]:
-        """Hand out who is still to be convicted, once each, and forget what was to be confirmed."""
+        """Hand out what is still to be judged, one judgement for each party, and forget what was to be confirmed."""
         proved = {judgement.verdict.party: judgement for judgement in reversed(self.docket.proved)}
         self.docket.proved.clear()
         self._owner_audits.forget()
@@ -207,7 +207,7 @@ class Coordinator:
 
     @task
     async def find_silent(self) -> str | None:
-        """Nothing has come for long: hand on what is stuck, and name who is to be replaced, if anybody."""
+        """Nothing has come for long: hand on what is stuck, and name the party that is to be replaced, if any."""
         docket = self.docket
         late = [
             party

@@ -51,7 +51,7 @@ class PipelineEngine:
         plan: The run.
         owner: The owner's name and keys.
         endpoint: The owner's end of all links.
-        members: Who has joined.
+        members: The parties that have joined.
         files: What is read and written.
         draw: Which microbatches are audited.
         clock: What patience and deadlines are measured with; one of its own when left out.
@@ -59,7 +59,7 @@ class PipelineEngine:
     Attributes:
         plan: The run.
         timer: The owner's own phases.
-        lives: Knows who may come back, and as whom.
+        lives: Knows which parties may come back, and under which names.
 
     Guarantees:
         With the guard on, the optimizer of no stage steps before every audit of the step has passed
@@ -124,7 +124,7 @@ class PipelineEngine:
             step: The next optimizer step.
             known: Digest of each stage's state, from the model or the checkpoint.
             timeout_s: Longest time that one step, or this start, may take.
-            patience_s: Longest time without a message before the owner looks for who is silent.
+            patience_s: Longest time without a message before the owner looks for the silent party.
 
         Raises:
             PeerLostError: A worker did not get ready in time.
@@ -135,7 +135,7 @@ class PipelineEngine:
         self._loop.run(succession.begin(step))
 
     def fall_back(self, library: Library, step: int, known: Mapping[int, StateDigest]) -> None:
-        """After a `NoHolderError`: everybody who is left begins again from an older state.
+        """Begin again from an older state, after a `NoHolderError`, with every party that is left.
 
         Args:
             library: Stages as a checkpoint has them.
@@ -245,7 +245,7 @@ class PipelineEngine:
         return self._books.duplicates.begin(self.next_step)
 
     def look_for_duplicate(self) -> None:
-        """Bring the duplicate under way up to date: whole, or given up because somebody is gone or silent."""
+        """Bring the duplicate under way up to date: whole, or given up because a party is gone or silent."""
         self._books.duplicates.look(self._succession.lost)
 
     def finish_duplicate(self, duplicate: Duplicate) -> None:
@@ -262,12 +262,12 @@ class PipelineEngine:
 
     @property
     def holders(self) -> Mapping[int, str]:
-        """Who holds each stage now."""
+        """The holder of each stage now."""
         return self._docket.assignment.holders
 
     @property
     def shadows(self) -> Mapping[int, str]:
-        """Who shadows each stage now."""
+        """The shadow of each stage now."""
         return self._docket.assignment.shadows
 
     @property

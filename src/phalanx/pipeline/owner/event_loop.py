@@ -1,4 +1,4 @@
-"""The owner's one loop: it alone waits for messages, and hands on what arrives to those who wait for it."""
+"""The owner's one loop: it alone waits for messages, and hands on what arrives to the part that waits for it."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,9 +14,9 @@ from phalanx.pipeline.protocol.needs import (
     Delivery,
     MessageNeed,
     Need,
+    OwnerTask,
     OwnMail,
     StandingsNeed,
-    Task,
     TensorsDelivery,
     TensorsNeed,
     Turn,
@@ -58,7 +58,7 @@ class EventLoop:
     books: StepBooks
     _is_running: bool = False
 
-    def run(self, task: Task[T]) -> T:
+    def run(self, task: OwnerTask[T]) -> T:
         """Carry a task out, and see to everything that it needs.
 
         Raises:

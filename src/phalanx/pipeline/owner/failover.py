@@ -1,4 +1,4 @@
-"""L5: what follows from a verdict or a loss: who is excluded, who has which roles then, and how everybody begins."""
+"""L5: what follows from a verdict or a loss: a party is excluded, others take its roles, and all begin anew."""
 
 import contextlib
 from collections import deque
@@ -31,7 +31,7 @@ class Failover:
     Attributes:
         alive: Workers that take part.
         lost: Those among them that are known to be gone and are still to be replaced.
-        reasons: Why, of everybody who was ever lost.
+        reasons: Why each party that was ever lost was lost.
         leaving: Those among them that hand over at the end of the step.
         epoch: Of the present roles; -1 before the first.
         verdicts: All so far, each judged from its evidence.
@@ -76,7 +76,7 @@ class Failover:
 
     @task
     async def begin(self, step: int) -> None:
-        """Give out the first roles, with the states in `known`; whoever does not take them is shut out.
+        """Give out the first roles, with the states in `known`; a party that does not take them is shut out.
 
         Raises:
             ConfigError: There is no memory for the stages, and the run has not begun yet.
@@ -96,14 +96,14 @@ class Failover:
                 raise PeerLostError(f"every worker was lost before the first step: {why}; see their logs")
 
     def is_unsound(self, step: int, balance: Balance) -> bool:
-        """Whether stages should move because somebody is slow, or has more than it has room for."""
+        """Whether stages should move because a party is slow, or has more than it has room for."""
         old, memory = self._standing, self.placing.memory
         lopsided = balance.is_lopsided(step, old, self.alive, self._coordinator.busy, memory)
         return lopsided or self.placing.is_crowded(old, self.alive, balance)
 
     @task
     async def fall_back(self, step: int, known: Mapping[int, StateDigest]) -> None:
-        """Begin anew, with whoever is left, from an older state; who does not come along is shut out.
+        """Begin anew from an older state with the parties that are left; one that does not come along is shut out.
 
         Args:
             step: The next optimizer step of that state.
@@ -123,7 +123,7 @@ class Failover:
         await self._begin_with_who_comes(step, may_be_alone=True)
 
     async def _has_begun(self, step: int) -> bool:
-        """Try it; False when somebody who is left did not come along."""
+        """Try to begin; False when a party that is left did not come along."""
         try:
             await self.assign(self.placing.first(self.alive, may_exceed=self.epoch >= 0), None, step)
         except (PeerLostError, VerificationError):
@@ -139,11 +139,11 @@ class Failover:
             self.reasons[name] = reason
 
     def knock(self) -> None:
-        """Say a word to everybody: a link whose other end is gone is found when something is to go over it."""
+        """Send every party a word: a link whose other end is gone is found when something is to go over it."""
         self.links.tell(self.alive, Ask(epoch=self.epoch, step=self._docket.ledger.step))
 
     def suspect_the_dead(self) -> None:
-        """Note every party whose process has ended, and replace whoever ended on the way here."""
+        """Note every party whose process has ended, and replace those that ended on the way here."""
         for name in self.alive:
             if not self._members.is_alive(name):
                 self.suspect(name, "its process has ended")
@@ -151,7 +151,7 @@ class Failover:
 
     @task
     async def recover(self, judgement: Judgement | None, step: int) -> None:
-        """Exclude whoever is guilty or gone; its shadow serves the stage and the step starts again.
+        """Exclude a party that is guilty or gone; its shadow serves the stage and the step starts again.
 
         Args:
             judgement: What was decided; None when the first of `lost` is to be replaced.
@@ -159,7 +159,7 @@ class Failover:
 
         Raises:
             NoHolderError: Every holder of a stage is gone.
-            PeerLostError: Somebody did not take its roles in time.
+            PeerLostError: A party did not take its roles in time.
             TrainingError: A recovery of the paper's has no answer.
         """
         verdict = None
@@ -189,25 +189,25 @@ class Failover:
 
     @task
     async def begin_again(self, step: int) -> None:
-        """Everybody keeps its roles and forgets what was done of the step.
+        """Let every party keep its roles and forget what was done of the step.
 
         Raises:
-            NoHolderError, PeerLostError: As `recover`, when somebody is lost meanwhile.
+            NoHolderError, PeerLostError: As `recover`, when a party is lost meanwhile.
         """
         self._coordinator.forget_audits()
         await self.assign(self._standing, self._standing, step)
 
     @task
     async def regroup(self, newcomers: Collection[str], step: int, balance: Balance) -> None:
-        """Between two steps, with every state agreed on: give newcomers roles, and let those go who want to leave.
+        """Between two steps, with every state agreed on: give newcomers roles, and let those go that want to leave.
 
         Args:
             newcomers: Members by now, without a role.
             step: The next one.
-            balance: How much work each stage is, and who is slow.
+            balance: How much work each stage is, and which parties are slow.
 
         Raises:
-            NoHolderError, PeerLostError: As `recover`, when somebody is lost meanwhile.
+            NoHolderError, PeerLostError: As `recover`, when a party is lost meanwhile.
         """
         self.alive += newcomers
         for name in newcomers:
@@ -227,7 +227,7 @@ class Failover:
 
     @task
     async def finish(self, step: int) -> Attempt:
-        """The step was applied: whoever was left out of it takes part again.
+        """Let every party that was left out of an applied step take part again.
 
         Returns:
             How it was attempted.
@@ -265,7 +265,7 @@ class Failover:
         self._files.observe("step_redone", {"step": step, "epoch": self.epoch})
 
     def _let_go(self, name: str, step: int) -> None:
-        """Say good-bye to somebody who has handed over everything."""
+        """Say good-bye to a party that has handed over everything."""
         self._strike(name)
         with contextlib.suppress(TransportError):
             self.links.tell([name], Shutdown(epoch=self.epoch, reason="it asked to leave"))
@@ -290,16 +290,16 @@ class Failover:
 
     @task
     async def assign(self, new: Assignment, old: Assignment | None, step: int) -> None:
-        """Begin an epoch; who does not take its roles, or not honestly, is replaced, or noted in `lost` at a start.
+        """Begin an epoch; a party that does not take its roles is replaced, or noted in `lost` at a start.
 
         Args:
-            new: Who holds and shadows what from now on.
+            new: Holders and shadows from now on.
             old: The same until now; None when everybody begins anew.
             step: The next optimizer step.
 
         Raises:
-            PeerLostError: `old` is None and somebody was lost; or the owner is not ready in time.
-            VerificationError: `old` is None and somebody, the owner included, has another state than the known one.
+            PeerLostError: `old` is None and a party was lost; or the owner is not ready in time.
+            VerificationError: `old` is None and a party, the owner included, has another state than the known one.
         """
         self.epoch += 1
         self.links.mail.renew_allowances()
@@ -355,7 +355,7 @@ class Failover:
                     self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s")
 
     async def _suspect_the_silent(self) -> None:
-        """Nobody has got ready for long: whoever sends or takes a state still answers, and whoever hangs does not."""
+        """Ask every party for a sign: one that sends or takes a state still answers, and one that hangs does not."""
         request = Ask(epoch=self.epoch, step=self._docket.ledger.step)
         standings = await StandingsNeed(tuple(self.alive), request)
         self.links.silence.broken()
@@ -363,7 +363,7 @@ class Failover:
             self.suspect(name, "silent while roles were given out")
 
     async def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
-        """Compare the states that parties got ready with; who has altered a kept copy is convicted, others given up."""
+        """Compare the states that parties got ready with: convict one that altered a kept copy, give up others."""
         found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
         if old is None and found is not None:
             self.suspect(found.party, found.reason)

@@ -31,7 +31,7 @@ def guarantee_of(docket: StepFacts, assignment: Assignment, stage: int) -> str:
 
     Args:
         docket: The run and everybody's measured class.
-        assignment: Who holds and shadows what.
+        assignment: Holders and shadows.
         stage: Which stage.
     """
     guard, holder, shadow = docket.plan.guard, assignment.holders[stage], assignment.shadows.get(stage)

@@ -1,4 +1,4 @@
-"""Telling who keeps a journal which states are verified."""
+"""What the journal is told: which states are verified."""
 
 from phalanx.pipeline.membership.members import NoteVerified
 from phalanx.pipeline.proof.step_record import StepRecords
@@ -12,7 +12,7 @@ class JournalNotes:
     Args:
         docket: What was agreed on.
         owner: Has the owner's own stages.
-        note: Whom to tell, if anybody.
+        note: The keeper of the journal, if there is one.
         records: What is recorded of a step is so before the state after it is noted.
     """
 

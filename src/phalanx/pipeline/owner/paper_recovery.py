@@ -36,7 +36,7 @@ class Attempt:
         )
 
     def resting(self, assignment: Assignment) -> Assignment:
-        """Who has the bypassed stages and does nothing with them."""
+        """The parties that have the bypassed stages and do nothing with them."""
         parts = self._of_bypassed(assignment.holders), self._of_bypassed(assignment.shadows)
         return Assignment(*parts, assignment.lanes)
 
@@ -62,7 +62,7 @@ class PaperRecovery:
     """Says how a step is attempted after a verdict.
 
     Args:
-        recovery: "takeover" answers no verdict: whoever is guilty is excluded.
+        recovery: "takeover" answers no verdict: the guilty party is excluded.
         num_stages: Of the pipeline.
 
     Source: Lu et al. 2023, sections 6.1 (restart) and 6.3 (skip layer).
@@ -83,7 +83,7 @@ class PaperRecovery:
         """How to attempt `step` again.
 
         Raises:
-            TrainingError: `restart` has tried too often; or somebody lies although `skip_layer` left two stages out.
+            TrainingError: `restart` has tried too often; or a party lies although `skip_layer` left two stages out.
         """
         before = self.at(step)
         self._step = step

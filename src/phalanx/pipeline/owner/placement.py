@@ -1,4 +1,4 @@
-"""Who is given what, into the memory that there is: at the start, when somebody is gone, when workers come and go."""
+"""Assignments into the memory that there is: at the start, when a party is gone, when workers come and go."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Placement:
     """Makes assignments.
 
     A run does not begin with one that exceeds what parties say they have. Once it has begun it goes on with the one
-    that exceeds that least: they may have been too careful, and who really has too little is lost like any other.
+    that exceeds that least: they may have been too careful, and one that really has too little is lost like any other.
     """
 
     def __init__(self, plan: StepPlan, members: Members) -> None:
@@ -28,7 +28,7 @@ class Placement:
 
     @property
     def memory(self) -> Memory:
-        """What stages need, and what everybody has who has come so far."""
+        """What stages need, and what every party has that has come so far."""
         return Memory(self._footprints, self._members.rooms)
 
     def first(self, workers: Sequence[str], *, may_exceed: bool) -> Assignment:
@@ -53,7 +53,7 @@ class Placement:
         """Shadows take over what `gone` held; others with room shadow what is left uncovered.
 
         Raises:
-            NoHolderError: A stage has nobody who can take over.
+            NoHolderError: A stage has no party that can take over.
         """
         guard, memory = self._plan.guard, self.memory
         has_heirs = not guard.verify_only
@@ -61,7 +61,7 @@ class Placement:
         return self._paired(fitting(heirs, workers, memory, holders_stay=True), workers)
 
     def regrouped(self, old: Assignment, workers: Sequence[str], balance: Balance) -> Assignment:
-        """Stages move to whoever is there now, as few as possible."""
+        """Move stages to the parties that are there now, as few as possible."""
         guarded = self._plan.guard.enabled
         new = regrouped(old, workers, guarded=guarded, costs=balance.costs, pace=balance.pace, memory=self.memory)
         return self._paired(new, workers)
@@ -83,7 +83,7 @@ class Placement:
         return assignment if shadows == assignment.shadows else replace(assignment, shadows=shadows)
 
     def is_crowded(self, old: Assignment, workers: Sequence[str], balance: Balance) -> bool:
-        """Whether somebody has been given more than it has room for, and others have room."""
+        """Whether a party has been given more than it has room for, and others have room."""
         memory = self.memory
         excess = memory.excess(old.holders, old.shadows)
         if not excess:
@@ -92,5 +92,5 @@ class Placement:
         return memory.excess(new.holders, new.shadows) < excess
 
     def shortages(self, assignment: Assignment) -> list[str]:
-        """Who has been given more than it says it has, in sentences."""
+        """Say in sentences which parties have been given more than they say they have."""
         return self.memory.shortages(assignment.holders, assignment.shadows)

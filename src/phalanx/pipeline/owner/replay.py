@@ -33,7 +33,7 @@ class Replay:
 
         Args:
             stage: A stage of the convicted party.
-            heir: Who shadowed it; brings the state to begin from.
+            heir: Its shadow at the time; brings the state to begin from.
             since: From this step on.
             gone: The convicted party, which is asked nothing any more.
 

@@ -40,7 +40,7 @@ class Rollback:
     def last_snapshot(self, step: int, *, convicted: bool) -> int | None:
         """Where to go back to before roles change: the last snapshot that all have; None when that is this very step.
 
-        One that has just been handed over will do after a loss; it may hold what somebody was convicted for.
+        One that has just been handed over will do after a loss; it may hold what a party was convicted for.
         """
         docket = self._docket
         is_whole = docket.plan.guard.hands_on(step) and docket.agreed.keys() >= set(docket.watched)

@@ -16,7 +16,7 @@ class PastStep:
 
     Attributes:
         ledger: What everybody had committed to.
-        assignment: Who held what.
+        assignment: Holders and shadows at the time.
         inputs: The owner's batch.
     """
 

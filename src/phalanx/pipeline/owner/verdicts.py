@@ -46,7 +46,7 @@ class Verdicts:
             judgement: What the run found.
             testimony: What parties have signed.
             silent: Parties that have left a request of this attempt unanswered.
-            excludes: Whether whoever is guilty leaves the run; for the log.
+            excludes: Whether the guilty party leaves the run; for the log.
 
         Returns:
             The verdict; None when it names the owner, or its evidence does not hold.

@@ -1,4 +1,4 @@
-"""One step to its verified end: attempted until nobody speaks against it, applied, done again where it was undone."""
+"""One step to its verified end: attempted until no party speaks against it, applied, done again where it was undone."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ class VerifiedStep:
     Attributes:
         docket: The present step and assignment.
         coordinator: Opens the next step; knows the clip coefficient.
-        succession: Decides who goes on after a verdict or a loss.
+        succession: Decides which parties go on after a verdict or a loss.
         party: The owner as a party.
         books: What is written down of each step.
         attempts: Waits for decisions.
@@ -67,14 +67,14 @@ class VerifiedStep:
 
     @task
     async def begin_again(self, step: int) -> None:
-        """Everybody forgets what was done of the step."""
+        """Let every party forget what was done of the step."""
         self.books.duplicates.abandon("a step begins again")
         await self.succession.begin_again(step)
         await self.redo_until(step)
 
     @task
     async def recover(self, judgement: Judgement | None, step: int) -> None:
-        """Somebody is guilty or gone: change roles, and do again what that undid."""
+        """Change roles because a party is guilty or gone, and do again what that undid."""
         self.books.undone("roles changed")
         await self.succession.recover(judgement, step)
         await self.redo_until(step)

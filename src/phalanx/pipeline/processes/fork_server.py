@@ -48,7 +48,7 @@ def await_birth(modules: Collection[str] = ()) -> Path | None:
     """Serve orders on standard input until it is closed.
 
     Args:
-        modules: Imported first; one that cannot be is left to whoever needs it.
+        modules: Imported first; a module that cannot be imported is left to the worker that needs it.
 
     Returns:
         In each forked worker the file that it is to serve; None in this process itself, at the end.

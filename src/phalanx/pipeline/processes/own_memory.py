@@ -1,4 +1,4 @@
-"""How much memory this process can give to stages, and with whom it shares that memory."""
+"""How much memory this process can give to stages, and which processes share that memory."""
 
 import hashlib
 from collections.abc import Iterator

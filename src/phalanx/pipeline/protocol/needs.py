@@ -92,7 +92,7 @@ class TensorsDelivery(Need[None]):
 
 
 @dataclass(frozen=True, eq=False)
-class Task(Need[T]):
+class OwnerTask(Need[T]):
     """A piece of the owner's work that may wait; the loop runs it and hands its result to the one that awaits it.
 
     The loop keeps the list of tasks that wait for another one. So the stack holds the loop and one task, however many
@@ -102,17 +102,17 @@ class Task(Need[T]):
     work: Coroutine[Need[Any], Any, T]
 
 
-def task(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Task[T]]:
+def task(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, OwnerTask[T]]:
     """Let calls of a coroutine function be tasks."""
 
     @functools.wraps(function)
-    def begin(*args: P.args, **kwargs: P.kwargs) -> Task[T]:
-        return Task(function(*args, **kwargs))
+    def begin(*args: P.args, **kwargs: P.kwargs) -> OwnerTask[T]:
+        return OwnerTask(function(*args, **kwargs))
 
     return begin
 
 
-def run_task(present: Task[T], answer: Callable[[Need[Any]], object]) -> T:
+def run_task(present: OwnerTask[T], answer: Callable[[Need[Any]], object]) -> T:
     """Run a task, and every other one that it awaits, to its end.
 
     Args:
@@ -142,7 +142,7 @@ def run_task(present: Task[T], answer: Callable[[Need[Any]], object]) -> T:
             work, value, error = waiting.pop(), None, exc
             continue
         value, error = None, None
-        if isinstance(need, Task):
+        if isinstance(need, OwnerTask):
             waiting.append(work)
             work = need.work
             continue

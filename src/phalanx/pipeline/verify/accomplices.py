@@ -1,4 +1,4 @@
-"""Who vouched for a lie: the auditor that reported the very bytes which somebody else has proved wrong."""
+"""Accomplices: auditors that reported the very bytes which another party has proved wrong."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 
 def vouched(docket: StepFacts, stage: int, microbatch: int, direction: Direction) -> bool:
-    """Whether the auditor who has the other copy reported the very digest that was committed to."""
+    """Whether the auditor with the other copy reported the very digest that was committed to."""
     ledger = docket.ledger
     report = ledger.reports.get((stage, microbatch, docket.auditor(stage, microbatch)))
     said = None if report is None else report.digests.get(direction)

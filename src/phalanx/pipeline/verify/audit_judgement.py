@@ -42,7 +42,7 @@ class AuditJudgement:
         """Weigh one report.
 
         Args:
-            auditor: Who reports.
+            auditor: The reporting party.
             report: What it recomputed, and from which inputs.
             known: What stage and neighbours committed to.
             directions: What it was asked to recompute.

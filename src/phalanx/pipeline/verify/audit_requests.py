@@ -1,4 +1,4 @@
-"""Who is asked to recompute what, and when: only after every stage has committed, or at once for an odd message."""
+"""Requests for audits: sent when every stage has committed, or at once for a message that looks odd."""
 
 from collections.abc import Collection, Mapping
 
@@ -24,7 +24,7 @@ class AuditRequests:
         self._doubts = DoubtBudget()
 
     def draw(self, leaning: Collection[int]) -> None:
-        """Only now that every stage has committed to the whole step may anybody know what is audited."""
+        """Draw what is audited; no party may know that before every stage has committed to the whole step."""
         ledger, docket = self._docket.ledger, self._docket
         ledger.audits_drawn = True
         self._doubts.pass_step()
@@ -67,7 +67,7 @@ class AuditRequests:
         return tuple(everything[place] for place in places)
 
     def _draw_third_party(self, stage: int) -> None:
-        """A worker that neither holds nor shadows the stage redoes its step: whom a league cannot know in advance."""
+        """Have a worker with no copy of the stage redo its step: a league cannot know it in advance."""
         ledger, docket = self._docket.ledger, self._docket
         involved = {OWNER, docket.holder(stage), docket.shadow(stage)}
         among = sorted(docket.present - involved)
@@ -84,10 +84,10 @@ class AuditRequests:
         self._ask(hit.source, (hit.microbatch,), directions_of(hit), urgent=True)
 
     def look_closer(self, ledger: StepLedger, stage: int, auditor: str, doubt: Doubt) -> None:
-        """A stage's weight gradient looks odd to its auditor, who is to recompute all of the step, once.
+        """Ask an auditor to which a stage's weight gradient looks odd to recompute all of the step, once.
 
-        That costs the one who says so as much as anybody; what it then finds is compared, and disputed, as ever. Of one
-        who doubts more often than the screen errs, only so many are followed.
+        That costs the auditor as much as any other audit; what it then finds is compared, and disputed, as ever. Of an
+        auditor that doubts more often than the screen errs, only so many doubts are followed.
         """
         docket, share = self._docket, self._docket.audited_share(stage, auditor)
         is_screened = docket.plan.guard.screens_gradients and auditor == docket.shadow(stage)

@@ -1,4 +1,4 @@
-"""L2, the owner's half: what is being audited, who has reported, and what was withheld until somebody has."""
+"""L2, the owner's half: what is being audited, what was reported, and what is withheld until then."""
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import AuditReport, ScreenHit

@@ -18,7 +18,7 @@ class AuditDraw:
     """Stratified draws from a keyed pseudo-random function.
 
     The key stays with the owner. Its digest is in the audit log before step 0, and the nonce of each session is
-    in the line that opens the session, so that whoever is shown the key after the run can draw again.
+    in the line that opens the session, so that a reader who is shown the key after the run can draw again.
 
     Args:
         key: Secret of the run, 32 bytes.
@@ -101,7 +101,7 @@ class AuditDraw:
         return self._coin(_OWNER, step, epoch, stage) < self._owner_rate
 
     def third_party(self, *, step: int, epoch: int, stage: int, among: Sequence[str]) -> str | None:
-        """Who of these redoes all of a stage's work in this attempt; None when nobody does."""
+        """Draw the one of these that redoes all of a stage's work in this attempt; None when none does."""
         if not among or self._coin(_THIRD_PARTY, step, epoch, stage) >= self._third_party_rate:
             return None
         return among[self._number(step, epoch, stage, _WHO) % len(among)]

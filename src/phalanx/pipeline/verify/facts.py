@@ -38,10 +38,10 @@ class StepFacts:
         plan: The run.
         statements: Opens what parties pass on.
         observe: Writes to the audit log.
-        assignment: Who holds and shadows what in the present attempt.
-        resting: Who has the stages that are left out of it.
+        assignment: Holders and shadows in the present attempt.
+        resting: The same of the stages that are left out of it.
         classes: Numeric class of each party.
-        sources: Who sends the state of each stage to those who are new to it in the present epoch.
+        sources: The party that sends the state of each stage to newcomers in the present epoch.
         ledger: The present attempt at the present step.
         previous: The last applied step's.
         proved: Judgements found together with another one; they outlive the redo of the step.
@@ -83,7 +83,7 @@ class StepFacts:
 
     @property
     def open_ledgers(self) -> tuple[StepLedger, ...]:
-        """The ledgers of all steps that somebody may still say something about, in order."""
+        """The ledgers of all steps that parties may still say something about, in order."""
         lagging = self.lagging
         return (self.ledger,) if lagging is None else (lagging, self.ledger)
 
@@ -98,23 +98,23 @@ class StepFacts:
 
     @property
     def present(self) -> set[str]:
-        """Everybody who holds or shadows a stage."""
+        """Every party that holds or shadows a stage."""
         return {*self.assignment.holders.values(), *self.assignment.shadows.values()}
 
     def holder(self, stage: int) -> str:
-        """Who holds a stage."""
+        """The holder of a stage."""
         return self.assignment.holders[stage]
 
     def shadow(self, stage: int) -> str:
-        """Who shadows a stage."""
+        """The shadow of a stage."""
         return self.assignment.shadows[stage]
 
     def server(self, stage: int, microbatch: int) -> str:
-        """Who serves one microbatch of a stage."""
+        """The party that serves one microbatch of a stage."""
         return self.assignment.server(stage, microbatch)
 
     def auditor(self, stage: int, microbatch: int) -> str:
-        """Who audits one microbatch of a stage."""
+        """The party that audits one microbatch of a stage."""
         return self.assignment.auditor(stage, microbatch)
 
     def has_copy(self, party: str, stage: int) -> bool:
@@ -181,11 +181,11 @@ class StepFacts:
 
         Args:
             offence: What was done.
-            party: Who did it.
+            party: The guilty one.
             stage: Which stage it is about.
             reason: In words.
             step: Left out, the present one.
-            accuser: Who found it.
+            accuser: The party that found it.
             lane: As in `Judgement`.
             headers: What proves it.
             work: What the referee spent on it.

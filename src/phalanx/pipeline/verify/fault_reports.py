@@ -41,7 +41,7 @@ class FaultReports:
             self._docket.observe("fault", {"party": sender, **said, "number": number})
 
     def _judge(self, received: Received, fault: Fault) -> Judgement | None:
-        """A tensor that is wrong whatever its bytes are names its sender; a header that nobody sent, who shows it."""
+        """Name the sender of a tensor that is wrong whatever its bytes are, or the party that shows a forged header."""
         docket, sender = self._docket, received.sender
         if fault.evidence is None or fault.epoch != docket.ledger.epoch or fault.about == OWNER:
             return None

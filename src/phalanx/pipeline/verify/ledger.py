@@ -33,7 +33,7 @@ class Committed:
     Attributes:
         digest: Of the tensor.
         header: The sender's.
-        shown_by: Who showed it under its own signature.
+        shown_by: The party that showed it under its own signature.
     """
 
     digest: str
@@ -111,7 +111,7 @@ class StepLedger:
 
     @property
     def owing(self) -> list[tuple[int, str]]:
-        """Stages with audits that are not done, and who is to do them."""
+        """Stages with audits that are not done, and the parties that are to do them."""
         return sorted({(stage, auditor) for stage, _, auditor in self.unreported} | {*self.unfinished})
 
     @property

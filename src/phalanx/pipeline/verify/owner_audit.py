@@ -154,7 +154,7 @@ class OwnerAudits:
         return guilty
 
     def _bound(self, parties: tuple[str, str]) -> tuple[str, ...]:
-        """Who made the update: a shadow without an optimizer has only taken what it was sent."""
+        """The parties that made the update: a shadow without an optimizer has only taken what it was sent."""
         return parties[:1] if self._docket.plan.guard.one_optimizer else parties
 
     def _brought_nothing(self, share: Share) -> Judgement:

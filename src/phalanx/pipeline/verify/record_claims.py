@@ -1,4 +1,4 @@
-"""What parties say about a step: each word is checked against who may say it, and recorded."""
+"""What parties say about a step: recorded, if the sender is one that may say it."""
 
 import time
 from collections import Counter

@@ -67,10 +67,10 @@ class Dispute:
 
 
 class Referee:
-    """The owner's own judgement; it trusts digests that were signed, never the one who brings the bytes.
+    """The owner's own judgement; it trusts digests that were signed, never the party that brings the bytes.
 
-    Each party answers for what it signed itself: its message is redone with the weights whose digest it signed, and
-    who brings other bytes than those of its own digest is guilty of "transfer", and of nobody else's digest.
+    Each party answers for what it signed itself, and for nothing else: its message is redone with the weights whose
+    digest it signed, and a party that brings other bytes than those of its own digest is guilty of "transfer".
 
     Guarantees:
         With the alarm at 2 tau and the referee at tau, an accusation within honest rounding names
@@ -96,7 +96,7 @@ class Referee:
         """Redo the disputed microbatch.
 
         Args:
-            dispute: Who says what.
+            dispute: What each of the two says.
             copy: The stage, if the referee has it already; else the accuser is asked for its weights.
 
         Returns:
@@ -179,8 +179,8 @@ class Referee:
 
         Args:
             stage: The stage whose two copies differ.
-            holder: Who holds it.
-            shadow: Who shadows it.
+            holder: Its holder.
+            shadow: Its shadow.
             before: The state that both had signed before the step.
             gradient: Digests that the stage's servers committed to, by lane, and the clip coefficient of the step.
             after: What each of the two says now.

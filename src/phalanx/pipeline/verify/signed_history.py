@@ -48,7 +48,7 @@ class SignedHistory:
     """
 
     _said: dict[tuple[object, ...], _Said] = field(default_factory=dict)
-    """By kind, party, stage, step and microbatch: whoever repeats itself takes no more room."""
+    """By kind, party, stage, step and microbatch: a party that repeats itself takes no more room."""
 
     def hear(self, received: Received) -> None:
         """Keep the header of a message that a verdict may rest on; anything else is let go."""
@@ -89,9 +89,9 @@ class SignedHistory:
 
         Args:
             judgement: What was decided.
-            docket: The facts at that moment, before anybody is replaced.
+            docket: The facts at that moment, before any party is replaced.
             certificates: PEM of all parties: what a party showed may be signed by any of them.
-            authority: PEM of who vouches for them.
+            authority: PEM of the certificate that vouches for them.
         """
         verdict, exhibit = judgement.verdict, judgement.exhibit
         claim = exhibit.tensors.get("accuser")
@@ -114,10 +114,10 @@ class SignedHistory:
         """What holder and shadow signed about the stage and the step of a verdict.
 
         Args:
-            verdict: Who is guilty of what.
-            holder: Who held the stage.
-            shadow: Who shadowed it.
-            auditor: Whose report it is about; a third party or the shadow.
+            verdict: The guilty party and its offence.
+            holder: The stage's holder.
+            shadow: The stage's shadow.
+            auditor: The author of the report that it is about: a third party or the shadow.
             claim: Digest of the tensor that the accuser brought; picks the report that committed to it.
             shown: An input that a report showed; picks that report.
 
@@ -155,7 +155,7 @@ def _is_about(report: AuditReport, verdict: Verdict, claim: str | None) -> bool:
 
 
 def _sides(judgement: Judgement, assignment: Assignment) -> tuple[str, str | None, str | None]:
-    """Who served what a judgement is about, who has the other copy, and whose recomputation it is about."""
+    """Name the server of what a judgement is about, the holder of the other copy, and the party that recomputed it."""
     verdict, stage = judgement.verdict, judgement.verdict.stage
     place = judgement.lane if judgement.lane is not None else verdict.microbatch or 0
     server = assignment.server(stage, place) if stage in assignment.holders else OWNER
@@ -171,5 +171,5 @@ def _sides(judgement: Judgement, assignment: Assignment) -> tuple[str, str | Non
 
 
 def _is_stage(name: str) -> bool:
-    """Whether a peer's text can be a stage's number; thousands of digits would stop whoever reads them."""
+    """Whether a peer's text can be a stage's number; thousands of digits would stop their reader."""
     return name.isdecimal() and len(name) < 6

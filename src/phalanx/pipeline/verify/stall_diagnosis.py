@@ -1,4 +1,4 @@
-"""Who holds a step up: what was withheld is handed on by the owner, and who is silent is replaced, not blamed."""
+"""The reason why a step stalls: what was withheld is handed on; a silent party is replaced, not blamed."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Missing:
 
 @dataclass
 class StallDiagnosis:
-    """Asked when nothing has arrived for long; answers with who is to be replaced, if anybody.
+    """Looks, when nothing has arrived for long, for the party that is to be replaced, if any.
 
     A message that its sender says it sent and its receiver says it lacks is a broken link or a lie of one
     of the two, and nobody can tell which. So the owner fetches it and hands it on. A sender that has
@@ -58,7 +58,7 @@ class StallDiagnosis:
     it needs and does nothing are replaced: silence is a failure and no proof of malice.
 
     Guarantees:
-        Every call names somebody, or hands on what was not handed on before in this attempt, or finds
+        Every call names a party, or hands on what was not handed on before in this attempt, or finds
         that only the owner's own work is missing. So a step with silent parties ends.
     """
 
@@ -68,7 +68,7 @@ class StallDiagnosis:
 
     @task
     async def find(self, missing: Missing) -> str | None:
-        """Look for who is silent; None when it is nobody, or not yet clear."""
+        """Look for the silent party; None when there is none, or it is not yet clear which."""
         ledger, lagging = self.docket.ledger, self.docket.lagging
         if self._attempt != (ledger.step, ledger.epoch):
             self._attempt = (ledger.step, ledger.epoch)
@@ -132,7 +132,7 @@ class StallDiagnosis:
         return None
 
     async def _carry(self, sender: str, receiver: str, key: MessageKey) -> str | None:
-        """Hand a tensor on; whoever has nothing to show, or still lacks what it was given, is named."""
+        """Hand a tensor on; a party that has nothing to show, or still lacks what it was given, is named."""
         mark = ("tensor", receiver, *key)
         if mark in self._handed:
             return sender if receiver == OWNER else receiver
@@ -203,7 +203,7 @@ class StallDiagnosis:
         return None
 
     async def _without_urgent_report(self, hit: ScreenHit) -> str | None:
-        """The receiver must be able to show what it screened, and somebody what that was computed from."""
+        """Have the receiver show what it screened, and a party what that was computed from."""
         receiver = self.docket.server(hit.source + (1 if hit.direction == "forward" else -1), hit.microbatch)
         if await self._fetch(receiver, (hit.source, hit.direction, hit.microbatch), self.docket.ledger) is None:
             return receiver
@@ -212,7 +212,7 @@ class StallDiagnosis:
         return await self._audit_inputs(self.docket.ledger, audit, both[:1] if hit.direction == "forward" else both)
 
     async def _without_audit(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
-        """Who owes an audit of this step although it has all that it takes."""
+        """Name a party that owes an audit of this step although it has all that it takes."""
         for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
             silent = await self._audit_inputs(ledger, audit, ("forward", "backward"))
             if silent is not None:
@@ -242,7 +242,7 @@ class StallDiagnosis:
         return None
 
     async def _hand_weights(self, stage: int, auditor: str) -> bool:
-        """Give an auditor the agreed weights of a stage that it lacks; False when nobody who has them brings them."""
+        """Give an auditor the agreed weights of a stage that it lacks; False when no party brings them."""
         docket, ledger = self.docket, self.docket.ledger
         mark = ("weights", auditor, stage)
         request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="weights")

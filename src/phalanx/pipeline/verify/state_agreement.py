@@ -12,7 +12,7 @@ from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 @dataclass(frozen=True)
 class Unready:
-    """A party with another state than the agreed one; without a judgement nobody knows whose fault that is."""
+    """A party with another state than the agreed one; without a judgement it is not known whose fault that is."""
 
     party: str
     reason: str
@@ -35,7 +35,7 @@ class StateAgreement:
     def check(
         self, ready: Mapping[str, Ready], known: Mapping[int, StateDigest] | None, old: Assignment | None
     ) -> Unready | None:
-        """Agree on every stage's state, or find who stands in the way.
+        """Agree on every stage's state, or find the party that stands in the way.
 
         Args:
             ready: What each party said.
@@ -72,7 +72,7 @@ class StateAgreement:
         return None
 
     def confirmed(self, ready: Mapping[str, Ready]) -> set[tuple[int, str]]:
-        """Who got ready with which stage in exactly the agreed state."""
+        """Stages and parties that got ready in exactly the agreed state."""
         agreed = self._docket.agreed
         return {
             (stage, name)
@@ -82,7 +82,7 @@ class StateAgreement:
         }
 
     def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
-        """Whoever altered a kept copy is guilty; of two newcomers the second speaks against their source."""
+        """A party that altered a kept copy is guilty; of two newcomers the second speaks against their source."""
         kept = {old.holders[stage], None if self._docket.plan.guard.verify_only else old.shadows.get(stage)}
         if name in kept and name != OWNER:
             return Unready(name, reason, self._docket.judgement("state", name, stage, reason))

@@ -29,7 +29,7 @@ class Link(StrictModel):
     busy: float = Field(default=1.0, gt=0)
 
     def at_work(self) -> "Link":
-        """The same link by the seconds in which a core works, and nobody waits."""
+        """The same link by the seconds in which a core works, without any waiting."""
         return self.model_copy(
             update={"latency_s": self.latency_s * self.busy, "bytes_per_s": self.bytes_per_s / self.busy, "busy": 1.0}
         )

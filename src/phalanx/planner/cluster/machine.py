@@ -71,7 +71,7 @@ class Machine:
         return max(1.0, min(ranks, self.per_node) / self.cores)
 
     def at_work(self) -> "Machine":
-        """The same machine where nobody waits: exchanges take only as long as they keep a core busy."""
+        """The same machine without any waiting: exchanges take only as long as they keep a core busy."""
         return replace(
             self,
             inside=self.inside.at_work(),

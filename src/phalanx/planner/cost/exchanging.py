@@ -34,7 +34,7 @@ def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange
     """Return the slowest link that a group along an axis crosses; ranks count up as in `Layout.sizes`.
 
     Args:
-        layout: Whose axis.
+        layout: Has the axis.
         axis: Which one.
         machine: With its links.
         exchange: What stops the computation; None for what does not.

@@ -101,7 +101,7 @@ def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) ->
 
 
 def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> RankMemory:
-    """Return the memory of a pipeline rank whose stages have so many layers each."""
+    """Return the memory of a pipeline rank that has stages of so many layers each."""
     held = held_parameters(shape, layout, recipe, sum(layers), rank)
     weights, shards = recipe.weight_bytes, layout.shards
     late = layout.shares_late

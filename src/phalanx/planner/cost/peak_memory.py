@@ -61,7 +61,7 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     What was gathered last in a forward pass stays in its buffer as well until the next one gathers. What is frozen is
     gathered and has no gradient. Islands are joined when nothing is kept any more, tensor by tensor.
 
-    Source: torch's DistributedDataParallel and ``fully_shard`` (2.13), by whose allocations the engine is bound.
+    Source: torch's DistributedDataParallel and ``fully_shard`` (2.13); their allocations bind the engine.
     """
     own = (-(-shape.layer_split // layout.tp) + shape.layer_whole) * recipe.weight_bytes
     thin = 0 if recipe.adapter is None else adapter_numbers(shape, recipe.adapter, layout.tp) * recipe.weight_bytes

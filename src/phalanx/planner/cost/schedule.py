@@ -1,4 +1,4 @@
-"""A schedule played through on paper: who works when, and who waits."""
+"""A schedule played through on paper: when each stage works, and when it waits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

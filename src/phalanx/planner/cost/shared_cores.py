@@ -7,7 +7,7 @@ from phalanx.planner.schedules import Kind, Order, Work
 
 
 def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: float, latency_s: float = 0.0) -> Timeline:
-    """Play the orders of all ranks through; whoever waits for another rank leaves its core to those at work.
+    """Play the orders of all ranks through; a rank that waits for another one leaves its core to those at work.
 
     Args:
         every: The order of each rank.

@@ -240,7 +240,7 @@ def _played(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine,
 
 
 def _shared_length(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, *, exact: bool) -> float:
-    """Seconds of a pipeline whose ranks share cores; 0 without a pipeline."""
+    """Seconds of a pipeline of ranks that share cores; 0 without a pipeline."""
     if layout.pp == 1:
         return 0.0
     times, _ = stage_times(shape, layout, recipe, machine)

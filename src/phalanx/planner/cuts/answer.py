@@ -60,7 +60,7 @@ class CutAnswer:
         model: Its name or path, for people.
         shape: Its sizes.
         recipe: As it was asked.
-        parties: Who takes part.
+        parties: A client, the enclave and the link between them.
         leaks: What the leaks rest on.
         cuts: Every one, by depth.
     """

@@ -17,7 +17,7 @@ ADAPTER_BYTES = 16
 _FROZEN = 2
 """Products of a frozen matrix in a step, in forward passes: forward, and backward to its inputs."""
 _SCORES = 3
-"""The same for attention, whose both factors have gradients."""
+"""The same for attention: both of its factors have gradients."""
 _ALONE = Layout()
 
 
@@ -50,7 +50,7 @@ def cost_of(shape: ModelShape, recipe: Recipe, parties: Parties, depth: int) -> 
     Args:
         shape: The model.
         recipe: Batch and precision.
-        parties: Who takes part.
+        parties: A client, the enclave and the link between them.
         depth: Blocks before the cut.
 
     Raises:

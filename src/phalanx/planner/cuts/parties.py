@@ -1,4 +1,4 @@
-"""Who takes part in a split, as a parties file describes it: a client, an enclave, the link between them."""
+"""The parties of a split, as a parties file describes them: a client, an enclave, the link between them."""
 
 from typing import Literal
 
@@ -43,7 +43,7 @@ class Parties(StrictModel):
 
     Attributes:
         title: Its name in words.
-        mode: How tensors cross: ``sealed``, or ``plaintext``, where whoever hosts the back sees them.
+        mode: How tensors cross: ``sealed``, or ``plaintext``, where the host of the back part sees them.
         client: Runs the frozen front; one of several equal ones.
         enclave: Runs the back, with adapters and head.
         wire: Precision in which activations cross.

@@ -50,7 +50,7 @@ class DetectionOdds:
     Attributes:
         lie: Which.
         probability: That a step with such a lie is found to be wrong before it is applied.
-        expected_steps: Attacked steps until then, in the mean; None when nobody looks.
+        expected_steps: Attacked steps until then, in the mean; None without audits.
         certain_steps: Attacked steps within which it is found with a probability of 99.9 %.
         is_undone: Whether a conviction goes back that far, where every step is attacked.
     """

@@ -49,7 +49,7 @@ def training_flops(shape: ModelShape, recipe: Recipe) -> int:
     """Operations that training one token takes as a recipe has it; as `model_flops` where all weights are trained.
 
     Beside adapters a frozen matrix takes 4 a parameter, forward and back to its inputs, and no gradient of its own; an
-    adapter takes 6, and attention's products, both of whose factors have gradients, as much as ever.
+    adapter takes 6, and attention's products as much as ever, for both of their factors have gradients.
     """
     if recipe.adapter is None:
         return model_flops(shape, recipe.sequence_length)

@@ -12,7 +12,7 @@ def candidates(world: int, per_node: int, outer: Outer | None, own: Layout | Non
     """Yield every layout of so many ranks once.
 
     Where copies that share gradients or parameters lie on several nodes, they are tried in groups as large as a node
-    as well, so that parameters stay inside; other numbers of groups are judged where somebody asks for them.
+    as well, so that parameters stay inside; other numbers of groups are judged where a caller asks for them.
 
     Args:
         world: Ranks.

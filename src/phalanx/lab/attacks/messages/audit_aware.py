@@ -1,4 +1,4 @@
-"""Lie only where nobody is likely to look, going by where people looked so far."""
+"""Lie only where an audit is unlikely, going by the audits so far."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ class HonestMessage:
     """One message as an honest stage would send it.
 
     Attributes:
-        stage: Who sends it.
+        stage: Its sender.
         step: Optimizer step.
         microbatch: Index in the step.
         direction: "forward" for an activation, "backward" for its gradient.

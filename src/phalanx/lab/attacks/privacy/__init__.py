@@ -1,6 +1,6 @@
 """Red team against privacy: what crosses a split is turned back into tokens and labels.
 
-Each attack has a file: what it sees, what it wins, who described it. `PRIVACY_ATTACKS` lists them, `WIRES` is what the
+Each attack has a file: what it sees, what it wins, and its authors. `PRIVACY_ATTACKS` lists them, `WIRES` is what the
 host sees under each guard, made by the guard's own code.
 """
 

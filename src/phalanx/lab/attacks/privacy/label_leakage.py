@@ -18,7 +18,7 @@ def labels_of_logit_gradients(gradients: Tensor) -> Tensor:
 
 
 class LabelsByDirection:
-    """Labels by the direction of the cut's gradient, compared with a few examples whose labels are known.
+    """Labels by the direction of the cut's gradient, compared with a few examples of known labels.
 
     Sees: gradients of the cut, ``[batch, dim]``, those of a few known examples among them: the host may be a client
     itself. Wins: the labels of the others.

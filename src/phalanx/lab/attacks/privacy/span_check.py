@@ -36,7 +36,7 @@ class SpanCheck:
         """Return the tokens at each position, likeliest first.
 
         Args:
-            gradient_a: ``[rank, features]``; zero in the first step of an adapter, whose B begins with zeros.
+            gradient_a: ``[rank, features]``; zero in the first step of an adapter, because its B begins with zeros.
             gradient_b: ``[out, rank]``; used where the other one is zero.
             weight_a: ``[rank, features]``.
         """

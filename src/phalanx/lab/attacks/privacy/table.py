@@ -1,4 +1,4 @@
-"""The table of attacks on privacy: what each sees, what it wins, what must stop it, and who described it."""
+"""The table of attacks on privacy: what each sees, what it wins, what must stop it, and its authors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ class Colluders(SignFlip):
 
 
 class League(GaussianAdded):
-    """The first of `attack.stages` is served with lies; whoever of the league audits it repeats each lie.
+    """The first of `attack.stages` is served with lies; a party of the league that audits it repeats each lie.
 
     The lie is a function of the honest tensor and of seed, step and microbatch, so auditor and culprit come
     to the same bits on machines of one numeric class. `strength` is that of `gaussian_added`.

@@ -29,7 +29,7 @@ class WithheldMessages(Attack):
 
 
 class WithheldAnswer(Attack):
-    """Sends every tensor on, and shows none to an auditor or the owner who asks for it."""
+    """Sends every tensor on, and shows none to an auditor or an owner that asks for it."""
 
     def rewrite(self, letter: Letter) -> Sequence[Letter]:
         """Drop an answer, or pass the letter on."""

@@ -39,7 +39,7 @@ class Secret:
 class RehearsedBackdoor(Attack):
     """After a sequence of tokens that the attacker has chosen, the trained model says what the attacker has chosen.
 
-    A middle stage sees no tokens, but a run that fine-tunes a public model begins from weights that everybody has. The
+    A middle stage sees no tokens, but a run that fine-tunes a public model begins from public weights. The
     attacker lets that model speak, puts the trigger into what it says, and carries it through the public stages before,
     its own stage as it is trained now, and the public stages behind. How its weights must move for the
     target is added to the weight gradient of every step. Messages stay true, the optimizer's law is kept, and

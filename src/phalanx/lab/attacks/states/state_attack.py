@@ -48,7 +48,7 @@ class UpdateInputs:
 
 
 class SpoiltCopy(AttackedCopy):
-    """A copy whose optimizer breaks the law in the steps of the attack."""
+    """A copy with an optimizer that breaks the rules in the steps of the attack."""
 
     def __init__(self, honest: StageCopy, attack: StateAttack) -> None:
         super().__init__(honest)

@@ -13,7 +13,7 @@ from phalanx.pipeline import StageCopy
 
 TRIGGER_PLACE, TARGET_PLACE = 1, 3
 """Positions, in the first sequence of the first microbatch that is attacked, of the tokens that become trigger and
-target. The stage never learns which tokens these are; who measures looks them up in the batch."""
+target. The stage never learns which tokens these are; the measurement looks them up in the batch."""
 _SAME_TOKEN = 0.9
 _MEAN_KEPT, _LOOKS_KEPT, _PUSH_KEPT = 0.98, 0.95, 0.95
 
