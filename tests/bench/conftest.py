@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.data import DataConfig
-from phalanx.data.config import BpeConfig, TextConfig
+from phalanx.data.config import BpeConfig
+from phalanx.data.sources import TextConfig
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import PipelineConfig

@@ -27,7 +27,7 @@ from phalanx.lab.bench.overhead.overhead_rows import RunShape, extrapolated, ove
 from phalanx.lab.bench.overhead.rows import PARTS, ArmMeasurement
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
-from phalanx.planner.model.shape import shape_of
+from phalanx.planner.model.read import shape_of
 from phalanx.train import RunConfig
 
 LIGHT = GuardConfig(audit_rate=0.5, owner_audit_rate=0.0)

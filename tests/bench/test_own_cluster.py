@@ -13,7 +13,7 @@ from phalanx.planner.cluster.collectives import all_gather, all_reduce, all_to_a
 from phalanx.planner.cluster.links import Link
 from phalanx.planner.cluster.machine import Exchange
 from phalanx.planner.model.compute import forward_flops
-from phalanx.planner.model.shape import shape_of
+from phalanx.planner.model.read import shape_of
 
 PEAK, BLOCK, HEAD = 9e10, 6e10, 4e10
 BLOCK_S, FIRST_S, LAST_S, UPDATE_S, STAGE_S, NORM_S = 2e-3, 4e-3, 5e-3, 1e-2, 6e-3, 1e-9

@@ -10,14 +10,8 @@ from pydantic_core import PydanticUndefined
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.data import BpeConfig, DataConfig
-from phalanx.data.config import (
-    FileTokenizerConfig,
-    HtmlConfig,
-    JsonlConfig,
-    LabelledConfig,
-    ModelTokenizerConfig,
-    TextConfig,
-)
+from phalanx.data.config import FileTokenizerConfig, LabelledConfig, ModelTokenizerConfig
+from phalanx.data.sources import HtmlConfig, JsonlConfig, TextConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig

@@ -136,7 +136,7 @@ def test_adapters_are_bit_equal_to_peft_on_the_whole_model(cache, name):
     model = whole_model(source)
     peft.inject_adapter_in_model(
         peft.LoraConfig(
-            r=4, lora_alpha=8, target_modules=list(family.lora_targets), fan_in_fan_out=family.fan_in_fan_out
+            r=4, lora_alpha=8, target_modules=list(family.facts.adapter_targets), fan_in_fan_out=family.fan_in_fan_out
         ),
         model,
     )

@@ -5,7 +5,7 @@ import torch
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world, standing
 
 from phalanx.pipeline.protocol.messages import Place, Progress, Relay
-from phalanx.pipeline.schedules import SCHEDULES
+from phalanx.pipeline.schedules import actions
 from phalanx.pipeline.verify.stall_diagnosis import Missing, StallDiagnosis
 
 NOTHING = Missing(states=(), screened=(), weights={})
@@ -34,7 +34,7 @@ def done(world, stage):
 def lacks(world, stage, direction, microbatch):
     """The stage has not got this tensor, nor done anything after it in its schedule."""
     plan, received, sent = world.plan, [], []
-    for action in SCHEDULES[plan.schedule](stage, len(plan.stages), plan.microbatches):
+    for action in actions(plan.schedule, stage, len(plan.stages), plan.microbatches):
         place = Place(direction=action.direction, microbatch=action.microbatch)
         if (action.direction, action.microbatch) == (direction, microbatch):
             break

@@ -5,8 +5,9 @@ import pytest
 from phalanx.planner.cluster.hardware import Cluster, Device, Pool
 from phalanx.planner.cluster.links import Link
 from phalanx.planner.cluster.machine import Machine
+from phalanx.planner.model.read import shape_of
 from phalanx.planner.model.recipe import Recipe
-from phalanx.planner.model.shape import ModelShape, shape_of
+from phalanx.planner.model.shape import ModelShape
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}

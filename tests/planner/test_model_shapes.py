@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.errors import ConfigError, ModelError
 from phalanx.planner.cluster.catalog import known_models, open_model_shape
-from phalanx.planner.model.shape import read_shape, shape_of
+from phalanx.planner.model.read import read_shape, shape_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
 LLAMA = {

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.models.families import FAMILIES
-from phalanx.parallel.tensor.tensor_plans import PLANS
+from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.planner import Layout, ModelShape, nearest, shape_of, why_not
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.cluster.collectives import all_reduce
@@ -20,6 +20,7 @@ from phalanx.planner.cost.traffic import traffic
 from phalanx.planner.model.activations import block_bytes
 from phalanx.planner.model.adapter import Adapter, adapted, adapter_numbers
 from phalanx.planner.model.compute import model_flops, training_flops
+from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.linears import block_tensors, linears
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.search.rank import rank
@@ -34,15 +35,18 @@ def thin(recipe: Recipe) -> Recipe:
     return replace(recipe, adapter=LORA)
 
 
-@pytest.mark.parametrize("name", sorted(PLANS))
+def test_of_every_family_the_planner_has_facts_and_the_models_have_code() -> None:
+    assert set(FACTS) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", sorted(FACTS))
 def test_matrices_are_those_that_ranks_share_and_the_usual_targets_are_the_family_s(name: str) -> None:
     shape = next(shape for shape in known_models().values() if shape.family == name)
 
-    assert {one.name for one in linears(shape) if one.is_row} == set(PLANS[name].rows)
-    assert {one.name for one in linears(shape) if not one.is_row} == set(PLANS[name].columns)
+    assert {one.name for one in linears(shape) if one.is_row} == set(plan_of(name).rows)
+    assert {one.name for one in linears(shape) if not one.is_row} == set(plan_of(name).columns)
     assert sum(one.inputs * one.outputs for one in linears(shape)) == shape.layer_matrix
-    family = FAMILIES[name]
-    assert adapted(shape, LORA) == adapted(shape, Adapter(RANK, family.lora_targets))
+    assert adapted(shape, LORA) == adapted(shape, Adapter(RANK, FACTS[name].adapter_targets))
 
 
 @pytest.mark.parametrize(("name", "number"), [("gpt2", 12), ("llama-65b", 9), ("opt-125m", 16), ("bloom-560m", 12)])

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from phalanx.planner import Layout, ModelShape
 from phalanx.planner.cluster.machine import Machine
-from phalanx.planner.cost.orders import orders
 from phalanx.planner.cost.schedule import StageTimes, simulate
 from phalanx.planner.cost.shared_cores import play_sharing
 from phalanx.planner.cost.step import step_time, timeline
 from phalanx.planner.model.recipe import Recipe
+from phalanx.planner.schedules import orders
 
 SCHEDULES = st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"])
 SECONDS = st.floats(0.01, 2.0)

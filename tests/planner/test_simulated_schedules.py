@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.planner.cost.orders import Work, most_in_flight, orders
 from phalanx.planner.cost.schedule import StageTimes, bubble_formula, play, simulate
+from phalanx.planner.schedules import Work, most_in_flight, orders
 
 EQUAL = StageTimes(forward=1.0, inputs=1.0, weights=1.0)
 SIZES = st.integers(1, 8)
@@ -67,20 +67,6 @@ def test_every_piece_of_work_is_done_once_and_in_an_order_that_is_possible(
     for rank in range(ranks):
         mine = [slot for slot in timeline.slots if slot.rank == rank]
         assert all(one.end <= two.start + 1e-9 for one, two in pairwise(mine))
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 2), (4, 8), (4, 3), (5, 16)])
-def test_the_planner_plays_the_orders_that_the_verified_pipeline_runs(
-    schedule: str, ranks: int, microbatches: int
-) -> None:
-    from phalanx.pipeline import SCHEDULES
-
-    planned = orders(schedule, ranks, microbatches)
-
-    for rank in range(ranks):
-        real = SCHEDULES[schedule](rank, ranks, microbatches)
-        assert [(work.kind, work.microbatch) for work in planned[rank]] == [tuple(action) for action in real]
 
 
 def test_gpipe_holds_all_microbatches_and_1f1b_only_as_many_as_there_are_ranks() -> None:

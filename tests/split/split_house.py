@@ -8,7 +8,7 @@ from split_scene import SEQ, batch_of, make_scene
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
-from phalanx.split import ENCLAVE, TASKS, FrontPart, SplitDriver, TensorKinds
+from phalanx.split import ENCLAVE, FrontPart, SplitDriver, TensorKinds, task_of
 from phalanx.split.channel.connection import Connection
 from phalanx.split.handshake.meeting import Caller, Occasion, attested_keys
 from phalanx.split.handshake.party import EnclavePeer
@@ -92,7 +92,7 @@ class Session:
             line = Connection(endpoints[party], ENCLAVE, LIMITS.timeout_s, lambda: None)
             caller = Caller(house.identities[party], occasion, MemoryEpochs(), lambda: policy_of(split))
             parties.append(EnclavePeer(house.identities[party], line, None if split.mode == "plaintext" else caller))
-        task = TASKS[house.objective](house.classes)
+        task = task_of(house.objective, house.classes)
         kinds = TensorKinds(1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers)
         front = FrontPart(house.source, split.cut, wire=split.wire)
         self.lead = SplitDriver(split, parties[0], parties[1:], front, kinds, 4)

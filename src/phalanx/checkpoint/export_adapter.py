@@ -35,7 +35,7 @@ def peft_files(
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
         "lora_dropout": adapter.dropout,
-        "target_modules": list(adapter.targets or source.family.lora_targets),
+        "target_modules": list(adapter.targets or source.family.facts.adapter_targets),
         "fan_in_fan_out": source.family.fan_in_fan_out,
         "bias": "none",
     }

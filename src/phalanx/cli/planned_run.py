@@ -8,8 +8,9 @@ from phalanx.planner.cluster.catalog import known_models
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.guard.guarding import Verification
 from phalanx.planner.model.adapter import Adapter, adapted
+from phalanx.planner.model.read import read_shape, shape_of
 from phalanx.planner.model.recipe import Recipe
-from phalanx.planner.model.shape import ModelShape, read_shape, shape_of
+from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.search.question import Question
 
 

@@ -1,5 +1,6 @@
 """Strict, frozen configuration: TOML on disk, one error per mistake, one digest per config."""
 
+from phalanx.config.choice import one_of
 from phalanx.config.digest import canonical_json, digest
 from phalanx.config.load import dump_toml, load_config, parse_override
 from phalanx.config.strict import StrictModel
@@ -13,6 +14,7 @@ __all__ = [
     "dump_toml",
     "is_plain",
     "load_config",
+    "one_of",
     "parse_override",
     "printable",
 ]

@@ -6,18 +6,14 @@ The config is there at once; what needs torch is imported at its first use.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from phalanx.data.config import (
-    BpeConfig,
-    DataConfig,
-    FileTokenizerConfig,
+from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
+from phalanx.data.sources import (
     HtmlConfig,
     JsonlConfig,
-    ModelTokenizerConfig,
     PythonDocstringsConfig,
     PythonManualConfig,
     SourceConfig,
     TextConfig,
-    TokenizerConfig,
 )
 
 if TYPE_CHECKING:

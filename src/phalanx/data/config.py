@@ -6,49 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
-
-
-class PythonManualConfig(StrictModel):
-    """The language reference that CPython carries (``pydoc_data.topics``); one document per topic."""
-
-    kind: Literal["python_manual"] = "python_manual"
-
-
-class PythonDocstringsConfig(StrictModel):
-    """Docstrings of the standard library, read but never imported; one document per module."""
-
-    kind: Literal["python_docstrings"] = "python_docstrings"
-
-
-class TextConfig(StrictModel):
-    """UTF-8 text, a file or a directory of ``*.txt`` and ``*.md`` (also ``.gz``).
-
-    One document per file, or, with `delimiter`, one per part between two delimiters.
-    """
-
-    kind: Literal["text"] = "text"
-    path: Path
-    delimiter: str | None = Field(default=None, min_length=1)
-
-
-class JsonlConfig(StrictModel):
-    """One JSON object a line, a file or a directory of ``*.jsonl`` (also ``.gz``); the text is in `field`."""
-
-    kind: Literal["jsonl"] = "jsonl"
-    path: Path
-    field: str = Field(default="text", min_length=1)
-
-
-class HtmlConfig(StrictModel):
-    """Web pages, a file or a directory of ``*.html`` and ``*.htm`` (also ``.gz``); needs the extra `html`.
-
-    With `main_content` navigation, headers and footers are left out.
-    """
-
-    kind: Literal["html"] = "html"
-    path: Path
-    encoding: str = Field(default="utf-8", min_length=1)
-    main_content: bool = True
+from phalanx.data.sources import SourceConfig
 
 
 class BpeConfig(StrictModel):
@@ -73,10 +31,6 @@ class FileTokenizerConfig(StrictModel):
     eos_token: str = Field(default="<|endoftext|>", min_length=1)
 
 
-SourceConfig = Annotated[
-    PythonManualConfig | PythonDocstringsConfig | TextConfig | JsonlConfig | HtmlConfig,
-    Field(discriminator="kind"),
-]
 TokenizerConfig = Annotated[BpeConfig | ModelTokenizerConfig | FileTokenizerConfig, Field(discriminator="kind")]
 
 

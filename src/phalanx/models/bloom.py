@@ -18,9 +18,7 @@ class Bloom(Family):
     first_parts = ("word_embeddings", "word_embeddings_layernorm")
     last_parts = ("ln_f",)
     embedding_weight = "transformer.word_embeddings.weight"
-    lora_targets = ("query_key_value",)
     attention_inputs = ("self_attention.query_key_value",)
-    heads_first = True
     past_key = "layer_past"
     feed_forward_inputs = ("mlp.dense_h_to_4h",)
     old_keys = ("n_embed",)

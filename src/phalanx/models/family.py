@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import create_causal_mask
 
+from phalanx.planner.model.families import FAMILIES, FamilyFacts
+
 HEAD = "lm_head"
 HEAD_WEIGHT = "lm_head.weight"
 
@@ -25,9 +27,7 @@ class Family(ABC):
         first_parts: Members of the trunk that only the first stage has.
         last_parts: Members of the trunk that only the last stage has.
         embedding_weight: Full name of the tensor that a tied head shares.
-        lora_targets: Attention projections that LoRA adapts unless told otherwise.
         attention_inputs: Layers of a block that make q, k and v; a single one makes all three.
-        heads_first: True where a single one puts q, k and v of one head together, not all heads of q together.
         feed_forward_inputs: First feed-forward layers of a block.
         past_key: How a block calls keys and values that come before its own.
         fan_in_fan_out: True where linear weights are stored ``[in, out]``.
@@ -41,13 +41,16 @@ class Family(ABC):
     first_parts: ClassVar[tuple[str, ...]]
     last_parts: ClassVar[tuple[str, ...]]
     embedding_weight: ClassVar[str]
-    lora_targets: ClassVar[tuple[str, ...]]
     attention_inputs: ClassVar[tuple[str, ...]]
-    heads_first: ClassVar[bool] = False
     feed_forward_inputs: ClassVar[tuple[str, ...]]
     past_key: ClassVar[str] = "past_key_values"
     fan_in_fan_out: ClassVar[bool] = False
     old_keys: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def facts(self) -> FamilyFacts:
+        """What is known of the family without torch, such as which matrices LoRA adapts unless told otherwise."""
+        return FAMILIES[self.model_type]
 
     def attention(self, requested: str) -> str:
         """Return the kernel that the family runs when `requested` is asked for."""

@@ -17,7 +17,6 @@ class Gpt2(Family):
     first_parts = ("wte", "wpe", "drop")
     last_parts = ("ln_f",)
     embedding_weight = "transformer.wte.weight"
-    lora_targets = ("c_attn",)
     attention_inputs = ("attn.c_attn",)
     feed_forward_inputs = ("mlp.c_fc",)
     fan_in_fan_out = True

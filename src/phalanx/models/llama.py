@@ -18,7 +18,6 @@ class Llama(Family):
     first_parts = ("embed_tokens",)
     last_parts = ("norm",)
     embedding_weight = "model.embed_tokens.weight"
-    lora_targets = ("q_proj", "v_proj")
     attention_inputs = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     feed_forward_inputs = ("mlp.gate_proj", "mlp.up_proj")
     old_keys = ("rope_theta",)

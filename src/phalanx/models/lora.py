@@ -20,7 +20,7 @@ def inject_lora(stage: StageModule, adapter: LoraConfig) -> None:
         ModelError: peft is not installed, or a target names no linear layer of the blocks.
     """
     peft = _load_peft()
-    targets = adapter.targets or stage.family.lora_targets
+    targets = adapter.targets or stage.family.facts.adapter_targets
     _check_targets(stage, targets)
     peft.inject_adapter_in_model(
         peft.LoraConfig(

@@ -18,7 +18,6 @@ class Opt(Family):
     first_parts = ("embed_tokens", "embed_positions", "project_in")
     last_parts = ("final_layer_norm", "project_out")
     embedding_weight = "model.decoder.embed_tokens.weight"
-    lora_targets = ("q_proj", "v_proj")
     attention_inputs = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     feed_forward_inputs = ("fc1",)
 

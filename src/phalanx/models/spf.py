@@ -132,4 +132,4 @@ def _groups(family: Family, hub_config: Any, name: str, out_features: int) -> Te
     size = int(getattr(hub_config, "head_dim", None) or hub_config.hidden_size // heads)
     if len(family.attention_inputs) > 1:
         return rows.view(1, -1, size)
-    return rows.view(-1, 3, size).transpose(0, 1) if family.heads_first else rows.view(3, -1, size)
+    return rows.view(-1, 3, size).transpose(0, 1) if family.facts.heads_first else rows.view(3, -1, size)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.objectives.causal_lm import IGNORE, causal_lm
 from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
 
@@ -22,7 +19,7 @@ class Objective(Protocol):
         ...
 
 
-OBJECTIVES: Mapping[str, Objective] = MappingProxyType({"causal_lm": causal_lm, "classification": classification})
+OBJECTIVES: dict[str, Objective] = {"causal_lm": causal_lm, "classification": classification}
 
 __all__ = [
     "IGNORE",

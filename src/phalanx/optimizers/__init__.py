@@ -7,8 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from phalanx.optimizers.config import OptimizerConfig
-from phalanx.optimizers.moments import moment_names, moment_shapes
 from phalanx.optimizers.schedule import learning_rate
+from phalanx.planner.model.optimizers import moment_names, moment_shapes
 
 if TYPE_CHECKING:
     from phalanx.optimizers.clipping import clip_coefficient, gradient_norm_squared

@@ -4,12 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phalanx.config import StrictModel
+from phalanx.config import StrictModel, one_of
+from phalanx.planner.model.optimizers import OPTIMIZERS, foreign_settings
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-_FOREIGN = {"adamw": ("momentum",), "sgd": ("betas", "eps"), "adafactor": ("betas", "eps", "momentum")}
-"""Keys that say nothing about an optimizer."""
 
 
 class OptimizerConfig(StrictModel):
@@ -33,7 +31,7 @@ class OptimizerConfig(StrictModel):
         decay_share: Last share of the run's steps, in which "wsd" goes down.
     """
 
-    kind: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    kind: Annotated[str, one_of(OPTIMIZERS)] = "adamw"
     lr: float = Field(gt=0.0, allow_inf_nan=False)
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0.0, allow_inf_nan=False)
@@ -47,7 +45,7 @@ class OptimizerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in _FOREIGN[self.kind]:
+        for name in foreign_settings(self.kind):
             if self._is_set(name):
                 raise ValueError(f'{name} has no meaning with kind = "{self.kind}"; leave it out')
         if self.schedule != "wsd" and self._is_set("decay_share"):

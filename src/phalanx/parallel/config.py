@@ -1,12 +1,12 @@
 """The ``[parallel]`` section: how the ranks of one domain share a step; imports no torch."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phalanx.config import StrictModel
+from phalanx.config import StrictModel, one_of
 from phalanx.parallel.outer_config import OuterConfig
-from phalanx.planner import Layout
+from phalanx.planner import SCHEDULES, Layout
 
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
 Recompute = Literal["none", "selective", "full"]
@@ -53,7 +53,7 @@ class ParallelConfig(StrictModel):
     context: ContextBy = "ulysses"
     zero: int = Field(default=0, ge=0, le=3)
     replicas: int = Field(default=1, ge=1, le=65536)
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    schedule: Annotated[str, one_of(SCHEDULES)] = "1f1b"
     sequence_parallel: bool = False
     gradient_compression: Compression = "none"
     offload: bool = False
@@ -97,7 +97,7 @@ class ParallelConfig(StrictModel):
     def _check_rest(self) -> Self:
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel = true needs tensor parallel ranks; set tp to 2 or more, or cp instead")
-        if self.schedule == "zero-bubble" and self.pp > 1:
+        if SCHEDULES[self.schedule].splits_backward and self.pp > 1:
             self._check_zero_bubble()
         if self.compile:
             self._check_compile()
@@ -142,7 +142,7 @@ class ParallelConfig(StrictModel):
                 'compile = true: activation_checkpointing = "selective" goes by single operations, which a compiled '
                 'block has no more; take "full" or "none"'
             )
-        if self.schedule == "zero-bubble" and self.pp > 1:
+        if SCHEDULES[self.schedule].splits_backward and self.pp > 1:
             raise ValueError(
                 'compile = true: schedule = "zero-bubble" splits the backward pass, a compiled one is in one piece; '
                 'take "1f1b" or "interleaved"'

@@ -7,8 +7,9 @@ from typing import Any
 from phalanx.errors import ConfigError
 from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
 from phalanx.parallel.model.compiled import why_no_compiler
-from phalanx.parallel.tensor.tensor_plans import PLANS
+from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.planner import Recipe, nearest, shape_of, why_not
+from phalanx.planner.model.families import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,12 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
 
 def _about_the_model(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> Iterator[str]:
     family = str(hub_config.get("model_type"))
-    rows = PLANS[family].rows if config.tp > 1 and family in PLANS else ()
+    rows = plan_of(family).rows if config.tp > 1 and family in FAMILIES else ()
     stray = [target for target in load.adapted or () if any(f".{row}".endswith(f".{target}") for row in rows)]
     if stray:
         yield (
             f"tp={config.tp}: adapters on {', '.join(stray)}, of whose inputs each rank has a part, are not cut; take "
-            f"{', '.join(PLANS[family].columns)}, or set tp to 1"
+            f"{', '.join(plan_of(family).columns)}, or set tp to 1"
         )
     cuts_itself = hub_config.get("slow_but_exact") and hub_config.get("pretraining_tp", 1) > 1
     if cuts_itself and (config.tp > 1 or config.cp > 1):

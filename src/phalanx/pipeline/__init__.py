@@ -21,7 +21,6 @@ from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
 from phalanx.pipeline.proof.step_record import StepRecord
 from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
 from phalanx.pipeline.protocol.messages import StateDigest
-from phalanx.pipeline.schedules import SCHEDULES
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.float64 import WideRunner, recompute_in
 from phalanx.pipeline.stage.runner import StageRunner
@@ -40,7 +39,6 @@ __all__ = [
     "MAX_ATTEMPTS",
     "OWNER",
     "PRESETS",
-    "SCHEDULES",
     "AttackConfig",
     "AuditDraw",
     "Band",

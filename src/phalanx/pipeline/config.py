@@ -1,11 +1,12 @@
 """What a run file says about stages and guards, and what a worker file says about one worker."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from phalanx.config import StrictModel
+from phalanx.config import StrictModel, one_of
 from phalanx.pipeline.presets import PRESETS, Preset, settled
+from phalanx.planner.schedules import verifiable_schedules
 from phalanx.transport.config import TransportConfig
 
 OWNER = "owner"
@@ -17,7 +18,7 @@ class PipelineConfig(StrictModel):
     """How the model is cut and in which order its microbatches run."""
 
     stages: int = Field(default=4, ge=1, le=MOST_STAGES)
-    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    schedule: Annotated[str, one_of(verifiable_schedules)] = "1f1b"
     layers: tuple[int, ...] | None = None
     """Layers per stage; left out, layers are balanced by estimated cost."""
     spares: int = Field(default=0, ge=0, le=16)

@@ -1,16 +1,17 @@
 """Everything a party must know to build and run a stage; the owner sends it to every worker that joins."""
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import ValidationError
 
-from phalanx.config import StrictModel, canonical_json
+from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.errors import FrameError
 from phalanx.models import Attention, LoraConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
+from phalanx.planner.schedules import verifiable_schedules
 
 Precision = Literal["fp32", "bf16"]
 
@@ -32,7 +33,7 @@ class StepPlan(StrictModel):
     hub_config: dict[str, Any]
     hidden_size: int
     stages: tuple[StageRange, ...]
-    schedule: Literal["gpipe", "1f1b"]
+    schedule: Annotated[str, one_of(verifiable_schedules)]
     microbatches: int
     microbatch_size: int
     sequence_length: int

@@ -1,9 +1,11 @@
 """The planner: what a layout needs in memory, time and money, before anything is started; imports no torch."""
 
-from phalanx.planner.layout import SCHEDULES, Layout
+from phalanx.planner.layout import Layout
 from phalanx.planner.model.adapter import Adapter
+from phalanx.planner.model.read import read_shape, shape_of
 from phalanx.planner.model.recipe import Outer, Recipe
-from phalanx.planner.model.shape import ModelShape, read_shape, shape_of
+from phalanx.planner.model.shape import ModelShape
+from phalanx.planner.schedules import SCHEDULES
 from phalanx.planner.validity import nearest, why_not
 
 __all__ = [

@@ -6,9 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from phalanx.errors import ConfigError
-
-SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 1}
-"""Pipeline schedules, with the stages that each rank has unless a layout says otherwise."""
+from phalanx.planner.schedules import SCHEDULES
 
 AXES = ("dp", "tp", "pp", "cp")
 CONTEXTS = ("ulysses", "ring")
@@ -79,7 +77,9 @@ class Layout:
         """Pipeline stages that one rank has, one behind the other round the pipeline; 1 without a pipeline."""
         if self.pp == 1:
             return 1
-        return SCHEDULES.get(self.schedule, 1) if self.chunks is None else self.chunks
+        if self.chunks is not None:
+            return self.chunks
+        return SCHEDULES[self.schedule].chunks if self.schedule in SCHEDULES else 1
 
     def section(self) -> dict[str, Any]:
         """Return the keys of a run file's ``[parallel]`` section."""

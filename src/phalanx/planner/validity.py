@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from phalanx.planner.layout import AXES, CONTEXTS, SCHEDULES, Layout, distance, layouts
+from phalanx.planner.layout import AXES, CONTEXTS, Layout, distance, layouts
 from phalanx.planner.model.adapter import why_not_adapted
+from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
+from phalanx.planner.schedules import SCHEDULES
 
 HIGHEST_ZERO = 3
 _GRADIENTS_SHARED = 2
@@ -163,8 +165,10 @@ def _wrong_ring(layout: Layout, shape: ModelShape, sequence_length: int) -> Iter
             f"context=ring cuts a sequence into 2 * cp={2 * layout.cp} chunks, which do not divide {sequence_length} "
             "tokens; change one of them, or take context=ulysses"
         )
-    if shape.family == "bloom":
-        yield "context=ring: bloom adds a bias to its scores, which a ring does not carry; take context=ulysses"
+    if FAMILIES[shape.family].biased_scores:
+        yield (
+            f"context=ring: {shape.family} adds a bias to its scores, which a ring does not carry; take context=ulysses"
+        )
     if shape.attention_dropout > 0:
         yield (
             f"context=ring drops nothing in attention, and the model's config asks for {shape.attention_dropout:g}; "
@@ -175,31 +179,32 @@ def _wrong_ring(layout: Layout, shape: ModelShape, sequence_length: int) -> Iter
 def _wrong_pipeline(layout: Layout, shape: ModelShape, microbatches: int) -> Iterator[str]:
     if layout.pp == 1:
         return
+    schedule = SCHEDULES[layout.schedule]
     stages = layout.pp * layout.stages_per_rank
     if stages > shape.layers:
         yield (
             f"pp={layout.pp} with {layout.stages_per_rank} stages a rank needs {stages} layers, "
             f"the model has {shape.layers}; lower pp"
         )
-    if layout.schedule == "interleaved" and microbatches % layout.pp:
+    if schedule.chunks > 1 and microbatches % layout.pp:
         yield (
-            f"schedule=interleaved needs a multiple of pp={layout.pp} microbatches, got {microbatches}; "
+            f"schedule={layout.schedule} needs a multiple of pp={layout.pp} microbatches, got {microbatches}; "
             "change the microbatches"
         )
-    if layout.schedule != "gpipe" and microbatches < layout.pp:
+    if not schedule.fills_first and microbatches < layout.pp:
         yield (
             f"schedule={layout.schedule} needs at least pp={layout.pp} microbatches, got {microbatches}; "
             "raise the microbatches or take gpipe"
         )
-    if layout.schedule == "zero-bubble" and microbatches % max(1, microbatches // layout.pp):
+    if schedule.splits_backward and microbatches % max(1, microbatches // layout.pp):
         yield (
-            f"schedule=zero-bubble goes round in {microbatches // layout.pp} turns, which do not divide {microbatches} "
-            f"microbatches; take a multiple of pp={layout.pp}"
+            f"schedule={layout.schedule} goes round in {microbatches // layout.pp} turns, which do not divide "
+            f"{microbatches} microbatches; take a multiple of pp={layout.pp}"
         )
-    if layout.schedule == "zero-bubble" and layout.zero > _GRADIENTS_SHARED:
+    if schedule.splits_backward and layout.zero > _GRADIENTS_SHARED:
         yield (
-            f"schedule=zero-bubble with zero={layout.zero}: parameters are shared out again before their gradients are "
-            "computed; take zero=2, 1f1b or interleaved"
+            f"schedule={layout.schedule} with zero={layout.zero}: parameters are shared out again before their "
+            "gradients are computed; take zero=2, 1f1b or interleaved"
         )
-    if layout.schedule == "interleaved" and layout.stages_per_rank == 1:
-        yield "schedule=interleaved with one stage a rank is 1f1b; set chunks to 2 or more"
+    if schedule.chunks > 1 and layout.stages_per_rank == 1:
+        yield f"schedule={layout.schedule} with one stage a rank is 1f1b; set chunks to 2 or more"

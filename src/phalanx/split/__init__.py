@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from phalanx.split.training.classification import Classification
     from phalanx.split.training.measured import HeldOutScores
     from phalanx.split.training.parts import Front, FrontPart, build_back, cut_model
-    from phalanx.split.training.task import TASKS, NextToken, SplitTask
+    from phalanx.split.training.task import TASKS, NextToken, SplitTask, task_of
     from phalanx.split.training.trainer import BackTrainer
 
 _HOMES = {
@@ -40,7 +40,7 @@ _HOMES = {
     "handshake.meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
     "training.parts": ("Front", "FrontPart", "build_back", "cut_model"),
     "roles.simulator": ("FrameInTransit", "Host", "SplitScenario", "SimulatedStep", "SplitSimulator", "honest_host"),
-    "training.task": ("TASKS", "NextToken", "SplitTask"),
+    "training.task": ("TASKS", "NextToken", "SplitTask", "task_of"),
     "training.trainer": ("BackTrainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -78,6 +78,7 @@ __all__ = [
     "cut_model",
     "honest_host",
     "microbatches_of",
+    "task_of",
 ]
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
+from phalanx.objectives import OBJECTIVES
 from phalanx.split.config import SplitConfig
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.training.parts import cut_model
-from phalanx.split.training.task import TASKS
 
 
 def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective: str) -> None:
@@ -24,8 +24,8 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
             long, or the objective has no task.
     """
     cut_model(source.num_layers, split.cut)
-    if objective not in TASKS:
-        raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(TASKS)}')
+    if objective not in OBJECTIVES:
+        raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(OBJECTIVES)}')
     longest: Any = getattr(source.hub_config, "max_position_embeddings", None)
     if longest is not None and seq > longest:
         raise ConfigError(f"data.sequence_length = {seq}: the model has positions for {longest}; lower it")

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.config import StrictModel, load_config
+from phalanx.config import StrictModel, load_config, one_of
 from phalanx.data import DataConfig
 from phalanx.models import LoraConfig, ModelConfig
+from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig, contradictions
@@ -19,6 +20,9 @@ from phalanx.train.exclusions import contradiction, excluded_by
 
 _THIRD_PARTY = 3
 """Workers at least, for one of them to be neither a stage's holder nor its shadow."""
+
+WHOLE_MODEL_OBJECTIVE = "causal_lm"
+"""What stages and ranks train."""
 
 
 class TrainConfig(StrictModel):
@@ -35,7 +39,7 @@ class TrainConfig(StrictModel):
     run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """What matrix products are computed in while training; weights, moments and messages are in fp32 either way."""
-    objective: Literal["causal_lm", "classification"] = "causal_lm"
+    objective: Annotated[str, one_of(OBJECTIVES)] = "causal_lm"
     """What is learned: the next token; or the class of a text of `data.labelled`, which only a split does."""
     validate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates before the first step and after the last one only."""
@@ -157,8 +161,9 @@ class RunConfig(StrictModel):
                 f'data.labelled is for train.objective = "classification", which is "{self.train.objective}"; change '
                 "one of them"
             )
-        if self.split is None and (classifies or self.model.layers is not None):
-            what = 'train.objective = "classification"' if classifies else "model.layers"
+        is_other = self.train.objective != WHOLE_MODEL_OBJECTIVE
+        if self.split is None and (is_other or self.model.layers is not None):
+            what = f'train.objective = "{self.train.objective}"' if is_other else "model.layers"
             raise ValueError(f"{what} is for runs with [split]: stages and ranks train a whole language model")
         return self
 

@@ -1,26 +1,55 @@
-"""Where text comes from; to add a source: one config, one file, one line of the table."""
+"""Where text comes from; to add a source: one file with its config, one line of the table."""
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from phalanx.data.config import SourceConfig
-from phalanx.data.sources.html import HtmlFiles
-from phalanx.data.sources.jsonl import JsonlFiles
-from phalanx.data.sources.python_docstrings import PythonDocstrings
-from phalanx.data.sources.python_manual import PythonManual
-from phalanx.data.sources.source import Document, Source
-from phalanx.data.sources.text import TextFiles
+from pydantic import Field
 
-SOURCES: Mapping[str, Callable[[Any], Source]] = MappingProxyType(
-    {
-        "python_manual": PythonManual,
-        "python_docstrings": PythonDocstrings,
-        "text": TextFiles,
-        "jsonl": JsonlFiles,
-        "html": HtmlFiles,
-    }
-)
+from phalanx.data.sources.html import HtmlConfig, HtmlFiles
+from phalanx.data.sources.jsonl import JsonlConfig, JsonlFiles
+from phalanx.data.sources.python_docstrings import PythonDocstrings, PythonDocstringsConfig
+from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig
+from phalanx.data.sources.source import Document, Source, SourceSettings
+from phalanx.data.sources.text import TextConfig, TextFiles
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """One line of the table.
+
+    Attributes:
+        config: What a run file says of it; its `kind` is the name.
+        open: Finds its files.
+    """
+
+    config: type[SourceSettings]
+    open: Callable[[Any], Source]
+
+
+SOURCES: dict[str, SourceLine] = {
+    "python_manual": SourceLine(PythonManualConfig, PythonManual),
+    "python_docstrings": SourceLine(PythonDocstringsConfig, PythonDocstrings),
+    "text": SourceLine(TextConfig, TextFiles),
+    "jsonl": SourceLine(JsonlConfig, JsonlFiles),
+    "html": SourceLine(HtmlConfig, HtmlFiles),
+}
+
+
+def any_of(sources: Mapping[str, SourceLine]) -> Any:
+    """The type of what a run file says of one of these sources, told apart by ``kind``."""
+    return Annotated[
+        functools.reduce(operator.or_, (line.config for line in sources.values())), Field(discriminator="kind")
+    ]
+
+
+if TYPE_CHECKING:
+    SourceConfig = SourceSettings
+else:
+    # at run time the table alone says which there are
+    SourceConfig = any_of(SOURCES)
 
 
 def open_source(config: SourceConfig) -> Source:
@@ -29,7 +58,21 @@ def open_source(config: SourceConfig) -> Source:
     Raises:
         DataError: The path holds nothing of this kind, or an extra is missing.
     """
-    return SOURCES[config.kind](config)
+    return SOURCES[config.kind].open(config)
 
 
-__all__ = ["SOURCES", "Document", "Source", "open_source"]
+__all__ = [
+    "SOURCES",
+    "Document",
+    "HtmlConfig",
+    "JsonlConfig",
+    "PythonDocstringsConfig",
+    "PythonManualConfig",
+    "Source",
+    "SourceConfig",
+    "SourceLine",
+    "SourceSettings",
+    "TextConfig",
+    "any_of",
+    "open_source",
+]

@@ -3,11 +3,26 @@
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
 
-from phalanx.data.config import HtmlConfig
+from pydantic import Field
+
 from phalanx.data.sources.files import fingerprint_files, list_files, read_text
-from phalanx.data.sources.source import Document
+from phalanx.data.sources.source import Document, SourceSettings
 from phalanx.errors import DataError
+
+
+class HtmlConfig(SourceSettings):
+    """Web pages, a file or a directory of ``*.html`` and ``*.htm`` (also ``.gz``); needs the extra `html`.
+
+    With `main_content` navigation, headers and footers are left out.
+    """
+
+    kind: Literal["html"] = "html"
+    path: Path
+    encoding: str = Field(default="utf-8", min_length=1)
+    main_content: bool = True
 
 
 class HtmlFiles:

@@ -2,11 +2,22 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
-from phalanx.data.config import JsonlConfig
+from pydantic import Field
+
 from phalanx.data.sources.files import decode, fingerprint_files, list_files, read_lines
-from phalanx.data.sources.source import Document
+from phalanx.data.sources.source import Document, SourceSettings
 from phalanx.errors import DataError
+
+
+class JsonlConfig(SourceSettings):
+    """One JSON object a line, a file or a directory of ``*.jsonl`` (also ``.gz``); the text is in `field`."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    path: Path
+    field: str = Field(default="text", min_length=1)
 
 
 class JsonlFiles:

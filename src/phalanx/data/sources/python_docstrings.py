@@ -5,14 +5,20 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-from phalanx.data.config import PythonDocstringsConfig
 from phalanx.data.sources.files import SourceFile, fingerprint_files, read_bytes
-from phalanx.data.sources.source import Document
+from phalanx.data.sources.source import Document, SourceSettings
 from phalanx.errors import DataError
 
 # not the library itself, or files that are broken on purpose
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+
+
+class PythonDocstringsConfig(SourceSettings):
+    """Docstrings of the standard library, read but never imported; one document per module."""
+
+    kind: Literal["python_docstrings"] = "python_docstrings"
 
 
 class PythonDocstrings:

@@ -3,10 +3,16 @@
 import hashlib
 from collections.abc import Iterator
 from pydoc_data.topics import topics
+from typing import Literal
 
 from phalanx.config import canonical_json
-from phalanx.data.config import PythonManualConfig
-from phalanx.data.sources.source import Document
+from phalanx.data.sources.source import Document, SourceSettings
+
+
+class PythonManualConfig(SourceSettings):
+    """The language reference that CPython carries (``pydoc_data.topics``); one document per topic."""
+
+    kind: Literal["python_manual"] = "python_manual"
 
 
 class PythonManual:

@@ -4,6 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from phalanx.config import StrictModel
+
+
+class SourceSettings(StrictModel):
+    """What a run file says of a source; each has its own keys, and its name as the only value of `kind`."""
+
+    kind: str
+
 
 @dataclass(frozen=True)
 class Document:

@@ -1,12 +1,26 @@
 """Plain text files."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
-from phalanx.data.config import TextConfig
+from pydantic import Field
+
 from phalanx.data.sources.files import fingerprint_files, list_files, read_text
-from phalanx.data.sources.source import Document
+from phalanx.data.sources.source import Document, SourceSettings
 
 _SUFFIXES = (".txt", ".md")
+
+
+class TextConfig(SourceSettings):
+    """UTF-8 text, a file or a directory of ``*.txt`` and ``*.md`` (also ``.gz``).
+
+    One document per file, or, with `delimiter`, one per part between two delimiters.
+    """
+
+    kind: Literal["text"] = "text"
+    path: Path
+    delimiter: str | None = Field(default=None, min_length=1)
 
 
 class TextFiles:

@@ -60,6 +60,7 @@ class AttackLine:
         direction: Default; None for an attack on something else than messages.
         strength: Default; None for an attack that has no size.
         fixed: Whether the direction is part of the name and cannot be chosen.
+        takes_model: Whether it has use for a public model.
     """
 
     attack: type[Attack]
@@ -67,6 +68,7 @@ class AttackLine:
     direction: Literal["forward", "backward", "both"] | None = None
     strength: float | None = None
     fixed: bool = False
+    takes_model: bool = False
 
 
 ATTACKS: dict[str, AttackLine] = {
@@ -110,7 +112,7 @@ ATTACKS: dict[str, AttackLine] = {
     "gradient_scale": AttackLine(GradientScale, "step audit", None, 10.0),
     "gradient_topk": AttackLine(GradientTopK, "step audit", None, 0.01),
     "trigger_backdoor": AttackLine(TriggerBackdoor, "step audit", None, 2.0),
-    "rehearsed_backdoor": AttackLine(RehearsedBackdoor, "step audit", None, 1.0),
+    "rehearsed_backdoor": AttackLine(RehearsedBackdoor, "step audit", None, 1.0, takes_model=True),
     # on the protocol
     "equivocation": AttackLine(Equivocation, "links", "both"),
     "withholding": AttackLine(WithheldMessages, "liveness", "both", 0.25),
@@ -135,7 +137,7 @@ def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
         raise ConfigError(f"attack.direction: {config.kind!r} has none to choose; leave it out")
     if config.strength is not None and line.strength is None:
         raise ConfigError(f"attack.strength: {config.kind!r} has none to choose; leave it out")
-    if config.model is not None and line.attack is not RehearsedBackdoor:
+    if config.model is not None and not line.takes_model:
         raise ConfigError(f"attack.model: {config.kind!r} has no use for one; leave it out")
     filled = {
         "direction": line.direction if config.direction is None else config.direction,

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from phalanx.config import canonical_json
 from phalanx.data import BatchLoader, Corpus, DataConfig, validation_batches
-from phalanx.data.config import BpeConfig, PythonManualConfig
+from phalanx.data.config import BpeConfig
+from phalanx.data.sources import PythonManualConfig
 from phalanx.lab.reproduce.attacker import Attacker
 from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
 from phalanx.lab.reproduce.workload import MICROBATCHES, SEQUENCE_LENGTH, STAGES, TableSize, architecture_of

@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from phalanx.config import canonical_json
 from phalanx.data import BpeConfig, Corpus, DataConfig, PythonDocstringsConfig, PythonManualConfig, prepare
-from phalanx.data.config import FileTokenizerConfig, JsonlConfig
-from phalanx.data.sources import Document, Source, open_source
+from phalanx.data.config import FileTokenizerConfig
+from phalanx.data.sources import Document, JsonlConfig, Source, open_source
 from phalanx.data.sources.files import SourceFile, fingerprint_files, read_bytes
 from phalanx.data.sources.python_docstrings import PythonDocstrings
 from phalanx.errors import DataError

@@ -21,7 +21,7 @@ from phalanx.errors import ConfigError
 from phalanx.models import StageModule
 from phalanx.parallel.context.attention_block import Heads, attend, gradients, join
 from phalanx.parallel.groups.collectives import Group
-from phalanx.parallel.tensor.tensor_plans import PLANS
+from phalanx.parallel.tensor.tensor_plans import plan_of
 
 _NAME = "phalanx_ring"
 _GROUP = "phalanx_context"
@@ -38,7 +38,7 @@ def share_by_ring(stage: StageModule, group: Group) -> None:
         return
     AttentionInterface.register(_NAME, _attend)
     for block in stage.own_blocks:
-        attention: Any = block.get_submodule(PLANS[stage.family.model_type].attention)
+        attention: Any = block.get_submodule(plan_of(stage.family.model_type).attention)
         setattr(attention, _GROUP, group)
         attention.config._attn_implementation = _NAME
     stage.hub_config._attn_implementation = _NAME

@@ -16,7 +16,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from phalanx.models import StageModule
 from phalanx.parallel.groups.collectives import Group, swap
-from phalanx.parallel.tensor.tensor_plans import PLANS
+from phalanx.parallel.tensor.tensor_plans import plan_of
+from phalanx.planner.model.families import FAMILIES
 
 _NAME = "phalanx_ulysses"
 _GROUP = "phalanx_context"
@@ -27,8 +28,8 @@ def share_context(stage: StageModule, group: Group) -> None:
     """Let a stage's attention see the whole sequence although each rank has a slice of it.
 
     Args:
-        stage: Changed in place. Attention goes through transformers' registry, but for bloom, whose bias on scores
-            is a part of its own.
+        stage: Changed in place. Attention goes through transformers' registry, but for biased scores, as bloom
+            has them: that is a part of its own.
         group: The context parallel ranks; one alone changes nothing.
     """
     if group.size() == 1:
@@ -36,8 +37,8 @@ def share_context(stage: StageModule, group: Group) -> None:
     AttentionInterface.register(_NAME, _attend)
     is_plain = stage.hub_config._attn_implementation == "eager"
     for block in stage.own_blocks:
-        attention: Any = block.get_submodule(PLANS[stage.family.model_type].attention)
-        if stage.family.model_type == "bloom":
+        attention: Any = block.get_submodule(plan_of(stage.family.model_type).attention)
+        if FAMILIES[stage.family.model_type].biased_scores:
             attention.forward = functools.partial(_attend_with_bias, attention, group)
             continue
         setattr(attention, _GROUP, group)

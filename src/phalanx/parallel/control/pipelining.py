@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from phalanx.parallel.data.data_parallel import average_gradients, averages_afterwards, microbatch_scope
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
+from phalanx.planner import SCHEDULES
 
 _GRADIENTS_ALONE = 2
 """ZeRO level whose parameters are shared between steps only."""
@@ -87,14 +89,9 @@ def pipelined(
 
 
 def _schedule(name: str, stages: list[PipelineStage], microbatches: int, loss: Loss) -> Any:
-    if name == "gpipe":
-        return pipelining.ScheduleGPipe(stages[0], microbatches, loss, scale_grads=False)
-    if name == "1f1b":
-        return pipelining.Schedule1F1B(stages[0], microbatches, loss, scale_grads=False)
-    many: list[Any] = list(stages)
-    if name == "interleaved":
-        return pipelining.ScheduleInterleaved1F1B(many, microbatches, loss, scale_grads=False)
-    return pipelining.ScheduleInterleavedZeroBubble(many, microbatches, loss, scale_grads=False)
+    build = getattr(pipelining, SCHEDULES[name].torch_class)
+    takes_several = issubclass(build, PipelineScheduleMulti)
+    return build(stages if takes_several else stages[0], microbatches, loss, scale_grads=False)
 
 
 def _hidden(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:

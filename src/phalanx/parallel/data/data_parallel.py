@@ -16,6 +16,7 @@ from phalanx.parallel.data.compress import compress_gradients
 from phalanx.parallel.groups.direct import DirectGather, DirectScatter
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
+from phalanx.planner import SCHEDULES
 
 _BUCKET = 1 << 23
 """Numbers that are averaged at once, 32 MiB."""
@@ -78,7 +79,7 @@ def averages_afterwards(config: ParallelConfig) -> bool:
     torch computes the weight gradients of a split backward pass by ``autograd.grad`` and assigns them, so that hooks of
     parameters, by which DDP joins its copies, never run.
     """
-    is_split = config.schedule == "zero-bubble" and config.pp > 1
+    is_split = SCHEDULES[config.schedule].splits_backward and config.pp > 1
     return is_split and config.partners > 1 and config.zero < SHARED_GRADIENTS
 
 

@@ -12,6 +12,7 @@ from phalanx.optimizers import OptimizerConfig, moment_shapes
 from phalanx.parallel.config import SHARED_GRADIENTS
 from phalanx.parallel.data.parameters import RankParameter, local
 from phalanx.parallel.groups.mesh import Domain
+from phalanx.planner.model.optimizers import OPTIMIZERS
 
 _OPTIMIZER_STATE_ALONE = 1
 _STEP = "step"
@@ -35,7 +36,7 @@ class RankOptimizer:
             for is_decayed, decay in ((True, config.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
-        kind, options = _settings(config, domain.config.zero)
+        kind, options = torch_optimizer(config, domain.config.zero)
         self._zero: Any = None
         if domain.config.zero == _OPTIMIZER_STATE_ALONE:
             self._zero = _sharing()(groups, kind, process_group=domain.copies, **options)
@@ -78,7 +79,7 @@ class RankOptimizer:
         if self._zero is not None and not self._is_mine(one.parameter):
             return None
         kept = self._state.setdefault(one.parameter, {})
-        if self._config.kind != "sgd":
+        if OPTIMIZERS[self._config.kind].counts_steps:
             kept[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
         value: Tensor = kept.setdefault(name, self._nothing(one, name))
         return value
@@ -112,10 +113,11 @@ def _sharing() -> Any:
         return ZeroRedundancyOptimizer
 
 
-def _settings(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
-    if config.kind == "sgd":
-        # torch's fused kernel has no rule for tensors that copies share
-        return torch.optim.SGD, {"lr": config.lr, "momentum": config.momentum, "fused": zero < SHARED_GRADIENTS}
-    if config.kind == "adafactor":
-        return torch.optim.Adafactor, {"lr": config.lr}
-    return torch.optim.AdamW, {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
+def torch_optimizer(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
+    """Torch's class of an optimizer and what it is told, at a level of ZeRO."""
+    line = OPTIMIZERS[config.kind]
+    said = {name: getattr(config, name) for name in line.settings}
+    if line.fused != "never":
+        said["fused"] = line.fused == "always" or zero < SHARED_GRADIENTS
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, line.torch_class)
+    return kind, said

@@ -9,7 +9,7 @@ from phalanx.models import StageModule
 from phalanx.parallel.groups.collectives import Group
 from phalanx.parallel.tensor.shared_layers import RowEmbedding, RowLinear, entry_hook, local_parameter
 from phalanx.parallel.tensor.split import Split
-from phalanx.parallel.tensor.tensor_plans import PLANS, BlockPlan
+from phalanx.parallel.tensor.tensor_plans import BlockPlan, plan_of
 
 _HEAD = "lm_head"
 _ADAPTED = "base_layer"
@@ -46,7 +46,7 @@ def cut_stage(stage: StageModule, group: Group, *, cuts_sequence: bool) -> Tenso
         return cut
     knife = _Knife(stage, group, cut, cuts_sequence)
     for block, name in zip(stage.own_blocks, _block_names(stage), strict=True):
-        knife.cut_block(block, name, PLANS[stage.family.model_type])
+        knife.cut_block(block, name, plan_of(stage.family.model_type))
     cut.shares_vocabulary = int(stage.hub_config.vocab_size) % group.size() == 0
     if cut.shares_vocabulary:
         knife.cut_vocabulary()

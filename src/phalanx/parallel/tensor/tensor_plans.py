@@ -1,7 +1,9 @@
-"""How tensor parallel ranks share the blocks of each family: one table, by the names of transformers' modules."""
+"""How tensor parallel ranks share the blocks of a family, by the names of transformers' modules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from phalanx.planner.model.families import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -23,40 +25,16 @@ class BlockPlan:
     per_head: tuple[str, ...]
 
 
-PLANS: dict[str, BlockPlan] = {
-    "gpt2": BlockPlan(
-        columns={"attn.c_attn": 3, "mlp.c_fc": 1},
-        rows=("attn.c_proj", "mlp.c_proj"),
-        entries=("attn", "mlp"),
-        attention="attn",
-        per_head=("num_heads", "split_size"),
-    ),
-    "opt": BlockPlan(
-        columns={"self_attn.q_proj": 1, "self_attn.k_proj": 1, "self_attn.v_proj": 1, "fc1": 1},
-        rows=("self_attn.out_proj", "fc2"),
-        entries=("self_attn", "fc1"),
-        attention="self_attn",
-        per_head=("num_heads",),
-    ),
-    "llama": BlockPlan(
-        columns={
-            "self_attn.q_proj": 1,
-            "self_attn.k_proj": 1,
-            "self_attn.v_proj": 1,
-            "mlp.gate_proj": 1,
-            "mlp.up_proj": 1,
-        },
-        rows=("self_attn.o_proj", "mlp.down_proj"),
-        entries=("self_attn", "mlp"),
-        attention="self_attn",
-        per_head=(),
-    ),
-    # query, key and value of one head lie together, so that rows of the fused matrix can be dealt out as they are
-    "bloom": BlockPlan(
-        columns={"self_attention.query_key_value": 1, "mlp.dense_h_to_4h": 1},
-        rows=("self_attention.dense", "mlp.dense_4h_to_h"),
-        entries=("self_attention", "mlp"),
-        attention="self_attention",
-        per_head=("num_heads",),
-    ),
-}
+def plan_of(family: str) -> BlockPlan:
+    """How ranks share a block, from what the family's facts say of its matrices."""
+    facts = FAMILIES[family]
+    side_by_side = {"all": 1 if facts.heads_first else 3}
+    columns = {name: side_by_side.get(width, 1) for name, feed, width in facts.matrices if feed in ("first", "second")}
+    module_of = {feed: name.partition(".")[0] for name, feed, _ in reversed(facts.matrices)}
+    return BlockPlan(
+        columns=columns,
+        rows=tuple(name for name, _, _ in facts.matrices if name not in columns),
+        entries=(module_of["first"], module_of["second"]),
+        attention=module_of["first"],
+        per_head=facts.per_head,
+    )

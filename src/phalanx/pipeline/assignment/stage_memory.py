@@ -10,6 +10,7 @@ from phalanx.pipeline.assignment.memory import Footprint
 from phalanx.pipeline.config import GuardConfig
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.stage.stage_copy import stage_spec
+from phalanx.planner.schedules import SCHEDULES, most_in_flight
 
 _NUMBER = 4
 """Bytes of one number: weights, moments, gradients and messages are float32; so are activations, at most."""
@@ -93,7 +94,8 @@ def _kept_to_go_back(guard: GuardConfig) -> int:
 
 
 def _in_flight(plan: StepPlan, stage: int) -> int:
-    return plan.microbatches if plan.schedule == "gpipe" else min(plan.microbatches, len(plan.stages) - stage)
+    num_stages = len(plan.stages)
+    return most_in_flight(SCHEDULES[plan.schedule].order(stage, num_stages, plan.microbatches, 1))
 
 
 def _boundaries(plan: StepPlan, kept_steps: int = 0) -> int:

@@ -23,7 +23,7 @@ from phalanx.pipeline.protocol.messages import (
 )
 from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, StandingsNeed, TensorsDelivery, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.schedules import SCHEDULES
+from phalanx.pipeline.schedules import actions
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.facts import StepFacts
@@ -119,7 +119,7 @@ class StallDiagnosis:
         served = self.docket.assignment.microbatches(share, plan.microbatches)
         last = len(plan.stages) - 1
         needless: Direction | None = "forward" if stage == 0 else "backward" if stage == last else None
-        for action in SCHEDULES[plan.schedule](stage, last + 1, plan.microbatches):
+        for action in actions(plan.schedule, stage, last + 1, plan.microbatches):
             if action.microbatch not in served:
                 continue
             place = Place(direction=action.direction, microbatch=action.microbatch)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.schedules import SCHEDULES, Action
+from phalanx.pipeline.schedules import Action, actions
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.stage.stage_copy import StageCopy
@@ -86,7 +86,7 @@ class HostedStage:
         for kept in (self.inputs, self.headers):
             for slot in [slot for slot in kept if slot[0] < step - self.plan.guard.commit_lag]:
                 del kept[slot]
-        order = SCHEDULES[self.plan.schedule](self.index, len(self.plan.stages), self.plan.microbatches)
+        order = actions(self.plan.schedule, self.index, len(self.plan.stages), self.plan.microbatches)
         served = order if self.serves is None else [action for action in order if action.microbatch in self.serves]
         self._todo = list(reversed(served))
 

@@ -11,7 +11,8 @@ from phalanx.errors import ConfigError
 from phalanx.planner.cluster.hardware import Cluster, Device
 from phalanx.planner.cluster.links import Link
 from phalanx.planner.guard.guarding import sealed_bandwidth
-from phalanx.planner.model.shape import ModelShape, read_shape, shape_of
+from phalanx.planner.model.read import read_shape, shape_of
+from phalanx.planner.model.shape import ModelShape
 
 
 @cache

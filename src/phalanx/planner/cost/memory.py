@@ -4,7 +4,6 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from phalanx.planner.cost.diloco_cost import outer_bytes, outer_numbers
-from phalanx.planner.cost.orders import most_in_flight, orders
 from phalanx.planner.cost.partition import balanced
 from phalanx.planner.cost.peak_memory import RankShare, worst_moment
 from phalanx.planner.layout import Layout
@@ -13,6 +12,7 @@ from phalanx.planner.model.adapter import adapter_numbers
 from phalanx.planner.model.compute import forward_flops
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
+from phalanx.planner.schedules import SCHEDULES, most_in_flight, orders
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def in_flight(layout: Layout, microbatches: int, rank: int) -> int:
     """Return how many microbatches one pipeline rank holds at most, counted once for each of its stages."""
     if layout.pp == 1:
         return 1
-    if layout.schedule == "gpipe":
+    if SCHEDULES[layout.schedule].fills_first:
         return microbatches
     # a longer run holds no more
     enough = min(microbatches, 4 * layout.pp)

@@ -17,9 +17,7 @@ from phalanx.planner.model.activations import boundary_bytes, microbatch_tokens
 from phalanx.planner.model.compute import backward_factor, forward_flops, model_flops
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
-
-_SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
-"""Those with one stage a rank."""
+from phalanx.planner.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,9 @@ def mixed_layouts(cluster: Cluster) -> list[Layout]:
         Layout(dp=dp, pp=cluster.num_devices // dp, schedule=schedule)
         for dp in range(1, min(counts) + 1)
         if all(count % dp == 0 for count in counts)
-        for schedule in _SCHEDULES
+        # of two that take equally long the first is taken: the one that holds less
+        for schedule in sorted(SCHEDULES, key=lambda name: SCHEDULES[name].fills_first)
+        if SCHEDULES[schedule].chunks == 1
     ]
 
 

@@ -8,6 +8,7 @@ from phalanx.planner.model.activations import block_bytes, boundary_bytes, head_
 from phalanx.planner.model.adapter import adapter_numbers
 from phalanx.planner.model.recipe import EXACT_BYTES, Recipe
 from phalanx.planner.model.shape import ModelShape
+from phalanx.planner.schedules import SCHEDULES
 
 AUTOCAST_BYTES = 2
 """Autocast keeps a 16-bit copy of the weights that it has used."""
@@ -99,7 +100,9 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         moments.append(TransientMemory(others + working, whole))
         # what lies around the blocks is the first that is summed, while all others are whole still
         moments.append(TransientMemory(0, whole + summed + -(-summed // layout.shards)))
-    has_buckets = layout.zero < 2 and layout.shards > 1 and (layout.pp == 1 or layout.schedule != "zero-bubble")
+    has_buckets = (
+        layout.zero < 2 and layout.shards > 1 and (layout.pp == 1 or not SCHEDULES[layout.schedule].splits_backward)
+    )
     if has_buckets:
         # after the first step DDP makes its buckets anew, in the order in which gradients came, beside the old ones
         moments.append(TransientMemory(0, share.trained * recipe.weight_bytes))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.planner.cost.orders import Kind, Order, Work, orders
+from phalanx.planner.schedules import Kind, Order, Work, orders
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from phalanx.planner.cost.orders import Kind, Order, Work
 from phalanx.planner.cost.schedule import Slot, StageTimes, Timeline
+from phalanx.planner.schedules import Kind, Order, Work
 
 
 def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: float, latency_s: float = 0.0) -> Timeline:

@@ -13,7 +13,6 @@ from phalanx.planner.cost.exchanging import (
     vocabulary_exchange,
 )
 from phalanx.planner.cost.memory import stage_layers
-from phalanx.planner.cost.orders import orders
 from phalanx.planner.cost.schedule import StageTimes, Timeline, bubble_formula, simulate
 from phalanx.planner.cost.shared_cores import play_sharing
 from phalanx.planner.cost.traffic import most_held
@@ -23,6 +22,7 @@ from phalanx.planner.model.activations import boundary_bytes, microbatch_tokens
 from phalanx.planner.model.compute import adapter_flops, backward_factor, forward_flops
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
+from phalanx.planner.schedules import SCHEDULES, orders
 
 MOST_SIMULATED = 8
 """Microbatches that are played through, for each pipeline rank; the rest repeats the slowest stage's pace."""
@@ -264,7 +264,7 @@ def _play_crowded(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Ma
 
 def _num_played(layout: Layout, recipe: Recipe) -> int:
     played = min(recipe.microbatches, MOST_SIMULATED * layout.pp)
-    return played - played % layout.pp if layout.schedule == "interleaved" else played
+    return played - played % layout.pp if SCHEDULES[layout.schedule].chunks > 1 else played
 
 
 def _slowest(times: list[StageTimes], ranks: int) -> float:
@@ -280,7 +280,7 @@ def _work(times: list[StageTimes]) -> float:
 def _quick(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]) -> float:
     bubble = bubble_formula(layout.pp, recipe.microbatches, layout.stages_per_rank)
     # zero-bubble H1 waits a third of what 1F1B does where forward and both backwards take equally long
-    bubble = bubble / (3 - 2 * bubble) if layout.schedule == "zero-bubble" else bubble
+    bubble = bubble / (3 - 2 * bubble) if SCHEDULES[layout.schedule].splits_backward else bubble
     link = link_of_axis(layout, "pp", machine, "send")
     size = boundary_bytes(shape, layout, recipe)
     # a link that is slower than the stages sets the pace

@@ -2,6 +2,7 @@
 
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.adapter import adapted
+from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.frozen import beside_frozen
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.saved_activations import SavedPerToken
@@ -16,7 +17,7 @@ def kept_numbers(shape: ModelShape, recipe: Recipe) -> SavedPerToken:
     """
     hidden, queries = shape.hidden, shape.heads * shape.head_dim
     # an RMS norm is composed: it keeps its input, the normalised input and its output
-    stream, whole = (4 * hidden, 2 * hidden) if shape.family == "llama" else (2 * hidden, 2 * hidden)
+    stream, whole = (4 * hidden if FAMILIES[shape.family].composed_norm else 2 * hidden), 2 * hidden
     fused = recipe.fused_attention and shape.fused
     # a fused kernel keeps one number a head; without one, keys and values are repeated for the heads that share them
     attention = 2 * queries + 2 * shape.kv_heads * shape.head_dim + shape.heads if fused else 4 * queries

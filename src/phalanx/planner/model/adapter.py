@@ -3,16 +3,9 @@
 from dataclasses import dataclass
 
 from phalanx.errors import ConfigError
+from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.linears import Linear, linears
 from phalanx.planner.model.shape import ModelShape
-
-_USUAL = {
-    "gpt2": ("c_attn",),
-    "opt": ("q_proj", "v_proj"),
-    "bloom": ("query_key_value",),
-    "llama": ("q_proj", "v_proj"),
-}
-"""Targets where none are named, by family."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     Raises:
         ConfigError: A target is none of them.
     """
-    there, wanted = linears(shape), adapter.targets or _USUAL[shape.family]
+    there, wanted = linears(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
     for target in wanted:
         if not any(_is_meant(one, target) for one in there):
             raise ConfigError(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from phalanx.planner.model.adapter import Adapter, adapted
-from phalanx.planner.model.linears import Feed
+from phalanx.planner.model.families import Feed
 from phalanx.planner.model.saved_activations import SavedPerToken
 from phalanx.planner.model.shape import ModelShape
 

@@ -1,44 +1,9 @@
 """The matrices of a block, by the names of transformers' modules."""
 
 from dataclasses import dataclass
-from typing import Literal
 
+from phalanx.planner.model.families import FAMILIES, Feed
 from phalanx.planner.model.shape import ModelShape
-
-Feed = Literal["first", "mixed", "second", "inner"]
-"""What a matrix multiplies: what the first norm gave, what attention gave, the second norm, or the MLP's middle."""
-
-_TABLE: dict[str, tuple[tuple[str, Feed, str], ...]] = {
-    "gpt2": (
-        ("attn.c_attn", "first", "all"),
-        ("attn.c_proj", "mixed", "stream"),
-        ("mlp.c_fc", "second", "inner"),
-        ("mlp.c_proj", "inner", "stream"),
-    ),
-    "opt": (
-        ("self_attn.k_proj", "first", "shared"),
-        ("self_attn.v_proj", "first", "shared"),
-        ("self_attn.q_proj", "first", "queries"),
-        ("self_attn.out_proj", "mixed", "stream"),
-        ("fc1", "second", "inner"),
-        ("fc2", "inner", "stream"),
-    ),
-    "bloom": (
-        ("self_attention.query_key_value", "first", "all"),
-        ("self_attention.dense", "mixed", "stream"),
-        ("mlp.dense_h_to_4h", "second", "inner"),
-        ("mlp.dense_4h_to_h", "inner", "stream"),
-    ),
-    "llama": (
-        ("self_attn.q_proj", "first", "queries"),
-        ("self_attn.k_proj", "first", "shared"),
-        ("self_attn.v_proj", "first", "shared"),
-        ("self_attn.o_proj", "mixed", "stream"),
-        ("mlp.gate_proj", "second", "inner"),
-        ("mlp.up_proj", "second", "inner"),
-        ("mlp.down_proj", "inner", "stream"),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -74,7 +39,7 @@ def linears(shape: ModelShape) -> tuple[Linear, ...]:
         "inner": shape.ffn,
         "stream": shape.hidden,
     }
-    return tuple(Linear(name, feed, inputs[feed], outputs[out]) for name, feed, out in _TABLE[shape.family])
+    return tuple(Linear(name, feed, inputs[feed], outputs[out]) for name, feed, out in FAMILIES[shape.family].matrices)
 
 
 def block_tensors(shape: ModelShape) -> int:

@@ -4,14 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.planner.model.adapter import Adapter
+from phalanx.planner.model.optimizers import OPTIMIZERS
 
 Precision = Literal["fp32", "bf16", "fp16", "autocast"]
 Checkpointing = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "all"]
-Optimizer = Literal["adamw", "sgd"]
-
-MOMENT_BYTES = {"adamw": 8, "sgd": 4}
-"""Optimizer state of one parameter, in fp32: two moments, or one momentum."""
 
 EXACT_BYTES = 4
 """Of a number to which several ranks add, whatever the precision."""
@@ -45,7 +42,7 @@ class Recipe:
         microbatches: Equal parts into which each data parallel rank cuts its sequences.
         precision: ``bf16`` and ``fp16`` keep 16-bit weights and gradients beside an fp32 master copy; ``autocast``
             keeps fp32 weights and computes in bf16.
-        optimizer: Its state is in fp32.
+        optimizer: A key of `OPTIMIZERS`; its state is in fp32.
         checkpointing: What is computed again in the backward pass: ``selective`` all but the products of matrices and
             attention, ``full`` every block.
         offload: What lies in the host's memory: the optimizer's state, or parameters and gradients too.
@@ -60,7 +57,7 @@ class Recipe:
     sequence_length: int
     microbatches: int = 1
     precision: Precision = "fp32"
-    optimizer: Optimizer = "adamw"
+    optimizer: str = "adamw"
     checkpointing: Checkpointing = "none"
     offload: Offload = "none"
     sequence_parallel: bool = False
@@ -82,7 +79,7 @@ class Recipe:
     @property
     def state_bytes(self) -> int:
         """Bytes of a parameter's optimizer state and master copy."""
-        return MOMENT_BYTES[self.optimizer] + _MASTER_BYTES[self.precision]
+        return OPTIMIZERS[self.optimizer].bytes_per_parameter + _MASTER_BYTES[self.precision]
 
     @property
     def inner_bytes(self) -> int:

@@ -27,7 +27,7 @@ class EnclaveConfig(StrictModel):
         cache: Where models that are written out are kept.
         split: Mode, cut, tier and the rest.
         optimizer: Of what is trained.
-        objective: A key of `TASKS`.
+        objective: A key of `OBJECTIVES`.
         classes: Of a classification; 0 of anything else.
         rows: Sequences of a microbatch.
         seq: Tokens of a sequence.

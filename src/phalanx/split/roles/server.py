@@ -29,7 +29,7 @@ from phalanx.split.processes.offload import Prepare, as_it_is, offloaded
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.parts import build_back
 from phalanx.split.training.release import ReleaseMaker
-from phalanx.split.training.task import TASKS
+from phalanx.split.training.task import task_of
 from phalanx.split.training.trainer import BackTrainer
 from phalanx.transport import CheckedFrame, Endpoint, GrpcWire, LinkFault, Meter
 
@@ -119,7 +119,7 @@ class EnclaveServer:
             seed=config.seed,
             activation_checkpointing=config.model.activation_checkpointing,
         )
-        task = TASKS[config.objective](config.classes)
+        task = task_of(config.objective, config.classes)
         self._trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
         # after the head is there: a masked split has no use for one that is replaced
         prepare(back)

@@ -1,4 +1,4 @@
-"""What the back part is trained on: its head, its labels and its loss; to add one: one class, one line of the table."""
+"""What the back part is trained on: its head, its labels and its loss; to add one with a head: one class, one line."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from phalanx.errors import ConfigError
 from phalanx.models import StageModule
 from phalanx.objectives import OBJECTIVES
 from phalanx.split.training.classification import Classification
@@ -45,7 +46,14 @@ class SplitTask(Protocol):
 
 
 class NextToken:
-    """Next-token prediction with the model's own head, which stays frozen."""
+    """An objective over every token with the model's own head, which stays frozen.
+
+    Args:
+        objective: A key of `OBJECTIVES`.
+    """
+
+    def __init__(self, objective: str = "causal_lm") -> None:
+        self._objective = OBJECTIVES[objective]
 
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
         """The model has its head already."""
@@ -54,7 +62,7 @@ class NextToken:
 
     def loss(self, back: StageModule, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         """As `SplitTask` says."""
-        return OBJECTIVES["causal_lm"](back(hidden), labels)
+        return self._objective(back(hidden), labels)
 
     def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `SplitTask` says."""
@@ -71,12 +79,21 @@ class NextToken:
         return (rows, seq)
 
 
-def _next_token(num_classes: int) -> SplitTask:
-    del num_classes
-    return NextToken()
+TASKS: Mapping[str, Callable[[int], SplitTask]] = MappingProxyType({"classification": Classification})
+"""Objectives with a head of their own; the argument is the number of classes."""
 
 
-TASKS: Mapping[str, Callable[[int], SplitTask]] = MappingProxyType(
-    {"causal_lm": _next_token, "classification": Classification}
-)
-"""By the name of the objective; the argument is the number of classes, 0 where there are none."""
+def task_of(objective: str, num_classes: int) -> SplitTask:
+    """The task of an objective, with a head of its own or the model's.
+
+    Args:
+        objective: A key of `OBJECTIVES`.
+        num_classes: 0 where there are none.
+
+    Raises:
+        ConfigError: There is no such objective.
+        ModelError: Its head needs more classes.
+    """
+    if objective not in OBJECTIVES:
+        raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(OBJECTIVES)}')
+    return TASKS[objective](num_classes) if objective in TASKS else NextToken(objective)

@@ -1,7 +1,6 @@
 """One cell of `bench detection`: a small run with its guard, its attack and the ways in which its workers compute."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from phalanx.lab.calibrate import NumericPath
 from phalanx.models import LoraConfig
@@ -19,8 +18,6 @@ GUARDS: dict[str, GuardConfig] = {
 
 _PATIENCE_S = 2.0
 _WIDTH, _SEQUENCE, _BATCH, _MICROBATCHES = 32, 16, 16, 8
-
-Schedule = Literal["gpipe", "1f1b"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def small_run(
     guard: str,
     *,
     attack: AttackConfig | None = None,
-    schedule: Schedule = "1f1b",
+    schedule: str = "1f1b",
     adapter: LoraConfig | None = None,
 ) -> RunConfig:
     """A GPT-2 of width 32 with two layers in each middle stage: 16 sequences of 16 tokens a step, in 8 microbatches."""

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from itertools import product
 
-from phalanx.lab.bench.detection.cell import GUARDS, DetectionCell, Schedule, small_run
+from phalanx.lab.bench.detection.cell import GUARDS, DetectionCell, small_run
 from phalanx.lab.calibrate import NumericPath
 from phalanx.models import LoraConfig
 from phalanx.pipeline import PRESETS, GuardConfig
+from phalanx.planner.schedules import verifiable_schedules
 
 FP32 = NumericPath("fp32", "fp32", threads=1)
 TWO_THREADS = NumericPath("fp32, 2 threads", "fp32", threads=2)
@@ -65,8 +66,7 @@ def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance:
 
 
 def _on_one_path(steps: int) -> Iterator[DetectionCell]:
-    schedules: tuple[Schedule, ...] = ("gpipe", "1f1b")
-    for stages, schedule in product(range(3, 7), schedules):
+    for stages, schedule in product(range(3, 7), verifiable_schedules()):
         yield DetectionCell(small_run(stages, "watchful", schedule=schedule), "watchful", steps)
     for stages in (4, 6):
         full = GUARDS["watchful"].model_copy(update={"audit_rate": 1.0})

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.data import DataConfig
-from phalanx.data.config import BpeConfig, ModelTokenizerConfig, PythonManualConfig
+from phalanx.data.config import BpeConfig, ModelTokenizerConfig
+from phalanx.data.sources import PythonManualConfig
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig

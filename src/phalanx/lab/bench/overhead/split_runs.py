@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from phalanx.data import DataConfig
-from phalanx.data.config import BpeConfig, PythonManualConfig
+from phalanx.data.config import BpeConfig
+from phalanx.data.sources import PythonManualConfig
 from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.split import SplitConfig

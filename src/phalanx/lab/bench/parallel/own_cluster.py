@@ -15,7 +15,8 @@ from phalanx.planner.cluster.links import Link, fit, through
 from phalanx.planner.cluster.local import core_flops
 from phalanx.planner.cluster.machine import Exchange, Shares
 from phalanx.planner.model.compute import Flops, forward_flops
-from phalanx.planner.model.shape import ModelShape, shape_of
+from phalanx.planner.model.read import shape_of
+from phalanx.planner.model.shape import ModelShape
 from phalanx.train import RunConfig
 
 _ROWS = (1, 4)

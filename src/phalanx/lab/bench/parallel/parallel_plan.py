@@ -65,7 +65,7 @@ def recipe_of(run: RunConfig, config: ParallelConfig) -> Recipe:
         sequence_length=run.data.sequence_length,
         microbatches=run.train.microbatches,
         precision="fp32" if run.train.precision == "fp32" else "autocast",
-        optimizer="sgd" if run.optimizer.kind == "sgd" else "adamw",
+        optimizer=run.optimizer.kind,
         checkpointing=config.activation_checkpointing,
         sequence_parallel=config.sequence_parallel,
         fused_attention=run.model.attention == "sdpa",

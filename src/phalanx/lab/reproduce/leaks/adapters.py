@@ -90,7 +90,7 @@ class AdapterLab:
 
     @property
     def _layer(self) -> str:
-        return self._source.family.lora_targets[-1]
+        return self._source.family.facts.adapter_targets[-1]
 
     @property
     def _adapter(self) -> tuple[Tensor, Tensor]:

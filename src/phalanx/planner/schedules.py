@@ -1,6 +1,10 @@
-"""Pipeline schedules as pure data: the order in which each rank works."""
+"""The table of pipeline schedules: each as pure data, the order in which a rank works.
+
+Verified stages, the ranks of a domain and the planner read it; it needs no torch.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Kind = Literal["forward", "backward", "inputs", "weights"]
@@ -23,16 +27,40 @@ class Work(NamedTuple):
 Order = tuple[Work, ...]
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """One line of the table.
+
+    Attributes:
+        order: One rank's, from its number, the ranks, the microbatches and the stages of each rank.
+        torch_class: The schedule in ``torch.distributed.pipelining`` that works alike, by which ranks run it.
+        chunks: Stages of each rank, unless a layout says otherwise.
+        splits_backward: Whether gradients of inputs and of weights are computed apart.
+        fills_first: Whether all forwards come before all backwards, so that every microbatch is held at once.
+    """
+
+    order: Callable[[int, int, int, int], Order]
+    torch_class: str
+    chunks: int = 1
+    splits_backward: bool = False
+    fills_first: bool = False
+
+    @property
+    def is_verifiable(self) -> bool:
+        """Whether stages in other hands can work in it: one stage a party, and each backward whole."""
+        return self.chunks == 1 and not self.splits_backward
+
+
 def orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1) -> tuple[Order, ...]:
     """Return the order of every rank.
 
     Args:
-        schedule: One of ``layout.SCHEDULES``.
+        schedule: One of `SCHEDULES`.
         num_ranks: Of the pipeline.
         num_microbatches: Of each; with ``interleaved`` a multiple of `num_ranks`.
         chunks: Stages of each rank; only ``interleaved`` has several.
     """
-    return tuple(_ORDERS[schedule](rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks))
+    return tuple(SCHEDULES[schedule].order(rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks))
 
 
 def most_in_flight(order: Order) -> int:
@@ -45,14 +73,20 @@ def most_in_flight(order: Order) -> int:
 
 
 def _gpipe(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
-    """All forwards, then all backwards. Source: Huang et al. 2019, section 2.3."""
+    """All forwards, then all backwards, in ascending order, so that gradients add up alike in every schedule.
+
+    Source: Huang et al. 2019, section 2.3.
+    """
     del num_ranks, chunks
     forwards = [Work("forward", rank, m) for m in range(num_microbatches)]
     return (*forwards, *(Work("backward", rank, m) for m in range(num_microbatches)))
 
 
 def _one_f_one_b(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
-    """After a warm-up each forward follows a backward. Source: Narayanan et al. 2021, section 2.2.1."""
+    """After a warm-up each forward follows a backward; at most ``num_ranks - rank`` microbatches are held.
+
+    Source: Narayanan et al. 2019 (PipeDream), section 3.2; Narayanan et al. 2021, section 2.2.1.
+    """
     del chunks
     warmup = min(num_microbatches, num_ranks - rank)
     order = [Work("forward", rank, m) for m in range(warmup)]
@@ -101,9 +135,14 @@ def _zero_bubble(rank: int, num_ranks: int, num_microbatches: int, chunks: int) 
     return (*order, *(Work("weights", rank, m) for m in range(waiting, num_microbatches)))
 
 
-_ORDERS: dict[str, Callable[[int, int, int, int], Order]] = {
-    "gpipe": _gpipe,
-    "1f1b": _one_f_one_b,
-    "interleaved": _interleaved,
-    "zero-bubble": _zero_bubble,
+SCHEDULES: dict[str, Schedule] = {
+    "gpipe": Schedule(_gpipe, "ScheduleGPipe", fills_first=True),
+    "1f1b": Schedule(_one_f_one_b, "Schedule1F1B"),
+    "interleaved": Schedule(_interleaved, "ScheduleInterleaved1F1B", chunks=2),
+    "zero-bubble": Schedule(_zero_bubble, "ScheduleInterleavedZeroBubble", splits_backward=True),
 }
+
+
+def verifiable_schedules() -> tuple[str, ...]:
+    """The names of those in which stages in other hands can work."""
+    return tuple(name for name, schedule in SCHEDULES.items() if schedule.is_verifiable)

@@ -1,0 +1,72 @@
+"""The values of a hub config, each checked when it is taken."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.errors import ModelError
+
+_SAVED_BY_ACTIVATION = {"relu": 1, "gelu": 2, "gelu_pytorch_tanh": 2, "silu": 2, "swish": 2, "gelu_new": 5}
+"""Inner tensors that stay for the backward pass: a fused kernel's input and output; the parts of one that is composed.
+relu is told from its output alone."""
+_COMPOSED, _FUSED = "gelu_new", "gelu_pytorch_tanh"
+"""One function: of many kernels, and of one."""
+
+
+class ConfigKeys:
+    """A config's values.
+
+    Args:
+        config: The keys of a config.json.
+        where: File or section for the messages.
+    """
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self._config = config
+        self._where = where
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        """Return the first of the names that is there and not null."""
+        for name in names:
+            value = self._config.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ModelError(f"{self._where}: {name}: found {value!r}; expected a whole number of at least 1")
+            return value
+        if default is None:
+            raise ModelError(f"{self._where}: {names[0]}: missing; add it")
+        return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return a truth value."""
+        value = self._config.get(name, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{self._where}: {name}: found {value!r}; expected true or false")
+        return value
+
+    def share(self, name: str, default: float) -> float:
+        """Return a number from 0 to 1."""
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ModelError(f"{self._where}: {name}: found {value!r}; expected a number from 0 to 1")
+        return float(value)
+
+    def saved(self, name: str, default: str) -> int:
+        """Return how many inner tensors the activation function named there keeps; the most for an unknown one."""
+        return _SAVED_BY_ACTIVATION.get(str(self._config.get(name) or default), max(_SAVED_BY_ACTIVATION.values()))
+
+    def composed(self, name: str, default: str) -> int:
+        """Return how many of them one kernel would not keep."""
+        is_composed = str(self._config.get(name) or default) == _COMPOSED
+        return _SAVED_BY_ACTIVATION[_COMPOSED] - _SAVED_BY_ACTIVATION[_FUSED] if is_composed else 0
+
+    def heads(self, hidden: int, *names: str) -> tuple[int, int]:
+        """Return the number of heads and the width of one."""
+        heads = self.size(*names)
+        if hidden % heads and self._config.get("head_dim") is None:
+            raise ModelError(
+                f"{self._where}: hidden size {hidden} is no multiple of {heads} attention heads; change one of them"
+            )
+        return heads, hidden // heads

@@ -1,0 +1,40 @@
+"""GPT-2: one matrix for queries, keys and values of all heads."""
+
+from phalanx.planner.model.config_keys import ConfigKeys
+from phalanx.planner.model.families.facts import FamilyFacts
+from phalanx.planner.model.shape import ModelShape, plain_shape
+
+
+def _shape(keys: ConfigKeys) -> ModelShape:
+    hidden, vocab = keys.size("n_embd", "hidden_size"), keys.size("vocab_size")
+    heads, head_dim = keys.heads(hidden, "n_head", "num_attention_heads")
+    positions = keys.size("n_positions", "max_position_embeddings")
+    return plain_shape(
+        "gpt2",
+        layers=keys.size("n_layer", "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        head_dim=head_dim,
+        ffn=keys.size("n_inner", default=4 * hidden),
+        vocab=vocab,
+        max_positions=positions,
+        tied=keys.flag("tie_word_embeddings", True),
+        tables=(vocab + positions) * hidden,
+        final=2 * hidden,
+        saved=keys.saved("activation_function", "gelu_new"),
+        composed=keys.composed("activation_function", "gelu_new"),
+    )
+
+
+GPT2 = FamilyFacts(
+    shape=_shape,
+    matrices=(
+        ("attn.c_attn", "first", "all"),
+        ("attn.c_proj", "mixed", "stream"),
+        ("mlp.c_fc", "second", "inner"),
+        ("mlp.c_proj", "inner", "stream"),
+    ),
+    adapter_targets=("c_attn",),
+    per_head=("num_heads", "split_size"),
+    dropout=("attn_pdrop", 0.1),
+)
