@@ -224,7 +224,7 @@ sources = [{ kind = "python_manual" }]
 tokenizer = { kind = "bpe", vocab_size = 300 }
 sequence_length = 16
 max_documents = 12
-validation_share = 0.2
+validation_share = 0.0
 
 [train]
 steps = 1
