@@ -223,8 +223,8 @@ architecture = { model_type = "gpt2", vocab_size = 300, n_positions = 16, n_embd
 sources = [{ kind = "python_manual" }]
 tokenizer = { kind = "bpe", vocab_size = 300 }
 sequence_length = 16
-max_documents = 12
-validation_share = 0.0
+max_documents = 60
+validation_share = 0.2
 
 [train]
 steps = 1
