@@ -49,7 +49,7 @@ lint: $(STAMP) ## ruff, mypy --strict, the import contracts
 test: lint ## lint, then every quick test
 	$(BIN)/pytest $(TEST_WORKERS) $(PYTEST_ARGS)
 
-# an eighth of them: PYTEST_ARGS="--share 3/8"; see tests/slow_shares.py
+# an eighth of them: PYTEST_ARGS="--share=3/8"; see tests/slow_shares.py
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
