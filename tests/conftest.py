@@ -14,7 +14,7 @@ from jaxtyping import install_import_hook
 # before anything imports torch, transformers or grpc; child processes inherit it
 os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
 
-pytest_plugins = ("slow_shares", "known_skips")
+pytest_plugins = ("slow_shares", "known_skips", "pytester")
 
 CHECKED = ("phalanx.objectives", "phalanx.models", "phalanx.pipeline")
 

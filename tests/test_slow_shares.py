@@ -1,6 +1,8 @@
 """Eight turns run each test once; a budget leaves tests out by name."""
 
 import json
+import re
+import textwrap
 
 import pytest
 from hypothesis import given
@@ -8,7 +10,6 @@ from hypothesis import strategies as st
 
 from slow_shares import ROOT, UNKNOWN_S, fits, means, parse_share, share_of
 
-pytest_plugins = ("pytester",)
 LAB = """
     import sys
     sys.path.insert(0, {tests!r})
@@ -96,3 +97,25 @@ def test_a_malformed_share_ends_the_call_with_its_message(lab):
 
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     assert "expected TURN/N" in done.stderr.str()
+
+
+@pytest.mark.parametrize(
+    "options", ["--share=1/2 --budget-s=60", "--write-seconds=seconds.json --list-skips=skips.txt"]
+)
+def test_a_call_without_paths_knows_the_options_of_the_folder_of_tests(pytester, options):
+    pytester.makeini("[pytest]\ntestpaths = tests")
+    (pytester.mkdir("tests") / "conftest.py").write_text(textwrap.dedent(LAB.format(tests=str(ROOT / "tests"))))
+    (pytester.path / "tests" / "test_two.py").write_text("def test_a(): pass\ndef test_b(): pass")
+
+    done = pytester.runpytest_subprocess(*options.split())
+
+    assert done.ret == 0
+
+
+def test_every_call_of_the_repository_gives_an_option_its_value_with_an_equals_sign():
+    """A value that stands apart is taken for a path before the options are known, and `testpaths` is not read."""
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in (".ci/run", "Makefile", "CONTRIBUTING.md")]
+
+    apart = re.findall(r"--(?:share|budget-s|write-seconds|known-skips|list-skips) \S+", "\n".join(texts))
+
+    assert apart == []
