@@ -128,7 +128,7 @@ def test_lockstep_names_a_shadow_that_reports_another_gradient(make_company, hon
 def test_a_weight_gradient_that_is_made_up_consistently_passes_the_gradient_upkeep(make_company, honest_digest):
     # without audits of whole steps the law of the optimizer is checked, the truth of the gradient is not
     actor = Actor(tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()}))
-    company = make_company(tiny_run(guard=GuardConfig(step_audit_rate=0.0)), {1: actor})
+    company = make_company(tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0)), {1: actor})
 
     company.run(2)
 

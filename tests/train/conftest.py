@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from phalanx.lab.attacks import attackers_of
 from phalanx.train import RunConfig, load_run, train
 from tiny_run_file import tiny_run_file
 
@@ -64,6 +65,8 @@ def quietly() -> Callable[..., dict[str, Any]]:
 
     def run(run: RunConfig, directory: Path, **options: Any) -> dict[str, Any]:
         text = io.StringIO()
+        if run.attack.kind != "none":
+            options = {"open_workers": attackers_of(run.attack), **options}
         summary = train(run, directory, console=Console(file=text, width=200), **options)
         return {**summary, "shown": text.getvalue()}
 
