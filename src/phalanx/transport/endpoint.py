@@ -4,9 +4,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.errors import (
     FrameError,
     OrderError,
@@ -38,7 +39,7 @@ class _Link:
         self.lock = threading.Lock()
 
 
-class Endpoint:
+class Endpoint(Closeable):
     """Sends signed frames to known parties and keeps the one inbox of this party.
 
     Args:
@@ -303,14 +304,6 @@ class Endpoint:
         self._wire.close()
         for outbox in outboxes:
             outbox.join(timeout_s=1.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _accept(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
         name = self._lives.get(tls_peer, tls_peer)

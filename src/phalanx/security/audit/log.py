@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError, DiskError
 from phalanx.security.audit.head import KnownHead, KnownHeads, keep_head, sign_head
 from phalanx.security.audit.leaves import LEAVES_FILE, STEP, LeafBatch, LeafFile
 from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
 from phalanx.security.audit.public_head import PublicLines
-from phalanx.security.closing import Closeable
 from phalanx.security.crypto import Identity, digest_hex, parse_canonical
 
 

@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from phalanx.security.closing import Closeable
+from phalanx.closing import Closeable
 from phalanx.security.isolation import kernel
 from phalanx.security.isolation.report import Measure, MeasureFinding
 

@@ -5,8 +5,8 @@ from typing import NamedTuple, NoReturn
 
 from cryptography.exceptions import InvalidTag
 
+from phalanx.closing import Closeable
 from phalanx.errors import SealError
-from phalanx.security.closing import Closeable
 from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES, Header, parse_header
 from phalanx.security.seal.keys import wipe

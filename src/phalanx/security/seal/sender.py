@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from phalanx.closing import Closeable
 from phalanx.errors import SealError
-from phalanx.security.closing import Closeable
 from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES
 from phalanx.security.seal.refusal import SealRefusal

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.process_clock import process_tree
 from phalanx.telemetry import read_metrics
@@ -49,7 +49,7 @@ def under_torchrun(command: Sequence[str], restarts: int) -> list[str]:
     ]
 
 
-class RunProcess:
+class RunProcess(Closeable):
     """A run in processes of its own; a context manager that leaves none of them behind."""
 
     def __init__(self, command: Sequence[str], run_dir: Path, cache: Path) -> None:
@@ -115,14 +115,6 @@ class RunProcess:
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def workers_below(root: int) -> list[int]:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from phalanx.closing import Closeable
 from phalanx.errors import TpmError
-from phalanx.security.closing import Closeable
 from phalanx.security.tee.tpm import wire
 from phalanx.security.tee.tpm.link import DEFAULT_ADDRESS, TpmLink, open_link
 from phalanx.security.tee.tpm.wire import TpmCommand, TpmResponse
