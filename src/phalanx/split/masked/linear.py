@@ -20,8 +20,8 @@ _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
 class MaskedLinear(nn.Module):
     """A layer in the place of a frozen ``nn.Linear`` or ``Conv1D`` of transformers, equal up to fixed-point rounding.
 
-    The offload client is asked for the product with the weight, and for that of the gradient with its transpose. The bias
-    is added here, and may be trained. The layer keeps no weight: the client has what it needs of it.
+    The offload client is asked for the product with the weight, and for that of the gradient with its transpose. The
+    bias is added here, and may be trained. The layer keeps no weight: the client has what it needs of it.
 
     Args:
         layer: The layer that it replaces.
