@@ -37,8 +37,8 @@ RIDDLE = re.compile(
     re.IGNORECASE,
 )
 RIDDLES_LEFT = (
-    *("parallel/", "pipeline/assignment/", "pipeline/config.py"),
-    *("pipeline/evidence/", "pipeline/membership/", "pipeline/owner/", "pipeline/proof/", "pipeline/protocol/"),
+    *("parallel/", "pipeline/config.py"),
+    *("pipeline/evidence/", "pipeline/owner/"),
     *("pipeline/stage/", "pipeline/tolerance/", "pipeline/verify/", "pipeline/worker/"),
     *("train/",),
 )
