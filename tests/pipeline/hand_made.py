@@ -8,21 +8,21 @@ from phalanx.errors import PeerRefusedError
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, Fetched, Sent, Standing
+from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, FetchReply, ProgressReport, SentDigest
 from phalanx.pipeline.protocol.needs import (
     Delivery,
     MessageNeed,
-    StandingsNeed,
+    ProgressNeed,
     TensorsDelivery,
     TensorsNeed,
     run_task,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.verify.ledger import Committed, StepLedger
+from phalanx.pipeline.verify.ledger import CommittedMessage, StepLedger
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
@@ -100,7 +100,9 @@ class World:
             }
             for (source, direction), (tensor, sender, receiver) in found.items():
                 key = (source, direction, m)
-                messages[key] = Committed(digest_of(tensor), self.header(key, tensor, sender, receiver), receiver)
+                messages[key] = CommittedMessage(
+                    digest_of(tensor), self.header(key, tensor, sender, receiver), receiver
+                )
                 for party in (sender, receiver):
                     self.tensors[(party, *key, False)] = tensor
         gradients = self.copy.runner.gradients()
@@ -146,7 +148,7 @@ class World:
         """Let the stage have sent another tensor than it computed."""
         key, receiver = (STAGE, direction, microbatch), SHADOW if direction == "forward" else OWNER
         header = self.header(key, tensor, HOLDER, receiver)
-        self.docket.ledger.messages[key] = Committed(digest_of(tensor), header, receiver)
+        self.docket.ledger.messages[key] = CommittedMessage(digest_of(tensor), header, receiver)
         for party in (HOLDER, receiver):
             self.tensors[(party, *key, False)] = tensor
 
@@ -190,12 +192,12 @@ class World:
                 place = request.model_dump(exclude={"permit"})
                 known = self.docket.ledger.messages.get(key)
                 shown = self.evidence.get((need.party, *key), None if known is None else known.header)
-                message = Fetched(**place, evidence=None if request.claim else shown)
+                message = FetchReply(**place, evidence=None if request.claim else shown)
                 payload = tensor if isinstance(tensor, memoryview) else bytes_of(tensor)
-                return Received(need.party, message, payload, None)
+                return ReceivedMessage(need.party, message, payload, None)
             case TensorsNeed():
                 return self.bulks.get((need.party, need.request.purpose))
-            case StandingsNeed():
+            case ProgressNeed():
                 return {party: self.standings[party] for party in need.parties if party in self.standings}
             case Delivery():
                 self.sent.append((need.party, need.message))
@@ -227,10 +229,10 @@ class World:
                 if key not in ledger.messages:
                     tensor = torch.full(self.plan.hidden_shape, float(source))
                     header = self.header(key, tensor, sender, receiver)
-                    ledger.messages[key] = Committed(digest_of(tensor), header, receiver)
+                    ledger.messages[key] = CommittedMessage(digest_of(tensor), header, receiver)
         for stage in range(len(self.plan.stages)):
             sent = [
-                Sent(direction=direction, microbatch=m, digest=ledger.messages[(source, direction, m)].digest)
+                SentDigest(direction=direction, microbatch=m, digest=ledger.messages[(source, direction, m)].digest)
                 for source, direction, m in keys
                 if source == stage
             ]
@@ -266,7 +268,7 @@ def sign(kind, body, link, payload=b"", **changes):
 def received(message, sender, receiver=OWNER, **changes):
     """A message as it comes to the owner, in the frame that its sender has signed."""
     header = sign(message.kind, message.model_dump(mode="json"), (sender, receiver), **changes)
-    return Received(sender, message, memoryview(b""), header)
+    return ReceivedMessage(sender, message, memoryview(b""), header)
 
 
 def make_world(model_cache, **guard):
@@ -279,4 +281,4 @@ def make_world(model_cache, **guard):
 
 def standing(stages=None, gradients=()):
     """How far a party says that it is."""
-    return Standing(epoch=EPOCH, step=STEP, stages=stages or {}, gradients=gradients)
+    return ProgressReport(epoch=EPOCH, step=STEP, stages=stages or {}, gradients=gradients)

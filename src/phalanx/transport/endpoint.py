@@ -1,4 +1,4 @@
-"""One party's end of all its links: what it sends, what it accepts, whom it refuses."""
+"""One party's end of all its links: it signs and sends frames, and accepts or refuses those of others."""
 
 import threading
 import time
@@ -18,19 +18,18 @@ from phalanx.errors import (
 )
 from phalanx.security.crypto import Identity, Peer, certified_name, digest_hex, life_of
 from phalanx.transport.allowance import Allowances
-from phalanx.transport.answer import encode_receipt, encode_refusal
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
 from phalanx.transport.inbox import CheckedFrame, Inbox, LinkFault
 from phalanx.transport.link import ReceivingChain, SendingChain
 from phalanx.transport.meter import Meter
 from phalanx.transport.outbox import DeliveredFrame, Outbox, Payload
-from phalanx.transport.receipts import Receipts, is_receipt_due
+from phalanx.transport.receipts import Receipts, encode_receipt, encode_refusal, is_receipt_due
 from phalanx.transport.wire import Wire
 
 
 class _Link:
-    """What is known of one peer on the receiving side."""
+    """The receiving side's state of one peer."""
 
     def __init__(self, peer: Peer, chain: ReceivingChain) -> None:
         self.peer = peer
@@ -40,18 +39,18 @@ class _Link:
 
 
 class Endpoint(Closeable):
-    """Sends signed frames to known parties and keeps the one inbox of this party.
+    """An endpoint sends signed frames to known parties and keeps the one inbox of its party.
 
     Args:
         identity: This party.
         peers: The parties it knows, by name; `add_peer` adds more.
         run: Session; frames of another one are refused.
-        wire: Carries the bytes and proves who is at the other end.
+        wire: Carries the bytes and proves which party is at the other end.
         limits: Deadlines and bounds.
 
     Attributes:
         receipts: Of the frames that arrived.
-        allowances: What each peer may still send; everything, unless somebody says otherwise.
+        allowances: What each peer may still send; everything, unless its `each` is set.
 
     Guarantees:
         What `receive` returns was signed by its sender for this party and run, in this order, without a gap
@@ -67,7 +66,7 @@ class Endpoint(Closeable):
         self._identity, self._run, self._wire, self._limits = identity, run, wire, limits
         self._links: dict[str, _Link] = {}
         self._lives: dict[str, str] = {}
-        """The latest life of each certificate: frames of an earlier one are nobody's."""
+        """The latest incarnation of each certificate; frames of an earlier one are refused."""
         self._outboxes: dict[str, Outbox] = {}
         self._evicted: set[str] = set()
         # their frames are refused too, but until the owner decides they take part: what is for them is still signed
@@ -103,12 +102,15 @@ class Endpoint(Closeable):
 
     @property
     def vigil(self) -> int | None:
-        """Which call of `receive` waits in vain just now; None while something has come or nobody waits."""
+        """The number of the call of `receive` that waits in vain at the moment.
+
+        None while an item is there or no call waits.
+        """
         return self._inbox.vigil
 
     @property
     def sending_to(self) -> frozenset[str]:
-        """Who has frames of this party still to take."""
+        """Names of the parties that still have to take frames of this party."""
         with self._lock:
             outboxes = dict(self._outboxes)
         return frozenset(name for name, outbox in outboxes.items() if outbox.is_busy)
@@ -125,7 +127,7 @@ class Endpoint(Closeable):
 
     @property
     def refusals(self) -> Mapping[str, int]:
-        """Frames refused, by the proven name of who sent them."""
+        """Number of refused frames, by the proven name of their sender."""
         return MappingProxyType(self._refusals)
 
     @property
@@ -189,7 +191,7 @@ class Endpoint(Closeable):
         return self._outbox(receiver).put(kind, body, self._hashed(payload))
 
     def send_hashed(self, receiver: str, kind: str, body: dict[str, Any], payload: memoryview, digest: str) -> None:
-        """Send one frame as `send` does, whose payload the caller has a digest of already.
+        """Send one frame as `send` does, with a payload that the caller has digested already.
 
         Args:
             receiver: A known party.
@@ -207,7 +209,7 @@ class Endpoint(Closeable):
     def put_aside(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
-        """Sign a frame for a party whose link has failed: somebody else can bring it, under its sender's header.
+        """Sign a frame for a party behind a failed link: another party can relay it, under its sender's header.
 
         Raises:
             FrameError: As `send`.
@@ -268,11 +270,11 @@ class Endpoint(Closeable):
             outbox.drop(PeerRefusedError(f"{party}: was evicted"))
 
     def handle(self, raw: bytes | memoryview, tls_peer: str) -> bytes:
-        """Judge one frame from outside and answer it; the server's side of a wire calls this.
+        """Check one frame from outside and answer it; the server's side of a wire calls this.
 
         Args:
-            raw: The bytes, which nobody changes any more.
-            tls_peer: Who sent them, as proven by the wire.
+            raw: The bytes, which do not change any more.
+            tls_peer: The sender, as proven by the wire.
 
         Returns:
             A receipt where one is due, or the class and text of the error for which the frame was refused.

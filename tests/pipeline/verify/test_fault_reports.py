@@ -6,7 +6,7 @@ from hand_made import EPOCH, HOLDER, OWNER, SHADOW, make_world, received, sign
 
 from phalanx.pipeline.evidence.forgery import NONSENSE
 from phalanx.pipeline.protocol.messages import Fault
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.fault_reports import FaultReports
 
@@ -22,7 +22,7 @@ def world(model_cache):
 def weighed(world, evidence=None, *, by=SHADOW, about=HOLDER, epoch=EPOCH, header=True):
     """What comes of a complaint that a party makes to the owner."""
     fault = Fault(epoch=epoch, about=about, error="FrameError", reason="its shape is wrong", evidence=evidence)
-    item = received(fault, by) if header else Received(by, fault, memoryview(b""), None)
+    item = received(fault, by) if header else ReceivedMessage(by, fault, memoryview(b""), None)
     reports = FaultReports(world.docket)
     reports.add(item, fault)
     return reports.weigh()

@@ -5,8 +5,8 @@ import torch
 from hand_made import HOLDER, OWNER, SHADOW, STEPS_OF_A_MICROBATCH, make_world
 
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.protocol.messages import Sent
-from phalanx.pipeline.verify.ledger import Committed
+from phalanx.pipeline.protocol.messages import SentDigest
+from phalanx.pipeline.verify.ledger import CommittedMessage
 from phalanx.pipeline.verify.link_check import compare_links
 
 PARTIES = {0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}
@@ -33,7 +33,9 @@ def test_where_both_ends_say_the_same_nobody_is_named(world):
 def test_a_sender_that_commits_to_another_tensor_than_it_sent_is_named(world, source, direction, target, microbatch):
     place = {"direction": direction, "microbatch": microbatch}
     honest = world.docket.ledger.commits[(source, 0)].sent
-    lie = [Sent(**place, digest="ee" * 32) if said.model_dump().items() >= place.items() else said for said in honest]
+    lie = [
+        SentDigest(**place, digest="ee" * 32) if said.model_dump().items() >= place.items() else said for said in honest
+    ]
     say_sent(world, source, lie)
 
     judgement = compare_links(world.docket)
@@ -88,7 +90,7 @@ def test_of_a_shared_stage_the_server_of_that_lane_is_named(world, microbatch, g
         docket.ledger.commits[(1, lane)] = whole.model_copy(update={"lane": lane, "sent": sent})
     assert compare_links(docket) is None
 
-    docket.ledger.messages[(1, "forward", microbatch)] = Committed("ee" * 32, header, OWNER)
+    docket.ledger.messages[(1, "forward", microbatch)] = CommittedMessage("ee" * 32, header, OWNER)
 
     judgement = compare_links(docket)
     assert (judgement.verdict.party, judgement.lane) == (guilty, microbatch)

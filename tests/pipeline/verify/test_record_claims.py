@@ -5,7 +5,6 @@ from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_wor
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import (
-    Applied,
     AuditReport,
     Commit,
     Fault,
@@ -14,9 +13,10 @@ from phalanx.pipeline.protocol.messages import (
     ScreenHit,
     Shutdown,
     StepAudited,
+    UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits
@@ -231,7 +231,7 @@ def test_a_report_that_nobody_asked_for_is_refused(desk):
 def applied(desk, states=None, usage=None, bytes_sent=None, **place):
     states = {"1": desk.world.state} if states is None else states
     body = {"states": states, "usage": usage or {}, "bytes_sent": bytes_sent or {}}
-    return Applied(**{"epoch": EPOCH, "step": STEP, **place}, **body)
+    return UpdateReport(**{"epoch": EPOCH, "step": STEP, **place}, **body)
 
 
 @pytest.mark.parametrize("sender", [HOLDER, SHADOW])
@@ -249,10 +249,10 @@ def test_a_state_of_a_stage_that_its_sender_does_not_have_is_refused(desk, name)
 
 @pytest.mark.parametrize("name", ["1" * 4000, "000001", "x", ""])
 def test_a_text_that_is_no_number_of_a_stage_is_refused_unread(desk, name):
-    odd = Applied.model_construct(epoch=EPOCH, step=STEP, states={name: desk.world.state}, usage={}, bytes_sent={})
+    odd = UpdateReport.model_construct(epoch=EPOCH, step=STEP, states={name: desk.world.state}, usage={}, bytes_sent={})
 
     with pytest.raises(FrameError, match="does not have"):
-        desk.recorder.handle(Received(HOLDER, odd, memoryview(b""), None))
+        desk.recorder.handle(ReceivedMessage(HOLDER, odd, memoryview(b""), None))
 
 
 @pytest.mark.parametrize("what", ["another step", "another epoch"])

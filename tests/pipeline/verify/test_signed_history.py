@@ -6,15 +6,15 @@ from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, digest_o
 
 from phalanx.pipeline.evidence.files import Exhibit
 from phalanx.pipeline.protocol.messages import (
-    Applied,
     AuditReport,
     Commit,
     GradientHeld,
     Ready,
     StepAudited,
+    UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.signed_history import SignedHistory
 
@@ -76,7 +76,7 @@ def test_what_holder_and_shadow_signed_is_found_by_the_part_that_it_plays(world,
 
 
 def test_a_message_without_a_signature_is_not_kept(world, history):
-    history.hear(Received(HOLDER, commit(), memoryview(b""), None))
+    history.hear(ReceivedMessage(HOLDER, commit(), memoryview(b""), None))
 
     assert about(world, history) == {}
 
@@ -99,7 +99,7 @@ def test_what_was_said_about_another_step_or_stage_is_no_evidence_here(world, hi
 def test_a_state_counts_at_the_step_that_it_is_of_and_not_at_that_of_the_message(world, history):
     later = world.state.model_copy(update={"step": STEP + 1})
     costs = {"usage": {}, "bytes_sent": {}}
-    said = hear(history, Applied(epoch=EPOCH, step=STEP, states={"1": later}, **costs), HOLDER)
+    said = hear(history, UpdateReport(epoch=EPOCH, step=STEP, states={"1": later}, **costs), HOLDER)
 
     assert about(world, history) == {}
     assert history.said("state", HOLDER, STAGE, STEP + 1) == said
@@ -182,7 +182,7 @@ def test_a_text_that_is_no_stages_number_is_passed_over(history, world, name):
     ready = Ready.model_construct(epoch=EPOCH, states={name: world.state})
     header = received(commit(), HOLDER).header
 
-    history.hear(Received(HOLDER, ready, memoryview(b""), header))
+    history.hear(ReceivedMessage(HOLDER, ready, memoryview(b""), header))
 
     assert history._said.keys() <= {("state", HOLDER, 1, STEP, None)}
 

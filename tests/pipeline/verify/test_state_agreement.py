@@ -216,16 +216,20 @@ def test_a_holder_has_its_moments_whatever_its_shadow_has(following):
     assert (found.party, found.judgement.verdict.party) == (HOLDER, HOLDER)
 
 
-def test_an_update_that_the_shadow_has_got_counts_by_the_holders_signature(following):
+def test_an_update_that_the_shadow_has_got_is_weighed_like_any_other(following):
     following.docket.agreed.clear()
+    states, judge = {HOLDER: following.state, SHADOW: other(following.state)}, StateAgreement(following.docket)
 
-    assert check(following, {HOLDER: following.state, SHADOW: other(following.state)}) is None
-    assert following.docket.agreed == {1: following.state}
+    assert check(following, states, judge=judge) is None
+    assert (judge.to_weigh, following.docket.agreed) == ({1: states}, {})
 
 
-def test_an_update_that_the_shadow_has_not_got_is_weighed_later(following):
+@pytest.mark.parametrize("has", [None, {"weights": "c" * 64}, {"step": 7}], ids=["nothing", "others", "older"])
+def test_a_shadow_that_has_not_got_the_update_is_replaced_without_blame(following, has):
     following.docket.agreed.clear()
+    states = {HOLDER: following.state, SHADOW: has and following.state.model_copy(update=has)}
     judge = StateAgreement(following.docket)
 
-    assert check(following, {HOLDER: following.state, SHADOW: None}, judge=judge) is None
-    assert (judge.to_weigh.keys(), following.docket.agreed) == ({1}, {})
+    found = check(following, states, judge=judge)
+
+    assert (found.party, found.judgement, judge.to_weigh) == (SHADOW, None, {})

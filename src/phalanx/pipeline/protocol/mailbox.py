@@ -1,4 +1,4 @@
-"""A party's mail: frames from the network, and what it says to itself."""
+"""A party's mailbox: frames from the network, and messages between parts of the party itself."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from phalanx.errors import OutOfBoundsError, PeerLostError, PeerRefusedError, Ph
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Activation, Carry, Fault, parse_message
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.security.crypto import Peer
@@ -22,7 +22,7 @@ _MOST_AT_ONCE = 1024
 
 
 class Mailbox:
-    """Sends to others over the endpoint and to oneself through a queue; parses each frame once."""
+    """A mailbox sends to others over the endpoint, to its own party through a queue, and parses each frame once."""
 
     def __init__(self, me: Peer, endpoint: Endpoint, *, seals_own: bool = False) -> None:
         """`seals_own`: whether tensors between this party's own stages are signed; the owner is trusted."""
@@ -31,13 +31,13 @@ class Mailbox:
         self._name = me.name
         self._endpoint = endpoint
         self._detour = LinkRelay(endpoint)
-        self._local: deque[Received] = deque()
-        self._waiting: deque[Received | LinkFault] = deque()
+        self._local: deque[ReceivedMessage] = deque()
+        self._waiting: deque[ReceivedMessage | LinkFault] = deque()
 
     def post(self, receiver: str, message: Message, payload: Sequence[memoryview] = ()) -> SignedHeader | None:
         """Send one message; where the link has failed, a worker's goes by way of the owner.
 
-        A link that fails ends nobody who sends: the fault is in the mail, and says what follows.
+        A link that fails raises nothing here: the fault arrives in the mailbox, and its handler decides what follows.
 
         Raises:
             PeerRefusedError: The receiver is unknown, or was evicted by this party.
@@ -57,14 +57,14 @@ class Mailbox:
             # what one worker's stages say to each other is audited like everything else
             sealed = self._endpoint.seal_for_self(message.kind, message.model_dump(mode="json"), payload)
         data = memoryview(b"".join(payload)) if len(payload) != 1 else payload[0]
-        self._local.append(Received(self._name, message, data, sealed))
+        self._local.append(ReceivedMessage(self._name, message, data, sealed))
         return sealed
 
     def renew_allowances(self) -> None:
-        """Another step, or another attempt at one, begins: everybody may send as much again."""
+        """Let every party send as much again: another step, or another attempt at one, begins."""
         self._endpoint.allowances.renew()
 
-    def refused(self, received: Received) -> None:
+    def refused(self, received: ReceivedMessage) -> None:
         """Count a message that its reader could make nothing of."""
         if received.header is not None and received.sender != self._name:
             self._endpoint.count_refusal(received.sender, len(received.header.header_bytes))
@@ -78,7 +78,7 @@ class Mailbox:
         """The public key of a party, this one included.
 
         Raises:
-            PeerRefusedError: Nobody of that name is known.
+            PeerRefusedError: No party of that name is known.
         """
         found = self._me if name == self._name else self._endpoint.peers.get(name)
         if found is None:
@@ -95,12 +95,12 @@ class Mailbox:
         """Whether something waits to be handled."""
         return bool(self._local or self._waiting)
 
-    def drain_local(self) -> Iterator[Received]:
+    def drain_local(self) -> Iterator[ReceivedMessage]:
         """Take what this party said to itself."""
         while self._local:
             yield self._local.popleft()
 
-    def drain(self) -> Iterator[Received | LinkFault]:
+    def drain(self) -> Iterator[ReceivedMessage | LinkFault]:
         """Take what has arrived; of a flood only so much that the reader looks up in between."""
         yield from self.drain_local()
         for _ in range(_MOST_AT_ONCE):
@@ -135,11 +135,11 @@ class Mailbox:
             if isinstance(message, Carry):
                 frame, message = self._detour.open(frame, message)
         except PhalanxError as exc:
-            # what a peer sends must not stop the one who reads it
+            # what a peer sends must not stop its reader
             # a value that nothing can have, under its sender's own signature, speaks for itself
             evidence = to_signed(frame.header) if isinstance(exc, OutOfBoundsError) and item is frame else None
             self._endpoint.count_refusal(item.sender, len(item.header.header_bytes))
             fault = Fault(epoch=0, about=frame.sender, error=type(exc).__name__, reason=str(exc), evidence=evidence)
-            self._waiting.append(Received(self._name, fault, memoryview(b""), None))
+            self._waiting.append(ReceivedMessage(self._name, fault, memoryview(b""), None))
             return
-        self._waiting.append(Received(frame.sender, message, frame.payload, frame.header))
+        self._waiting.append(ReceivedMessage(frame.sender, message, frame.payload, frame.header))

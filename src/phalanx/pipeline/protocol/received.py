@@ -1,4 +1,4 @@
-"""A message as it arrived: who sent it, and the signed frame that carried it."""
+"""A message as it arrived: its sender, and the signed frame that carried it."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from phalanx.transport import SignedHeader
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedMessage:
     """A message and the frame that carried it; `header` is None for what the owner says to itself."""
 
     sender: str

@@ -14,7 +14,7 @@ _SWAPS = Path("/proc/swaps")
 
 
 class SecretMemory(Closeable):
-    """Memory that the kernel took out of its own map (memfd_secret): nobody reads it through /proc or with a debugger.
+    """Memory that the kernel took out of its own map (memfd_secret): neither /proc nor a debugger can read it.
 
     What Python computes from it lies elsewhere again; it keeps long-lived keys, not everything that was derived.
 

@@ -29,10 +29,10 @@ class ClaimedContents(NamedTuple):
 
 
 class Receiver(Closeable):
-    """Opens the frames of one direction, each once, in the order in which they were sealed.
+    """A receiver that opens the frames of one direction, each once, in the order in which they were sealed.
 
     Args:
-        lane: Used by nobody else.
+        lane: Used by no other object.
 
     Guarantees:
         A refused frame changes nothing: the one that is due is still accepted afterwards. Nothing of a refused

@@ -11,13 +11,13 @@ from phalanx.security.seal.tensor import TensorKind
 
 
 class Sender(Closeable):
-    """Seals the frames of one direction.
+    """A sender that seals the frames of one direction.
 
     A frame that is lost on the way is sent again as the same bytes; sealing its tensor again makes another frame, which
     the receiver refuses as out of order.
 
     Args:
-        lane: Used by nobody else.
+        lane: Used by no other object.
 
     Guarantees:
         Takes a counter before it encrypts with it and never gives it back: whatever fails in between closes the

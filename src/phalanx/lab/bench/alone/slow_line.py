@@ -1,9 +1,9 @@
-"""Which upkeep of shadows costs least on a slow line? All parties share one, and take turns.
+"""A bench of shadow upkeeps on a slow line, which all parties share: which costs least? The arms take turns.
 
 ``python -m phalanx.lab.bench.alone.slow_line OUT.json [--mbit 100] [--turns 3] [--note TEXT]``
 
-The program starts itself again in a network namespace of its own, whose loopback a token bucket holds to so many
-Mbit/s in all: owner and workers behave as on one site's line. That takes Linux, root and ``tc``. Every arm runs the
+The program starts itself again in a network namespace of its own, with a token bucket that holds its loopback to
+`--mbit` in all: owner and workers behave as on one site's line. That takes Linux, root and ``tc``. Every arm runs the
 same stages and microbatches as in ``phalanx bench overhead``; a turn is as long as snapshots are apart, so that each
 turn has one. Wall seconds of a step are what a slow line shows; they are compared within a turn.
 """

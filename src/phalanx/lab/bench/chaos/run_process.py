@@ -1,4 +1,4 @@
-"""Owners under test, seen from outside: start one, find its workers, read how far it is, end it."""
+"""A handle on an owner's process under test: start it, find its workers, read how far it is, end it."""
 
 import contextlib
 import os
@@ -135,7 +135,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _is_worker(pid: int) -> bool:
-    """Whether a process is one worker: by its file, or by the name that a nursery gives to what it forks."""
+    """Whether a process is one worker: by its file, or by the name that a fork server gives to what it forks."""
     try:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").partition(" (")[2].rpartition(") ")
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
