@@ -1,7 +1,7 @@
 """A domain's run on Ray: each rank in an actor that Ray places; when one is lost, all are placed and started again.
 
-Rank 0 is placed on the machine where the command is given, because the run directory is there. Whoever can reach a Ray
-cluster can run code on all of its machines, as with torchrun: one cluster is one trust domain.
+Rank 0 is placed on the machine where the command is given, because the run directory is there. A program that reaches
+a Ray cluster can run code on all of its machines, as with torchrun: one cluster is one trust domain.
 """
 
 import time
@@ -183,7 +183,7 @@ class RayRanks:
         )
 
     def _look(self) -> None:
-        """Ask whoever has answered, and take what has been answered."""
+        """Read the answers that have come, and ask the next question of the ranks that have answered."""
         for rank, actor in enumerate(self._actors):
             if rank in self._codes:
                 continue

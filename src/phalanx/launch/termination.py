@@ -1,4 +1,4 @@
-"""Being told to end: counted, and acted upon by whoever looks."""
+"""Requests to end this process: they are counted, and the process acts on them when it checks the count."""
 
 import signal
 from types import FrameType

@@ -6,7 +6,7 @@ from phalanx.transport.wire import Handle
 
 
 class MemoryNetwork:
-    """Joins endpoints of one process; gives each party its wire."""
+    """A network that joins endpoints of one process, and gives each party its wire."""
 
     def __init__(self) -> None:
         self.handles: dict[str, Handle] = {}
@@ -17,7 +17,7 @@ class MemoryNetwork:
 
 
 class MemoryWire:
-    """Delivers by calling the receiver's `handle` in the sender's thread."""
+    """A wire that delivers by calling the receiver's `handle` in the sender's thread."""
 
     def __init__(self, network: MemoryNetwork, name: str) -> None:
         self._network, self._name = network, name
@@ -28,13 +28,13 @@ class MemoryWire:
         self._handle = self._network.handles[self._name] = handle
 
     def add_route(self, name: str, address: str) -> None:
-        """Do nothing: the network knows where everybody is."""
+        """Do nothing: the network knows where every party is."""
 
     def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
         """Return the receiver's answer to one frame.
 
         Raises:
-            PeerLostError: Nobody of this name is on the network.
+            PeerLostError: No party of this name is on the network.
         """
         handle = self._network.handles.get(certified_name(receiver))
         if handle is None:
@@ -42,6 +42,6 @@ class MemoryWire:
         return handle(raw, self._name)
 
     def close(self) -> None:
-        """Leave the network, unless a later life of this party is on it by now."""
+        """Leave the network, unless a later incarnation of this party is on it by now."""
         if self._network.handles.get(self._name) == self._handle:
             self._network.handles.pop(self._name, None)

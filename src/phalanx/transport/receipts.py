@@ -47,7 +47,7 @@ class ArrivalProof:
 
 
 class Receipts:
-    """Grows with every frame sent until `forget_before` is told what nobody will dispute any more."""
+    """The receipts of all frames sent; they grow until `forget_before` names frames that no dispute can be about."""
 
     def __init__(self) -> None:
         self._headers: dict[str, dict[int, SignedHeader]] = {}

@@ -1,4 +1,4 @@
-"""What an endpoint needs of the thing that carries its bytes."""
+"""The interface between an endpoint and the network that carries its bytes."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,9 +7,9 @@ Handle = Callable[[bytes | memoryview, str], bytes]
 
 
 class Wire(Protocol):
-    """Carries whole frames to named parties and brings back their answers.
+    """A wire carries whole frames to named parties and brings back their answers.
 
-    A wire knows who is at the other end; what the bytes mean, and whether they are true, it does not.
+    It knows which party is at the other end, but not what the bytes mean or whether they are true.
     """
 
     def serve(self, handle: Handle, run: str) -> None:
@@ -25,7 +25,7 @@ class Wire(Protocol):
 
         Raises:
             PeerLostError: No answer came; it is not known whether the frame arrived. May be tried again.
-            PeerRefusedError: The other end is not who it should be, or does not let us in.
+            PeerRefusedError: The other end is not the party it should be, or does not let us in.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What does it cost to replace a dead worker? Forked from a nursery and started from nothing, side by side.
+"""A bench of two ways to replace a killed worker, side by side: forked from the fork server, and started from nothing.
 
 ``python -m phalanx.lab.bench.alone.respawn OUT.json [--rounds 4]``
 
@@ -43,7 +43,7 @@ class _WithoutNursery(LocalWorkers):
 
 
 class RespawnArm:
-    """One run whose workers are killed in turns."""
+    """One training run in which each turn kills a worker."""
 
     def __init__(self, engine: PipelineEngine, run: RunConfig, events: list[tuple[str, dict[str, Any]]]) -> None:
         self._engine, self._run, self._events = engine, run, events
@@ -59,7 +59,7 @@ class RespawnArm:
         self._num_steps += 1
 
     def joined(self, kind: str, body: dict[str, Any]) -> None:
-        """What the engine says; when a newcomer is given a role, its costs are read."""
+        """Receive an event of the engine; when a replacement is given a role, its costs are read."""
         self._events.append((kind, {**body, "at": time.perf_counter()}))
         if kind == "party_joined" and "step" in body:
             (born,) = set(workers_below(os.getpid())) - self.seen

@@ -1,4 +1,4 @@
-"""Resident memory of this process as its kernel counts it (Linux): what was written to, whoever asked for it."""
+"""Resident memory of this process as its kernel counts it (Linux): all pages that were written to, by any library."""
 
 import ctypes
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _FORGET_PEAK = "5"
 
 @dataclass(frozen=True)
 class Resident:
-    """Bytes of a process.
+    """Resident memory of a process, in bytes.
 
     Attributes:
         anonymous: Now; everything but files.
