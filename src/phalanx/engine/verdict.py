@@ -35,4 +35,4 @@ class Verdict(StrictModel):
     evidence: str | None = None
     """Name of the evidence file under the run directory."""
     evidence_sha256: str | None = None
-    """SHA-256 of that file, so that the signed log vouches for it."""
+    """SHA-256 of that file, so that the signed log covers it."""

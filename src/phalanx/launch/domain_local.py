@@ -3,9 +3,8 @@
 import time
 from pathlib import Path
 
-from phalanx.launch.child import Child, exit_code
+from phalanx.launch.child import Child, TerminationNotice, exit_code
 from phalanx.launch.domain import DomainLaunch, Sizes
-from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import watch_owner
 from phalanx.parallel.groups.heartbeat import FilePulse, Silence
 from phalanx.train import holds_run

@@ -12,12 +12,11 @@ import typer
 
 from phalanx.config import dump_toml
 from phalanx.errors import ConfigError
-from phalanx.launch.child import LOST, exit_code
+from phalanx.launch.child import LOST, TerminationNotice, exit_code
 from phalanx.launch.domain import DomainLaunch, Sizes, rank_environment, threads_environment
 from phalanx.launch.on_ray import connected
 from phalanx.launch.owner import is_worth_another
 from phalanx.launch.rank_host import RankHost, environments
-from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import LOOK_EVERY_S, EndNotice
 
 _SOON_S = 15.0

@@ -11,11 +11,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.launch.child import exit_code
+from phalanx.launch.child import TerminationNotice, exit_code
 from phalanx.launch.owner import OwnerProcess
 from phalanx.launch.request import Launch
 from phalanx.launch.supervisor import Configure, Substitutes, Supervisor
-from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import watch_owner
 from phalanx.launch.worker_slot import WorkerPost
 from phalanx.pipeline import WorkerConfig

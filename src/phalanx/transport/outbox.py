@@ -10,12 +10,12 @@ from typing import Any
 
 from phalanx.errors import PeerGoneError, PeerLostError, PeerRefusedError, SignatureError, TransportError
 from phalanx.security.crypto import Peer
-from phalanx.transport.answer import read_answer
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, encode_frame
 from phalanx.transport.inbox import LinkFault
 from phalanx.transport.link import SendingChain
 from phalanx.transport.meter import Meter
+from phalanx.transport.receipts import read_answer
 from phalanx.transport.wire import Wire
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 0.5

@@ -84,7 +84,7 @@ def test_a_receiver_that_forges_a_header_is_named_and_not_the_sender(make_compan
     verdict = run_against(make_company, honest_digest, stage, commit_with(forge))
 
     assert (verdict.offence, verdict.stage) == ("forgery", stage)
-    assert "committed to an input that nobody sent it" in verdict.reason
+    assert "committed to an input that no party sent it" in verdict.reason
 
 
 def test_a_receiver_that_hides_an_input_is_named(make_company, honest_digest):

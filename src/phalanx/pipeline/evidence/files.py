@@ -1,4 +1,4 @@
-"""A verdict with everything that it rests on, as files that others can check."""
+"""The files of a verdict, with everything that it rests on, for others to check."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ STAGE_PREFIX = "stage/"
 
 @dataclass
 class Exhibit:
-    """Tensors and digests that a referee looked at.
+    """The tensors and digests that the referee compared.
 
     Attributes:
         tensors: "input", "gradient", "recomputed", "claimed", "accuser", ``[batch, seq, dim]`` each.
@@ -48,10 +48,10 @@ class Case:
         verdict: The guilty party and its offence.
         exhibit: The tensors that were compared.
         headers: What the parties signed, by the part that it plays.
-        certificates: PEM of the parties, whose keys the signatures are checked with.
-        authority: PEM of the authority that vouches for them.
+        certificates: PEM of the parties, with the keys for the signatures.
+        authority: PEM of the authority that issued them.
         plan: The run, from which the stage can be built again.
-        session: The one whose headers count.
+        session: The one for which the headers count.
     """
 
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Redo a disputed microbatch from the evidence alone."""
+"""A recomputation of a disputed microbatch from the evidence alone."""
 
 from collections.abc import Mapping
 
@@ -14,12 +14,12 @@ from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
 
 
 def weights_vouched_by(hearing: CheckedEvidence) -> list[str]:
-    """The party that signed the digest of the weights that the referee recomputed with.
+    """Return the parties that signed the digest of the weights with which the referee recomputed.
 
     Across numeric classes two honest copies of a stage have two digests; each party answers for its own.
 
     Raises:
-        EvidenceError: The guilty party signed another digest, or nobody did sign this one.
+        EvidenceError: The guilty party signed another digest, or no party signed this one.
     """
     verdict, signers, others = hearing.record.verdict, list[str](), list[str]()
     for role in ("state_holder", "state_shadow"):

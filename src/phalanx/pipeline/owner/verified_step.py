@@ -49,8 +49,8 @@ class VerifiedStep:
     async def train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
         """Attempt a step until it is verified, and once more where its outcome is not a number.
 
-        The audits then say that no stage in other hands has made it; the owner's own ones are audited by nobody, so
-        all is done again before the batch is blamed.
+        The audits then say that no worker's stage has made it; the owner's own stages are not audited, so all is done
+        again before the batch is given up.
 
         Returns:
             Attempts and audits.
@@ -122,7 +122,7 @@ class VerifiedStep:
         books.noting.records.applied()
         books.witnesses.head()
         coordinator.open_step(step + 1, self.succession.epoch)
-        # what the owner is to audit of this step reaches it before its update, as it does with everybody else
+        # what the owner is to audit of this step reaches it before its update, as it does with all other parties
         await OwnMail()
         self.party.handle(Received(OWNER, apply, memoryview(b""), None))
         self.party.finish_applies()

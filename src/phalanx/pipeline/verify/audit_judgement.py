@@ -1,4 +1,4 @@
-"""L2, the owner's half: weigh what an auditor reports against what the stage had committed to."""
+"""The owner's half of audits (L2): compare an auditor's report with what the stage had committed to."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,14 +20,14 @@ _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
 
 
 class AuditJudgement:
-    """Turns audit reports into nothing, or into a dispute that the referee decides."""
+    """The judgement of audit reports: each leads to nothing, or to a dispute that the referee decides."""
 
     def __init__(self, docket: StepFacts, referee: Referee, watch: DriftWatch) -> None:
         self._watch = watch
         self.leaning: set[int] = set()
-        """Stages whose messages drift to one side below the tolerance: to be audited in full from now on."""
+        """Stages with messages that drift to one side below the tolerance: to be audited in full from now on."""
         self.undecided: set[tuple[int, int]] = set()
-        """(stage, microbatch) of disputes that the referee could not settle: an input that nobody brought."""
+        """(stage, microbatch) of disputes that the referee could not settle, because no party brought an input."""
         self._docket = docket
         self._referee = referee
 
@@ -85,7 +85,7 @@ class AuditJudgement:
         return known
 
     def _compare_work(self, auditor: str, report: AuditReport, directions: Sequence[Direction]) -> Judgement | None:
-        """An auditor that leaves out what it was asked for would let a lie through."""
+        """Find an auditor that leaves out what it was asked for: it would let a lie through."""
         if set(report.digests) == set(directions):
             return None
         reason = (
@@ -100,7 +100,7 @@ class AuditJudgement:
     def _compare_inputs(
         self, auditor: str, report: AuditReport, inputs: dict[Direction, Committed]
     ) -> Judgement | None:
-        """Two headers of one sender for one message prove that it told two stories.
+        """Compare headers: two of one sender for one message prove that it equivocated.
 
         An input that the stage itself has not shown is taken from the report, for its sender has signed it.
         """

@@ -1,4 +1,4 @@
-"""What the owner's judging parts share: the present assignment, commitments, and states agreed on."""
+"""The facts that the owner's judges share: the present assignment, commitments, and states agreed on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -170,7 +170,7 @@ class StepFacts:
         return self.statements.find(signed, Activation, epoch, place, self.assignment.link_of)
 
     def forget_states(self) -> None:
-        """Nothing is agreed on any more: everybody begins anew."""
+        """Forget all agreed states: all parties begin anew."""
         self.ledger.agreed.clear()
         self.previous = None
 

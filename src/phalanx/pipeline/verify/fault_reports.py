@@ -1,4 +1,4 @@
-"""What parties find wrong with each other's messages: written down, and only a wrong signed header convicts."""
+"""Reports of faults in each other's messages: they are logged, and only a wrong signed header convicts."""
 
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
@@ -12,7 +12,7 @@ from phalanx.transport import SignedHeader
 
 
 class FaultReports:
-    """Reports that were not looked at yet."""
+    """The reports that were not looked at yet."""
 
     def __init__(self, docket: StepFacts) -> None:
         self._docket = docket

@@ -1,4 +1,4 @@
-"""What the owner knows about one attempt at a step: commitments, gradients, audits."""
+"""The ledger of one attempt at a step: commitments, gradients, audits."""
 
 import math
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Committed:
 
 @dataclass
 class StepLedger:
-    """Facts only; what follows from them is decided elsewhere."""
+    """The owner's facts about one attempt; what follows from them is decided elsewhere."""
 
     step: int
     epoch: int
@@ -60,12 +60,12 @@ class StepLedger:
     awaited_audits: set[AuditKey] = field(default_factory=set)
     reports: dict[AuditKey, AuditReport] = field(default_factory=dict)
     awaited_step_audits: set[tuple[int, str]] = field(default_factory=set)
-    """Stages whose weight gradient is to be recomputed, and by whom."""
+    """Stages with a weight gradient that is to be recomputed, and the parties that do it."""
     step_audits: dict[tuple[int, str], StepAudited] = field(default_factory=dict)
     steps_agreed: set[tuple[int, str]] = field(default_factory=set)
     """Those of them that were found right."""
     doubted: dict[Share, Doubt] = field(default_factory=dict)
-    """Shares whose weight gradient looked odd to their auditor; each is then recomputed as a whole."""
+    """Shares with a weight gradient that looked odd to its auditor; each is then recomputed as a whole."""
     owners_audits: set[int] = field(default_factory=set)
     """Stages that the owner itself has still to redo."""
     owner_audited: set[int] = field(default_factory=set)
@@ -74,7 +74,7 @@ class StepLedger:
     """Digest of each stage at the beginning of the step, once holder and shadow have both signed it."""
     audits_drawn: bool = False
     may_lag: bool = False
-    """Whether it may be applied before its audits are in: nobody but shadows was asked for any."""
+    """Whether it may be applied before its audits are in: no party but shadows was asked for any."""
     num_audits: int = 0
     whole_norms: dict[int, float | None] = field(default_factory=dict)
     """Squared norms of the weight gradients of shared stages, which both copies agree on."""
@@ -106,7 +106,7 @@ class StepLedger:
 
     @property
     def unfinished(self) -> list[tuple[int, str]]:
-        """Stages whose weight gradient was to be recomputed, and by whom, where nobody has said what came out."""
+        """Stages with a weight gradient that was to be recomputed, and the parties that have not reported on it."""
         return sorted(self.awaited_step_audits - self.step_audits.keys())
 
     @property

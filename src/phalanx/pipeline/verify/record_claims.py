@@ -1,4 +1,4 @@
-"""What parties say about a step: recorded, if the sender is one that may say it."""
+"""The record of what parties claim about a step, if the sender is one that may claim it."""
 
 import time
 from collections import Counter
@@ -33,7 +33,7 @@ _STRIKES = 3
 """Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
 
 _MAX_DIGITS = 6
-"""Of a stage's number in a message; more is nobody's stage and costs time to read."""
+"""Digits of a stage's number in a message; a longer one is no stage's and costs time to read."""
 
 
 class ClaimRecorder:
@@ -100,8 +100,8 @@ class ClaimRecorder:
     def _take_costs(self, sender: str, message: Applied) -> None:
         """Take what a party claims to have cost.
 
-        Bytes count for links to parties of this run and never fall; nobody has worked longer than the run lasts. Within
-        that seconds and bytes are claims: no check of the guard rests on them.
+        Bytes count for links to parties of this run and never fall; no party has worked longer than the run lasts.
+        Apart from that seconds and bytes are claims: no check of the guard rests on them.
         """
         known = {party for party in (OWNER, *self._docket.classes) if party != sender}
         before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
@@ -176,7 +176,7 @@ class ClaimRecorder:
                 # without a valid commitment the step could never end
                 headers = {"message": signed}
                 headers |= {} if received.header is None else {"commit": to_signed(received.header)}
-                reason = f"stage {commit.stage}: {sender} committed to an input that nobody sent it: {exc}"
+                reason = f"stage {commit.stage}: {sender} committed to an input that no party sent it: {exc}"
                 self.convictions.append(
                     docket.judgement("forgery", sender, commit.stage, reason, lane=commit.lane, headers=headers)
                 )
@@ -204,7 +204,7 @@ class ClaimRecorder:
         self._audits.ask_urgently(hit)
 
     def _count_strike(self, party: str, hit: ScreenHit) -> None:
-        """Mode `statistics`: nobody can look closer, so odd numbers condemn, and until then they are used."""
+        """Count an odd message in mode `statistics`, which cannot recompute: it is used, but several convict."""
         self._strikes[party] += 1
         if self._strikes[party] < _STRIKES and hit.reason != NOT_FINITE:
             self._audits.release(hit)

@@ -1,4 +1,4 @@
-"""What parties signed in the last steps, kept until nobody can be blamed for it any more."""
+"""The signed messages of the last steps, kept until no verdict can rest on them any more."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -160,7 +160,7 @@ def _sides(judgement: Judgement, assignment: Assignment) -> tuple[str, str | Non
     place = judgement.lane if judgement.lane is not None else verdict.microbatch or 0
     server = assignment.server(stage, place) if stage in assignment.holders else OWNER
     if verdict.offence == "collusion":
-        # an accomplice is named after the culprit, whose stage it has inherited by then
+        # an accomplice is named after the culprit, and has inherited the culprit's stage by then
         return server, verdict.party, verdict.party
     other = assignment.auditor(stage, place) if stage in assignment.shadows else None
     return (

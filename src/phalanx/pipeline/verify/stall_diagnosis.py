@@ -1,4 +1,4 @@
-"""The reason why a step stalls: what was withheld is handed on; a silent party is replaced, not blamed."""
+"""The diagnosis of a stalled step: what was withheld is handed on; a silent party is replaced, not convicted."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,12 +33,12 @@ from phalanx.security.crypto import digest_hex
 
 @dataclass(frozen=True)
 class Missing:
-    """What the coordinator still waits for, beside commitments, gradients and audits: those are in the ledgers.
+    """The things that the coordinator still waits for, beside those in the ledgers.
 
     Attributes:
         states: Parties that have not reported a state after an update.
         screened: Messages that their receivers do not use before an audit has cleared them.
-        weights: Stages whose shadow waits for what it is sent after an update, with the state that the holder signed.
+        weights: Stages with a shadow that waits for what it is sent after an update; the state that the holder signed.
         said: Audits, by step, that are not done only because another auditor has not reported yet.
     """
 
@@ -50,10 +50,10 @@ class Missing:
 
 @dataclass
 class StallDiagnosis:
-    """Looks, when nothing has arrived for long, for the party that is to be replaced, if any.
+    """A diagnosis, when nothing has arrived for long, of the party that is to be replaced, if any.
 
     A message that its sender says it sent and its receiver says it lacks is a broken link or a lie of one
-    of the two, and nobody can tell which. So the owner fetches it and hands it on. A sender that has
+    of the two, and the owner cannot tell which. So the owner fetches it and hands it on. A sender that has
     nothing to show, a receiver that still lacks what the owner itself gave it, and a party that has all
     it needs and does nothing are replaced: silence is a failure and no proof of malice.
 
@@ -79,7 +79,7 @@ class StallDiagnosis:
         if silent:
             return silent[0]
         if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
-            # who still audits the step before has made no update, so nothing else can be asked of it
+            # a party that still audits the step before has made no update, so nothing else can be asked of it
             return await self._without_audit(lagging, missing.said)
         if missing.states:
             return missing.states[0]
@@ -167,7 +167,7 @@ class StallDiagnosis:
             if share in ledger.held or not docket.plan.guard.sends_gradient:
                 continue
             if not ledger.commits.keys() >= set(docket.assignment.shares_of(stage)):
-                # whoever serves the other lane says that it has this one when it has both
+                # the server of the other lane says that it has this one when it has both
                 continue
             auditor = docket.assignment.auditor_of(share)
             mark = ("gradient", auditor, stage)
@@ -273,7 +273,7 @@ class StallDiagnosis:
         place = {"step": ledger.step, "source": key[0], "direction": key[1], "microbatch": key[2]}
         said = self.docket.find_tensor(message.evidence, ledger.epoch, place)
         is_right = said is not None and said.digest == digest_hex(found.payload)
-        # an answer that claims another epoch would be laid aside by whoever it is handed on to
+        # an answer that claims another epoch would be laid aside by its receiver
         now = message.model_copy(update={"epoch": ledger.epoch})
         return (now, message.evidence, found.payload) if is_right else None
 

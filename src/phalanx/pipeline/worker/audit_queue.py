@@ -97,7 +97,7 @@ class AuditQueue:
     def pop(self, can_audit: Callable[[int, int], bool], *, urgent: bool) -> AuditTask | None:
         """Take the first task that is ready and can be done, in the order in which they were asked for.
 
-        Microbatches whose weight gradients are added up keep their order: another sum has other bits.
+        Microbatches of one weight gradient keep their order: another sum has other bits.
 
         Args:
             can_audit: Whether a stage can be audited at a step.

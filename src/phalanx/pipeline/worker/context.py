@@ -1,4 +1,4 @@
-"""What all parts of one party share: who it is, the run, its roles, and how it sends."""
+"""The context that all parts of one party share: its name, the run, its roles, and how it sends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What every process of a verified pipeline does, owner and worker alike: serve stages, shadow others.
+"""A party, which every process of a verified pipeline is, owner and worker alike: it serves stages and shadows others.
 
 One inbox, one compute thread. `handle` takes a message and records it; `work` then runs the most
 urgent thing that has all it needs. Nothing ever blocks in the middle of a step.
@@ -99,7 +99,7 @@ class Party:
         """Record one message.
 
         Raises:
-            FrameError: The message is not for this party, not from who may send it, or malformed.
+            FrameError: The message is not for this party, its sender may not send it, or it is malformed.
         """
         message = received.message
         if isinstance(message, _ONLY_FROM_OWNER) and received.sender != OWNER:
@@ -161,7 +161,7 @@ class Party:
             return
         if message.purpose in ("duplicate", "kept"):
             # answers to requests of the owner are taken before they come here
-            raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that nobody waits for")
+            raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that is not awaited")
         if message.purpose == "weights":
             self._shadowing.take_weights(received, message)
             return
@@ -195,7 +195,7 @@ class Party:
         self._early.append(received)
 
     def _take_relay(self, received: Received, message: Relay) -> None:
-        """Take a tensor from the owner's hands as if it had come from who signed it."""
+        """Take a tensor from the owner's hands as if it had come from its signer."""
         sent = self._desk.tensor(message.evidence, message.epoch, message.place)
         if sent.digest != digest_hex(received.payload):
             raise FrameError(f"{self.name}: a relayed tensor is not the one that its header announces")
@@ -232,7 +232,7 @@ class Party:
             try:
                 self.handle(item)
             except PhalanxError as exc:
-                # nobody is waiting for the answer any more, and what a peer sent too early must not end this party
+                # no request waits for the answer any more, and what a peer sent too early must not end this party
                 reason = f"{exc}"[:500]
                 fault = Fault(
                     epoch=self.roles.epoch, about=item.sender, error=type(exc).__name__, reason=reason, evidence=None
@@ -305,11 +305,11 @@ class Party:
         return True
 
     def _digests_of_resting(self) -> dict[str, StateDigest]:
-        """As `_digests`, of the copies that are laid aside; the owner has checked who else has one."""
+        """As `_digests`, of the copies that are laid aside; the owner has checked which other party has one."""
         return {str(stage): mine.copy.digest() for stage, mine in self.roles.resting.items()}
 
     def _digests_of_kept(self) -> dict[str, StateDigest]:
-        """Of the snapshots that this party has of others' stages, where everybody begins."""
+        """Digests of the snapshots that this party has of others' stages, where all parties begin."""
         return {str(stage): kept.digest(self.roles.step) for stage, kept in self.roles.kept.items()}
 
     def _digests(self, *, updated_here: bool = False) -> dict[str, StateDigest]:

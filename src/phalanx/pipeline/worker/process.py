@@ -51,7 +51,7 @@ def run_worker(
     """Serve until the owner ends the run or is gone.
 
     Args:
-        config: Who this worker is and where the owner listens.
+        config: This worker's identity, and where the owner listens.
         kernels: Puts what computes in the place of a plain copy, such as a group of ranks; its class is measured.
         open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
         wrap_copy: Puts an attacker in the place of each copy that has a role; for drills only.
@@ -241,7 +241,7 @@ class Worker:
         send_kept(self._mail.post, sender, about, self._journal, certified_name(self._identity.name))
 
     def _meet(self, assign: Assign) -> None:
-        """Get to know the other parties, only who the common authority vouches for; refuse who is no longer one."""
+        """Get to know the other parties, with certificates of the common authority only; refuse those that are out."""
         for name in set(self._endpoint.peers) - assign.addresses.keys() - {self._config.owner_name}:
             self._endpoint.refuse(name)
         self._get_to_know(assign.certificates, assign.addresses)
@@ -254,7 +254,7 @@ class Worker:
             self._endpoint.add_peer(peer.called(name), addresses.get(name, ""))
 
     def _look_for_owner(self, address: str) -> None:
-        """Nothing has come for long: an owner that is gone, or serves another run by now, ends this worker."""
+        """End this worker when nothing has come for long and the owner is gone, or serves another run by now."""
         config = self._config
         try:
             met = describe(self._identity, config.owner_name, config.owner, address, config.transport)
@@ -323,10 +323,10 @@ def _leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
 
 
 def born_file(file: Path) -> Path | None:
-    """The worker file of this process: the given one, or where that says so, one that a nursery is told.
+    """Return the worker file of this process: the given one, or in a process of the fork server the requested one.
 
     Returns:
-        None in the nursery itself, when its owner needs it no more.
+        None in the fork server itself, when its owner needs it no more.
     """
     if str(file) != NURSERY:
         return file

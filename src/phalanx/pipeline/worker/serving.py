@@ -1,4 +1,4 @@
-"""The stages that a party holds: what comes in is checked and screened, what goes out is kept and committed to."""
+"""The stages that a party serves: inputs are checked and screened, outputs are kept and committed to."""
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
 class ServedStages:
-    """Runs hosted stages as their inputs arrive."""
+    """The served stages of a party, which run as their inputs arrive."""
 
     def __init__(self, desk: PartyContext) -> None:
         self._desk = desk
@@ -29,7 +29,7 @@ class ServedStages:
     # --- in -------------------------------------------------------------------------------------
 
     def take(self, received: Received, message: Activation) -> None:
-        """Take a tensor between stages, if it is of this step or the next and from the right neighbour.
+        """Take a tensor between stages, if it is of this step or the next and from an adjacent stage.
 
         Raises:
             FrameError: It is not; or it came before.

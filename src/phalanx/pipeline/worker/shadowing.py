@@ -33,7 +33,7 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
 class ShadowedStages:
-    """Keeps shadows at the step of their stage and recomputes what the owner asks for."""
+    """The shadowed stages of a party, kept at the step of their stage; they recompute what the owner asks for."""
 
     def __init__(self, desk: PartyContext) -> None:
         self._desk = desk
@@ -58,7 +58,7 @@ class ShadowedStages:
         """Take a part of a stage's weight gradient.
 
         Raises:
-            FrameError: With this upkeep nobody sends one; it is not from the server, not of this step, or came before.
+            FrameError: This upkeep sends none; or it is not from the server, not of this step, or came before.
         """
         desk, roles = self._desk, self._desk.roles
         shadow = self._shadows.get(message.stage)
@@ -212,20 +212,20 @@ class ShadowedStages:
         """Take a fetched input, if it is what its sender signed.
 
         Raises:
-            FrameError: Nobody asked for it, or it is not the one that its sender announced.
+            FrameError: It was not asked for, or it is not the one that its sender announced.
         """
         desk, roles = self._desk, self._desk.roles
         stage = message.source + (1 if message.direction == "forward" else -1)
         wanted = stage in self._shadows or self._visits.expects(stage)
         if not wanted or message.evidence is None:
-            raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that nobody asked for")
+            raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that it was not asked for")
         key: InputKey = (message.source, message.direction, message.microbatch)
         source, holder = roles.server(key[0], key[2]), roles.assignment.server(stage, message.microbatch)
         sent = desk.find_tensor(message.evidence, message.epoch, message.place)
         if sent is None or sent.digest != _payload_digest(received):
             if received.sender != source or source == holder:
                 raise FrameError(f"{desk.name}: {received.sender!r} shows another tensor than {source!r} announced")
-            # a wrong copy from the sender blames nobody; the receiver has the bytes under the same header
+            # a wrong copy from the sender convicts no party; the receiver has the bytes under the same header
             self._fetch(holder, message.step, key)
             return
         tensor = tensor_from(received.payload, BOUNDARY_DTYPE, desk.plan.hidden_shape)

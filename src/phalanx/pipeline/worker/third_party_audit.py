@@ -21,10 +21,10 @@ class _Visit:
     state: StateDigest
     permit: Signed | None
     sources: list[str]
-    """Who may still be asked."""
+    """Parties that may still be asked."""
     incoming: BulkReceiver
     asked: str = ""
-    """Who was asked last; nobody else may spoil what comes from there, but the owner."""
+    """The party that was asked last; no other one but the owner may send parts in its place."""
 
 
 class ThirdPartyAudits:
@@ -39,7 +39,7 @@ class ThirdPartyAudits:
         self._open.clear()
 
     def permit(self, stage: int) -> Signed | None:
-        """What to show to whoever is asked for a tensor of this stage."""
+        """The owner's permit, to show to a party that is asked for a tensor of this stage."""
         found = self._open.get(stage)
         return None if found is None else found.permit
 
@@ -67,7 +67,7 @@ class ThirdPartyAudits:
         """Take a part of the weights; once they are whole and the agreed ones, the stage can be audited.
 
         Raises:
-            FrameError: Nobody asked for them, or they are not those that were agreed on.
+            FrameError: They were not asked for, or are not those that were agreed on.
         """
         stage, roles = message.stage, self._desk.roles
         visit = self._open.get(stage)
@@ -78,7 +78,7 @@ class ThirdPartyAudits:
             or visit.state.step != roles.step
         ):
             raise FrameError(
-                f"{self._desk.name}: {received.sender!r} sent weights of stage {stage}, which nobody asked for"
+                f"{self._desk.name}: {received.sender!r} sent weights of stage {stage}, which it was not asked for"
             )
         if message.offset == 0:
             visit.incoming = BulkReceiver(visit.copy.weights())
