@@ -36,7 +36,7 @@ class Outcome:
 
 
 def _describe_failure(step: int, loss: float, norm: float, norms: Mapping[int, float | None]) -> str:
-    """Say what a step lacks whose loss or gradient is not a number; `norms`: squared, by stage."""
+    """Say why a step came to no number; `norms`: of its gradient, squared, by stage."""
     stages = [str(stage) for stage, square in sorted(norms.items()) if square is None]
     where = f" (of stages {', '.join(stages)})" if stages else ""
     return (
