@@ -1,9 +1,9 @@
-"""Nobody is evicted on evidence that does not hold; the owner is never named; each answers for its own signature."""
+"""No party is evicted on evidence that does not hold, never the owner; each answers for its own signature."""
 
 import pytest
 
 from phalanx.pipeline import OWNER, GuardConfig, explain_evidence
-from phalanx.pipeline.protocol.messages import AuditReport, Fetched
+from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tiny_run
 from phalanx.testing.actor import Letter
@@ -65,7 +65,7 @@ def test_the_owner_is_never_a_verdicts_party(make_company, honest_digest, offenc
 
 
 def drifting(by):
-    """A stage whose weights go another way at each update, under the label of another numeric class."""
+    """A stage with weights that go another way at each update, under the label of another numeric class."""
 
     def wrap(copy, held):
         if held:
@@ -100,7 +100,7 @@ def test_two_honest_parties_of_two_classes_come_through_a_dispute(make_company):
         message = letter.message
         if isinstance(message, AuditReport) and (message.step, message.stage) == (2, 1):
             return [letter.saying({"digests": {**message.digests, "forward": digest_hex(ZEROS)}})]
-        if isinstance(message, Fetched) and message.claim and message.direction == "forward":
+        if isinstance(message, FetchReply) and message.claim and message.direction == "forward":
             return [Letter(letter.receiver, message, ZEROS)]
         return [letter]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.pipeline import GuardConfig, StageRunner, explain_evidence
-from phalanx.pipeline.protocol.messages import AuditReport, Fetched
+from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tampering, tiny_run
 
@@ -14,7 +14,7 @@ FULL = GuardConfig(audit_rate=1.0, tolerance=TAU, **NO_COIN)
 
 
 def drifting(factor, direction="forward", numeric_class="another build"):
-    """A party whose kernels round differently, or one that says so."""
+    """A party with kernels that round differently, or one that says so."""
 
     def drift(found, step, microbatch, tensor):
         return tensor * (1 + factor) if found == direction else tensor
@@ -66,7 +66,7 @@ def test_beyond_tau_the_referee_decides(make_company):
 
 
 class _Leaning(StageRunner):
-    """An auditor whose kernels round the other way."""
+    """An auditor with kernels that round the other way."""
 
     def __init__(self, honest, factor):
         self._honest, self._factor = honest, factor
@@ -158,7 +158,7 @@ def test_a_false_accuser_of_another_class_is_named_by_the_distance_of_its_claim(
         message = letter.message
         if isinstance(message, AuditReport):
             return [letter.saying({"digests": {**message.digests, "forward": digest_hex(zeros)}})]
-        if isinstance(message, Fetched) and message.claim:
+        if isinstance(message, FetchReply) and message.claim:
             return [type(letter)(letter.receiver, message, zeros)]
         return [letter]
 

@@ -16,7 +16,7 @@ from phalanx.config import StrictModel
 from phalanx.engine import Verdict
 from phalanx.errors import EvidenceError
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.protocol.messages import Signed
+from phalanx.pipeline.protocol.messages import PassedOnHeader
 
 MAX_WEIGHT_BYTES = 64 * 2**20
 MAX_RECORD_BYTES = 16 * 2**20
@@ -56,7 +56,7 @@ class Case:
 
     verdict: Verdict
     exhibit: Exhibit
-    headers: Mapping[str, Signed]
+    headers: Mapping[str, PassedOnHeader]
     certificates: Mapping[str, str]
     authority: str
     plan: StepPlan
@@ -77,7 +77,7 @@ class EvidenceRecord(StrictModel):
     session: str = Field(min_length=1, max_length=128)
     """Name that every header bears; the same steps have other names in other sessions."""
     verdict: Verdict
-    headers: dict[str, Signed]
+    headers: dict[str, PassedOnHeader]
     authority: str
     certificates: dict[str, str]
     plan: StepPlan

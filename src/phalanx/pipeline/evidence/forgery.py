@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from phalanx.errors import FrameError, OutOfBoundsError, PeerRefusedError, SignatureError
 from phalanx.pipeline.evidence.checked import CheckedEvidence
-from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, Fault, Signed, parse_message
+from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, Fault, PassedOnHeader, parse_message
 from phalanx.pipeline.protocol.signed import Link
 from phalanx.transport import SignedHeader
 
@@ -130,7 +130,9 @@ class _Look:
     believed: str | None = None
 
 
-def _look(hearing: CheckedEvidence, shown: Signed, epoch: int, place: Mapping[str, object], link: Link) -> _Look:
+def _look(
+    hearing: CheckedEvidence, shown: PassedOnHeader, epoch: int, place: Mapping[str, object], link: Link
+) -> _Look:
 
     def between_neighbours(message: Activation) -> Link | None:
         follows = message.target == message.source + (1 if message.direction == "forward" else -1)

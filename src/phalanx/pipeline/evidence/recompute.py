@@ -9,7 +9,7 @@ from phalanx.errors import ModelError
 from phalanx.models import parse_hub_config, stage_table
 from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.files import STAGE_PREFIX
-from phalanx.pipeline.protocol.messages import Applied, Ready, StateDigest, WeightsHeld
+from phalanx.pipeline.protocol.messages import Ready, StateDigest, UpdateReport, WeightsHeld
 from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
 
 
@@ -48,8 +48,8 @@ def said_state(hearing: CheckedEvidence, role: str) -> StateDigest | None:
     if kind == WeightsHeld.kind:
         held = hearing.said(role, WeightsHeld).message
         return held.state if held.stage == stage else None
-    if kind == Applied.kind:
-        return hearing.said(role, Applied).message.states.get(str(stage))
+    if kind == UpdateReport.kind:
+        return hearing.said(role, UpdateReport).message.states.get(str(stage))
     return hearing.said(role, Ready).message.states.get(str(stage))
 
 

@@ -18,7 +18,7 @@ from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.owner.verdicts import Verdicts
 from phalanx.pipeline.protocol.messages import Ask, Assign, Shutdown, StateDigest
-from phalanx.pipeline.protocol.needs import StandingsNeed, Turn, task
+from phalanx.pipeline.protocol.needs import ProgressNeed, Turn, task
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.signed_history import SignedHistory
 from phalanx.pipeline.verify.state_agreement import StateAgreement
@@ -357,7 +357,7 @@ class Failover:
     async def _suspect_the_silent(self) -> None:
         """Ask every party for a sign: one that sends or takes a state still answers, and one that hangs does not."""
         request = Ask(epoch=self.epoch, step=self._docket.ledger.step)
-        standings = await StandingsNeed(tuple(self.alive), request)
+        standings = await ProgressNeed(tuple(self.alive), request)
         self.links.silence.broken()
         for name in [name for name in self.alive if name not in standings][:1]:
             self.suspect(name, "silent while roles were given out")

@@ -13,7 +13,7 @@ from phalanx.pipeline.owner.step_history import PastStep
 from phalanx.pipeline.owner.step_outcome import Outcome
 from phalanx.pipeline.protocol.messages import Apply
 from phalanx.pipeline.protocol.needs import OwnMail, task
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.running_costs import claimed_links
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.worker.party import Party
@@ -124,7 +124,7 @@ class VerifiedStep:
         coordinator.open_step(step + 1, self.succession.epoch)
         # what the owner is to audit of this step reaches it before its update, as it does with all other parties
         await OwnMail()
-        self.party.handle(Received(OWNER, apply, memoryview(b""), None))
+        self.party.handle(ReceivedMessage(OWNER, apply, memoryview(b""), None))
         self.party.finish_applies()
         attempt, moved = await self.succession.finish(step), books.costs.take(coordinator.bytes_sent)
         return StepResult(

@@ -10,7 +10,7 @@ from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Commit,
     GradientHeld,
-    Signed,
+    PassedOnHeader,
     StateDigest,
     StepAudited,
 )
@@ -27,7 +27,7 @@ AuditKey = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
-class Committed:
+class CommittedMessage:
     """One message between stages as its receiver showed it, under its sender's signature.
 
     Attributes:
@@ -37,11 +37,11 @@ class Committed:
     """
 
     digest: str
-    header: Signed
+    header: PassedOnHeader
     shown_by: str
 
     @classmethod
-    def of(cls, said: Statement[Activation], shown_by: str) -> "Committed":
+    def of(cls, said: Statement[Activation], shown_by: str) -> "CommittedMessage":
         """What a statement announces."""
         return cls(said.digest, to_signed(said.header), shown_by)
 
@@ -54,7 +54,7 @@ class StepLedger:
     epoch: int
     commits: dict[Share, Commit] = field(default_factory=dict)
     commit_headers: dict[Share, SignedHeader | None] = field(default_factory=dict)
-    messages: dict[MessageKey, Committed] = field(default_factory=dict)
+    messages: dict[MessageKey, CommittedMessage] = field(default_factory=dict)
     held: dict[Share, GradientHeld] = field(default_factory=dict)
     gradients_agreed: set[Share] = field(default_factory=set)
     awaited_audits: set[AuditKey] = field(default_factory=set)
@@ -95,7 +95,7 @@ class StepLedger:
         for said in received:
             message = said.message
             shown_by = said.header.fields.receiver
-            self.messages[(message.source, message.direction, message.microbatch)] = Committed.of(said, shown_by)
+            self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.of(said, shown_by)
         self.commits[(commit.stage, commit.lane)] = commit
         self.commit_headers[(commit.stage, commit.lane)] = header
 

@@ -18,7 +18,7 @@ from phalanx.pipeline.tolerance.distance import distance_to_truth
 from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.ledger import Committed, MessageKey
+from phalanx.pipeline.verify.ledger import CommittedMessage, MessageKey
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
@@ -171,7 +171,7 @@ class OwnerAudits:
     ) -> list[Judgement]:
         """Name the stage that sent a wrong message, and before it an auditor that reported those very bytes."""
         docket, ledger, stage = self._docket, self._docket.ledger, copy.spec.index
-        inputs: dict[Direction, Committed] = {"forward": ledger.messages[(stage - 1, "forward", microbatch)]}
+        inputs: dict[Direction, CommittedMessage] = {"forward": ledger.messages[(stage - 1, "forward", microbatch)]}
         if direction == "backward":
             inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
         place = {"epoch": ledger.epoch, "step": ledger.step, "stage": stage, "microbatch": microbatch}

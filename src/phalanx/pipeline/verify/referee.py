@@ -10,7 +10,7 @@ from phalanx.pipeline.assignment.assignment import Assignment, Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import Exhibit
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
-from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
+from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules.action import Direction
@@ -20,7 +20,7 @@ from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth, token_distance
 from phalanx.pipeline.verify.facts import RefereeWork
-from phalanx.pipeline.verify.ledger import Committed, MessageKey, StepLedger
+from phalanx.pipeline.verify.ledger import CommittedMessage, MessageKey, StepLedger
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
@@ -57,12 +57,12 @@ class Dispute:
     holder: str
     accuser: str
     assignment: Assignment
-    inputs: Mapping[Direction, Committed]
-    output: Committed
+    inputs: Mapping[Direction, CommittedMessage]
+    output: CommittedMessage
     report: AuditReport
     state: StateDigest
 
-    def headers(self) -> dict[str, Signed]:
+    def headers(self) -> dict[str, PassedOnHeader]:
         """What was signed about it: the disputed message and what it was computed from."""
         return {"output": self.output.header} | {f"input_{name}": given.header for name, given in self.inputs.items()}
 

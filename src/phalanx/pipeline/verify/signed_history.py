@@ -8,16 +8,16 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import Case
 from phalanx.pipeline.protocol.messages import (
-    Applied,
     AuditReport,
     Commit,
     GradientHeld,
+    PassedOnHeader,
     Ready,
-    Signed,
     StepAudited,
+    UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.security.crypto import digest_hex
@@ -35,7 +35,7 @@ class _Said:
     party: str
     stage: int
     step: int
-    header: Signed
+    header: PassedOnHeader
     report: AuditReport | None = None
 
 
@@ -50,7 +50,7 @@ class SignedHistory:
     _said: dict[tuple[object, ...], _Said] = field(default_factory=dict)
     """By kind, party, stage, step and microbatch: a party that repeats itself takes no more room."""
 
-    def hear(self, received: Received) -> None:
+    def hear(self, received: ReceivedMessage) -> None:
         """Keep the header of a message that a verdict may rest on; anything else is let go."""
         message, party = received.message, received.sender
         if received.header is None:
@@ -63,7 +63,7 @@ class SignedHistory:
             self._keep(_Said(message.kind, party, message.stage, message.step, header))
         elif isinstance(message, WeightsHeld):
             self._keep(_Said("state", party, message.stage, message.state.step, to_signed(received.header)))
-        elif isinstance(message, Applied | Ready):
+        elif isinstance(message, UpdateReport | Ready):
             header = to_signed(received.header)
             states = [(int(name), state.step) for name, state in message.states.items() if _is_stage(name)]
             for stage, step in states:
@@ -78,7 +78,9 @@ class SignedHistory:
         about = None if report is None else (report.microbatch, report.urgent)
         self._said[(said.kind, said.party, said.stage, said.step, about)] = said
 
-    def said(self, kind: str, party: str, stage: int, step: int, microbatch: int | None = None) -> Signed | None:
+    def said(
+        self, kind: str, party: str, stage: int, step: int, microbatch: int | None = None
+    ) -> PassedOnHeader | None:
         """The header of what a party said last of this kind; with a microbatch, of its report on a drawn audit."""
         about = None if microbatch is None else (microbatch, False)
         found = self._said.get((kind, party, stage, step, about))
@@ -109,8 +111,8 @@ class SignedHistory:
         auditor: str | None,
         *,
         claim: str | None = None,
-        shown: Signed | None = None,
-    ) -> Mapping[str, Signed]:
+        shown: PassedOnHeader | None = None,
+    ) -> Mapping[str, PassedOnHeader]:
         """What holder and shadow signed about the stage and the step of a verdict.
 
         Args:
@@ -132,7 +134,7 @@ class SignedHistory:
             ("state", shadow): "state_shadow",
             ("state", holder): "state_holder",
         }
-        found: dict[str, Signed] = {}
+        found: dict[str, PassedOnHeader] = {}
         for said in self._said.values():
             if (said.stage, said.step) != (verdict.stage, verdict.step):
                 continue

@@ -11,17 +11,17 @@ from phalanx.pipeline.protocol.messages import (
     Ask,
     Fetch,
     FetchBulk,
-    Fetched,
+    FetchReply,
+    PassedOnHeader,
     Place,
     Progress,
+    ProgressReport,
     Purpose,
     Relay,
     ScreenHit,
-    Signed,
-    Standing,
     StateDigest,
 )
-from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, StandingsNeed, TensorsDelivery, TensorsNeed, task
+from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules import actions
 from phalanx.pipeline.schedules.action import Direction
@@ -32,7 +32,7 @@ from phalanx.security.crypto import digest_hex
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingFacts:
     """The things that the coordinator still waits for, beside those in the ledgers.
 
     Attributes:
@@ -67,14 +67,14 @@ class StallDiagnosis:
     _attempt: tuple[int, int] = (-1, -1)
 
     @task
-    async def find(self, missing: Missing) -> str | None:
+    async def find(self, missing: MissingFacts) -> str | None:
         """Look for the silent party; None when there is none, or it is not yet clear which."""
         ledger, lagging = self.docket.ledger, self.docket.lagging
         if self._attempt != (ledger.step, ledger.epoch):
             self._attempt = (ledger.step, ledger.epoch)
             self._handed.clear()
         parties = sorted(self.docket.present)
-        standings = await StandingsNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
+        standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
         silent = [party for party in parties if party not in standings]
         if silent:
             return silent[0]
@@ -92,7 +92,7 @@ class StallDiagnosis:
 
     # --- commitments ------------------------------------------------------------------------------
 
-    async def _behind(self, standings: Mapping[str, Standing]) -> str | None:
+    async def _behind(self, standings: Mapping[str, ProgressReport]) -> str | None:
         """Look at each share that has not been committed to: what it waits for, and whether that was sent."""
         for share in self.docket.assignment.shares:
             stage, party = share[0], self.docket.assignment.server_of(share)
@@ -144,7 +144,7 @@ class StallDiagnosis:
         await self._relay(receiver, key, found[1], found[2])
         return None
 
-    async def _relay(self, receiver: str, key: MessageKey, evidence: Signed, payload: memoryview) -> None:
+    async def _relay(self, receiver: str, key: MessageKey, evidence: PassedOnHeader, payload: memoryview) -> None:
         source, direction, microbatch = key
         ledger = self.docket.ledger
         relay = Relay(
@@ -160,7 +160,7 @@ class StallDiagnosis:
 
     # --- gradients and audits -------------------------------------------------------------------------
 
-    async def _without_gradient(self, standings: Mapping[str, Standing]) -> str | None:
+    async def _without_gradient(self, standings: Mapping[str, ProgressReport]) -> str | None:
         docket, ledger = self.docket, self.docket.ledger
         for share in docket.watched_shares:
             (stage, lane), server = share, docket.assignment.server_of(share)
@@ -264,11 +264,11 @@ class StallDiagnosis:
 
     async def _fetch(
         self, party: str, key: MessageKey, ledger: StepLedger
-    ) -> tuple[Fetched, Signed, memoryview] | None:
+    ) -> tuple[FetchReply, PassedOnHeader, memoryview] | None:
         """A tensor under its sender's own header; whatever else is shown is nothing, and is not handed on."""
         found = await MessageNeed(party, Fetch.of(ledger.epoch, ledger.step, key))
         message = None if found is None else found.message
-        if found is None or not isinstance(message, Fetched) or message.evidence is None:
+        if found is None or not isinstance(message, FetchReply) or message.evidence is None:
             return None
         place = {"step": ledger.step, "source": key[0], "direction": key[1], "microbatch": key[2]}
         said = self.docket.find_tensor(message.evidence, ledger.epoch, place)

@@ -12,7 +12,6 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import (
     Activation,
-    Applied,
     Apply,
     Ask,
     Assign,
@@ -21,14 +20,15 @@ from phalanx.pipeline.protocol.messages import (
     Fault,
     Fetch,
     FetchBulk,
-    Fetched,
+    FetchReply,
+    ProgressReport,
     Ready,
     Relay,
     Release,
-    Standing,
     StateDigest,
+    UpdateReport,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
@@ -80,7 +80,7 @@ class Party:
         self._shadowing = ShadowedStages(self._desk)
         self._parcels = StateUploads(post)
         self._keeping = SnapshotReceiver(self._desk)
-        self._early: list[Received] = []
+        self._early: list[ReceivedMessage] = []
         self._states_due = False
         self._usage: Usage = lambda: ({}, {})
 
@@ -95,7 +95,7 @@ class Party:
 
     # --- messages -------------------------------------------------------------------------------
 
-    def handle(self, received: Received) -> None:
+    def handle(self, received: ReceivedMessage) -> None:
         """Record one message.
 
         Raises:
@@ -108,11 +108,11 @@ class Party:
             self._take_roles(message)
         elif message.epoch > self.roles.epoch:
             self._keep_for_later(received)
-        elif message.epoch == self.roles.epoch and not isinstance(message, Standing):
+        elif message.epoch == self.roles.epoch and not isinstance(message, ProgressReport):
             # the answer to a knock says no more than that it came over its link
             self._dispatch(received)
 
-    def _dispatch(self, received: Received) -> None:
+    def _dispatch(self, received: ReceivedMessage) -> None:
         match received.message:
             case Activation() as message:
                 self._serving.take(received, message)
@@ -132,7 +132,7 @@ class Party:
                 self._shadowing.ask(received, message)
             case Fetch() as message:
                 answer_fetch(self._desk, received.sender, message)
-            case Fetched(claim=False) as message if self._shadowing.is_due(message.step):
+            case FetchReply(claim=False) as message if self._shadowing.is_due(message.step):
                 self._shadowing.take_input(received, message)
             case FetchBulk() as message:
                 self.finish_applies()
@@ -154,7 +154,7 @@ class Party:
         self._announce_if_ready()
         self._replay_early()
 
-    def _take_bulk(self, received: Received, message: Bulk) -> None:
+    def _take_bulk(self, received: ReceivedMessage, message: Bulk) -> None:
         if message.purpose == "state":
             if self.roles.add_state(received.sender, message, received.payload):
                 self._announce_if_ready()
@@ -177,7 +177,7 @@ class Party:
             self._serving.apply(self.hosted[message.stage])
         self._shadowing.take_gradient(received, message)
 
-    def _take_upkeep(self, received: Received, message: Bulk) -> None:
+    def _take_upkeep(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take what a stage sends its shadow after an update, once that update is known to be verified."""
         snapshot = message.purpose == "snapshot"
         if (self._keeping if snapshot else self._shadowing).is_early(message):
@@ -187,20 +187,20 @@ class Party:
         else:
             self._shadowing.take_update(received, message)
 
-    def _keep_for_later(self, received: Received) -> None:
+    def _keep_for_later(self, received: ReceivedMessage) -> None:
         if sum(item.sender == received.sender for item in self._early) >= _MOST_EARLY:
             raise FrameError(
                 f"{self.name}: {received.sender!r} sent more than {_MOST_EARLY} messages before their time"
             )
         self._early.append(received)
 
-    def _take_relay(self, received: Received, message: Relay) -> None:
+    def _take_relay(self, received: ReceivedMessage, message: Relay) -> None:
         """Take a tensor from the owner's hands as if it had come from its signer."""
         sent = self._desk.tensor(message.evidence, message.epoch, message.place)
         if sent.digest != digest_hex(received.payload):
             raise FrameError(f"{self.name}: a relayed tensor is not the one that its header announces")
         sender = sent.header.fields.sender
-        self._serving.take(Received(sender, sent.message, received.payload, sent.header), sent.message)
+        self._serving.take(ReceivedMessage(sender, sent.message, received.payload, sent.header), sent.message)
 
     def _mark_applies(self, message: Apply) -> None:
         if message.step != self.roles.step:
@@ -294,7 +294,7 @@ class Party:
             return False
         self._states_due = False
         usage, bytes_sent = self._usage()
-        applied = Applied(
+        applied = UpdateReport(
             epoch=self.roles.epoch,
             step=max((role.copy.step for role in self.roles.all()), default=0),
             states=self._digests(updated_here=True) if self._desk.guarded else {},

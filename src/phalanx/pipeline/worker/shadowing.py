@@ -11,12 +11,12 @@ from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Bulk,
     Fetch,
-    Fetched,
+    FetchReply,
     GradientHeld,
     StepAudited,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.protocol.transfer_proof import may_continue
@@ -54,7 +54,7 @@ class ShadowedStages:
 
     # --- upkeep ---------------------------------------------------------------------------------
 
-    def take_gradient(self, received: Received, message: Bulk) -> None:
+    def take_gradient(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take a part of a stage's weight gradient.
 
         Raises:
@@ -92,7 +92,7 @@ class ShadowedStages:
         shadow = self._shadows.get(message.stage)
         return shadow is not None and shadow.pending_apply is None and message.step == shadow.copy.step + 1
 
-    def take_update(self, received: Received, message: Bulk) -> None:
+    def take_update(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take a part of a stage's weights after a verified step; when all are here, say what they are.
 
         Raises:
@@ -176,7 +176,7 @@ class ShadowedStages:
 
     # --- audits ---------------------------------------------------------------------------------
 
-    def ask(self, received: Received, message: Audit) -> None:
+    def ask(self, received: ReceivedMessage, message: Audit) -> None:
         """Queue an audit and fetch what it needs; an auditor that has no copy fetches the weights as well.
 
         Raises:
@@ -204,11 +204,11 @@ class ShadowedStages:
         """Whether an audit of this step can still be under way here."""
         return 0 <= self._desk.roles.step - step <= self._desk.plan.guard.commit_lag
 
-    def take_weights(self, received: Received, message: Bulk) -> None:
+    def take_weights(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take weights of a stage that this party audits from outside."""
         self._visits.take(received, message)
 
-    def take_input(self, received: Received, message: Fetched) -> None:
+    def take_input(self, received: ReceivedMessage, message: FetchReply) -> None:
         """Take a fetched input, if it is what its sender signed.
 
         Raises:
@@ -311,6 +311,6 @@ class ShadowedStages:
         self._desk.post(target, Fetch.of(roles.epoch, step, key, permit=permit), ())
 
 
-def _payload_digest(received: Received) -> str:
+def _payload_digest(received: ReceivedMessage) -> str:
     """Digest of the payload; of a frame it was checked when it arrived."""
     return digest_hex(received.payload) if received.header is None else received.header.fields.payload_digest

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.messages import Audit, Bulk, FetchBulk, Signed, StateDigest
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.messages import Audit, Bulk, FetchBulk, PassedOnHeader, StateDigest
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
 from phalanx.pipeline.stage.stage_copy import StageCopy
@@ -19,7 +19,7 @@ class _Visit:
 
     copy: StageCopy
     state: StateDigest
-    permit: Signed | None
+    permit: PassedOnHeader | None
     sources: list[str]
     """Parties that may still be asked."""
     incoming: BulkReceiver
@@ -38,7 +38,7 @@ class ThirdPartyAudits:
         """Drop everything: the epoch has changed."""
         self._open.clear()
 
-    def permit(self, stage: int) -> Signed | None:
+    def permit(self, stage: int) -> PassedOnHeader | None:
         """The owner's permit, to show to a party that is asked for a tensor of this stage."""
         found = self._open.get(stage)
         return None if found is None else found.permit
@@ -48,7 +48,7 @@ class ThirdPartyAudits:
         found = self._open.get(stage)
         return found is not None and found.state.step == self._desk.roles.step
 
-    def begin(self, received: Received, message: Audit, state: StateDigest) -> None:
+    def begin(self, received: ReceivedMessage, message: Audit, state: StateDigest) -> None:
         """Ask the shadow, if it has them, for the weights; and the stage itself if the shadow brings other ones."""
         roles, stage = self._desk.roles, message.stage
         known = self._open.get(stage)
@@ -63,7 +63,7 @@ class ThirdPartyAudits:
         self._open[stage] = _Visit(copy, state, permit, sources, BulkReceiver(copy.weights()))
         self._ask_next(stage)
 
-    def take(self, received: Received, message: Bulk) -> None:
+    def take(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take a part of the weights; once they are whole and the agreed ones, the stage can be audited.
 
         Raises:
