@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.pipeline import PRESETS, AuditDraw, GuardConfig
 from phalanx.planner.guard.finding import CERTAINTY, AuditRates, findings, missed, price
-from phalanx.planner.guard.guard_costs import GuardCosts, measured_costs
+from phalanx.planner.guard.guarding import GuardCosts, measured_costs
 
 COSTS = GuardCosts(
     audited_share=0.72,

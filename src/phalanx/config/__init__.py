@@ -1,9 +1,8 @@
 """Strict, frozen configuration: TOML on disk, one error per mistake, one digest per config."""
 
-from phalanx.config.choice import one_of
 from phalanx.config.digest import canonical_json, digest
 from phalanx.config.load import dump_toml, load_config, parse_override
-from phalanx.config.strict import StrictModel
+from phalanx.config.strict import StrictModel, one_of
 from phalanx.config.text import MOST_CHARACTERS, is_plain, printable
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Engines that place and restart the processes of one run file; Phalanx only says who runs where."""
+"""Launches on torchrun and Ray: engines place and restart the processes of a run; Phalanx says which runs where."""
 
 from phalanx.launch.by_engine import launch_domain
 from phalanx.launch.domain import DomainLaunch, as_domain, goes_on, is_kept_here

@@ -1,4 +1,4 @@
-"""At most one ``phalanx`` process, which never outlives the one that keeps it."""
+"""At most one ``phalanx`` process, which never outlives the one that keeps it, and its notice to end."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import FrameType
 
 LOST = -signal.SIGKILL
 """Exit code of a process of which nothing is known but that it is gone."""
@@ -61,3 +62,27 @@ class Child:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(_SECONDS_TO_END)
+
+
+class TerminationNotice:
+    """Remembers that this process was told to end.
+
+    Attributes:
+        given: How often.
+    """
+
+    def __init__(self) -> None:
+        self.given = 0
+        self._old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def __enter__(self) -> "TerminationNotice":
+        for number in self._old:
+            signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        self.given += 1

@@ -86,7 +86,7 @@ class DomainLaunch:
         """Refuse before anything is started.
 
         Raises:
-            ConfigError: The directory holds a run already, and nobody said that it is to be gone on with.
+            ConfigError: The directory holds a run already, and `resume` is not set.
         """
         if not self.resume and holds_run(self.run_dir):
             raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir")
@@ -116,7 +116,7 @@ def as_domain(launch: Launch) -> DomainLaunch | None:
 
 
 def is_kept_here(run: RunConfig, environment: Mapping[str, str]) -> bool:
-    """Whether ``phalanx train`` is to keep this run's rank 0: nobody else started it, and it may be started again."""
+    """Whether ``phalanx train`` supervises this run's rank 0: no engine started it, and it may be started again."""
     return run.parallel is not None and run.parallel.restarts > 0 and not {_RANK, PARENT} & set(environment)
 
 
@@ -154,7 +154,7 @@ class Sizes:
 
 
 def rank_environment(go_on: bool) -> dict[str, str]:
-    """What tells ranks that whoever starts them starts them again."""
+    """Return the environment that tells ranks that their engine will start them again."""
     return {GO_ON: "1"} if go_on else {}
 
 

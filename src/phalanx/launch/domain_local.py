@@ -1,11 +1,10 @@
-"""``phalanx train`` on this machine: keeps rank 0, which keeps the others, and starts it again when one was lost."""
+"""``phalanx train`` on this machine: it starts rank 0, which starts the others, and starts all again after a loss."""
 
 import time
 from pathlib import Path
 
-from phalanx.launch.child import Child, exit_code
+from phalanx.launch.child import Child, TerminationNotice, exit_code
 from phalanx.launch.domain import DomainLaunch, Sizes
-from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import watch_owner
 from phalanx.parallel.groups.heartbeat import FilePulse, Silence
 from phalanx.train import holds_run
@@ -32,11 +31,11 @@ class LeadProcess(Child):
 
     @property
     def address(self) -> str | None:
-        """Nobody is awaited."""
+        """None: rank 0 listens for no workers."""
         return None
 
     def begin(self) -> None:
-        """Start it; what an earlier one has left of its signs of life is forgotten first."""
+        """Start it; heartbeats of an earlier one are forgotten first."""
         self._pulse.forget()
         launch = self._launch
         goes_on = self._has_begun and holds_run(launch.run_dir)
@@ -46,7 +45,7 @@ class LeadProcess(Child):
         self.start(("train", *launch.arguments(), *words, *ranks), {})
 
     def look_for_signs(self) -> None:
-        """Kill it when it hangs; its end is noticed by whoever watches it."""
+        """Kill it when it hangs; `watch_owner` notices its end."""
         now = time.monotonic()
         self._silence.hear(self._pulse.counts(), now)
         if self._silence.overdue(now):
@@ -70,7 +69,7 @@ def keep_domain(launch: DomainLaunch, *, from_step: int | None = None, from_run:
     lead = LeadProcess(launch, first)
     with TerminationNotice() as notice:
         try:
-            code = watch_owner(lead, notice, lambda _: lead.look_for_signs(), restarts=launch.restarts, who="rank 0")
+            code = watch_owner(lead, notice, lambda _: lead.look_for_signs(), restarts=launch.restarts, name="rank 0")
         finally:
             lead.kill()
     return exit_code(code)

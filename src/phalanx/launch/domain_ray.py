@@ -1,7 +1,7 @@
 """A domain's run on Ray: each rank in an actor that Ray places; when one is lost, all are placed and started again.
 
-Rank 0 is placed on the machine where the command is given, because the run directory is there. Whoever can reach a Ray
-cluster can run code on all of its machines, as with torchrun: one cluster is one trust domain.
+Rank 0 is placed on the machine where the command is given, because the run directory is there. A program that reaches
+a Ray cluster can run code on all of its machines, as with torchrun: one cluster is one trust domain.
 """
 
 import time
@@ -12,12 +12,11 @@ import typer
 
 from phalanx.config import dump_toml
 from phalanx.errors import ConfigError
-from phalanx.launch.child import LOST, exit_code
+from phalanx.launch.child import LOST, TerminationNotice, exit_code
 from phalanx.launch.domain import DomainLaunch, Sizes, rank_environment, threads_environment
 from phalanx.launch.on_ray import connected
 from phalanx.launch.owner import is_worth_another
 from phalanx.launch.rank_host import RankHost, environments
-from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import LOOK_EVERY_S, EndNotice
 
 _SOON_S = 15.0
@@ -183,7 +182,7 @@ class RayRanks:
         )
 
     def _look(self) -> None:
-        """Ask whoever has answered, and take what has been answered."""
+        """Read the answers that have come, and ask the next question of the ranks that have answered."""
         for rank, actor in enumerate(self._actors):
             if rank in self._codes:
                 continue

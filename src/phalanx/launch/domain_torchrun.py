@@ -1,7 +1,7 @@
 """A domain's run on torchrun: one command line, with what its restarts need.
 
 torchrun shares the store of its rendezvous with the ranks unless it is told not to, and a rank that is started again
-then reads where those listened who have died. Here it is told not to.
+then reads the addresses of dead ranks. Here it is told not to.
 """
 
 import shlex
@@ -42,7 +42,7 @@ def ranks_per_machine(launch: DomainLaunch, nodes: Nodes) -> int:
 
 
 def check_nodes(launch: DomainLaunch, nodes: Nodes) -> None:
-    """Refuse what could not come about, or would be open to everybody.
+    """Refuse what could not come about, or would be open to a public network.
 
     Raises:
         ConfigError: Says what to add.

@@ -1,7 +1,7 @@
 """A run on a Ray cluster: the owner here, each worker in an actor that Ray places, and restarts on another machine.
 
-Whoever can reach a Ray cluster can run code on all of its machines: one cluster is one trust domain. Keys stay on the
-disks of the machines and never enter Ray's object store.
+A program that reaches a Ray cluster can run code on all of its machines: one cluster is one trust domain. Keys stay on
+the disks of the machines and never enter Ray's object store.
 """
 
 import os
@@ -11,11 +11,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.launch.child import exit_code
+from phalanx.launch.child import TerminationNotice, exit_code
 from phalanx.launch.owner import OwnerProcess
 from phalanx.launch.request import Launch
 from phalanx.launch.supervisor import Configure, Substitutes, Supervisor
-from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import watch_owner
 from phalanx.launch.worker_slot import WorkerPost
 from phalanx.pipeline import WorkerConfig
@@ -132,7 +131,7 @@ def connected(address: str | None, processors: int) -> Iterator[Any]:
     Raises:
         ConfigError: Ray is not installed.
     """
-    # read when Ray is imported: nothing about this run is reported to anybody
+    # read when Ray is imported: nothing about this run is reported to the outside
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if address is None:
         # Ray listens on every interface: only processes that inherit this token may tell it what to run
@@ -154,7 +153,7 @@ def connected(address: str | None, processors: int) -> Iterator[Any]:
 
 @contextmanager
 def cluster(launch: Launch, address: str | None) -> Iterator[Any]:
-    """Ray for a run whose stages are in different hands.
+    """Open Ray for a run with stages in different hands.
 
     Raises:
         ConfigError: Ray is not installed, or the run's parties could not hear each other on this cluster.

@@ -10,12 +10,11 @@ import time
 import typer
 
 from phalanx.errors import ConfigError
-from phalanx.launch.child import exit_code
+from phalanx.launch.child import TerminationNotice, exit_code
 from phalanx.launch.owner import OwnerProcess, is_worth_another
 from phalanx.launch.rendezvous import Rendezvous, open_board
 from phalanx.launch.request import Launch, ProcessSlot
 from phalanx.launch.supervisor import Substitutes, Supervisor
-from phalanx.launch.termination import TerminationNotice
 from phalanx.launch.watch import LOOK_EVERY_S, watch_owner
 from phalanx.launch.worker_slot import WorkerPost
 from phalanx.pipeline import OWNER, die_with_parent

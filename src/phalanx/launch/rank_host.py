@@ -36,7 +36,7 @@ class RankHost:
         return ActorMachine(ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address()))
 
     def free_port(self) -> int:
-        """A port that nobody on this machine uses at the moment."""
+        """Return a port that no process on this machine uses at the moment."""
         with socket.socket() as listener:
             listener.bind(("", 0))
             port: int = listener.getsockname()[1]

@@ -1,6 +1,6 @@
-"""Where the processes of one launch read where the owner listens, and that the run is over.
+"""The rendezvous of one launch: its processes read there where the owner listens, and whether the run is over.
 
-What is written here is no secret and is trusted by nobody: a worker that is sent to a wrong address finds another
+What is written here is no secret and is not trusted: a worker that is sent to a wrong address finds another
 certificate there than its owner's.
 """
 
@@ -15,7 +15,7 @@ _PATIENCE = timedelta(seconds=60)
 
 
 class Rendezvous(Protocol):
-    """Read by everybody, written by whoever keeps the owner."""
+    """A rendezvous that every process of a launch reads, and that the owner's supervisor writes."""
 
     def address(self) -> str | None:
         """Where the owner listens; None while it does not."""
@@ -33,13 +33,13 @@ class Rendezvous(Protocol):
         """Say that the run is over, and how its owner ended.
 
         Returns:
-            Whether whoever started this launch will read the exit code here.
+            Whether the process that started this launch will read the exit code here.
         """
         ...
 
 
 class FileBoard:
-    """Two files in a directory, for processes on one machine."""
+    """A rendezvous in two files of a directory, for processes on one machine."""
 
     def __init__(self, directory: Path) -> None:
         self._address, self._ended = directory / _ADDRESS, directory / _ENDED
@@ -56,7 +56,7 @@ class FileBoard:
         return self._ended.exists()
 
     def code(self) -> int:
-        """How the owner ended; 0 when nobody said."""
+        """Exit code of the owner; 0 when none was written."""
         return int(self._ended.read_text(encoding="ascii") or 0) if self.ended() else 0
 
     def publish(self, address: str | None) -> None:
@@ -77,7 +77,7 @@ class FileBoard:
 
 
 class StoreBoard:
-    """Two keys in the store of a torchrun over several machines."""
+    """A rendezvous in two keys of the store of a torchrun over several machines."""
 
     def __init__(self, host: str, port: int) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415 - rarely needed
@@ -97,7 +97,7 @@ class StoreBoard:
         self._store.set(_key(_ADDRESS), address or "")
 
     def end(self, code: int) -> bool:
-        """Say that the run is over, once it is complete: the store goes before anybody could read how it failed."""
+        """Say that the run is over if it is complete: after a failure the store ends before it can be read."""
         if code == 0:
             self._store.set(_key(_ENDED), "1")
         return False
@@ -108,7 +108,7 @@ class StoreBoard:
 
 
 class FixedBoard:
-    """For workers whose owner is started by somebody else: its address is given and nothing else is known."""
+    """A rendezvous for workers with an owner outside this launch: its address is given and nothing else is known."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -118,24 +118,24 @@ class FixedBoard:
         return self._owner
 
     def ended(self) -> bool:
-        """Nobody says."""
+        """False: no process says that the run is over."""
         return False
 
     def publish(self, address: str | None) -> None:
-        """Nobody reads."""
+        """Do nothing: no process reads it."""
 
     def end(self, code: int) -> bool:
-        """Nobody reads."""
+        """Do nothing: no process reads it."""
         return False
 
 
 def board_environment(directory: Path) -> dict[str, str]:
-    """What tells processes on this machine to use a directory as their board."""
+    """Return the environment that tells processes on this machine to use a directory as their rendezvous."""
     return {_DIRECTORY: str(directory)}
 
 
 def open_board(owner: str | None) -> Rendezvous:
-    """The board of the launch that this process belongs to."""
+    """Return the rendezvous of the launch that this process belongs to."""
     if owner is not None:
         return FixedBoard(owner)
     directory = os.environ.get(_DIRECTORY)

@@ -1,4 +1,4 @@
-"""What a user asks to be launched: a run file, and who of its parties runs on this machine."""
+"""A request to launch: a run file, and which of its parties run on this machine."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class ProcessSlot:
-    """One process that an engine keeps: whom it plays, and under which names it may come back.
+    """One process that an engine keeps running: its party at first, and the names under which it may be replaced.
 
     Attributes:
         name: The party it is at first.
@@ -38,8 +38,8 @@ class Launch:
         run_file: The file that ``phalanx train`` takes.
         overrides: ``section.key=value`` strings.
         directory: The run directory; None for ``runs/NAME``.
-        chosen: Parties that run here; empty for all whose keys are here.
-        owner: ``host:port`` of an owner that somebody else started; None when it is part of this launch.
+        chosen: Parties that run here; empty for all that have their keys here.
+        owner: ``host:port`` of an owner that is started elsewhere; None when it is part of this launch.
         advertise: Name or address of this machine for others; None for what it calls itself.
         resume: Go on with the run in the directory, if there is one.
         max_restarts: How often the engine may start everything, or the owner, again; None for 3.
@@ -59,7 +59,7 @@ class Launch:
         """The run with its parties named: local workers become parties with certificates of their own.
 
         Raises:
-            ConfigError: The run file is wrong, or says nowhere whose keys are to be used.
+            ConfigError: The run file is wrong, or does not name the directory with the parties' keys.
         """
         run = load_run(self.run_file, self.overrides)
         if run.split is not None:
@@ -109,10 +109,10 @@ class Launch:
 
     @cached_property
     def parts(self) -> tuple[ProcessSlot, ...]:
-        """Who runs here: those chosen, or those whose keys are here; the owner first.
+        """The processes that run here: the chosen parties, or those that have their keys here; the owner first.
 
         Raises:
-            ConfigError: Nobody, somebody the run does not know, or somebody without keys.
+            ConfigError: No party runs here, the run does not know one, or one has no keys.
         """
         pipeline = self.run.pipeline
         known = (OWNER, *pipeline.remote_workers, *pipeline.may_join)
@@ -132,14 +132,14 @@ class Launch:
 
     @property
     def has_owner(self) -> bool:
-        """Whether the owner is one of those who run here."""
+        """Whether the owner runs here."""
         return self.parts[0].name == OWNER
 
     def check(self) -> None:
         """Refuse before anything is started.
 
         Raises:
-            ConfigError: The directory holds a run already, or nobody here would know where the owner is.
+            ConfigError: The directory holds a run already, or no process here would know where the owner is.
         """
         if self.has_owner and not self.resume and holds_run(self.run_dir):
             raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir")
@@ -182,7 +182,7 @@ def reachable_host(bind: str, machine: str | None) -> str | None:
 
 
 def _parts(here: Sequence[str], late: Sequence[str]) -> tuple[ProcessSlot, ...]:
-    """Whoever may come later stands in for the workers here; without any it is a worker itself."""
+    """Deal the parties that may join later to the workers here as substitutes; without workers each is one itself."""
     workers = [name for name in here if name != OWNER and name not in late]
     if not workers:
         return tuple(ProcessSlot(name) for name in here)

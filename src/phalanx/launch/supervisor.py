@@ -1,4 +1,4 @@
-"""Keeps one worker's place manned, as far as the rules of membership allow."""
+"""A supervisor keeps one worker process running, as far as the rules of membership allow."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -13,10 +13,10 @@ _BUG = 1
 
 
 class Post(Protocol):
-    """Where a worker process runs."""
+    """A host that runs one worker process."""
 
     def start(self, name: str, config: WorkerConfig) -> None:
-        """Start a worker; whichever ran before is killed."""
+        """Start a worker; the one that ran before is killed."""
         ...
 
     def poll(self, name: str) -> int | None:
@@ -25,7 +25,7 @@ class Post(Protocol):
 
 
 class Substitutes:
-    """Names for those who take the place of the dead: each once in a session of the owner."""
+    """Names for substitutes of dead workers: each is used once in a session of the owner."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
@@ -41,14 +41,14 @@ class Substitutes:
 
 
 class Supervisor:
-    """One look at a time: starts a worker for each session of the owner, and a substitute for one that died.
+    """A supervisor starts a worker for each session of the owner, and a substitute for one that died.
 
-    Who was lost or convicted may not come back under its name in the same session, and a worker that ended by
-    itself may have been convicted: only for one whose process died does a substitute come, under another name.
+    A party that was lost or convicted may not come back under its name in the same session, and a worker that ended by
+    itself may have been convicted: only for one that died as a process does a substitute come, under another name.
 
     Attributes:
-        name: Who works here now; None when nobody does.
-        code: Exit code of whoever ended here last.
+        name: The party that runs here now; None when none does.
+        code: Exit code of the worker that ended here last.
     """
 
     def __init__(self, name: str, substitutes: Substitutes, post: Post, configure: Configure) -> None:
@@ -61,7 +61,7 @@ class Supervisor:
         self._owner: str | None = None
 
     def tend(self, owner: str | None) -> None:
-        """Look once; `owner` is where the owner listens, None while it does not."""
+        """Check the worker once; `owner` is where the owner listens, None while it does not."""
         if owner != self._owner:
             self._owner, self.name = owner, None
             if owner is not None:

@@ -1,7 +1,7 @@
 """One command line for torchrun, and what is done before and after it.
 
-torchrun's own rendezvous unpickles what it reads, so whoever can write to it can run code in every process of the
-launch. On one machine it therefore goes through a file in a private directory and nothing listens; over several
+torchrun's own rendezvous unpickles what it reads, so a program that can write to it can run code in every process of
+the launch. On one machine it therefore goes through a file in a private directory and nothing listens; over several
 machines they must all be in the hands of one operator, on a network of their own.
 """
 

@@ -1,4 +1,4 @@
-"""Watching an owner's process until it has ended for good, whichever engine keeps it."""
+"""The watch over an owner's process until it has ended for good, on whichever engine it runs."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ LOOK_EVERY_S = 0.1
 
 
 class WatchedProcess(Protocol):
-    """What is asked of an owner's process."""
+    """The interface to an owner's process."""
 
     @property
     def address(self) -> str | None:
@@ -53,17 +53,17 @@ def watch_owner(
     *,
     restarts: int = 0,
     renew: Callable[[], None] = lambda: None,
-    who: str = "the owner",
+    name: str = "the owner",
 ) -> int:
     """Start an owner and watch it; the first notice asks it to end, the second one kills it.
 
     Args:
-        owner: Whom to start.
+        owner: Process to start.
         notice: Looked at each time; after one nothing is started again.
         look: Called several times a second with where the owner listens, None while it does not.
         restarts: How often it is started again where it may end otherwise next time.
         renew: Called after each further start.
-        who: What it is called in messages.
+        name: What it is called in messages.
 
     Returns:
         How it ended at last, negative for a signal.
@@ -76,7 +76,7 @@ def watch_owner(
             return code
         if code is not None:
             restarts -= 1
-            typer.echo(f"launch: {who} ended with exit code {exit_code(code)} and goes on", err=True)
+            typer.echo(f"launch: {name} ended with exit code {exit_code(code)} and goes on", err=True)
             owner.begin()
             renew()
         look(owner.address)

@@ -1,12 +1,14 @@
-"""Bars over the steps of a run, and bars beside names."""
+"""Bars over the steps of a run, bars beside names, and the stages of the pipeline in a row."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.planner.cost.schedule import Slot, Timeline
+from phalanx.report.figures import duration
 from phalanx.report.markup import Attributes, Markup, element
-from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, legend, mark, picture, text
+from phalanx.report.svg import AxisScale, PlotFrame, Shape, axes, legend, mark, picture, text, tick_label
 
 MAX_BARS = 96
 Row = dict[str, Any]
@@ -99,3 +101,102 @@ def _bar(bar: Bar, x: AxisScale, y: AxisScale) -> list[Markup]:
         shape, css = bar.sign
         parts.append(mark(shape, (left + right) / 2, y(total) - 9, css, bar.title))
     return parts
+
+
+_ROW = 26.0
+_COLOURS = tuple(f"f{n}" for n in range(7))
+
+
+def part_bars(
+    rows: Sequence[tuple[str, Mapping[str, float]]],
+    show: Callable[[float], str],
+    label: str,
+    limit: float | None = None,
+    colours: Sequence[str] = _COLOURS,
+) -> Markup:
+    """Draw one bar of parts beside each name.
+
+    Args:
+        rows: At least one; names with their parts, the same parts in every row, none negative.
+        show: Turns a value into text with its unit.
+        label: What a screen reader says.
+        limit: Where a line is drawn that bars should not cross.
+        colours: Class of each part.
+    """
+    frame = PlotFrame(height=54.0 + _ROW * len(rows), left=300.0, right=90.0, top=34.0, bottom=8.0)
+    longest = max(sum(parts.values()) for _, parts in rows)
+    x = AxisScale(0.0, max(longest, limit or 0.0) or 1.0, frame.x_range)
+    names = list(rows[0][1])
+    css = [colours[n % len(colours)] for n in range(len(names))]
+    items: list[tuple[Shape, str, str]] = [
+        ("square", f"k{fill[1:]} {fill}", name) for fill, name in zip(css, names, strict=True)
+    ]
+    drawn = [legend(PlotFrame(left=8.0), items)]
+    for index, (name, parts) in enumerate(rows):
+        shown = [(fill, part, value) for fill, (part, value) in zip(css, parts.items(), strict=True)]
+        drawn += _row(frame, x, frame.top + _ROW * index, name, shown, show)
+    if limit is not None:
+        at, floor = x(limit), frame.top + _ROW * len(rows) + 4
+        drawn.append(element("line", {"class": "level", "x1": at, "x2": at, "y1": frame.top, "y2": floor}))
+        drawn.append(text(at, floor + 12, f"limit {show(limit)}", "tick end"))
+    return picture(frame, label, *drawn)
+
+
+def _row(
+    frame: PlotFrame,
+    x: AxisScale,
+    top: float,
+    name: str,
+    parts: Sequence[tuple[str, str, float]],
+    show: Callable[[float], str],
+) -> list[Markup]:
+    shown = name if len(name) <= 40 else name[:39] + "…"
+    drawn = [text(frame.left - 10, top + 15, shown, "name end")]
+    start = 0.0
+    for fill, part, value in parts:
+        left, right = x(start), x(start + value)
+        box: Attributes = {"class": f"bar {fill}", "x": left, "y": top + 2, "height": 18.0}
+        title = element("title", {}, f"{name}\n{part}: {show(value)}")
+        if right - left >= 0.05:
+            drawn.append(element("rect", {**box, "width": right - left}, title))
+        start += value
+    return [*drawn, text(x(start) + 6, top + 15, show(start), "tick")]
+
+
+_STAGE_COLOURS = {"forward": "f0", "backward": "f1", "inputs": "f1", "weights": "f2"}
+_NAMES = {"forward": "forward", "backward": "backward", "inputs": "backward to the inputs", "weights": "weights"}
+_STAGE_ROW = 24.0
+
+
+def pipeline_chart(timeline: Timeline) -> Markup:
+    """Draw one row per rank; what is empty is the bubble."""
+    frame = PlotFrame(height=84.0 + _STAGE_ROW * timeline.num_ranks, left=64.0, top=34.0, bottom=46.0)
+    x = AxisScale(0.0, timeline.length_s, frame.x_range)
+    kinds = list(dict.fromkeys(slot.work.kind for slot in timeline.slots))
+    items: list[tuple[Shape, str, str]] = [
+        ("square", f"{_STAGE_COLOURS[kind].replace('f', 'k')} {_STAGE_COLOURS[kind]}", _NAMES[kind]) for kind in kinds
+    ]
+    drawn = [legend(frame, items)]
+    drawn += [
+        text(frame.left - 8, frame.top + _STAGE_ROW * rank + 15, f"rank {rank}", "tick end")
+        for rank in range(timeline.num_ranks)
+    ]
+    drawn += [_box(slot, x, frame.top + _STAGE_ROW * slot.rank) for slot in timeline.slots]
+    floor = frame.top + _STAGE_ROW * timeline.num_ranks + 8
+    drawn += [text(x(value), floor + 14, tick_label(value), "tick middle") for value in x.ticks(8)]
+    drawn.append(text(sum(frame.x_range) / 2, floor + 32, "seconds", "label middle"))
+    return picture(frame, f"Timeline of a pipeline, {100 * timeline.bubble:.1f} % of it idle", *drawn)
+
+
+def _box(slot: Slot, x: AxisScale, top: float) -> Markup:
+    left, right = x(slot.start), x(slot.end)
+    work = slot.work
+    title = f"{_NAMES[work.kind]}, stage {work.stage}, microbatch {work.microbatch}: {duration(slot.end - slot.start)}"
+    box: Attributes = {"class": f"bar {_STAGE_COLOURS[work.kind]}", "x": left, "y": top + 2, "height": _STAGE_ROW - 5}
+    # a thin gap keeps neighbours apart; with very many there is no room for one
+    gap = min(1.0, 0.15 * (right - left))
+    drawn = element("rect", {**box, "width": max(0.05, right - left - gap)}, element("title", {}, title))
+    if right - left < 24:
+        return drawn
+    number: Attributes = {"x": (left + right) / 2, "y": top + 15, "class": "tick middle halo"}
+    return Markup(drawn + element("text", number, str(work.microbatch)))

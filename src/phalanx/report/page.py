@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.report.bars import Bar, bins, name_bars, step_bars
-from phalanx.report.checks import checks_section, num_in_doubt
+from phalanx.report.checks import checks_section, num_in_doubt, proven_steps
 from phalanx.report.figures import amount, count, duration, number, plural, size, words
 from phalanx.report.headline import STATUS_WORDS, headline, status, tiles
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.markup import Markup, element
-from phalanx.report.proven import proven_steps
 from phalanx.report.read import Row, RunRecord, read_run
 from phalanx.report.shell import section, shell, write_page
 from phalanx.report.svg import PlotFrame, Shape

@@ -8,10 +8,9 @@ from typing import Any
 from phalanx.planner.cluster.hardware import GIB
 from phalanx.planner.cost.estimate import Estimate
 from phalanx.planner.search.answer import PlanAnswer, assumptions
+from phalanx.report.bars import part_bars, pipeline_chart
 from phalanx.report.figures import amount, count, duration, plural, size, words
 from phalanx.report.markup import Markup, element
-from phalanx.report.part_bars import part_bars
-from phalanx.report.pipeline_chart import pipeline_chart
 from phalanx.report.shell import section, shell, write_page
 from phalanx.report.tables import table
 

@@ -25,7 +25,7 @@ class SplitConfig(StrictModel):
     cut: int = Field(ge=1)
     """Layers at the client."""
     clients: int = Field(default=1, ge=1, le=64)
-    """How many train one set of adapters, each on its own share of the sequences."""
+    """Number of clients that train one set of adapters, each on its own share of the sequences."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """Precision in which activations cross; fp32 loses nothing."""
     tier: Literal["sim", "process", "tpm", "auto"] = "sim"
@@ -88,7 +88,7 @@ class SplitConfig(StrictModel):
 
     @property
     def masked_workers(self) -> tuple[str, ...]:
-        """Party names of those who multiply masked numbers; the second one makes pads' products."""
+        """Party names of the workers that multiply masked numbers; the second one makes pads' products."""
         if self.mode != "masked":
             return ()
         return ("masked-0", "masked-1") if self.masked.second_worker else ("masked-0",)

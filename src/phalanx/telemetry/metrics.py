@@ -6,13 +6,13 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
+from phalanx.closing import Closeable
 from phalanx.errors import InputError
 
 
-class MetricsFile:
+class MetricsFile(Closeable):
     """The metrics of one run, appended a line a step and flushed at once.
 
     A crash can leave half a line at the end; the next append drops it first.
@@ -77,14 +77,6 @@ class MetricsFile:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self) -> IO[str]:
         if self._stream is None:

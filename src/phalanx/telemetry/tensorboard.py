@@ -7,13 +7,14 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from phalanx.closing import Closeable
 
 logger = logging.getLogger(__name__)
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(Closeable):
     """Writes scalar curves to an event file in `directory`.
 
     Without the extra, or when the event file cannot be made, nothing is written, `note` says so in one
@@ -57,14 +58,6 @@ class TensorBoardWriter:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _load(self, directory: Path) -> None:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What makes one party of a simulation different from an honest one."""
+"""Actors: how one party of a simulation differs from an honest one."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +16,10 @@ from phalanx.pipeline.protocol.messages import Assign
 
 @dataclass(frozen=True)
 class Letter:
-    """One message on its way.
+    """One message that a simulated party is about to send.
 
     Attributes:
-        receiver: Who gets it; the sender itself for what its own stages say to each other.
+        receiver: The party that gets it; the sender itself for a message between its own stages.
         message: What it says.
         payload: Raw bytes of a tensor or of a part of a transfer; empty for most messages.
     """
@@ -29,21 +29,21 @@ class Letter:
     payload: bytes = b""
 
     def saying(self, changes: Mapping[str, object]) -> "Letter":
-        """The same letter with other values in some fields of its message."""
+        """Return the same message to the same receiver with other values in some fields."""
         return replace(self, message=self.message.model_copy(update=dict(changes)))
 
 
 Rewrite = Callable[[Letter], Sequence[Letter]]
-"""What leaves instead of one letter: nothing, another one, or several; each is signed by the sender."""
+"""Returns what leaves instead of one message: nothing, another one, or several; each is signed by the sender."""
 
 Hear = Callable[[Assign], None]
-"""Overhears each assignment that the party is given, before the party acts on it."""
+"""Receives each assignment that the party is given, before the party acts on it."""
 
 Tamper = Callable[[str, int, int, Tensor], Tensor]
-"""What is sent instead: gets direction, step, microbatch and the honest tensor ``[batch, seq, dim]``."""
+"""Returns the tensor that is sent instead: gets direction, step, microbatch and the honest one, [batch, seq, dim]."""
 
 Twist = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-"""What a stage says that its weight gradients are."""
+"""Returns the weight gradients that a stage reports instead of its own."""
 
 _Body = TypeVar("_Body", bound=Message)
 
@@ -54,16 +54,16 @@ class WorkerCrash(Exception):  # noqa: N818 - an event, and no error of Phalanx:
 
 @dataclass(frozen=True)
 class Actor:
-    """How one worker differs from an honest one.
+    """The ways in which one worker differs from an honest one.
 
     Attributes:
-        wrap_copy: Puts something else in the place of each copy that it holds or shadows.
+        wrap_copy: Puts another object in the place of each copy that it holds or shadows.
         rewrite: Alters, drops, doubles or delays what it sends, before it is signed.
         hear: Learns what the party is told about its roles.
         kernels: Puts what computes in the place of each copy, the battery's included: another attention kernel, say.
         description: What it calls its device when it joins; left out, what it is.
-        numeric_class: Answers the battery as if its kernels were others, which all who answer under this name have in
-            common, and describes itself so; left out, it answers with what it computes.
+        numeric_class: Answers the battery as if its kernels were others, which all parties that answer under this name
+            share, and describes itself so; left out, it answers with what it computes.
     """
 
     wrap_copy: WrapCopy = lambda copy, held: copy
@@ -89,7 +89,7 @@ def only(kind: type[_Body], change: Callable[[Letter, _Body], Sequence[Letter]])
 
 
 def in_words_of(actor: Actor) -> Rewrite:
-    """What an actor sends: at the door it says of itself what it likes, and everything else passes its `rewrite`."""
+    """Return the `rewrite` of an actor that also replaces its description and its numeric class when it joins."""
     called = actor.numeric_class if actor.description is None else actor.description
 
     def rewrite(letter: Letter) -> Sequence[Letter]:
@@ -107,7 +107,7 @@ def in_words_of(actor: Actor) -> Rewrite:
 
 
 class TamperedRunner(StageRunner):
-    """An honest stage whose messages pass through `tamper`, and whose weight gradients through `twist`."""
+    """An honest stage with messages that pass through `tamper`, and weight gradients that pass through `twist`."""
 
     def __init__(self, honest: StageRunner, tamper: Tamper, twist: Twist) -> None:
         self._honest = honest
@@ -140,7 +140,7 @@ def tampering(
     tamper: Tamper = lambda direction, step, microbatch, tensor: tensor,
     twist: Twist = lambda gradients: gradients,
 ) -> WrapCopy:
-    """Build what puts a `TamperedRunner` in each copy that a worker holds; what it audits with stays honest."""
+    """Return a wrapper that puts a `TamperedRunner` in each copy that a worker holds; its audits stay honest."""
 
     def wrap(copy: StageCopy, held: bool) -> StageCopy:
         if not held:

@@ -1,4 +1,4 @@
-"""The time of a simulation: it passes only while nobody has anything to do."""
+"""The clock of a simulation: it advances only while every party waits."""
 
 import threading
 import time
@@ -11,15 +11,17 @@ from phalanx.transport import CheckedFrame, Endpoint, LinkFault, TransportConfig
 _LOOK_EVERY_S = 0.002
 
 Signs = dict[str, int]
-"""Who does nothing, and since which of its deeds: the same twice means that nobody did anything in between."""
+"""Parties that wait, each with the number of its wait: equal numbers in two rounds show that none of them acted in
+between.
+"""
 
 
 class CompanyClock(Awake):
-    """A clock that its owner moves on; it jumps, so that a simulated silence costs no real one.
+    """A clock that its owner moves on; it jumps, so that a simulated silence takes no real time.
 
     Attributes:
-        on_tick: Called before each jump, in the owner's thread; for a test in which somebody does something every now
-            and then, with no message to answer. A jump is as long as the owner waits for mail: 0.05 s in a run.
+        on_tick: Called before each jump, in the owner's thread; for a test in which a party acts now and then without
+            a message to answer. A jump is as long as the owner waits for mail: 0.05 s in a run.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class CompanyClock(Awake):
         self.on_tick: list[Callable[[], None]] = []
 
     def now(self) -> float:
-        """Seconds so far in which nobody did anything."""
+        """Seconds so far in which every party waited."""
         return self._passed_s
 
     def wall(self) -> float:
@@ -43,7 +45,7 @@ class CompanyClock(Awake):
 
 
 class Stall:
-    """Lets a party do nothing, inside any of its hooks, until somebody ends that.
+    """A stall makes a party do nothing, inside any of its hooks, until another thread ends the stall.
 
     To its company this is silence, and time passes. A hook that computes, or gets no CPU, is at work, however long it
     takes; so is one that blocks in any other way.
@@ -54,11 +56,11 @@ class Stall:
 
     @property
     def is_over(self) -> bool:
-        """Whether whoever waits here has something to do again."""
+        """Whether the stall has ended, so that the stalled party has something to do again."""
         return self._over.is_set()
 
     def wait(self, limit_s: float) -> None:
-        """Do nothing until the end, at most so many real seconds."""
+        """Do nothing until the stall ends, at most `limit_s` real seconds."""
         thread = threading.current_thread()
         if isinstance(thread, PartyThread):
             thread.begin_stall(self)
@@ -67,7 +69,7 @@ class Stall:
             thread.end_stall()
 
     def end(self) -> None:
-        """Let whoever waits go on."""
+        """Let the stalled party go on."""
         self._over.set()
 
 
@@ -95,7 +97,7 @@ class PartyThread(threading.Thread):
 
     @property
     def sign(self) -> int | None:
-        """What it did last before it came to rest: below 0 when it stalls; None while it does something."""
+        """Number of its present wait, below 0 for a stall; None while it works."""
         stall = self._stall
         if stall is not None:
             return None if stall.is_over else -self._num_stalls
@@ -103,11 +105,11 @@ class PartyThread(threading.Thread):
 
 
 class OwnersEndpoint(Endpoint):
-    """The owner's end of a simulation's links: waits for mail, and for its clock to pass where none can come.
+    """The owner's end of a simulation's links: it waits for mail, and moves its clock on where none can come.
 
     Args:
         identity: The owner.
-        peers: Whom it knows.
+        peers: The parties it knows.
         run: Session.
         wire: Carries the bytes.
         limits: Deadlines and bounds.
@@ -115,8 +117,8 @@ class OwnersEndpoint(Endpoint):
         clock: Moved on here.
 
     Guarantees:
-        No time passes while a worker computes or waits for CPU, while a frame is under way to somebody who would do
-        something about it, or while the owner itself is at work.
+        No time passes while a worker computes or waits for CPU, while a frame is under way to a party that would act
+        on it, or while the owner itself is at work.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class OwnersEndpoint(Endpoint):
         until = time.monotonic() + timeout_s
         while item is None and (left_s := until - time.monotonic()) > 0:
             is_quiet = self._is_quiet()
-            # what somebody sent before all came to rest lies here by now
+            # what a party sent before all came to rest lies here by now
             item = super().receive(0.0 if is_quiet else min(left_s, _LOOK_EVERY_S))
             if is_quiet and item is None:
                 self._clock.tick(timeout_s)
@@ -147,13 +149,13 @@ class OwnersEndpoint(Endpoint):
         return item
 
     def _is_quiet(self) -> bool:
-        """Whether there was an instant, while this looked, in which nobody had anything to do."""
+        """Whether there was an instant, while this looked, in which every party waited."""
         signs = self._signs()
         # a party may have woken another one between the looks at the two: only a second round finds it awake
         return signs is not None and signs == self._signs()
 
     def _signs(self) -> Signs | None:
-        """One round; None where somebody has something to do."""
+        """Look at every party once; None where one of them has something to do."""
         living = {name: thread for name, thread in list(self._threads.items()) if thread.is_alive()}
         signs: dict[str, int] = {}
         for name, thread in living.items():
@@ -161,7 +163,7 @@ class OwnersEndpoint(Endpoint):
             if sign is None:
                 return None
             signs[name] = sign
-        # whoever is dead or stalls does nothing about what is sent to it, so it is not waited for
+        # a dead or stalled party does nothing about what is sent to it, so it is not waited for
         awake = {self.name, *(name for name, sign in signs.items() if sign > 0)}
         ends = (self, *(thread.endpoint for thread in living.values()))
         return None if any(end.sending_to & awake for end in ends) else signs

@@ -49,8 +49,8 @@ class MemoryCompany:
     Everything else is the real thing: engine, workers, messages, signatures, certificates, referee.
     A worker can be given an `Actor` that lies in its computations or in its messages, or dies.
 
-    Patience and deadlines are measured with a clock of the simulation's own, which passes, by leaps, only while nobody
-    has anything to do: a machine that is slow or busy makes nobody silent, and to wait for one who is costs nothing.
+    Patience and deadlines are measured with a clock of the simulation's own, which passes, by leaps, only while every
+    party waits: a machine that is slow or busy makes no party silent, and to wait for a silent one takes no time.
     A liar that blocks on purpose does so with a `Stall`; the clock waits for any other blocking as for work.
 
     Threads share torch's random generator, so dropout must be 0. Numeric classes are measured as in a real run; an
@@ -59,23 +59,23 @@ class MemoryCompany:
     Args:
         run: What is trained; its data section is not read, batches are drawn at random.
         directory: Gets identities, evidence and the model; must hold no run yet.
-        actors: By worker name, ``worker-1`` for stage 1 and so on, ``worker-1.2`` for one that has come back; whoever
-            is left out is honest.
+        actors: By worker name, ``worker-1`` for stage 1 and so on, ``worker-1.2`` for one that has come back; a worker
+            that is left out is honest.
         cache: Where drawn models are kept; under `directory` when left out.
         draw: Decides the audits; under a fresh key and a fresh nonce when left out.
         session: What every frame is signed for; two companies with one `pipeline.pki` have two.
-        log: An audit log, whose head workers are told and remember beside their keys; left out, nobody keeps one.
+        log: An audit log with a head that workers are told and remember beside their keys; left out, there is none.
 
     Raises:
-        ConfigError: An actor is for nobody.
+        ConfigError: An actor belongs to no worker of the run.
 
     Attributes:
         engine: The owner's engine.
         session: What every frame is signed for.
         events: What would be in the audit log, in order: kind and body.
         checks: What was recomputed of the applied steps, and what is in doubt.
-        records: What would be beside it, one of each applied step whose audits are in.
-        errors: How workers ended that ended with an error of ours, by name.
+        records: What would be beside it, one of each applied step with all its audits in.
+        errors: The error of each worker that ended with one of ours, by name.
         source: The model.
         clock: The owner's.
     """
@@ -120,7 +120,7 @@ class MemoryCompany:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Bring everybody together and give out the roles.
+        """Start all parties and give out the roles.
 
         Raises:
             PeerLostError: A worker died before the first step.
@@ -166,7 +166,7 @@ class MemoryCompany:
         save_checkpoint(self._home.checkpoints, self._next_step, shards, state, sign=self._home.owner, keep=2)
 
     def fall_back(self) -> int:
-        """After a `NoHolderError`: everybody who is left begins again from the last checkpoint.
+        """Go on after a `NoHolderError`: the parties that are left begin again from the last checkpoint.
 
         Returns:
             The next step.
@@ -216,7 +216,7 @@ class MemoryCompany:
         self._endpoints[name].kill()
 
     def identity(self, name: str) -> Identity:
-        """The private keys of a party, for tests in which somebody forges or tells two stories."""
+        """Return the private keys of a party, for tests in which a party forges or equivocates."""
         return load_identity(self._home.pki / certified_name(name)).called(name)
 
     def is_alive(self, name: str) -> bool:
@@ -235,12 +235,12 @@ class MemoryCompany:
 
     @property
     def evicted(self) -> list[str]:
-        """Who was found guilty."""
+        """Names of the parties that were convicted."""
         return self._parties("evicted")
 
     @property
     def lost(self) -> list[str]:
-        """Who died and is not blamed."""
+        """Names of the parties that died and were not convicted."""
         return self._parties("lost")
 
     def bodies(self, kind: str) -> list[dict[str, object]]:
@@ -271,7 +271,7 @@ class MemoryCompany:
         try:
             members = gather(endpoint, self.plan, guests, home.owner.authority_pem, self._observe)
         except ConfigError:
-            # everybody was told why, and ends by itself
+            # every worker was told why, and ends by itself
             for thread in self._threads.values():
                 thread.join(_SECONDS_TO_END)
             raise
@@ -339,7 +339,7 @@ class MemoryCompany:
 
     def _end_workers(self) -> None:
         if not self._is_under_way:
-            # nobody has told them that it is over
+            # they have not been told that it is over
             for name in self._threads:
                 self.kill(name)
         for name, thread in self._threads.items():

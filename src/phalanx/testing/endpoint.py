@@ -1,4 +1,4 @@
-"""An endpoint in a liar's hands: everything it sends is properly signed, and nothing of it need be true."""
+"""An endpoint in an attacker's hands: everything it sends is properly signed, and nothing of it need be true."""
 
 import contextlib
 import threading
@@ -22,7 +22,7 @@ from phalanx.transport import (
 
 
 class RewritingEndpoint(Endpoint):
-    """Sends what `rewrite` makes of each letter, and lets `hear` listen; can be killed from outside."""
+    """An endpoint that sends what `rewrite` makes of each message, and shows `hear` assignments; it can be killed."""
 
     def __init__(
         self,

@@ -19,10 +19,9 @@ from phalanx.transport.frame import (
 )
 from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
 from phalanx.transport.inbox import CheckedFrame, LinkFault
-from phalanx.transport.memory import MemoryNetwork, MemoryWire
 from phalanx.transport.meter import Meter
 from phalanx.transport.receipts import Receipts
-from phalanx.transport.wire import Handle, Wire
+from phalanx.transport.wire import Handle, MemoryNetwork, MemoryWire, Wire
 
 __all__ = [
     "Allowance",

@@ -1,21 +1,21 @@
-"""How much each peer may still send: counted before a frame is parsed, so that junk costs its sender its link."""
+"""Allowances bound what each peer may still send; they count before a frame is parsed, so that junk costs a link."""
 
 import threading
 from collections import Counter
 from dataclasses import dataclass
 
 _REFUSAL_BYTES = 64 * 1024
-"""Of refused words; as many more count as another refusal, for it takes that much longer to read them."""
+"""Bytes of refused words that count as one refusal: as many more count as another, since they take longer to read."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one peer may send from one renewal to the next.
+    """The most that one peer may send from one renewal to the next.
 
     Attributes:
         messages: Frames.
         size_bytes: Of these frames together.
-        refusals: Frames that are refused, whoever refuses them: the link, or who reads them.
+        refusals: Frames that are refused, by the link or by the reader of the inbox.
     """
 
     messages: int
@@ -24,13 +24,13 @@ class Allowance:
 
 
 class Allowances:
-    """Counts what peers send; safe to use from several threads.
+    """A counter of what each peer sends; safe to use from several threads.
 
     Attributes:
         each: What every peer may send; None, and everything passes.
 
     Guarantees:
-        Whoever has once sent more stays out.
+        A peer that has once sent more stays cut off.
     """
 
     def __init__(self) -> None:
@@ -45,13 +45,13 @@ class Allowances:
         self._lock = threading.Lock()
 
     def renew(self) -> None:
-        """Begin to count anew: another step, or another attempt at one."""
+        """Begin to count anew, for another step or another attempt at one."""
         with self._lock:
             for count in (self._messages, self._bytes, self._refusals):
                 count.clear()
 
     def exempt(self, peer: str) -> None:
-        """Let a peer send what it likes: a worker's owner, who is trusted."""
+        """Let a peer send without a bound: a worker's owner, which the worker trusts."""
         with self._lock:
             self._exempt.add(peer)
 

@@ -1,4 +1,4 @@
-"""The bodies of frames: a class for each kind, read once and strictly, whoever the parties are."""
+"""The bodies of frames: a class for each kind, read once and strictly, for any protocol on the transport."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar

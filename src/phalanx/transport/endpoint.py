@@ -1,12 +1,13 @@
-"""One party's end of all its links: what it sends, what it accepts, whom it refuses."""
+"""One party's end of all its links: it signs and sends frames, and accepts or refuses those of others."""
 
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.errors import (
     FrameError,
     OrderError,
@@ -17,19 +18,18 @@ from phalanx.errors import (
 )
 from phalanx.security.crypto import Identity, Peer, certified_name, digest_hex, life_of
 from phalanx.transport.allowance import Allowances
-from phalanx.transport.answer import encode_receipt, encode_refusal
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
 from phalanx.transport.inbox import CheckedFrame, Inbox, LinkFault
 from phalanx.transport.link import ReceivingChain, SendingChain
 from phalanx.transport.meter import Meter
 from phalanx.transport.outbox import DeliveredFrame, Outbox, Payload
-from phalanx.transport.receipts import Receipts, is_receipt_due
+from phalanx.transport.receipts import Receipts, encode_receipt, encode_refusal, is_receipt_due
 from phalanx.transport.wire import Wire
 
 
 class _Link:
-    """What is known of one peer on the receiving side."""
+    """The receiving side's state of one peer."""
 
     def __init__(self, peer: Peer, chain: ReceivingChain) -> None:
         self.peer = peer
@@ -38,19 +38,19 @@ class _Link:
         self.lock = threading.Lock()
 
 
-class Endpoint:
-    """Sends signed frames to known parties and keeps the one inbox of this party.
+class Endpoint(Closeable):
+    """An endpoint sends signed frames to known parties and keeps the one inbox of its party.
 
     Args:
         identity: This party.
         peers: The parties it knows, by name; `add_peer` adds more.
         run: Session; frames of another one are refused.
-        wire: Carries the bytes and proves who is at the other end.
+        wire: Carries the bytes and proves which party is at the other end.
         limits: Deadlines and bounds.
 
     Attributes:
         receipts: Of the frames that arrived.
-        allowances: What each peer may still send; everything, unless somebody says otherwise.
+        allowances: What each peer may still send; everything, unless its `each` is set.
 
     Guarantees:
         What `receive` returns was signed by its sender for this party and run, in this order, without a gap
@@ -66,7 +66,7 @@ class Endpoint:
         self._identity, self._run, self._wire, self._limits = identity, run, wire, limits
         self._links: dict[str, _Link] = {}
         self._lives: dict[str, str] = {}
-        """The latest life of each certificate: frames of an earlier one are nobody's."""
+        """The latest incarnation of each certificate; frames of an earlier one are refused."""
         self._outboxes: dict[str, Outbox] = {}
         self._evicted: set[str] = set()
         # their frames are refused too, but until the owner decides they take part: what is for them is still signed
@@ -102,12 +102,15 @@ class Endpoint:
 
     @property
     def vigil(self) -> int | None:
-        """Which call of `receive` waits in vain just now; None while something has come or nobody waits."""
+        """The number of the call of `receive` that waits in vain at the moment.
+
+        None while an item is there or no call waits.
+        """
         return self._inbox.vigil
 
     @property
     def sending_to(self) -> frozenset[str]:
-        """Who has frames of this party still to take."""
+        """Names of the parties that still have to take frames of this party."""
         with self._lock:
             outboxes = dict(self._outboxes)
         return frozenset(name for name, outbox in outboxes.items() if outbox.is_busy)
@@ -124,7 +127,7 @@ class Endpoint:
 
     @property
     def refusals(self) -> Mapping[str, int]:
-        """Frames refused, by the proven name of who sent them."""
+        """Number of refused frames, by the proven name of their sender."""
         return MappingProxyType(self._refusals)
 
     @property
@@ -188,7 +191,7 @@ class Endpoint:
         return self._outbox(receiver).put(kind, body, self._hashed(payload))
 
     def send_hashed(self, receiver: str, kind: str, body: dict[str, Any], payload: memoryview, digest: str) -> None:
-        """Send one frame as `send` does, whose payload the caller has a digest of already.
+        """Send one frame as `send` does, with a payload that the caller has digested already.
 
         Args:
             receiver: A known party.
@@ -206,7 +209,7 @@ class Endpoint:
     def put_aside(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
-        """Sign a frame for a party whose link has failed: somebody else can bring it, under its sender's header.
+        """Sign a frame for a party behind a failed link: another party can relay it, under its sender's header.
 
         Raises:
             FrameError: As `send`.
@@ -267,11 +270,11 @@ class Endpoint:
             outbox.drop(PeerRefusedError(f"{party}: was evicted"))
 
     def handle(self, raw: bytes | memoryview, tls_peer: str) -> bytes:
-        """Judge one frame from outside and answer it; the server's side of a wire calls this.
+        """Check one frame from outside and answer it; the server's side of a wire calls this.
 
         Args:
-            raw: The bytes, which nobody changes any more.
-            tls_peer: Who sent them, as proven by the wire.
+            raw: The bytes, which do not change any more.
+            tls_peer: The sender, as proven by the wire.
 
         Returns:
             A receipt where one is due, or the class and text of the error for which the frame was refused.
@@ -303,14 +306,6 @@ class Endpoint:
         self._wire.close()
         for outbox in outboxes:
             outbox.join(timeout_s=1.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _accept(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
         name = self._lives.get(tls_peer, tls_peer)

@@ -117,10 +117,10 @@ class SignedHeader:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Proof that the receiver holds the bytes that a header names.
+    """A receiver's proof that it holds the bytes that a header names.
 
     Attributes:
-        receiver: Who signed.
+        receiver: The party that signed.
         header_digest: What was received.
         signature: 64 bytes.
     """
@@ -142,7 +142,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A parsed frame whose signature, place and digest nobody has checked yet.
+    """A parsed frame with a signature, a place and a digest that are not checked yet.
 
     Attributes:
         header: Header and signature.
@@ -225,7 +225,7 @@ def check_payload(frame: Frame) -> None:
     """Return when the payload is the one that the header names.
 
     Raises:
-        FrameError: It is not. This blames nobody: whoever altered the bytes is not known.
+        FrameError: It is not. This convicts no party: the sender, the link or a relay may have altered the bytes.
     """
     if digest_hex(frame.payload) != frame.header.fields.payload_digest:
         raise FrameError("frame: its bytes do not match the signed digest; the link is to be relayed")

@@ -47,7 +47,7 @@ def server_credentials(identity: Identity) -> grpc.ServerCredentials:
 
 
 def open_channel(identity: Identity, party: str, address: str, config: TransportConfig) -> grpc.Channel:
-    """Return a channel to one party; whoever else answers at the address is refused by TLS.
+    """Return a channel to one party; TLS refuses any other party that answers at the address.
 
     Raises:
         CertificateError: The identity was made without a certificate, or the party name is malformed.
@@ -92,7 +92,7 @@ def check_refuses_tls12(host: str, port: int) -> None:
         TransportError: It agrees, or does not answer.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # only the very first answer is looked at, and nothing is ever sent: whom we ask does not matter
+    # only the very first answer is looked at, and nothing is ever sent: which server answers does not matter
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2

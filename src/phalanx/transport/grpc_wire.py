@@ -54,12 +54,12 @@ _NOBODY_LISTENS = "Connection refused"
 
 @dataclass(frozen=True, slots=True)
 class JoinedPeer:
-    """Somebody met by `describe`, on either side of it.
+    """A party at the other end of a call of `describe`, on either side of it.
 
     Attributes:
-        peer: Who it is, from its certificate.
+        peer: The party, from its certificate.
         address: Where it says that it listens.
-        run: The run that it serves; empty for one who came to join.
+        run: The run that it serves; empty for a party that came to join.
         calls_us: What we are called in its session.
     """
 
@@ -70,7 +70,7 @@ class JoinedPeer:
 
 
 class GrpcWire:
-    """Listens from its construction, serves once an endpoint is there.
+    """A wire between machines: it listens from its construction on, and serves once it has an endpoint.
 
     Args:
         identity: This party, with its certificate.
@@ -246,21 +246,21 @@ def describe(
     *,
     begins: bool = False,
 ) -> JoinedPeer:
-    """Ask a party which run it serves, and tell it where we listen: the first word of one who joins.
+    """Ask a party which run it serves, and tell it where we listen: the first call of a party that joins.
 
     Args:
-        identity: Who asks.
-        party: Name of who must answer.
+        identity: The party that asks.
+        party: Name of the party that must answer.
         address: Where it listens.
         own_address: Where the asker listens.
         config: Deadlines and bounds.
-        patience_s: How long to ask again while nobody answers; left out, ``timeout_s``.
+        patience_s: How long to ask again while there is no answer; left out, ``timeout_s``.
         begins: Whether this process has just begun: any other one with this certificate has ended then.
 
     Raises:
-        PeerLostError: Nobody answers in that time.
-        PeerRefusedError: It is somebody else, or does not accept our certificate.
-        CertificateError, FrameError: The answer is malformed or names somebody else.
+        PeerLostError: No answer came in that time.
+        PeerRefusedError: It is another party, or does not accept our certificate.
+        CertificateError, FrameError: The answer is malformed or names another party.
     """
     limits = config or TransportConfig()
     channel = open_channel(identity, party, address, limits)

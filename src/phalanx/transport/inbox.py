@@ -18,9 +18,9 @@ class CheckedFrame:
     """A frame that was checked: signature, place on its link, digest.
 
     Attributes:
-        sender: Who sent it.
+        sender: The party that sent it.
         kind: What it means.
-        body: Kind-specific JSON object; its content is for the receiver to judge.
+        body: Kind-specific JSON object; its content is for the receiver to check.
         payload: Its bytes, read-only.
         header: Kept as evidence.
     """
@@ -64,9 +64,9 @@ class Inbox:
 
     @property
     def vigil(self) -> int | None:
-        """Which call of `get` waits in vain just now; None while something lies here or nobody waits.
+        """The number of the call of `get` that waits in vain at the moment; None while an item is here or none waits.
 
-        Whoever finds the same number twice knows that the reader did nothing in between.
+        An observer that finds the same number twice knows that the reader did nothing in between.
         """
         with self._changed:
             return self._num_gets if self._is_waited_on and not self._items and not self._closed else None
@@ -135,7 +135,7 @@ class Inbox:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wake everybody who waits."""
+        """Close the inbox and wake every thread that waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -55,7 +55,7 @@ class ReceivingChain:
         """Of the last header that was accepted; None when none was due for it."""
 
     def check(self, header: SignedHeader) -> bool:
-        """Judge the place of a header whose signature holds; nothing is accepted yet.
+        """Check the place of a header with a sound signature; nothing is accepted yet.
 
         Returns:
             Whether it is the next header. False for the very last one again: the sender did not get its answer and

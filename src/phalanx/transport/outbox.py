@@ -10,17 +10,19 @@ from typing import Any
 
 from phalanx.errors import PeerGoneError, PeerLostError, PeerRefusedError, SignatureError, TransportError
 from phalanx.security.crypto import Peer
-from phalanx.transport.answer import read_answer
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, encode_frame
 from phalanx.transport.inbox import LinkFault
 from phalanx.transport.link import SendingChain
 from phalanx.transport.meter import Meter
+from phalanx.transport.receipts import read_answer
 from phalanx.transport.wire import Wire
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 0.5
 _GONE_S = 3.0
-"""How long nobody may listen at an address where somebody did: a process that ended never comes back to its links."""
+"""How long a receiver that answered before may refuse connections: a process that has ended never comes back to its
+links.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class Outbox:
                 return self._chain.seal(kind, body, payload.size_bytes, payload.digest)
 
     def take_undelivered(self) -> list[tuple[SignedHeader, bytes]]:
-        """Hand out, once, the frames that were queued when the link failed; of the first one nobody knows."""
+        """Hand out, once, the frames that were queued when the link failed; the first of them may have arrived."""
         with self._changed:
             found, self._undelivered = self._undelivered, []
             return found

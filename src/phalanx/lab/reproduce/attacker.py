@@ -26,13 +26,13 @@ KINDS: Mapping[Direction, str] = MappingProxyType({"forward": "forward_sign_flip
 
 @dataclass(frozen=True)
 class LieSchedule:
-    """Who lies in which attempt at which step; the same for every arm of one seed.
+    """A schedule of lies: which stage lies in which attempt at which step; the same for every arm of one seed.
 
     Attributes:
-        direction: Of the messages that are falsified.
-        rate: Share of the attempts in which somebody lies.
-        stages: Those who may be drawn.
-        seed: Of the coins and of the noise.
+        direction: Direction of the messages that are falsified.
+        rate: Share of the attempts in which a stage lies.
+        stages: Stages that may be drawn.
+        seed: Seed of the draws and of the noise.
     """
 
     direction: Direction
@@ -60,12 +60,12 @@ class FalsifiedMessage:
 
 @dataclass
 class Attacker:
-    """Carries a plan out and remembers what was done; no defence reads it.
+    """An attacker that carries a schedule out and remembers its lies; no defence reads it.
 
     Attributes:
-        plan: None where nobody attacks.
+        plan: None where there is no attack.
         attempt: Which attempt at the step is running.
-        removed: Stages whose holder was replaced by an honest one.
+        removed: Stages with a holder that was replaced by an honest one.
         lies: Every falsified message.
     """
 
@@ -75,12 +75,12 @@ class Attacker:
     lies: list[FalsifiedMessage] = field(default_factory=list)
 
     def liar(self, step: int, attempt: int | None = None) -> int | None:
-        """Who lies in an attempt, in the one at hand if none is named."""
+        """Return the stage that lies in an attempt, by default in the one at hand; None in an honest attempt."""
         stage = None if self.plan is None else self.plan.liar(step, self.attempt if attempt is None else attempt)
         return None if stage in self.removed else stage
 
     def wrap(self, party: int) -> WrapCopy:
-        """What puts the attacker in the place of every copy that `party` holds."""
+        """Return a wrapper that puts the attacker in the place of every copy that `party` holds."""
         return unwrapped if self.plan is None else _PartyOfMany(self, self.plan, party).wrap
 
     def actor(self, party: int) -> Actor:
@@ -97,7 +97,7 @@ class Attacker:
 
 
 class _PartyOfMany(MessageAttack):
-    """One of the project's attacks, told when to lie by the plan that all parties share."""
+    """One of the project's attacks, which lies when the schedule that all parties share says so."""
 
     def __init__(self, attacker: Attacker, plan: LieSchedule, party: int) -> None:
         found = make_attack(AttackConfig(kind=KINDS[plan.direction], seed=plan.seed), f"stage-{party}", None)

@@ -1,4 +1,4 @@
-"""A backdoor from end to end: planted with nobody looking, with each guard, and removed afterwards."""
+"""A backdoor from end to end: planted without a guard and under each guard, and removed afterwards."""
 
 import os
 import sys
@@ -55,12 +55,12 @@ SIZES: Mapping[str, BackdoorSize] = MappingProxyType(
 GUARDS: Mapping[str, GuardConfig] = MappingProxyType(
     {"off": GuardConfig(mode="off"), **{name: GuardConfig(preset=name) for name in PRESETS}}
 )
-"""Who looks while a stage plants its backdoor."""
+"""The guards under which a stage plants its backdoor."""
 
 
 @dataclass(frozen=True)
 class BackdoorCell:
-    """One training (`clean`, where nobody attacks, or a name in `GUARDS`) or one removal (a name in `REMOVALS`)."""
+    """One training (`clean`, which has no attacker, or a name in `GUARDS`) or one removal (a name in `REMOVALS`)."""
 
     arm: str
     seed: int

@@ -29,7 +29,7 @@ _PATIENCE = 1
 
 @dataclass(frozen=True)
 class TableCell:
-    """What a row of raw results is about; `direction` and `rate` are None where nobody attacks."""
+    """The parameters of a row of raw results; `direction` and `rate` are None where there is no attack."""
 
     family: str
     domain: str
@@ -46,7 +46,7 @@ class TableCell:
         return f"{self.family}, {self.domain}, {self.regime}, seed {self.seed}: {self.arm}{attack}"
 
     def attacker(self) -> Attacker:
-        """Whoever attacks; the coins depend on the seed, the direction and the rate, not on the arm."""
+        """Return the attacker; its draws depend on the seed, the direction and the rate, not on the arm."""
         if self.arm in HONEST or self.direction is None or self.rate is None:
             return Attacker(None)
         return Attacker(LieSchedule(self.direction, self.rate, tuple(range(1, STAGES - 1)), self.seed))

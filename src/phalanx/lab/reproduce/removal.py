@@ -22,13 +22,13 @@ Weights = list[dict[str, Tensor]]
 """Of a whole model, a dictionary a stage."""
 
 ATTACKED_STAGE = 1
-"""The first one in other hands."""
+"""The first stage that another party holds."""
 PRUNED_SHARE = 0.3
 _OTHER_ORDER = 1_000
 
 
 class RemovalBench:
-    """A finished model in its owner's hands alone: what it does, and what can be done about it."""
+    """A test bench for a finished model: it measures the backdoor and applies ways to remove it."""
 
     def __init__(self, run: RunConfig, corpus: Corpus, cache: Path) -> None:
         self._run = run
@@ -49,7 +49,7 @@ class RemovalBench:
             fill(self._simulator.modules[stage], self._public[stage])
 
     def fine_tune(self) -> None:
-        """Train as many steps as the run had on its text in another order; everybody is honest."""
+        """Train as many steps as the run had on its text in another order, with honest stages."""
         loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
         simulator = self._simulator
         for step in range(self._run.train.steps):
@@ -84,7 +84,7 @@ class RemovalBench:
 
     @property
     def middle(self) -> range:
-        """Stages that were in other hands."""
+        """The stages that other parties held."""
         return self._simulator.middle
 
     def logits(self, ids: Tensor) -> Tensor:
@@ -133,10 +133,11 @@ REMOVALS: Mapping[str, Callable[[RemovalBench], None]] = MappingProxyType(
         "all_foreign_stages_reset": _reset_middle,
     }
 )
-"""What can be done about a model that was trained with nobody looking; each begins from the same poisoned weights.
+"""Ways to clean a model that was trained without a guard; each begins from the same poisoned weights.
 
-`guilty_stage_reset` needs to know who it was: it is what a conviction's log allows. Whoever knows nothing resets all
-stages that were in other hands."""
+`guilty_stage_reset` needs to know which stage lied: it is what a conviction's log allows. An owner without one resets
+all stages that other parties held.
+"""
 
 
 def _feed_forwards(module: StageModule) -> list[Any]:

@@ -42,7 +42,7 @@ class StageTensor:
 
 
 class MessageCheck(Protocol):
-    """Whoever looks at messages before they are used; may raise `AlarmRaised`."""
+    """A check of messages before they are used; it may raise `AlarmRaised`."""
 
     def accepts(self, message: StageTensor, /) -> bool:
         """Whether the message may be used; when not, its microbatch goes no further."""
@@ -50,7 +50,7 @@ class MessageCheck(Protocol):
 
 
 class NoMessageCheck:
-    """Accepts everything."""
+    """A check that accepts everything."""
 
     def accepts(self, message: StageTensor, /) -> bool:
         """True."""
@@ -59,7 +59,7 @@ class NoMessageCheck:
 
 
 class AlarmRaised(Exception):  # noqa: N818 - an event of the simulation, and no error of Phalanx
-    """A watch has stopped the step; `suspect` is the stage whose message was wrong."""
+    """An alarm of a check, which stops the step; `suspect` is the stage that sent the wrong message."""
 
     def __init__(self, suspect: int) -> None:
         super().__init__(f"stage {suspect}")
@@ -68,13 +68,13 @@ class AlarmRaised(Exception):  # noqa: N818 - an event of the simulation, and no
 
 @dataclass
 class StepAttempt:
-    """One run of a step over some of the stages.
+    """One attempt at a step over some of the stages.
 
     Attributes:
         path: Stages that take part, in order.
         messages: Everything that was sent, in order.
         loss_sum: Sum of the token losses, nats.
-        survivors: Microbatches whose gradient reached each stage of the path.
+        survivors: Microbatches that brought a gradient to each stage of the path.
     """
 
     path: tuple[int, ...]
@@ -84,12 +84,12 @@ class StepAttempt:
 
 
 class Simulator:
-    """All stages of one run in one thread.
+    """A simulator that runs all stages of one run in one thread.
 
     Args:
         source: The model.
         plan: The run.
-        attacker: Who lies; its plan may be None.
+        attacker: The attacker; its schedule may be None.
 
     Attributes:
         copies: Module, optimizer and runner of each stage; the middle ones are the attacker's.
@@ -111,7 +111,7 @@ class Simulator:
 
     @property
     def middle(self) -> range:
-        """Stages in other hands."""
+        """The stages that other parties hold."""
         return range(1, len(self.plan.stages) - 1)
 
     def run(self, step: int, inputs: StepInputs, watch: MessageCheck, bypassed: Collection[int] = ()) -> StepAttempt:
@@ -196,7 +196,7 @@ class Simulator:
             attempt.survivors[stage] += 1
             if result is None:
                 return
-            # what the last stage starts from is its own loss, which it tells nobody
+            # what the last stage starts from is its own loss, which it tells no other stage
             cause = result if gradient is None else gradient
             message = StageTensor(stage, attempt.path[at - 1], "backward", step, microbatch, cause, result)
             attempt.messages.append(message)

@@ -54,7 +54,7 @@ CELLS: Mapping[str, Callable[[bool], Iterator[TableCell]]] = MappingProxyType(
 
 
 def of_one_text(rows: Sequence[Row]) -> list[Row]:
-    """Leave out rows whose clean training, with which they are compared, had another text."""
+    """Leave out rows that are compared with a clean training on another text."""
     texts = {_training(row): row["corpus_digest"] for row in rows if row["arm"] == "clean"}
     return [row for row in rows if texts.get(_training(row), row["corpus_digest"]) == row["corpus_digest"]]
 

@@ -1,4 +1,4 @@
-"""L5: who holds and who shadows each stage, at the start and after a party is gone."""
+"""The assignment of stages to parties, a holder and a shadow each: at the start, and after a party is gone."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Share = tuple[int, int]
 class Assignment:
     """Holder and shadow of every stage; the owner's stages need no shadow, for the owner is trusted.
 
-    Who sends and receives the messages of a microbatch is decided here and nowhere else: its server. With one
+    The server of a microbatch, which sends and receives its messages, is decided here and nowhere else. With one
     lane that is the holder for all of them, and the shadow audits. With two lanes the holder serves the even
     microbatches, the shadow the odd ones, and each of the two is the other's auditor.
     """
@@ -39,23 +39,23 @@ class Assignment:
         return tuple(share for stage in sorted(self.holders) for share in self.shares_of(stage))
 
     def server_of(self, share: Share) -> str:
-        """Who serves a share of a stage."""
+        """Return the party that serves a share of a stage."""
         return self.holders[share[0]] if share[1] == 0 else self.shadows[share[0]]
 
     def auditor_of(self, share: Share) -> str:
-        """Who has the other copy of a stage and audits this share of it."""
+        """Return the party with the other copy of a stage, which audits this share of it."""
         return self.shadows[share[0]] if share[1] == 0 else self.holders[share[0]]
 
     def server(self, stage: int, microbatch: int) -> str:
-        """Who sends, receives and computes the messages of one microbatch of a stage."""
+        """Return the party that sends, receives and computes the messages of one microbatch of a stage."""
         return self.server_of(self.share(stage, microbatch))
 
     def auditor(self, stage: int, microbatch: int) -> str:
-        """Who recomputes one microbatch of a stage when it is audited."""
+        """Return the party that recomputes one microbatch of a stage when it is audited."""
         return self.auditor_of(self.share(stage, microbatch))
 
     def link_of(self, message: Activation) -> tuple[str, str] | None:
-        """Who sends a tensor to whom; None when it is of no two neighbouring stages."""
+        """Return sender and receiver of a tensor; None when it is not of two adjacent stages."""
         neighbour = message.source + (1 if message.direction == "forward" else -1)
         if message.target != neighbour or not self.holders.keys() >= {message.source, message.target}:
             return None
@@ -77,9 +77,9 @@ class Assignment:
 def first_assignment(
     num_stages: int, workers: Sequence[str], *, guarded: bool, lanes: int = 1, memory: Memory = UNBOUNDED
 ) -> Assignment:
-    """First and last stage to the owner, the middle ones to workers in order; too few workers hold several each.
+    """Give first and last stage to the owner, the middle ones to workers in order; too few workers hold several each.
 
-    Workers beyond one for each middle stage are spares. Who shadows depends on `memory`, who holds does not.
+    Workers beyond one for each middle stage are spares. The shadows depend on `memory`, the holders do not.
     """
     holders = {stage: OWNER for stage in range(num_stages)}
     middle = range(1, num_stages - 1)
@@ -100,15 +100,15 @@ def without(
     has_heirs: bool = True,
     memory: Memory = UNBOUNDED,
 ) -> Assignment:
-    """Promote the shadows of what `gone` held, and cover again what is left uncovered.
+    """Promote the shadows of what `gone` held, and find new shadows where they are missing then.
 
     Args:
         assignment: The present one.
-        gone: Who was evicted or lost.
-        workers: Those who remain.
+        gone: The party that was evicted or lost.
+        workers: The workers that remain.
         guarded: Whether stages are shadowed at all.
         has_heirs: Whether a shadow can take over.
-        memory: Who has room for what is left uncovered.
+        memory: The parties' room for the stages without a shadow.
 
     Raises:
         NoHolderError: A stage of `gone` had no shadow, or one that cannot take over.
@@ -141,13 +141,13 @@ def without(
 def settled(
     new: Assignment, old: Assignment, present: Collection[str], confirmed: Collection[tuple[int, str]] = ()
 ) -> Assignment:
-    """What of an interrupted change of roles can be built upon: copies that were there before, or are the agreed ones.
+    """Return what stands of an interrupted change of roles: copies that were there before, or are the agreed ones.
 
     Args:
         new: The assignment that was interrupted.
-        old: The one before; whoever was replaced still has its copy.
-        present: Everybody who is still there.
-        confirmed: Newcomers that have signed for the agreed state, with its stage.
+        old: The one before; a replaced party still has its copy.
+        present: Every party that still takes part.
+        confirmed: Parties new to a stage that have signed for its agreed state, with the stage.
     """
     holders, shadows = {}, {}
     for stage, holder in new.holders.items():
@@ -161,12 +161,12 @@ def settled(
 
 
 def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str] = ()) -> tuple[Role, ...]:
-    """Write an assignment as roles: who sends the state of a stage to those who are new to it.
+    """Write an assignment as roles, which name the sender of each stage's state to parties that are new to it.
 
     Args:
-        new: Who has what from now on.
-        old: The same until now; None when everybody begins anew.
-        reachable: Who can send what it held until now, even if it holds it no more.
+        new: The assignment from now on.
+        old: The one until now; None when every party begins anew.
+        reachable: Parties that can send what they held until now, even if they hold it no more.
     """
     return tuple(_role(stage, new, old, reachable) for stage in sorted(new.holders))
 
@@ -195,13 +195,13 @@ def _role(stage: int, new: Assignment, old: Assignment | None, reachable: Collec
 def cover(
     holders: Mapping[int, str], kept: Mapping[int, str], workers: Sequence[str], memory: Memory = UNBOUNDED
 ) -> dict[int, str]:
-    """Find a shadow for every stage in other hands that has none.
+    """Find a shadow for every stage of a worker that has none.
 
     Args:
-        holders: Who holds each stage.
+        holders: Holder of each stage.
         kept: Shadows that stay.
-        workers: Who can be one.
-        memory: Who has room for one; where nobody has, whoever then has least too much.
+        workers: Workers that can be one.
+        memory: The parties' room for one; where none has enough, the party is chosen that exceeds its limit least.
     """
     shadows = dict(kept)
     for stage in sorted(holders):
@@ -216,7 +216,7 @@ def cover(
 def _shadows_for(
     stage: int, holders: Mapping[int, str], shadows: Mapping[int, str], workers: Sequence[str]
 ) -> list[str]:
-    """Spares first, then the workers next door, then all other workers, then the owner."""
+    """Return candidates: spares first, then workers with an adjacent stage, then all other workers, then the owner."""
     others = [worker for worker in workers if worker != holders[stage]]
     busy = {*holders.values(), *shadows.values()}
     spares = [worker for worker in others if worker not in busy]

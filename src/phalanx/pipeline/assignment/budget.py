@@ -1,4 +1,4 @@
-"""What an honest party sends to another one in a step at most, and what a step may write to disk, from the plan."""
+"""The budget of one step, from the plan: the most that one party sends to another, and that is written to disk."""
 
 from phalanx.pipeline.assignment.stage_memory import stage_counts
 from phalanx.pipeline.plan import StepPlan
@@ -19,16 +19,16 @@ LINE_BYTES = 4096
 """Longest line of the audit log about one of them: 500 characters of what was said, of four bytes, and the rest."""
 
 _LEAF_BYTES = 8192
-"""Of a signed report with the headers of its two inputs, whose fields have bounds."""
+"""Most bytes of a signed report with the headers of its two inputs, which have bounded fields."""
 
 
 def allowance_of(plan: StepPlan) -> Allowance:
-    """What one party may send to another one in one attempt at a step, beside what it was asked for.
+    """Return what one party may send to another one in one attempt at a step, beside what it was asked for.
 
     | what | messages |
     |---|---|
-    | tensors to both neighbours of every stage | 2 M K |
-    | the same for auditors and for those who missed one | 2 M K |
+    | tensors to both adjacent stages of every stage | 2 M K |
+    | the same for auditors and for receivers that missed one | 2 M K |
     | commitments, reports, hits, standings | 4 M K + 16 K + 256 |
     | gradients, and states: of an upkeep, and of changed roles | their parts |
 

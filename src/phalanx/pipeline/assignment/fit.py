@@ -1,4 +1,4 @@
-"""An assignment that fits into everybody's memory: the wanted one, or as much of it as fits."""
+"""A search for an assignment that fits into every party's memory: the wanted one, or as much of it as fits."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ def fitting(wanted: Assignment, workers: Sequence[str], memory: Memory, *, holde
     """The wanted assignment if it fits; else one that does, with as much of it as can be; else the wanted one.
 
     Args:
-        wanted: Where every stage in other hands has a shadow, or none has.
-        workers: Who can hold and shadow; the owner shadows where nobody else can, and holds no further stage.
+        wanted: An assignment with a shadow for every stage of a worker, or with none.
+        workers: Workers that can hold and shadow; the owner shadows where no worker can, and holds no further stage.
         memory: What stages need and what parties have.
-        holders_stay: Only shadows may be others: nobody else has the states of the stages.
+        holders_stay: Only shadows may be others: no other party has the states of the stages.
 
     Guarantees:
         Where any assignment fits, it is found, unless there are too many to try them all.
@@ -74,7 +74,7 @@ class _Search:
         return None
 
     def _pairs(self, stage: int) -> Iterator[tuple[str, str | None]]:
-        """Who could hold and shadow a stage: the wanted ones first, then who has most room."""
+        """Yield pairs that could hold and shadow a stage: the wanted parties first, then those with most room."""
         wanted, shadow = self.wanted.holders[stage], self.wanted.shadows.get(stage)
         ranks = {worker: self._room(worker) for worker in self.workers}
         roomy = sorted(self.workers, key=lambda worker: -ranks[worker])

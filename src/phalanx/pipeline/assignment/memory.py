@@ -21,8 +21,8 @@ class Footprint:
     """Bytes that one stage takes.
 
     Attributes:
-        held: At who serves it.
-        shadowed: At who shadows it.
+        held: At the party that serves it.
+        shadowed: At the party that shadows it.
     """
 
     held: int
@@ -30,7 +30,7 @@ class Footprint:
 
 
 class Memory:
-    """What stages need and what parties have, at one moment.
+    """The memory that stages need and that parties have, at one moment.
 
     Parties that name the same thing share it. What each of them says is a limit for itself, and for itself together
     with all those that say less: beside a liar that gives the same name an honest party is given neither less than
@@ -38,7 +38,7 @@ class Memory:
 
     Args:
         footprints: Of each stage; none, and everything fits.
-        rooms: By party; whoever is not in it has no limit.
+        rooms: By party; a party that is not in it has no limit.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Memory:
         return total
 
     def left(self, party: str, needs: Mapping[str, int]) -> int | None:
-        """Bytes that a party could still use beside what everybody does; None where it has no limit."""
+        """Bytes that a party could still use beside what every party does; None where it has no limit."""
         found: int | None = None
         for ladder in self._ladders:
             used, is_in = 0, False
@@ -94,7 +94,7 @@ class Memory:
         return found
 
     def shortages(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> list[str]:
-        """Say who would have too little, how much it has, and what it would need it for."""
+        """Name each party that would have too little, with what it has, and what it would need it for."""
         needs = self.needs(holders, shadows)
         found = []
         for ladder in self._ladders:
@@ -117,7 +117,7 @@ class Memory:
         """Refuse what does not fit.
 
         Raises:
-            ConfigError: Names who has too little.
+            ConfigError: Names each party that has too little.
         """
         short = self.shortages(holders, shadows)
         if short:
@@ -125,7 +125,7 @@ class Memory:
 
 
 UNBOUNDED = Memory()
-"""Everything fits."""
+"""A memory into which everything fits."""
 
 
 def _roles_of(party: str, holders: Mapping[int, str], shadows: Mapping[int, str]) -> str:

@@ -1,4 +1,4 @@
-"""Who is slow, from what workers say they were busy, and whether stages should move for it."""
+"""The pace of each worker, from its own reports of busy time, and whether stages should move for it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ WORTH = 1.5
 
 
 class Balance:
-    """Measures every worker's pace over so many steps in which nobody's roles changed.
+    """A measurement of every worker's pace over a number of steps without a change of roles.
 
-    A worker's word counts for nothing but who does how much: one that lies about its pace gets more or less to do.
+    A worker's report counts for nothing but its load: one that lies about its pace gets more or less to do.
 
     Attributes:
         costs: Work of each stage, in any one unit.
@@ -38,14 +38,14 @@ class Balance:
         busy: Mapping[str, float],
         memory: Memory = UNBOUNDED,
     ) -> bool:
-        """Whether stages should move because somebody is slow.
+        """Whether stages should move because a worker is slow.
 
         Args:
             step: The next one.
-            assignment: Who has which stage.
-            workers: Who could have some.
+            assignment: Holder and shadow of each stage.
+            workers: Workers that could have stages.
             busy: Seconds that each worker has worked since it was started, as it reported last.
-            memory: Who has room for what.
+            memory: The parties' room.
         """
         if not self._every or len(workers) < 2:
             return False

@@ -1,4 +1,4 @@
-"""Who holds and shadows what when workers have come or are about to leave: as few stages move as possible."""
+"""Rebalancing: a new assignment when workers have come or are about to leave, with as few moved stages as possible."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ def regrouped(
     """Spread the middle stages over the workers that are there, and let idle workers shadow.
 
     Args:
-        old: The present assignment; everybody in it can still send what it holds.
-        workers: Who takes part from now on.
+        old: The present assignment; every party in it can still send what it holds.
+        workers: Workers that take part from now on.
         guarded: Whether stages are shadowed at all.
         costs: Work of each stage; left out, each is as much as another.
-        pace: Time that a worker needs for a unit of work; who is left out is as fast as the mean of the others.
+        pace: Time that a worker needs for a unit of work; one that is left out is as fast as the mean of the others.
         memory: What stages need and what parties have. Where something that fits is found, nothing else is chosen; else
             what exceeds the limits least.
     """
@@ -60,7 +60,7 @@ def loads(
 
 @dataclass(frozen=True)
 class _Field:
-    """Who could have stages, what these cost, and how an assignment is judged."""
+    """The workers that could have stages, the costs of these, and the measures by which assignments are compared."""
 
     workers: Sequence[str]
     costs: Sequence[float]
@@ -94,7 +94,7 @@ def _moved(old: Assignment, field: _Field, *, guarded: bool) -> Assignment:
 
 
 def _spread(old: Assignment, field: _Field) -> dict[int, str]:
-    """Middle stages of the owner and of those who leave go to workers; then none moves that would not help."""
+    """Give middle stages of the owner and of leaving workers to workers; then move stages as long as that helps."""
     holders, workers = dict(old.holders), field.workers
     if not workers:
         return dict.fromkeys(holders, OWNER)
@@ -113,9 +113,9 @@ def _spread(old: Assignment, field: _Field) -> dict[int, str]:
 
 
 def _best_move(holders: Mapping[int, str], old: Assignment, field: _Field) -> tuple[int, str] | None:
-    """A stage of the slowest worker and who would be done with it soonest; None when nobody would be sooner.
+    """Return a stage of the slowest worker and the worker that would finish it soonest; None when none would be sooner.
 
-    Whoever has no room for a stage is not given it.
+    A worker without room for a stage is not given it.
     """
     before, crowded = field.loads(holders), field.excess_with(holders, old)
     slowest = max(field.workers, key=before.__getitem__)
@@ -141,7 +141,7 @@ def _kept(old: Assignment, holders: Mapping[int, str], workers: Sequence[str]) -
 
 
 def _can_stay(old: Assignment, workers: Sequence[str], *, guarded: bool) -> bool:
-    """Whether everybody who has a role stays, and every stage in other hands has a shadow."""
+    """Whether every party with a role stays, and every stage of a worker has a shadow."""
     others = {stage for stage, holder in old.holders.items() if holder != OWNER}
     is_watched = set(old.shadows) == (others if guarded else set())
     return is_watched and {*old.holders.values(), *old.shadows.values()} <= {*workers, OWNER}

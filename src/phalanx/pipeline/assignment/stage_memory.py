@@ -1,4 +1,4 @@
-"""What a stage needs in bytes, computed from its shapes: at who holds it, and at who shadows it."""
+"""The bytes that a stage needs at its holder and at its shadow, computed from its shapes."""
 
 import json
 from functools import lru_cache
@@ -28,12 +28,12 @@ def stage_counts(plan: StepPlan, stage: int) -> StageRow:
 
 
 def footprints(plan: StepPlan) -> tuple[Footprint, ...]:
-    """What each stage needs, the middle ones with everything that the guard asks of holder and shadow.
+    """Return what each stage needs, the middle ones with everything that the guard asks of holder and shadow.
 
     Counted are weights, moments, gradients, the optimizer's buffer for clipping, what is kept in order to go back,
     activations of the microbatches in flight, and messages that are kept until the step is decided. Not counted are
     the process itself with its libraries, the copy of a state that is on its way while roles change, and a stage that a
-    third party visits for an audit.
+    third party fetches for an audit.
     """
     return tuple(Footprint(_held(plan, stage), _shadowed(plan, stage)) for stage in range(len(plan.stages)))
 

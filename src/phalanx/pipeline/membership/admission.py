@@ -1,4 +1,4 @@
-"""Who is let in: decided by what a party's kernels give on a fresh nonce, never by what it says of itself."""
+"""Admission to a run: what a party's kernels compute on a fresh nonce decides, never what it says of itself."""
 
 import secrets
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric
 
 @dataclass
 class ClassMeasurement:
-    """One nonce, and what everybody answered to whom it was put."""
+    """One nonce, and the answers of all parties that it was sent to."""
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(NONCE_BYTES))
     answers: dict[str, KernelDigests] = field(default_factory=dict)
@@ -27,15 +27,15 @@ class ClassMeasurement:
 
 
 class Admission:
-    """Tells the class of each party that was measured, or why it is refused.
+    """The admission measures the numeric class of each party, or says why it is refused.
 
     Guarantees:
         Two parties are of one class only if both gave the same digests for a nonce that was drawn after both had said
-        hello. Whoever answers wrong on purpose is refused, or in a mixed fleet compared by distance and announced as
-        such; whoever has an accomplice answer for it is compared bit by bit. Nobody is exempt from a check.
+        hello. A party that answers wrong on purpose is refused, or in a mixed fleet compared by distance and announced
+        as such; one that has an accomplice answer for it is compared bit by bit. No party is exempt from a check.
 
     Attributes:
-        classes: Numeric class of everybody who was let in, the owner included; named after the first party in it.
+        classes: Numeric class of every party that was let in, the owner included; named after the first party in it.
     """
 
     def __init__(self, plan: StepPlan) -> None:
@@ -45,7 +45,7 @@ class Admission:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anybody's bits are ever compared."""
+        """Whether any party's bits are ever compared."""
         return self._plan.guard.enabled
 
     def answer_as_owner(self, measurement: ClassMeasurement) -> None:
@@ -58,14 +58,14 @@ class Admission:
         return None if found == own else self._refusal(party, described, found, own)
 
     def place(self, party: str, measurement: ClassMeasurement) -> None:
-        """Find the class of a party that is let in, among those whose answers to the same nonce are there."""
+        """Find the class of a party that is let in, among the members that answered the same nonce."""
         known = [name for name in self.classes if name in measurement.answers]
         same = (name for name in known if measurement.answers[name] == measurement.answers[party])
         first = next(same, None)
         self.classes[party] = party if first is None else self.classes[first]
 
     def strangers(self, present: Collection[str]) -> list[str]:
-        """One present party of each class but the owner's."""
+        """Return one present party of each class but the owner's."""
         of = {label: party for party, label in self.classes.items() if party in present and label != OWNER}
         return list(of.values())
 
@@ -80,7 +80,7 @@ class Admission:
                 'classes in with guard.classes = "mixed"'
             )
         if not unlike:
-            return f"{bits}, although it describes itself as the owner does; who is not what it says stays out"
+            return f"{bits}, although it describes itself as the owner does; a party that is not what it says stays out"
         if "update" in other:
             return f"{bits}; also in a mixed fleet all parties must make the same bits of an update"
         return None

@@ -1,4 +1,4 @@
-"""Workers that come back: each life of a certificate is a party of its own, with chains, roles and words of its own."""
+"""Incarnations of workers that come back: each is a party of its own, with chains, roles and messages of its own."""
 
 import threading
 from collections import Counter
@@ -10,16 +10,16 @@ from phalanx.transport import Endpoint
 
 
 class Incarnations:
-    """Who is in which life, and who may begin another; asked by the wire's threads, told by the engine's.
+    """The present incarnation of each certificate; the wire's threads ask it, the engine's thread tells it.
 
     Args:
-        endpoint: Gets to know a later life before its first word.
+        endpoint: Gets to know a later incarnation before its first message.
         names: Parties that take part already.
         returns: How often each certificate may come back in this session after it was lost or has left.
 
     Guarantees:
-        Who was shut out for good, in whichever life, begins no other. Nothing of an earlier life is taken for a later
-        one's: every frame has the name of its sender's life, signed.
+        A party that was shut out for good, in any incarnation, begins no other. Nothing of an earlier incarnation is
+        taken for a later one's: every frame has the signed name of its sender's incarnation.
     """
 
     def __init__(self, endpoint: Endpoint, names: Collection[str], returns: int) -> None:
@@ -32,7 +32,7 @@ class Incarnations:
         self._lock = threading.Lock()
 
     def name_of(self, certified: str, begins: bool) -> str | None:
-        """What the party of a certificate is called.
+        """Return the name of a certificate's present or next incarnation.
 
         Args:
             certified: Name in the certificate.
@@ -63,12 +63,12 @@ class Incarnations:
             return name
 
     def came(self, name: str) -> None:
-        """A party has said its first word."""
+        """Note that a party has sent its first message."""
         with self._lock:
             self._present[certified_name(name)] = name
 
     def ended(self, name: str, *, for_good: bool) -> None:
-        """A party takes part no more."""
+        """Note that a party takes part no more."""
         with self._lock:
             certified = certified_name(name)
             if self._present.get(certified) == name:
@@ -79,7 +79,7 @@ class Incarnations:
                 self._barred.add(certified)
 
     def take_begun_anew(self) -> list[str]:
-        """Hand out, once, the parties whose process has begun anew: their lives are over."""
+        """Hand out, once, the parties with a process that has begun anew: their incarnations are over."""
         if not self._begun_anew:
             return []
         with self._lock:

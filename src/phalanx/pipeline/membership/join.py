@@ -1,4 +1,4 @@
-"""The owner's side of joining: wait until every named worker has said hello, tell it the plan, measure its class."""
+"""The owner's side of joining: wait until every named worker has said hello, send it the plan, measure its class."""
 
 import contextlib
 import time
@@ -26,16 +26,16 @@ _SECONDS_TO_TELL = 2.0
 
 @dataclass(frozen=True)
 class Guests:
-    """Whom the owner waits for, and how it sees that one has ended.
+    """The workers that the owner waits for, and how it finds out that one has ended.
 
     Attributes:
-        certificates: PEM by worker name; nobody else is let in.
-        late: PEM by name of those who may join at any time and are not waited for.
+        certificates: PEM by worker name; no other worker is let in.
+        late: PEM by name of those that may join at any time and are not waited for.
         is_alive: Whether a local worker's process still runs.
-        last_words: What a worker said last, for the error.
+        last_words: The end of a worker's output, for the error.
         timeout_s: Longest time to wait for all.
-        may_be_absent: Whether to go on, after that time, with those that have come; who is missing may come later.
-        lives: Told who has come: a second process of the same certificate waits until the first one is given up.
+        may_be_absent: Whether to go on, after that time, with those that have come; the missing ones may come later.
+        lives: Told which have come: a second process of the same certificate waits until the first one is given up.
         witnesses: What they are told of the audit log, and what they may remember of it.
     """
 
@@ -50,7 +50,7 @@ class Guests:
 
     @property
     def known(self) -> dict[str, str]:
-        """Certificates of everybody, in the order of the run file."""
+        """Certificates of all expected workers, in the order of the run file."""
         return {**self.certificates, **self.late}
 
 
@@ -64,12 +64,12 @@ def gather(
     Args:
         endpoint: The owner's.
         plan: What every worker gets.
-        guests: Who is waited for.
-        authority_pem: Who vouches for the certificates.
-        observe: Told who is refused.
+        guests: The workers to wait for.
+        authority_pem: Certificate of the authority that issued theirs.
+        observe: Told which worker is refused.
 
     Raises:
-        PeerLostError: A worker ended or did not come, and may not be absent, or nobody has come.
+        PeerLostError: A worker ended or did not come, and may not be absent, or none has come.
         CertificateError: A certificate is not what it should be.
         ConfigError: A worker computes other bits than the run allows.
         CutLogError: A worker knows lines that the audit log lacks.
@@ -93,7 +93,7 @@ def gather(
 
 
 class _Hall:
-    """Everybody who has said hello and has no role yet."""
+    """The workers that have said hello and have no role yet."""
 
     def __init__(self, endpoint: Endpoint, plan: StepPlan, guests: Guests, observe: Observe) -> None:
         self.hellos: dict[str, Hello] = {}
@@ -108,10 +108,10 @@ class _Hall:
         self._deadline = time.monotonic() + guests.timeout_s
 
     def await_all(self, missing: Callable[[], set[str]], what: str) -> None:
-        """Take words until nobody is missing.
+        """Take messages until no worker is missing.
 
         Raises:
-            PeerLostError: Somebody who is has ended, or time is up.
+            PeerLostError: A missing one has ended, or time is up.
         """
         guests = self._guests
         while missing():
@@ -135,7 +135,7 @@ class _Hall:
                     self._take(frame, parse_message(frame.kind, frame.body))
 
     def _miss(self, fault: LinkFault) -> None:
-        """Wait no more for whoever cannot be reached; the engine hears of it."""
+        """Wait no more for a worker that cannot be reached; the engine hears of it."""
         self.unreachable.append(fault)
         if self._measurement is not None and self._guests.may_be_absent:
             self.hellos.pop(fault.peer, None)
@@ -143,7 +143,7 @@ class _Hall:
     def _take(self, frame: CheckedFrame, message: Message) -> None:
         name = frame.sender
         if isinstance(message, Hello) and self._measurement is None and name not in self.hellos:
-            # whoever has said hello has no second address and gets no second plan
+            # a worker that has said hello has no second address and gets no second plan
             if self._guests.lives is not None:
                 self._guests.lives.came(name)
             self.hellos[name] = message
@@ -163,11 +163,11 @@ class _Hall:
             raise
 
     def measure(self, admission: Admission) -> None:
-        """Put the same fresh nonce to everybody at once, and find their classes.
+        """Send the same fresh nonce to all workers at once, and find their classes.
 
         Raises:
-            ConfigError: Somebody is refused; everybody is told.
-            PeerLostError: Somebody gave no answer.
+            ConfigError: A worker is refused; all are told.
+            PeerLostError: A worker gave no answer.
         """
         measurement = self._measurement = ClassMeasurement()
         for name in self.hellos:

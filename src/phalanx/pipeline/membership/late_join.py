@@ -28,10 +28,10 @@ class _Guest:
 
 
 class LateJoins:
-    """Answers whoever may join later and measures its numeric class, until it can be counted on.
+    """The owner's side of late joins: newcomers are answered and measured until they can be given roles.
 
     Attributes:
-        prepared: Who can take a role, in the order in which they got so far.
+        prepared: Workers that can take a role, in the order in which they got so far.
     """
 
     def __init__(
@@ -48,25 +48,25 @@ class LateJoins:
         self._turned_away: set[str] = set()
 
     def hear(self, received: Received, present: Collection[str]) -> None:
-        """Take a word of somebody who wants to join, or of a member that was measured beside it.
+        """Take a message of a newcomer, or of a member that was measured beside it.
 
         Args:
             received: A `Hello`, what its sender's kernels give, or that it knows the others.
             present: Workers that take part already; a newcomer must know them before they send to it.
 
         Raises:
-            FrameError: It is from somebody who takes part already, or comes twice or out of turn.
+            FrameError: Its sender takes part already, or it comes twice or out of turn.
             CutLogError: It knows lines that the audit log lacks.
         """
         name, message = received.sender, received.message
         guest = self._guests.get(name)
         if isinstance(message, Measured):
             if not any([each.measurement.take(name, message) for each in self._guests.values()]):
-                raise FrameError(f"{name!r} answered a question that nobody has put to it, or twice")
+                raise FrameError(f"{name!r} answered a question that it was not asked, or twice")
             if guest is not None and received.header is not None:
                 guest.said["measured"] = to_signed(received.header)
         elif name in present or name in self._turned_away or (guest is not None) == isinstance(message, Hello):
-            raise FrameError(f"{name!r} sent {message.kind!r} and is no newcomer who has yet to say it")
+            raise FrameError(f"{name!r} sent {message.kind!r} and is no newcomer that has yet to send it")
         elif isinstance(message, Hello):
             self._receive(received, message, present)
         elif guest is not None:
@@ -93,7 +93,7 @@ class LateJoins:
         admission = self._members.admission
         if not admission.is_needed:
             return
-        # whoever computes unlike the owner may be of the class of another member
+        # a newcomer that computes unlike the owner may be of the class of another member
         for party in (name, *admission.strangers(present)):
             self._mail.post(party, Challenge(epoch=0, nonce=guest.measurement.nonce), ())
         admission.answer_as_owner(guest.measurement)
@@ -130,14 +130,14 @@ class LateJoins:
         self._lives.ended(name, for_good=False)
 
     def drop(self, name: str) -> None:
-        """Somebody ended before it was let in: nothing more is taken from it."""
+        """Take nothing more from a newcomer that ended before it was let in."""
         self.prepared = [other for other in self.prepared if other != name]
         self._guests.pop(name, None)
         self._endpoint.refuse(name)
         self._lives.ended(name, for_good=False)
 
     def admit(self) -> list[str]:
-        """Make members of those who are prepared.
+        """Make members of the prepared newcomers.
 
         Returns:
             Their names.

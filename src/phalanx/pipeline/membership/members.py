@@ -1,4 +1,4 @@
-"""Who takes part besides the owner, and what the engine reads and writes in a run directory."""
+"""The members of a run besides the owner, and the files that the engine reads and writes in a run directory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,18 +22,18 @@ NoteVerified = Callable[[int, Mapping[int, str], Mapping[int, StateDigest]], Non
 
 @dataclass
 class Members:
-    """Who takes part besides the owner."""
+    """The parties that take part besides the owner."""
 
     names: Sequence[str]
     admission: Admission
-    """Has measured the numeric class of everybody who takes part."""
+    """The admission that has measured the numeric class of every member."""
     addresses: dict[str, str]
     certificates: Mapping[str, str]
-    """Of everybody who takes part or may come later, the owner included."""
+    """Certificates of every party that takes part or may come later, the owner included."""
     rooms: dict[str, Rooms] = field(default_factory=dict)
-    """Memory of everybody, the owner included, as each said when it came; who is not in it has no limit."""
+    """Memory of every party, the owner included, as each reported when it came; one that is not in it has no limit."""
     authority: str = ""
-    """PEM of who vouches for the certificates; goes into evidence."""
+    """PEM of the authority that issued the certificates; goes into evidence."""
     is_alive: Callable[[str], bool] = lambda name: True
     dismiss: Callable[[str], None] = lambda name: None
     """Ends a local worker's process; nothing for a remote one."""
@@ -42,31 +42,31 @@ class Members:
     returns: int = 0
     """How often one that was lost or has left may come back in this session."""
     rebalance_every: int = 0
-    """Steps over which everybody's pace is measured, for stages to move away from who is slow; 0: they stay."""
+    """Steps over which every worker's pace is measured, for stages to move away from slow ones; 0: they stay."""
     unreachable: Sequence[LinkFault] = ()
-    """Links that failed before the engine was there to hear of it."""
+    """Links that failed before the engine could hear of it."""
     lives: Incarnations | None = None
-    """Who has come so far, where somebody has kept count; told of later lives from now on."""
+    """The incarnations so far, where they were counted; told of later ones from now on."""
     witnesses: LogWitnesses = field(default_factory=LogWitnesses)
     """Tells what is remembered of the owner's audit log, and heeds it."""
     look_after: Callable[[], None] = lambda: None
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 
     def know_life(self, name: str) -> None:
-        """Somebody known has begun another life: its certificate is that of all of them."""
+        """Note that a known party has begun another incarnation, under the same certificate."""
         self.certificates = {**self.certificates, name: self.certificates[certified_name(name)]}
 
     @property
     def classes(self) -> dict[str, str]:
-        """Numeric class of everybody, the owner included, as measured."""
+        """Numeric class of every party, the owner included, as measured."""
         return self.admission.classes
 
     def class_of(self, name: str) -> str:
-        """Numeric class of a party, for the log; without a guard nobody is measured."""
+        """Numeric class of a party, for the log; without a guard no party is measured."""
         return self.classes.get(name, "not measured")
 
     def admit(self, name: str, hello: Hello) -> None:
-        """Let somebody in who came late and was measured."""
+        """Let a party in that came late and was measured."""
         self.addresses[name], self.rooms[name] = hello.address, hello.memory
 
 
@@ -78,11 +78,11 @@ class Files:
     library: Library
     observe: Observe
     note_verified: NoteVerified | None = None
-    """Told, right before anybody updates, which step's states are verified, who holds them, and their digests."""
+    """Called, right before any party updates, with the step of the verified states, their holders and digests."""
     note_checks: NoteChecks | None = None
-    """Told what was checked of every step that is applied."""
+    """Called with what was checked of every step that is applied."""
     note_step: Callable[[StepRecord], None] | None = None
-    """Told what proves each step, once it is applied and audited."""
+    """Called with the proof of each step, once it is applied and audited."""
     states: StateFiles | None = None
     """Where the owner keeps the states of its own stages."""
     gone: list[str] = field(default_factory=list)

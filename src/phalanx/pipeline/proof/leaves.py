@@ -81,9 +81,9 @@ class AuditLeaf(StrictModel):
     """One recomputed microbatch.
 
     Attributes:
-        stage: Whose.
-        microbatch: Which.
-        auditor: Who recomputed it.
+        stage: Its stage.
+        microbatch: Its number.
+        auditor: The party that recomputed it.
         report: The header that the auditor signed; None where it was the owner.
         digests: What the owner got, by direction; None where `report` says it.
         outputs: Headers under which the stage sent its activation and its gradient; None where it sent none.

@@ -1,4 +1,4 @@
-"""What was checked of each stage's work in one step that is applied: facts, for whoever keeps account of them."""
+"""The checks of each stage's work in one applied step: facts, for the account of verified states."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ CHECKS: dict[Check, str] = {
 
 @dataclass(frozen=True)
 class StageChecks:
-    """What was checked of one stage in other hands.
+    """The checks of one worker's stage in one step.
 
     Attributes:
         made: Which checks.
-        rests_on: By party that served a part of the stage: on whose word it rests that all of its work was recomputed,
-            update included. Empty where the owner did so itself, None where nobody did.
+        rests_on: By party that served a part of the stage: the parties on which it rests that all of its work was
+            recomputed, update included. Empty where the owner did so itself, None where no party did.
     """
 
     made: frozenset[Check]
@@ -34,7 +34,7 @@ class StageChecks:
 
 
 NoteChecks = Callable[[int, Mapping[int, StageChecks]], None]
-"""Told of every step that is applied, those included that are done again, with its stages in other hands."""
+"""Told of every step that is applied, those included that are done again, with its stages at workers."""
 
 
 def step_checks(docket: StepFacts) -> dict[int, StageChecks]:

@@ -1,4 +1,4 @@
-"""Whether an applied step was audited as its draws demand: judged from the audit log and its leaves alone."""
+"""A check, from the audit log and its leaves alone, that an applied step was audited as its draws demand."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _Said = TypeVar("_Said", bound=Message)
 
 @dataclass(frozen=True)
 class Rules:
-    """What the first line of a session says about every step of it.
+    """The rules that the first line of a session sets for every step of it.
 
     Attributes:
         run: Name of the run; every session's name begins with it.
@@ -38,7 +38,7 @@ class Rules:
         microbatches: Microbatches of a step.
         audits: Whether the guard recomputes anything.
         shadow: The upkeep, `guard.shadow`.
-        classes: `guard.classes`: with `one` nobody may be of another numeric class than the owner; without a word, as
+        classes: `guard.classes`: with `one` no party may be of another numeric class than the owner; without a word, as
             before there was a choice, weight gradients of unlike copies are not audited.
         may_leave_out: Whether a step may be done without some stage, `guard.recovery = "skip_layer"`.
         peers: Keys of the parties, by the name in their certificates.
@@ -58,12 +58,12 @@ class Rules:
 
 @dataclass(frozen=True)
 class ShownWork:
-    """What is shown of one step.
+    """The recomputed work that the leaves of one step show.
 
     Attributes:
-        signed: Recomputed microbatches whose auditor signed the digests that the stage signed.
+        signed: Recomputed microbatches with digests that both the stage and its auditor signed.
         owners: Microbatches and stages that the owner recomputed, by its own word.
-        unlike: Recomputed microbatches of two numeric classes, whose digests differ; the distance is the owner's word.
+        unlike: Recomputed microbatches of two numeric classes, with unequal digests; the distance is the owner's word.
         session: Name of the session that everything was signed for.
     """
 
@@ -84,7 +84,7 @@ class _Demand:
 
 
 def check_step(step: int, epoch: int, leaves: Sequence[Leaf], rules: Rules) -> ShownWork:
-    """Judge one step.
+    """Check the leaves of one step.
 
     Args:
         step: As the audit log has it.
@@ -99,7 +99,7 @@ def check_step(step: int, epoch: int, leaves: Sequence[Leaf], rules: Rules) -> S
         AuditLogError: Something was drawn and not recomputed, or a signature or digest does not hold.
 
     Guarantees:
-        A microbatch, a whole step or a stage that the key draws and nobody recomputed is found. What an auditor and
+        A microbatch, a whole step or a stage that the key draws and no party recomputed is found. What an auditor and
         a stage say is under their own signatures. That the owner recomputed what it says is its word.
     """
     return _StepJudge(step, epoch, leaves, rules).judge()
@@ -147,7 +147,7 @@ class _StepJudge:
         return [leaf for leaf in self._leaves if isinstance(leaf, kind)]
 
     def _check_stages(self) -> None:
-        """Every stage in other hands has a shadow, commitments and an agreed state."""
+        """Check that every worker's stage has a shadow, commitments and an agreed state."""
         assignment, rules = self._assignment, self._rules
         if set(assignment.holders) != set(range(rules.num_stages)) and not rules.may_leave_out:
             raise AuditLogError(f"has stages {sorted(assignment.holders)}, the run has {rules.num_stages}")
@@ -158,7 +158,7 @@ class _StepJudge:
                 raise AuditLogError(f"stage {stage}: is in the hands of {holder}, without a shadow or an agreed state")
         missing = [share for share in assignment.shares if commits.get(share) != assignment.server_of(share)]
         if missing:
-            raise AuditLogError(f"stage {missing[0][0]}: nobody has committed to its work")
+            raise AuditLogError(f"stage {missing[0][0]}: no party has committed to its work")
 
     def _check_drawn(self, draw: AuditDraw) -> None:
         """Draw again: what comes out must have been asked for, and done."""

@@ -1,4 +1,4 @@
-"""What proves an applied step: commitments, draws, signed audits, agreed states and the decision, as leaves."""
+"""The record that proves an applied step: commitments, draws, signed audits, agreed states and decision, as leaves."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ _DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One applied step whose audits are all in.
+    """One applied step with all its audits in.
 
     Attributes:
         step: Its number.
@@ -50,13 +50,13 @@ class _Applied:
 
 
 class StepRecords:
-    """Gathers the leaves of each applied step and hands them on as soon as its audits are in.
+    """The records of applied steps: leaves are gathered, and handed on as soon as a step's audits are in.
 
     Args:
         docket: The owner's facts.
         session: Name of the session, which every signed header has.
         testimony: Has what parties signed.
-        note: Takes the records; None where nobody keeps them, which costs nothing.
+        note: Takes the records; None where they are not kept, and then nothing is gathered.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class StepRecords:
         self.look()
 
     def look(self) -> None:
-        """Hand on the steps whose audits are in."""
+        """Hand on the steps with all their audits in."""
         while self._note is not None and self._pending and self._pending[0].ledger.is_audited:
             past = self._pending.popleft()
             leaves = tuple(write_leaf(leaf) for leaf in self._leaves(past))
             self._note(StepRecord(past.ledger.step, past.ledger.epoch, leaves))
 
     def forget(self) -> None:
-        """Steps whose audits are not in are undone."""
+        """Forget the steps that are undone, since their audits are not in."""
         self.look()
         self._pending.clear()
 
     def _classes(self) -> dict[str, int]:
-        """Numeric classes of the present parties, as numbers; nobody is listed whose bits are the owner's."""
+        """Numeric classes of the present parties, as numbers; a party with the owner's bits is not listed."""
         docket, found = self._docket, dict[str, int]()
         numbers = {docket.classes.get(OWNER, ""): 0}
         for party in sorted(docket.present):

@@ -1,8 +1,8 @@
-"""What a value in a message can be at all: numbers that can exist, digests, names, texts that harm no terminal.
+"""Bounds of the values in messages: numbers that can exist, digests, names, texts that harm no terminal.
 
-A value beyond these bounds is nobody's mistake in computing: no honest party of any release says it, so whoever
-signs it convicts itself (`OutOfBoundsError`). A field that is unknown, missing or of another type may be the word
-of another release, and convicts nobody.
+A value beyond these bounds is no mistake in computing: no honest party of any release sends it, so a party that
+signs it convicts itself (`OutOfBoundsError`). A field that is unknown, missing or of another type may come from
+another release, and convicts no party.
 """
 
 from typing import Annotated
@@ -27,7 +27,7 @@ Size = Annotated[int, Field(ge=0, lt=2**53)]
 """Of a transfer or a place in it, in bytes."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 GradientDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-"""Empty where nobody compares gradients: a run without a guard."""
+"""A gradient's digest; empty where gradients are not compared: in a run without a guard."""
 WeightsDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64}){1,2}$")]
 """That of the frozen weights, where there are any, before that of the trained ones."""
 NormSquared = Annotated[float, Field(ge=0.0, le=MOST_NORM_SQUARED)]
@@ -41,7 +41,7 @@ Label = Annotated[str, Field(pattern=r"^[ -~]{0,64}$")]
 Words = Annotated[str, AfterValidator(printable)]
 """What a party says for people to read: cut off and made harmless where it is read."""
 Header = Annotated[str, Field(max_length=2**20)]
-"""As long as a frame's own header can be; what it holds is judged by whoever opens it."""
+"""A header as long as a frame's own can be; the code that opens it checks what it holds."""
 Pem = Annotated[str, Field(max_length=2**16)]
 
 MOST_HEADERS = 2**12

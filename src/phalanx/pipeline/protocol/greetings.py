@@ -28,7 +28,7 @@ class Hello(Message):
     )
     """Bytes that it can give to stages, by the name of what it shares them with; see `own_rooms`."""
     log_head: PublicHead | None = None
-    """What it was told last of this run's audit log, in whichever session."""
+    """The newest head of this run's audit log that it was told, in any session."""
 
 
 class Setup(Message):
@@ -39,7 +39,7 @@ class Setup(Message):
     certificates: dict[PartyName, Pem] | None = Field(default=None, max_length=MOST_PARTIES)
     """Of the other workers, for one that comes while the run is under way."""
     log_head: PublicHead | None = None
-    """Where the owner's audit log ends, for workers to remember; None where nobody is told."""
+    """Where the owner's audit log ends, for workers to remember; None where they are not told."""
 
 
 class Challenge(Message):

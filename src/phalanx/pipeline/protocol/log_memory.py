@@ -1,4 +1,4 @@
-"""What workers remember of their owner's audit log: whoever cuts or rewrites it must reach their machines as well."""
+"""Workers' memory of their owner's audit log: to cut or rewrite it unnoticed, an attacker must reach them as well."""
 
 import contextlib
 import os
@@ -19,32 +19,32 @@ Observe = Callable[[str, dict[str, object]], None]
 
 _SESSION = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}")
 _WAY_OUT = (
-    "somebody has cut or replaced it; put the whole run directory back as it was, or begin a new run from one of its "
+    "it was cut or replaced; put the whole run directory back as it was, or begin a new run from one of its "
     "checkpoints with --from"
 )
 
 
 class LogWitnesses:
-    """The owner's side: what workers are told of its audit log, and what they say that they were told.
+    """The owner's side: the head of its audit log that workers are told, and a check of the heads that they remember.
 
     Args:
-        lines: Of the log; None where nobody is told, and nobody heeded.
-        owner: Who signed it.
+        lines: Of the log; None where workers are told nothing, and nothing of theirs is checked.
+        owner: The party that signed it.
     """
 
     def __init__(self, lines: PublicLines | None = None, owner: Peer | None = None) -> None:
         self._lines, self._owner = lines, owner
 
     def head(self) -> PublicHead | None:
-        """What everybody is told now."""
+        """The head that workers are told now."""
         return None if self._lines is None else self._lines.head()
 
     def heed(self, party: str, known: PublicHead | None, session: str, observe: Observe) -> None:
-        """Compare the log with what a party says that it was told; without the owner's signature it was not.
+        """Compare the log with a head that a party says it was told; without the owner's signature it was not.
 
         Args:
-            party: Who says so.
-            known: What it says; None where it knows nothing.
+            party: The party that says so.
+            known: The head; None where it knows none.
             session: Of the owner.
             observe: Told what is ignored.
 
@@ -66,7 +66,7 @@ class LogWitnesses:
 
 
 class LogMemory:
-    """A worker's side: keeps the newest head that the owner has told, beyond the end of its process.
+    """A worker's side: it keeps the newest head that the owner has told, beyond the end of its process.
 
     One file for each run and owner, at most `MOST_BYTES` long, written when there is nothing else to do.
 
@@ -87,13 +87,13 @@ class LogMemory:
         self._path: Path | None = None
         self._is_kept = True
         if _SESSION.fullmatch(statements.session) is not None:
-            # under the owner's key as well: nobody else who claims to serve the run is told, or writes over it
+            # under the owner's key as well: no other party that claims to serve the run is told, or writes over it
             name = f"{run_of(statements.session)}-{owner.public_key.hex()[:16]}.json"
             self._path = directory / name
             self.known = self._read(self._path)
 
     def meet(self, told: PublicHead | None) -> None:
-        """Take what the owner tells whoever joins, as its answer to what is known here.
+        """Take the head that the owner sends a joining worker, and compare it with the one that is known here.
 
         Raises:
             CutLogError: Its log ends before a line that is known here, or has another one in its place.

@@ -1,4 +1,4 @@
-"""A party's mail: frames from the network, and what it says to itself."""
+"""A party's mailbox: frames from the network, and messages between parts of the party itself."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _MOST_AT_ONCE = 1024
 
 
 class Mailbox:
-    """Sends to others over the endpoint and to oneself through a queue; parses each frame once."""
+    """A mailbox sends to others over the endpoint, to its own party through a queue, and parses each frame once."""
 
     def __init__(self, me: Peer, endpoint: Endpoint, *, seals_own: bool = False) -> None:
         """`seals_own`: whether tensors between this party's own stages are signed; the owner is trusted."""
@@ -37,7 +37,7 @@ class Mailbox:
     def post(self, receiver: str, message: Message, payload: Sequence[memoryview] = ()) -> SignedHeader | None:
         """Send one message; where the link has failed, a worker's goes by way of the owner.
 
-        A link that fails ends nobody who sends: the fault is in the mail, and says what follows.
+        A link that fails raises nothing here: the fault arrives in the mailbox, and its handler decides what follows.
 
         Raises:
             PeerRefusedError: The receiver is unknown, or was evicted by this party.
@@ -61,7 +61,7 @@ class Mailbox:
         return sealed
 
     def renew_allowances(self) -> None:
-        """Another step, or another attempt at one, begins: everybody may send as much again."""
+        """Let every party send as much again: another step, or another attempt at one, begins."""
         self._endpoint.allowances.renew()
 
     def refused(self, received: Received) -> None:
@@ -78,7 +78,7 @@ class Mailbox:
         """The public key of a party, this one included.
 
         Raises:
-            PeerRefusedError: Nobody of that name is known.
+            PeerRefusedError: No party of that name is known.
         """
         found = self._me if name == self._name else self._endpoint.peers.get(name)
         if found is None:
@@ -135,7 +135,7 @@ class Mailbox:
             if isinstance(message, Carry):
                 frame, message = self._detour.open(frame, message)
         except PhalanxError as exc:
-            # what a peer sends must not stop the one who reads it
+            # what a peer sends must not stop its reader
             # a value that nothing can have, under its sender's own signature, speaks for itself
             evidence = to_signed(frame.header) if isinstance(exc, OutOfBoundsError) and item is frame else None
             self._endpoint.count_refusal(item.sender, len(item.header.header_bytes))

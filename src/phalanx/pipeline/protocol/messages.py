@@ -82,7 +82,7 @@ class TensorMessage(StepMessage):
 
 
 class Role(StrictModel):
-    """Who holds one stage, who shadows it, and who sends its state to parties that are new to it."""
+    """The parties of one stage: its holder, its shadow, and the sender of its state to parties that are new to it."""
 
     stage: Stage
     holder: PartyName
@@ -197,7 +197,7 @@ class Audit(StageMessage):
     weights: bool = False
     """Recompute the weight gradient as well; the microbatches are then all of the step's."""
     state: StateDigest | None = None
-    """For a third party, which has no copy: the agreed state, whose weights it is to fetch."""
+    """For a third party, which has no copy: the agreed state, with the weights that it is to fetch."""
 
 
 class StepAudited(ShareMessage):
@@ -218,7 +218,7 @@ class AuditReport(StageMessage):
     digests: dict[Direction, Digest]
     urgent: bool
     doubt: Doubt | None = None
-    """With the last report of a step: why the weight gradient that the stage sent looks odd; it accuses nobody."""
+    """With the last report of a step: why the weight gradient that the stage sent looks odd; it convicts no party."""
 
 
 class Fetch(TensorMessage):
@@ -246,7 +246,7 @@ class Fetch(TensorMessage):
 
 
 class Fetched(TensorMessage):
-    """The answer to `Fetch`; its payload is judged by its digest, never by who sent it."""
+    """The answer to `Fetch`; its payload counts by its digest, whichever party sent it."""
 
     kind: ClassVar[str] = "fetched"
     claim: bool
@@ -296,7 +296,7 @@ class Standing(StepMessage):
     kind: ClassVar[str] = "standing"
     stages: dict[StageName, Progress] = Field(max_length=MOST_STAGES)
     gradients: tuple[Stage, ...] = Field(max_length=MOST_STAGES)
-    """Shadowed stages whose weight gradient of this step is here."""
+    """Shadowed stages for which the weight gradient of this step is here."""
 
 
 class Apply(StepMessage):
@@ -341,7 +341,7 @@ class Fault(Message):
 
 
 class Carry(Message):
-    """A frame whose own link has failed, by way of the owner; the payload is the frame's."""
+    """A frame of a failed link, by way of the owner; the payload is the frame's."""
 
     kind: ClassVar[str] = "carry"
     header: Signed

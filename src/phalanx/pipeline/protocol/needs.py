@@ -1,4 +1,4 @@
-"""What the owner's decisions wait for; its one loop sees to it and hands the answer back.
+"""Needs: what the owner's decisions wait for. The owner's one loop sees to them and hands the answers back.
 
 A judge takes facts and returns a verdict. Where it needs something first it awaits a `Need`, and does not know how that
 comes: the loop in `owner/event_loop.py` asks, handles messages until the answer is there or patience is over, and goes

@@ -1,4 +1,4 @@
-"""How long nothing has happened, and how long that may last."""
+"""Clocks of silence: how long nothing has happened, and how long that may last."""
 
 import time
 from collections import deque
@@ -12,8 +12,8 @@ _LONGEST_LOOK_AWAY_S = 1.0
 class Awake:
     """An owner's monotonic clock; the time that others are held to stands still while its reader does not look at it.
 
-    Whoever was stopped, swapped out or starved cannot tell how long others were silent meanwhile: of the time between
-    two looks no more than a second counts. Who listens looks many times a second.
+    An owner that was stopped, swapped out or starved cannot tell how long others were silent meanwhile: of the time
+    between two looks no more than a second counts. A listening owner looks many times a second.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Awake:
 
 
 class Patience:
-    """Measures the gaps between messages; a gap is too long when no recent honest step had one nearly as long.
+    """A measurement of the gaps between messages; a gap is too long when no recent honest step had one nearly as long.
 
     Args:
         patience_s: A gap that is never too long, seconds; four times as long is always too long.
@@ -43,7 +43,7 @@ class Patience:
         clock: The same.
 
     Guarantees:
-        Whoever makes every step slow, each a little more than the last, does not make the limit rise for ever.
+        A party that makes every step slow, each a little more than the last, does not make the limit rise for ever.
     """
 
     def __init__(self, patience_s: float, clock: Awake) -> None:
@@ -64,7 +64,7 @@ class Patience:
         self._restart()
 
     def broken(self) -> None:
-        """Somebody was asked: this attempt's gaps say nothing about honest ones."""
+        """Note that a party was asked for its progress: this attempt's gaps say nothing about honest ones."""
         self._was_broken = True
         self._restart()
 

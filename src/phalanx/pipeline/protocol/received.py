@@ -1,4 +1,4 @@
-"""A message as it arrived: who sent it, and the signed frame that carried it."""
+"""A message as it arrived: its sender, and the signed frame that carried it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Around a link that has failed: its frames go by way of the owner, under their sender's own headers."""
+"""The relay around a failed link: its frames go by way of the owner, under their sender's own headers."""
 
 import contextlib
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ class LinkRelay:
     Guarantees:
         What `open` returns was signed by its sender for this party and session, and its payload is the one that
         was signed, as on any link; not so that it came in order and once, which messages say for themselves.
-        The owner carries for whom it still listens to, to whom it still sends, and nothing under another's header.
+        The owner relays between parties that it still listens to and sends to, and nothing under another's header.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
     def send(self, receiver: str, message: Message, payload: Sequence[memoryview]) -> SignedHeader:
-        """Sign a message for somebody whose link has failed and hand it to the owner, behind what the link still had.
+        """Sign a message for a party behind a failed link and hand it to the owner, after what the link still had.
 
         What is for the owner, or from it, has no way around: it is signed and goes nowhere.
 
@@ -43,14 +43,14 @@ class LinkRelay:
             self._hand(receiver, header, (payload,))
 
     def forward(self, frame: CheckedFrame, carry: Carry) -> None:
-        """As the owner: pass a frame on to who it is for.
+        """As the owner: pass a frame on to its receiver.
 
         Raises:
             FrameError: It is not its bringer's own, of another session, or malformed.
             SignatureError: Its bringer did not sign it.
         """
         receiver = self._statements.frame(carry.header, (frame.sender, None)).fields.receiver
-        # whoever is gone by now, or has lost its link to the owner too, is being replaced
+        # a receiver that is gone by now, or has lost its link to the owner too, is being replaced
         with contextlib.suppress(TransportError):
             self._endpoint.send(receiver, carry.kind, carry.model_dump(mode="json"), (frame.payload,))
 
@@ -58,11 +58,11 @@ class LinkRelay:
         """As the receiver: take a frame out of the owner's hands as if it had come over its own link.
 
         Raises:
-            FrameError: It does not come from the owner, is for somebody else, of another session, or malformed.
+            FrameError: It does not come from the owner, is for another party, of another session, or malformed.
             SignatureError: Its header is not its sender's.
         """
         if frame.sender != OWNER:
-            raise FrameError(f"{frame.sender!r} brought a frame of somebody else; only {OWNER!r} may")
+            raise FrameError(f"{frame.sender!r} brought a frame of another party; only {OWNER!r} may")
         header = self._statements.frame(carry.header, (None, self._endpoint.name))
         fields = header.fields
         if fields.payload_digest != digest_hex(frame.payload):

@@ -1,4 +1,4 @@
-"""What the owner has asked parties for, and what has come of it."""
+"""The owner's requests to parties, and their answers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Pending:
 
 
 class Requests:
-    """Sends requests of the owner and takes the answers; an answer is judged by its digest, by the one that needs it.
+    """The owner's requests under way; an answer counts by its digest, which the code that needs it checks.
 
     Args:
         post: Sends a message.
@@ -54,7 +54,7 @@ class Requests:
 
     def __init__(self, post: Post, clock: Awake, allowances: Allowances, answer_bytes: int) -> None:
         self.timeout_s = 30.0
-        """After so long without an answer, or a further part of a long one, there is none."""
+        """Seconds without an answer, or a further part of a long one, after which there is none."""
         self._post = post
         self._clock = clock
         self._allowances = allowances

@@ -1,4 +1,4 @@
-"""The one door: a signed header that somebody passes on becomes usable here, or nowhere."""
+"""Signed headers that one party passes on from another: opened here, bound to their session, or refused."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from phalanx.security.crypto import Peer
 from phalanx.transport import SignedHeader
 
 Link = tuple[str | None, str | None]
-"""Who may have said something, and to whom; None stands for whomever the header names."""
+"""(sender, receiver) that a header may have; None stands for any party that the header names."""
 
 _Said = TypeVar("_Said", bound=Message)
 
@@ -42,15 +42,15 @@ class Statement(Generic[_Said]):
 
 
 class Statements:
-    """Opens headers that somebody passes on; bound to one session of one run.
+    """A reader of passed-on headers, bound to one session of one run.
 
     Steps, epochs and microbatches have the same numbers in every session, and certificates outlive sessions. So a
-    header counts only in the session whose name it bears, said by the party that may have said it to the one that
-    may have been told.
+    header counts only in the session that it names, from a sender that may have sent it to a receiver that may have
+    got it.
 
     Args:
         session: The `run` that all headers of the session name.
-        peer: Key of a party of the session; raises `PeerRefusedError` for anybody else.
+        peer: Key of a party of the session; raises `PeerRefusedError` for any other name.
 
     Guarantees:
         What `open` returns was signed in this session, in this epoch, by the party and for the receiver that `link`
@@ -76,7 +76,7 @@ class Statements:
             kind: What message it must be.
             epoch: The epoch that it must be of.
             place: Values that fields of the message must have.
-            link: Who may have said that to whom; None when nobody may.
+            link: Returns the sender and the receiver that the message may have; None when there is no such link.
 
         Raises:
             FrameError: It is malformed, of another session, receiver, sender, kind, epoch or place.
@@ -112,7 +112,7 @@ class Statements:
             return None
 
     def frame(self, signed: Signed, link: Link) -> SignedHeader:
-        """Read the header of a frame that goes by way of somebody else; whoever gets it reads its body as any frame's.
+        """Read the header of a frame that another party relays; its receiver reads its body as any frame's.
 
         Raises:
             FrameError: It is malformed, of another session, sender or receiver.
@@ -141,7 +141,7 @@ class Statements:
         if sender not in (None, fields.sender) or receiver not in (None, fields.receiver):
             raise FrameError(
                 f"a passed-on header is from {fields.sender} to {fields.receiver}, "
-                f"expected from {sender or 'anybody'} to {receiver or 'anybody'}"
+                f"expected from {sender or 'any party'} to {receiver or 'any party'}"
             )
         try:
             peer = self._peer(fields.sender)
@@ -161,7 +161,7 @@ def to_signed(header: SignedHeader) -> Signed:
 
 
 def _parsed(signed: Signed) -> SignedHeader:
-    """Read a header; nobody has checked who signed it.
+    """Read a header without checking its signature.
 
     Raises:
         FrameError: It is malformed.

@@ -43,7 +43,7 @@ def send_bulk(post: Post, receiver: str, about: FetchBulk, tensors: Mapping[str,
 
 
 def digest_of_parts(digests: Sequence[str]) -> str:
-    """The digest of a transfer whose parts have these digests."""
+    """The digest of a transfer, from the digests of its parts."""
     return digest_hex("\n".join(digests).encode())
 
 

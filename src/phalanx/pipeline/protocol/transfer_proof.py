@@ -1,4 +1,4 @@
-"""What the signed parts of a transfer prove about the tensors that were sent."""
+"""Proofs of transfers: what the signed parts of one prove about the tensors that were sent."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from phalanx.pipeline.protocol.tensor_stream import digest_of_parts
 def may_continue(begun_by: str, sender: str, offset: int) -> bool:
     """Whether a part belongs to the transfer under way, or may begin it anew.
 
-    What the owner hands on is not mixed with late parts of who should have sent it: a shadow could not prove by whose
-    hand a mixture came. Once the owner has begun, it is the owner's.
+    Parts that the owner hands on are not mixed with late parts of the original sender: a shadow could not prove which
+    of the two sent a mixture. Once the owner has begun a transfer, only its parts count.
 
     Args:
-        begun_by: Who sent the first part; empty when there was none.
+        begun_by: Sender of the first part; empty when there was none.
         sender: Of this part.
         offset: Of this part, bytes.
     """
@@ -40,13 +40,13 @@ def is_whole_transfer(parts: Sequence[Statement[Bulk]], about: Bulk) -> bool:
 def whole_transfer(
     statements: Statements, shown: Sequence[Signed], about: Bulk, link: Link
 ) -> list[Statement[Bulk]] | None:
-    """The parts of a transfer that somebody shows.
+    """Return the parts of a transfer that a party shows.
 
     Args:
         statements: Opens them.
         shown: Headers of the parts, in order.
         about: What was sent; its offset and total are not read.
-        link: Who sent it to whom.
+        link: Sender and receiver that they must have.
 
     Returns:
         None unless they are the whole of it: parts of another session, attempt, sender or receiver, or of another

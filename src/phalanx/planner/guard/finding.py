@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from phalanx.planner.guard.guard_costs import GuardCosts
+from phalanx.planner.guard.guarding import GuardCosts
 
 CERTAINTY = 0.999
 

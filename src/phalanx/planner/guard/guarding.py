@@ -1,6 +1,8 @@
 """What verification and sealing cost, as factors that were measured elsewhere in the project."""
 
+import json
 from dataclasses import dataclass
+from importlib import resources
 
 AUDITED_SHARE = 0.72
 """Forward and backward to the inputs, in parts of a microbatch's whole work."""
@@ -45,3 +47,30 @@ class Verification:
 def sealed_bandwidth(bytes_per_s: float, cipher_bytes_per_s: float = SEALED_BYTES_PER_S) -> float:
     """Bytes a second over a link that encrypts before it sends, one after the other."""
     return 1.0 / (1.0 / bytes_per_s + 1.0 / cipher_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class GuardCosts:
+    """Measured shares; a test compares each with the raw results that are named.
+
+    Attributes:
+        audited_share: Work on an audited microbatch, as a share of all work on one.
+        screened_share: The same where its weight gradient screens the claimed sum.
+        fixed_share: Signatures, digests, commitments and upkeep, as a share of the unguarded run.
+        doubted_honest: Honest weight gradients that the screen doubts, the most of any measured model.
+        found_gross: Gross lies about a weight gradient that it doubts, the least of any measured model and lie.
+        sources: Raw results by figure.
+    """
+
+    audited_share: float
+    screened_share: float
+    fixed_share: float
+    doubted_honest: float
+    found_gross: float
+    sources: dict[str, str]
+
+
+def measured_costs() -> GuardCosts:
+    """The shipped figures."""
+    text = resources.files("phalanx.planner").joinpath("data", "guard_costs.json").read_text(encoding="utf-8")
+    return GuardCosts(**json.loads(text))

@@ -1,4 +1,4 @@
-"""The audit log: what a run decided and why, in lines that nobody can change unseen."""
+"""The audit log: what a run decided and why, in signed and chained lines that cannot be changed unnoticed."""
 
 from phalanx.security.audit.head import HeadEntry, KnownHead, read_head
 from phalanx.security.audit.leaves import LEAVES_FILE, LeafBatch, LeafFile, read_batch

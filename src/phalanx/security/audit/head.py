@@ -1,4 +1,4 @@
-"""Where a log ends, kept in other places: a log that lacks a line which somebody knows of was cut or replaced."""
+"""Signed heads of a log, kept in other places: a log that lacks the line of a known head was cut or replaced."""
 
 import os
 from collections.abc import Iterable
@@ -53,7 +53,7 @@ class KnownHead:
 
     Attributes:
         head: The head.
-        where: Who knows it, for messages.
+        where: The place or party that knows it, for messages.
     """
 
     head: LogHead
@@ -61,7 +61,7 @@ class KnownHead:
 
 
 def sign_head(identity: Identity, run: str, head: LogHead) -> dict[str, Any]:
-    """Return a head, as JSON data, that proves itself to whoever knows the owner's key."""
+    """Return a signed head, as JSON data, that every holder of the owner's public key can check."""
     said = {"run": run, "num_events": head.num_events, "digest": head.digest}
     return {**said, "signature": identity.sign(in_domain(_DOMAIN, canonical_json(said))).hex()}
 
@@ -71,7 +71,7 @@ def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
 
     Args:
         found: JSON data.
-        peer: Who must have signed it.
+        peer: The party that must have signed it.
         run: The run that it must be of; None accepts any.
         where: Its place, for messages.
 
@@ -102,7 +102,7 @@ def keep_head(path: Path, signed: dict[str, Any]) -> None:
 
 
 class KnownHeads:
-    """Compares a log, line by line, with the heads that others know.
+    """A comparison of a log, line by line, with the heads that others know.
 
     Args:
         path: The log, for messages.
@@ -117,7 +117,7 @@ class KnownHeads:
         """Compare the head after one more line.
 
         Raises:
-            AuditLogError: Somebody knows another line in its place.
+            AuditLogError: A known head has another line in its place.
         """
         while self._waiting and self._waiting[0].head.num_events <= head.num_events:
             one = self._waiting.pop(0)
@@ -128,10 +128,10 @@ class KnownHeads:
                 )
 
     def end(self, num_events: int) -> None:
-        """Compare where the log ends.
+        """Compare the end of the log.
 
         Raises:
-            AuditLogError: Somebody knows a later line.
+            AuditLogError: A known head is of a later line.
         """
         if self._waiting:
             one = self._waiting[-1]

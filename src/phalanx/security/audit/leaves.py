@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from phalanx.closing import Closeable
 from phalanx.errors import AuditLogError, DiskError
 from phalanx.security.audit.line import Line
 from phalanx.security.audit.merkle import merkle_root
-from phalanx.security.closing import Closeable
 from phalanx.security.crypto import DIGEST_PATTERN
 
 LEAVES_FILE = "steps.jsonl"

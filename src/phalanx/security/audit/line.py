@@ -81,7 +81,7 @@ def walk(file: BinaryIO, path: Path, peer: Peer, run: str | None) -> Iterator[Li
     Args:
         file: The log, open at its start.
         path: Its name in errors.
-        peer: Who must have signed each line.
+        peer: The party that must have signed each line.
         run: The run that each line must belong to; that of the first line if None.
 
     Raises:

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError, DiskError
 from phalanx.security.audit.head import KnownHead, KnownHeads, keep_head, sign_head
 from phalanx.security.audit.leaves import LEAVES_FILE, STEP, LeafBatch, LeafFile
 from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
 from phalanx.security.audit.public_head import PublicLines
-from phalanx.security.closing import Closeable
 from phalanx.security.crypto import Identity, digest_hex, parse_canonical
 
 
@@ -23,15 +23,15 @@ class AuditLog(Closeable):
     """An append-only file of signed, chained events: one canonical JSON object a line.
 
     Reopening a log checks all of it. A last line without its newline is the trace of a crash while writing:
-    it is removed, and a `log_healed` event says so, unless somebody knows that the line was whole. Anything else
+    it is removed, and a `log_healed` event says so, unless a known head shows that the line was whole. Anything else
     that is wrong is an error.
 
     Args:
         path: The file; created with its directory where missing.
-        identity: Who signs.
+        identity: The identity that signs each line.
         run: The run that every event belongs to.
         known: Heads that others know, and that the log must contain.
-        kept_at: A file that gets the signed head each time the log is forced to disk; None where nobody keeps it.
+        kept_at: A file that gets the signed head each time the log is forced to disk; None for no such file.
 
     Raises:
         AuditLogError: A line is broken, one that is known is missing or another one, the log belongs to another run
@@ -39,7 +39,7 @@ class AuditLog(Closeable):
         DiskError: It cannot be read or written; the file is then as it was.
 
     Attributes:
-        public_lines: Those lines that everybody who takes part knows of, and what such parties may be told of them.
+        public_lines: The lines that every worker knows of, and the heads that workers are told.
 
     Guarantees:
         Events survive the end of the process once `append` returns, and that of the machine once `sync` does.

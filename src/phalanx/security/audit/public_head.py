@@ -1,4 +1,4 @@
-"""How far a log has come, as its owner tells those who take part: they keep it where the owner's disk ends."""
+"""Public heads: the owner tells workers how far its log has come, and they keep it where the owner's disk ends."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,10 +69,10 @@ class PublicHead(StrictModel):
 
 
 class PublicLines:
-    """The public lines of one log, and the heads that are told of it.
+    """The public lines of one log, from which the heads for workers are made.
 
     Args:
-        identity: Who signs.
+        identity: The identity that signs the heads.
         run: The run of the log.
     """
 
@@ -92,11 +92,11 @@ class PublicLines:
             self._digests.append(digest)
 
     def forced(self, number: int) -> None:
-        """So many of them are on the disk."""
+        """Note that the first `number` of them are on the disk."""
         self._num_forced = number
 
     def head(self) -> PublicHead | None:
-        """Where the log ends now, for whoever takes part; None while it has no public line."""
+        """Where the log ends now, as workers are told; None while it has no public line."""
         last, forced = self._line(len(self._digests)), self._line(self._num_forced)
         if last is None:
             return None
@@ -111,7 +111,7 @@ class PublicLines:
 
         Args:
             known: The head; its signature has been checked.
-            where: Who knows it, for the message.
+            where: The place or party that knows it, for the message.
 
         Raises:
             CutLogError: The log lacks a line that it must have, or has another one in its place.
@@ -131,7 +131,7 @@ def lacks(digests: Sequence[str], due: PublicLine | None, where: str) -> str | N
     Args:
         digests: Of the log's public lines, in order.
         due: The line; None where none must be there.
-        where: Who knows of it, for the message.
+        where: The place or party that knows of it, for the message.
     """
     if due is None or digests[due.number - 1 : due.number] == [due.digest]:
         return None

@@ -1,4 +1,4 @@
-"""Checking an audit log, offline, with nothing but the signer's public key."""
+"""Verification of an audit log, offline, with nothing but the signer's public key."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -45,9 +45,9 @@ def verify_log(
 
     Args:
         path: The file.
-        peer: Who signed it.
-        expected: Where the log must end, as ``summary.json`` says. Without it a log whose tail was cut off at
-            a line's end looks whole.
+        peer: The party that signed it.
+        expected: Where the log must end, as ``summary.json`` says. Without it, a log that was cut off at a line's
+            end looks whole.
         run: The run that it must be of; that of the first line if None.
         known: Heads that it must contain.
         visit: Told each line that holds, in order.

@@ -1,4 +1,4 @@
-"""Strict reading of canonical JSON that somebody else wrote."""
+"""A strict reader of canonical JSON that another party wrote."""
 
 import json
 from typing import Any, NoReturn

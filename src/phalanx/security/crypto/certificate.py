@@ -52,7 +52,7 @@ def party_uri(peer: Peer) -> str:
 
 
 def certificate_facts(pem: bytes, where: str = "certificate") -> CertificateFacts:
-    """Read a certificate without judging who signed it or when it is valid.
+    """Read a certificate without checking its issuer or its dates.
 
     Raises:
         CertificateError: It is not one X.509 certificate of our form; the message starts with `where`.

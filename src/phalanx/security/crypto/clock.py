@@ -1,4 +1,4 @@
-"""The time of day that certificates are judged by: read once, counted on from there."""
+"""The time of day against which certificates are checked: read once, counted on from there."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def seconds_since_boot() -> float:
-    """Seconds of a clock that nobody sets; time in which the machine sleeps counts where the system tells."""
+    """Seconds of a clock that cannot be set; time in which the machine sleeps counts where the system tells."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
@@ -25,11 +25,11 @@ def boot_name() -> str | None:
 
 
 class SteadyClock:
-    """Reads the wall clock when it is made and never again.
+    """A clock that reads the wall clock when it is made and never again.
 
     Args:
         wall: The time of day.
-        elapsed: Seconds of a clock that nobody sets.
+        elapsed: Seconds of a clock that cannot be set.
 
     Guarantees:
         A wall clock that is set, however far, while this process runs makes no certificate expire and none valid.

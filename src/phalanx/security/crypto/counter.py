@@ -41,7 +41,7 @@ class MonotonicCounter(Protocol):
 
 
 class NotRollbackProofCounter:
-    """A counter in a file. NOT ROLLBACK-PROOF: whoever can write the file can turn it back.
+    """A counter in a file. NOT ROLLBACK-PROOF: any program that can write the file can turn it back.
 
     It finds mistakes (a restored backup, a deleted directory), not attackers. What rests on it alone is no more
     than that; nonces do not, they have fresh salts as well.

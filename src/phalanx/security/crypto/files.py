@@ -10,7 +10,7 @@ MAX_FILE_BYTES = 64 * 1024
 
 
 def make_private_directory(path: Path) -> None:
-    """Create a directory with mode 0700, or accept an existing one that nobody else can enter.
+    """Create a directory with mode 0700, or accept an existing one that no other user can enter.
 
     Raises:
         CertificateError: It cannot be made, or others have access to it.

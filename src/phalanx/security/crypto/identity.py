@@ -1,4 +1,4 @@
-"""Who somebody is: a name, and an Ed25519 key that signs or checks what that name says."""
+"""The identity of a party: a name, and an Ed25519 key that signs, or checks, what that name says."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from phalanx.errors import CertificateError, SignatureError
 
 _NAME, _LIFE = r"[a-z0-9][a-z0-9-]{0,62}", r"\.(?:[2-9]|[1-9][0-9]{1,4})"
 SESSION_NAME = f"{_NAME}(?:{_LIFE})?"
-"""Regular expression of what `check_session_name` takes."""
+"""Regular expression of the names that `check_session_name` accepts."""
 _PARTY_NAME, _LATER_LIFE = re.compile(_NAME), re.compile(_LIFE)
 
 
@@ -29,7 +29,7 @@ def check_party_name(name: str) -> str:
 
 
 def check_session_name(name: str) -> str:
-    """Return what a party is called in a session unchanged: its certificate's name; in a later life, with a number.
+    """Return a party's name in a session unchanged: its certificate's name, with a number from its second life on.
 
     Raises:
         CertificateError: It is neither.
@@ -42,17 +42,17 @@ def check_session_name(name: str) -> str:
 
 
 def certified_name(name: str) -> str:
-    """Whose certificate a party has that is called so in a session."""
+    """Return the name in the certificate of a party, from the party's name in a session."""
     return name.partition(".")[0]
 
 
 def life_of(name: str) -> int:
-    """Which life of a certificate a party is that is called so in a session, from 1."""
+    """Return the number of the incarnation that a name in a session stands for, from 1."""
     return int(name.partition(".")[2] or 1)
 
 
 def name_in_life(certified: str, life: int) -> str:
-    """What the party of a certificate is called in one of its lives, from 1."""
+    """Return the name in a session of an incarnation of a certified party, from 1."""
     return certified if life == 1 else f"{certified}.{life}"
 
 
@@ -120,7 +120,7 @@ class Identity:
     Attributes:
         name: Party name.
         signing_key: Ed25519 key that signs messages and log lines.
-        tls_key_pem: ECDSA P-256 key for TLS; empty for an identity that meets nobody over a network.
+        tls_key_pem: ECDSA P-256 key for TLS; empty for an identity that never opens a network link.
         certificate_pem: Certificate that binds the name to both keys.
         authority_pem: Certificate of the authority that issued it, and that peers must have too.
     """

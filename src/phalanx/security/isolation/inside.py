@@ -1,7 +1,7 @@
-"""The child's side: ``python -m phalanx.security.isolation.inside ORDER``, started by `start_isolated`.
+"""The child's side of the sandbox: ``python -m phalanx.security.isolation.inside ORDER``, started by `start_isolated`.
 
 Two processes. The outer one takes namespaces, makes itself unreadable and forks; it then waits, and ends the inner one
-when the starter ends. The inner one is born unreadable, in memory that nobody could open before, and belongs to the
+when the starter ends. The inner one is born unreadable, in memory that no process could open before, and belongs to the
 starter's user namespace as far as debugging goes; so it is confined and runs the module itself. A program started by
 exec instead would be readable at its start, and its memory would belong to the sandbox's user namespace, over which
 every process of the same user has all rights.
@@ -32,7 +32,7 @@ def main(order: SandboxArguments) -> None:
     """Split into the process that waits and the one that runs the module."""
     starter = os.pidfd_open(order.starter)
     if os.getppid() != order.starter:
-        # it ended before this line, and its number may be somebody else's by now
+        # it ended before this line, and its number may be another process's by now
         sys.exit(REFUSED_TO_RUN)
     own, seccomp = os.pidfd_open(os.getpid()), load_library()
     # where the caller has named a directory for temporary files, that is the one

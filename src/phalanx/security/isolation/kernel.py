@@ -48,7 +48,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int) -> None
 
 
 def unmount(target: str) -> None:
-    """Take away what is mounted last on a directory, once nobody uses it.
+    """Detach what was mounted last on a directory; the kernel removes it when no process uses it any more.
 
     Raises:
         OSError: The kernel refuses, or nothing is mounted there.
@@ -99,7 +99,7 @@ def _drop_from_bounding_set(capability: int) -> None:
     try:
         prctl(PR_CAPBSET_DROP, capability)
     except PermissionError:
-        # only who may set capabilities can shrink the set; without new privileges nothing can be gained from it
+        # only a process that may set capabilities can shrink the set; without new privileges it gains nothing
         return
 
 

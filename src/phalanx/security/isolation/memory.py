@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from phalanx.security.closing import Closeable
+from phalanx.closing import Closeable
 from phalanx.security.isolation import kernel
 from phalanx.security.isolation.report import Measure, MeasureFinding
 
@@ -14,7 +14,7 @@ _SWAPS = Path("/proc/swaps")
 
 
 class SecretMemory(Closeable):
-    """Memory that the kernel took out of its own map (memfd_secret): nobody reads it through /proc or with a debugger.
+    """Memory that the kernel took out of its own map (memfd_secret): neither /proc nor a debugger can read it.
 
     What Python computes from it lies elsewhere again; it keeps long-lived keys, not everything that was derived.
 

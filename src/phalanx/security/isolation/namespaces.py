@@ -26,7 +26,7 @@ _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = 0x2, 0x4, 0x8
 def enter_namespaces() -> MeasureFinding:
     """Leave the starter's namespaces; the processes' one holds for the next child only.
 
-    The user keeps its number and has no other: files look as they did, and nobody else exists.
+    The user keeps its number and is the only one: files look as they did, and no other user exists.
     """
     user, group = os.geteuid(), os.getegid()
     try:

@@ -1,4 +1,4 @@
-"""Measures about the process itself: nobody reads it, it has no rights, and it does not outlive its starter."""
+"""Measures about the process itself: it is unreadable, it has no rights, and it does not outlive its starter."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ def become_unreadable() -> None:
 
 
 def find_unreadable() -> MeasureFinding:
-    """Look whether this process was born unreadable and nobody traces it; /proc must still be the starter's."""
+    """Find out whether this process was born unreadable and is not traced; /proc must still be the starter's."""
     try:
         status = _status()
         if kernel.prctl(kernel.PR_GET_DUMPABLE) != 0 or resource.getrlimit(resource.RLIMIT_CORE) != (0, 0):

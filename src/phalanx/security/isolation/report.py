@@ -1,4 +1,4 @@
-"""What keeps an isolated process apart, measure by measure, and whether each holds."""
+"""The measures that keep an isolated process apart, and a report of which of them hold."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class IsolationReport:
         return any(one.measure == measure and one.holds for one in self.findings)
 
     def missing(self, required: Iterable[Measure]) -> tuple[MeasureFinding, ...]:
-        """Return what is asked for and does not hold, a measure that nobody reported included."""
+        """Return the required measures that do not hold, with those that were not reported."""
         known = {one.measure: one for one in self.findings}
         asked = (known.get(one, MeasureFinding(one, False, "nothing was reported about it")) for one in required)
         return tuple(one for one in asked if not one.holds)

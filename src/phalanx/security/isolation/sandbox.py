@@ -1,4 +1,4 @@
-"""What is run in a sandbox, and what the sandbox lets it do."""
+"""A program to run in a sandbox, and the sandbox's rules."""
 
 import json
 from collections.abc import Mapping
@@ -50,13 +50,13 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class SandboxArguments:
-    """What the child is told, on its command line; none of it is secret.
+    """The arguments of the child, on its command line; none of them is secret.
 
     Attributes:
-        program: What to run.
-        sandbox: What it may do.
-        starter: Process id of who waits for it.
-        report_fd: Where the report goes.
+        program: Program to run.
+        sandbox: Rules that it runs under.
+        starter: Process id of the process that waits for it.
+        report_fd: File descriptor for the report.
     """
 
     program: Program

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.errors import IsolationError
-from phalanx.security.closing import Closeable
 from phalanx.security.isolation.report import IsolationReport, findings_from_json
 from phalanx.security.isolation.sandbox import Program, Sandbox, SandboxArguments
 

@@ -1,4 +1,4 @@
-"""Is this the product? Asked with two secret random vectors, at a small part of the product's own cost."""
+"""Freivalds' check: is this the product? Two secret random vectors tell at a small part of the product's own cost."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ NUM_VECTORS = 2
 
 
 class Check(Protocol):
-    """Judges products with one fixed right factor."""
+    """A check of products with one fixed right factor."""
 
     def require(self, left: Ring, product: Ring, where: str) -> None:
         """Accept a product, or raise.
@@ -31,15 +31,15 @@ class Check(Protocol):
 
 
 class ProductCheck:
-    """Accepts `y` as ``z @ W mod p`` if ``y @ s = z @ (W @ s) mod p`` for two secret vectors s.
+    """A check that accepts `y` as ``z @ W mod p`` if ``y @ s = z @ (W @ s) mod p`` for two secret vectors s.
 
     Args:
         right: ``[inner, columns]``, the integers W; multiplied once with the secret vectors, here.
-        secrets: Draws the vectors; nobody else may know them.
+        secrets: Draws the vectors; no other party may know them.
 
     Guarantees:
         A wrong product, however chosen, is accepted with probability 1 / p^2, about 2^-62: one wrong row of it is
-        orthogonal to a uniform vector with probability 1 / p. Who is refused learns something about the vectors, so a
+        orthogonal to a uniform vector with probability 1 / p. A refused worker learns something about the vectors, so a
         check that has refused once refuses everything: make a new one.
 
     Source: Freivalds 1977; over a prime field, since over 2^k a wrong product can pass every other time.
@@ -70,7 +70,7 @@ class ProductCheck:
 
 
 class UnsafeNoCheck:
-    """Accepts everything: what a worker can do where nobody checks."""
+    """A check that accepts everything: it shows what a worker can do to unchecked products."""
 
     def require(self, left: Ring, product: Ring, where: str) -> None:
         """Accept."""

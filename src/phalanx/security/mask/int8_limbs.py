@@ -1,4 +1,4 @@
-"""The same products on an accelerator: 8-bit limbs, whose products sum up exactly in 32-bit integers."""
+"""Exact ring products on an accelerator: products of 8-bit limbs sum up exactly in 32-bit integers."""
 
 from itertools import product
 from typing import TYPE_CHECKING, Any

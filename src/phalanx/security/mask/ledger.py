@@ -1,4 +1,4 @@
-"""Which one-time pads are spent: a range of numbers is written down as used before the first of them is.
+"""A ledger of spent one-time pads: a range of numbers is written down as used before the first of them is.
 
 Four things keep a pad from being made twice, each sufficient against some of what can happen:
 
@@ -97,7 +97,7 @@ class PadLedger:
         """Give out the next number.
 
         Raises:
-            PadError: The next range could not be written down; the hardware counter was raised by somebody else, or
+            PadError: The next range could not be written down; the hardware counter was raised by another process, or
                 failed; or this process was forked from the one that opened the ledger.
             RollbackError: The hardware counter cannot be read or moved.
 
@@ -120,7 +120,7 @@ class PadLedger:
         record = Record(epoch=self._last.epoch, reserved=self._end + self._range_size, counter=counter)
         self._store.write(_sealed(record, self._mac_key))
         if self._counter is not None:
-            # where the counter failed, nobody knows how far it is: opening the ledger finds out
+            # where the counter failed, its value is unknown: opening the ledger finds out
             self._is_sound = False
             _raise_to(self._counter, counter)
             self._is_sound = True

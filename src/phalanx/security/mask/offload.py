@@ -1,4 +1,4 @@
-"""Frozen linear layers on somebody else's machine, which sees uniform numbers only; messages, but no transport.
+"""Frozen linear layers on an untrusted machine, which sees uniform numbers only; messages, but no transport.
 
 The client hides x as ``z = x + r mod p``, the worker returns ``z W mod p``, and the client takes ``r W mod p`` away.
 For the backward pass the same is done with gradients and the transposed matrix. W is frozen, and public.

@@ -28,10 +28,10 @@ _ZEROS = bytes(_WORD_BYTES * _MOST_WORDS)
 
 
 class Pad:
-    """One pad; what it holds can be taken once.
+    """One pad; its elements can be taken once.
 
     Attributes:
-        number: Tells pads apart; means nothing to whoever has no key.
+        number: Tells pads apart; means nothing without the key.
         shape: (rows, columns).
     """
 
@@ -56,7 +56,7 @@ class Pad:
 
 
 class PadSource(Protocol):
-    """Whoever makes pads."""
+    """A source of pads."""
 
     def draw(self, rows: int, columns: int) -> Pad:
         """Make a pad.
@@ -104,7 +104,7 @@ class AesPads:
 
 
 class OsPads:
-    """Pads from the operating system's generator: nothing that could make one a second time, so no ledger.
+    """Pads from the operating system's generator: no key could make one a second time, so they need no ledger.
 
     Many times slower than `AesPads`; one-time pads in the strict sense as far as that generator is one.
     """
@@ -141,7 +141,7 @@ def uniform(count: int, words: Words) -> Ring:
 
 
 def keystream(key: bytes, number: int) -> Words:
-    """Return the words of the AES-CTR key stream whose blocks begin with this number, at most 2^18 at a time.
+    """Return the words of the AES-CTR key stream that begins with this block number, at most 2^18 at a time.
 
     Raises:
         PadError: The number does not fit into 64 bits.

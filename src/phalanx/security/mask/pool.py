@@ -66,10 +66,10 @@ class PadPool:
         self._ready.append(PadProduct(pad.number, values, self._matrix.multiply(values)))
 
     def ask(self) -> MaskedMessage:
-        """Make a pad, and the message with which the second worker is asked for its product.
+        """Make a pad, and the message that asks the second worker for its product.
 
-        Whoever sees this message and the first worker's request sees what was masked: send it to nobody else, under
-        encryption.
+        A party that sees this message and the first worker's request sees what was masked: send it to the second worker
+        alone, under encryption.
 
         Raises:
             PadError: No fresh pad can be made.
@@ -80,7 +80,7 @@ class PadPool:
         return request
 
     def accept(self, answer: MaskedMessage, check: Check) -> None:
-        """Take the second worker's answer; a pad whose answer is refused is thrown away.
+        """Take the second worker's answer; a refused answer costs its pad.
 
         Raises:
             FrameError: It answers nothing that was asked, or is malformed.

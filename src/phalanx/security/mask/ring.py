@@ -85,7 +85,7 @@ class FloatMatrix:
 
 
 def require_ring(values: Ring, shape: tuple[int | None, int]) -> None:
-    """Check what somebody else sent before anything is computed with it.
+    """Check an array that another party sent before anything is computed with it.
 
     Args:
         values: Anything.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from phalanx.security.closing import Closeable
+from phalanx.closing import Closeable
 from phalanx.security.seal.context import Context
 from phalanx.security.seal.receiver import Receiver
 from phalanx.security.seal.sender import Sender

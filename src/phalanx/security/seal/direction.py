@@ -18,23 +18,23 @@ Readable: TypeAlias = bytes | bytearray | memoryview
 Writable: TypeAlias = bytearray | memoryview
 
 MAX_CHUNKS = 2**32
-"""Of one direction in one epoch: NIST SP 800-38D's bound for the calls under one key, on the safe side for counters."""
+"""Most chunks of one direction in one epoch: NIST SP 800-38D bounds the calls under one key; the counter has room."""
 MAX_EPOCH = 2**32 - 1
 
 
 class Lane(BoundToProcess):
-    """What sender and receiver of one direction have in common.
+    """The common part of sender and receiver of one direction in one epoch: its ciphers and its counter.
 
     Args:
         context: What the channel is about.
         direction: Of the frames.
         epoch: The sender's; 1 to 2^32 - 1.
-        ciphers: One for each purpose, used by nobody else.
+        ciphers: One for each purpose, used by no other lane.
         max_chunks: After so many the lane is exhausted.
 
     Attributes:
         counter: Of the next chunk.
-        lock: Whoever uses the counter holds it.
+        lock: Held while the counter is used.
         clock: Seconds; read before and after each call of the cipher. None, and nothing is measured.
         cipher_seconds: In the cipher alone so far, by that clock.
     """

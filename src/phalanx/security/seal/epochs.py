@@ -20,7 +20,7 @@ _KEY = "epoch"
 
 
 class EpochSource(Protocol):
-    """Whoever gives a party its epochs."""
+    """A source of epochs for one party."""
 
     def raise_epoch(self) -> int:
         """Return an epoch that was never given before.
@@ -67,7 +67,7 @@ class EpochStore:
             From 1 to 2^32 - 1, higher than each one before.
 
         Raises:
-            RollbackError: File or counter went back, are damaged, are used by somebody else, or at their end.
+            RollbackError: File or counter went back, are damaged, are used by another process, or at their end.
         """
         with locked(self._path):
             epoch = self._settled() + 1

@@ -1,11 +1,12 @@
-"""Two signed hellos make one channel.
+"""The handshake: two signed hellos make one channel.
 
     client -> server   hello   terms, session, epoch, salt, X25519 share
     server -> client   reply   the same of its own, and the digest of the client's hello
 
 Both derive the keys from the X25519 secret, salted with a digest over both hellos as they were signed: so epochs,
-salts, terms and attestation are in every key, and whoever saw other hellos has other keys. The first frame that opens
-is the proof that the peer has them too. Every start of either side is a new handshake, with a new epoch and a new salt.
+salts, terms and attestation are in every key, and a side that saw other hellos has other keys. The first frame that
+opens is the proof that the peer has them too. Every start of either side is a new handshake, with a new epoch and a new
+salt.
 
 Source: Krawczyk 2003 (sign-and-MAC key agreement); RFC 7748 (X25519); RFC 5869 (HKDF).
 """
@@ -66,7 +67,8 @@ class Offer(BoundToProcess):
 
         Args:
             reply: What came back.
-            server: Who must have signed it. Its message key must be the one that the attestation vouches for.
+            server: The party that must have signed it. Its message key must be the one that the attestation vouches
+                for.
             after_epoch: The newest epoch that this side has seen of the server; a machine that was turned back, or
                 a replay, is not newer.
 
@@ -103,7 +105,7 @@ def answer(
         terms: What the server means; it is `terms.server`.
         identity: Signs the reply.
         epochs: Raised once the hello was found good.
-        client: Who must have signed the hello.
+        client: The party that must have signed the hello.
         after_epoch: As for `Offer.accept`, of the client.
 
     Returns:

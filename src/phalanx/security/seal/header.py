@@ -1,4 +1,4 @@
-"""The clear header of a sealed frame. Nobody believes it: it is authenticated with every chunk, and compared.
+"""The clear header of a sealed frame. It is a claim: each chunk authenticates it, and it must equal the one due.
 
     header | chunk 0 | tag 0 | chunk 1 | tag 1 | ...
 
@@ -86,7 +86,7 @@ def parse_header(frame: memoryview) -> tuple[Header, int]:
 
 
 def header_size(kind: bytes) -> int:
-    """Return the bytes of the header of a tensor whose description is `kind`."""
+    """Return the bytes of the header of a tensor with the description `kind`."""
     return _FIXED.size + len(kind)
 
 

@@ -1,4 +1,4 @@
-"""What each side says first: who it is, what it means, and its half of a fresh secret; signed with its message key."""
+"""The hello: a side's name, its terms and its half of a fresh secret, signed with its message key."""
 
 import re
 from dataclasses import asdict, dataclass
@@ -35,7 +35,7 @@ _WRONG_TERMS = {
 
 @dataclass(frozen=True)
 class HandshakeHello:
-    """One side's half.
+    """One side's half of the handshake.
 
     Attributes:
         terms: What it means.

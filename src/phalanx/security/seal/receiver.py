@@ -5,8 +5,8 @@ from typing import NamedTuple, NoReturn
 
 from cryptography.exceptions import InvalidTag
 
+from phalanx.closing import Closeable
 from phalanx.errors import SealError
-from phalanx.security.closing import Closeable
 from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES, Header, parse_header
 from phalanx.security.seal.keys import wipe
@@ -29,10 +29,10 @@ class ClaimedContents(NamedTuple):
 
 
 class Receiver(Closeable):
-    """Opens the frames of one direction, each once, in the order in which they were sealed.
+    """A receiver that opens the frames of one direction, each once, in the order in which they were sealed.
 
     Args:
-        lane: Used by nobody else.
+        lane: Used by no other object.
 
     Guarantees:
         A refused frame changes nothing: the one that is due is still accepted afterwards. Nothing of a refused

@@ -1,7 +1,7 @@
-"""Why a sealed frame or a hello was refused: one word each, so that a program can tell a replay from an alteration.
+"""The reasons for which sealed frames and hellos are refused, a word each: a program can tell replays from alterations.
 
-A word is what the frame *claims*: whoever alters a frame on the way chooses which of them is said. None of them
-accepts anything.
+A word says what the frame *claims*: an attacker that alters a frame on the way chooses which of them is said. None of
+them accepts anything.
 """
 
 from enum import StrEnum

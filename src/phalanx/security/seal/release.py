@@ -1,6 +1,6 @@
-"""When adapters may leave the enclave: enough clients in them, a bounded norm, the promised noise.
+"""The rule for adapters that leave the enclave: enough clients in them, a bounded norm, the promised noise.
 
-The arithmetic on tensors is done elsewhere; here is the rule, and the books that it is judged by.
+The arithmetic on tensors is done elsewhere; here are the rule, and the counts of contributions that it needs.
 """
 
 import math
@@ -80,7 +80,7 @@ class PermittedRelease:
 
 
 class ReleaseGate:
-    """Judges releases, and knows who contributed since the last one.
+    """The gate that permits releases, and counts the clients that contributed since the last one.
 
     Only what came since then counts: two releases with one client's step between them would show that step.
 
@@ -126,7 +126,7 @@ class ReleaseGate:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the books as JSON data, for a sealed blob: turned back, they would allow a release too many."""
+        """Return the counts as JSON data, for a sealed blob: turned back, they would allow a release too many."""
         return {"examples": dict(self._examples), "num_releases": self._num_releases, "policy": digest(self._policy)}
 
     def _check_clients(self) -> int:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from phalanx.closing import Closeable
 from phalanx.errors import SealError
-from phalanx.security.closing import Closeable
 from phalanx.security.seal.direction import Lane, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES
 from phalanx.security.seal.refusal import SealRefusal
@@ -11,13 +11,13 @@ from phalanx.security.seal.tensor import TensorKind
 
 
 class Sender(Closeable):
-    """Seals the frames of one direction.
+    """A sender that seals the frames of one direction.
 
     A frame that is lost on the way is sent again as the same bytes; sealing its tensor again makes another frame, which
     the receiver refuses as out of order.
 
     Args:
-        lane: Used by nobody else.
+        lane: Used by no other object.
 
     Guarantees:
         Takes a counter before it encrypts with it and never gives it back: whatever fails in between closes the

@@ -1,4 +1,4 @@
-"""What a frame carries: decided by whoever expects it, never taken from the peer."""
+"""The kind of tensor that a frame carries: the receiver decides it, and never takes it from the peer."""
 
 import math
 import re

@@ -1,6 +1,6 @@
-"""What crossed a channel, as one hash chain per direction, and each side's signed word on where both ended.
+"""Transcripts of a channel: one hash chain per direction, and each side's signed statement on where both ended.
 
-GCM's tags do not commit to a key: who has the key can make two frames with one tag. The chain is over a
+GCM's tags do not commit to a key: a party that has the key can make two frames with one tag. The chain is over a
 collision-resistant digest of whole frames, so that a signed end stands for one sequence of frames only.
 """
 
@@ -50,10 +50,10 @@ def first_head(context: Context, direction: Direction, epoch: int) -> ChainHead:
 
 @dataclass(frozen=True)
 class TranscriptStatement:
-    """One side's signed word.
+    """One side's signed statement about all frames of a channel.
 
     Attributes:
-        party: Who says it.
+        party: The party that states it.
         run: Name of the run.
         session: Hex.
         to_server: Head of the frames to the server.
@@ -68,10 +68,10 @@ class TranscriptStatement:
 
 
 class Transcript:
-    """Follows one end of a channel.
+    """The transcript of one end of a channel.
 
     Args:
-        channel: Whose frames are noted; each pair of epochs has a transcript of its own.
+        channel: The channel; each pair of epochs has a transcript of its own.
         identity: This side.
     """
 

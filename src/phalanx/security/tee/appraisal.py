@@ -57,7 +57,7 @@ class AppraisalResult:
 
 
 def appraise(evidence: Evidence, policy: Policy, expected: Expected, now: datetime) -> AppraisalResult:
-    """Judge one piece of evidence, offline.
+    """Appraise one piece of evidence, offline.
 
     Args:
         evidence: As it came; nothing in it is believed before its signature holds.
@@ -98,7 +98,7 @@ def appraise(evidence: Evidence, policy: Policy, expected: Expected, now: dateti
 def appraise_together(
     parts: Iterable[Evidence], required: Iterable[str], policy: Policy, expected: Expected, now: datetime
 ) -> tuple[AppraisalResult, ...]:
-    """Judge the evidence of several devices of one machine, such as CPU and GPU.
+    """Appraise the evidence of several devices of one machine, such as CPU and GPU.
 
     All must carry the same binding: a GPU's report for another nonce or key could be another machine's.
 

@@ -38,7 +38,7 @@ def backend_of(kind: str) -> Backend:
 
 
 def inspect_evidence(evidence: Evidence) -> Mapping[str, str]:
-    """Read measurements out of evidence and judge nothing: for writing a policy, never for trusting.
+    """Read measurements out of evidence without appraising it: for writing a policy, never for trusting.
 
     Raises:
         RefusedEvidenceError: Malformed, or of an unknown kind.

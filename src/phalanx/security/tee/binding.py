@@ -19,7 +19,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class Binding:
-    """Who proves what to whom.
+    """The facts that evidence is bound to: one verifier's nonce, one TLS key, one run and one role.
 
     Attributes:
         nonce: 32 random bytes that the verifier chose for this one appraisal.

@@ -1,4 +1,4 @@
-"""What an appraiser read out of evidence whose signatures hold, and the reference values it is compared with."""
+"""The claims that an appraiser reads out of evidence with sound signatures, and the reference values beside them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from phalanx.security.tee.refusal_reason import Reason
 
 @dataclass(frozen=True)
 class Claims:
-    """Facts that one piece of evidence proves.
+    """The claims that one piece of evidence proves.
 
     Attributes:
         kind: Of the evidence.
@@ -23,7 +23,7 @@ class Claims:
         report_data: What the attester had the hardware sign.
         expires: When the first certificate or collateral that was used ends.
         tcb: Versions of firmware and microcode, or the vendor's word for them.
-        debug_off: Whether the evidence proves that nobody can debug what it speaks of; some kinds do not say.
+        debug_off: Whether the evidence proves that debugging is off; some kinds do not say.
         device: Which chip or module, in hex or text; empty where the evidence does not say.
         notes: What was not checked, in sentences.
     """
@@ -65,15 +65,15 @@ class Reference(StrictModel):
 
 @dataclass(frozen=True)
 class Backend:
-    """One kind of evidence.
+    """One kind of evidence: its reference values and its functions.
 
     Attributes:
         reference: Class of its reference values.
         appraise: Checks signatures, chain, TCB and mode; returns what is proven.
-        inspect: Reads measurements out of evidence and judges nothing.
+        inspect: Reads measurements out of evidence without appraising it.
         packaged_roots: File names in ``roots/``.
         needs_roots: Whether nothing of the kind can pass without a pinned root.
-        manifest_roots: File names in ``roots/`` of who signs the vendor's reference values.
+        manifest_roots: File names in ``roots/`` of the authorities that sign the vendor's reference values.
     """
 
     reference: type[Reference]

@@ -1,4 +1,4 @@
-"""The envelope that evidence travels in: a tag for its kind, the vendor's bytes, and what is needed to judge them."""
+"""The envelope in which evidence travels: a tag for its kind, the vendor's bytes, and what appraising them needs."""
 
 import base64
 import binascii
@@ -21,7 +21,7 @@ _STATED = {"nonce", "tls_key", "run", "role"}
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an attester sends.
+    """Evidence as an attester sends it.
 
     Attributes:
         kind: Name in `BACKENDS`, such as ``snp``.
@@ -47,7 +47,7 @@ class Evidence:
         return found
 
     def check_names(self, known: set[str]) -> None:
-        """Check that nothing came along that nobody would look at.
+        """Check that no endorsement came along that the appraisal of this kind would not read.
 
         Raises:
             RefusedEvidenceError: An endorsement has another name.

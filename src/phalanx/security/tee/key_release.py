@@ -1,4 +1,4 @@
-"""A key that is given only to who has just been appraised, over the connection whose key the evidence is bound to."""
+"""The release of a key to a freshly appraised attester, over the connection with the key that the evidence binds."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -11,11 +11,11 @@ from phalanx.security.tee.refusal_reason import Reason
 
 
 class KeyRelease:
-    """Holds one key, as a relying party that trusts one verifier.
+    """One key in the hands of a relying party that trusts one verifier.
 
     Args:
         key: What is released.
-        verifier: Whose tokens count.
+        verifier: The verifier that signs the tokens.
         run: Digest of the run's config that the key is for.
         role: What the attester must be in the run.
         kinds: Kinds of evidence that are good enough; simulated evidence only where it is named.

@@ -99,7 +99,7 @@ class Policy:
         revoked_measurements: Hex.
         revoked_certificates: Fingerprints in hex.
         allow_insecure_sim: Whether simulated evidence passes.
-        manifest_roots: Pinned roots of who signs the vendor's reference values, by kind.
+        manifest_roots: Pinned roots of the authorities that sign the vendor's reference values, by kind.
         digest: SHA-256 over the config, in hex; empty for one that was built in code.
     """
 

@@ -113,7 +113,7 @@ def read_evidence(certificate: bytes) -> tuple[Evidence, bytes]:
 def appraise_certificate(
     certificate: bytes, policy: Policy, nonce: bytes, run: bytes, role: str, now: datetime
 ) -> AppraisalResult:
-    """Judge the peer of a TLS handshake by its certificate, in DER as the TLS library hands it out.
+    """Appraise the peer of a TLS handshake by its certificate, in DER as the TLS library hands it out.
 
     TLS has proven that the peer holds the certificate's key; the evidence must be bound to that very key.
 

@@ -1,4 +1,4 @@
-"""The roles of RFC 9334 as a run uses them: who makes evidence, and who judges it by a nonce of its own."""
+"""The roles of RFC 9334 as a run uses them: an attester makes evidence, a verifier appraises it by its own nonce."""
 
 import secrets
 import threading
@@ -17,7 +17,7 @@ _MAX_OPEN = 4096
 
 
 class Attester(Protocol):
-    """Makes evidence of the machine that it runs on."""
+    """An attester makes evidence of the machine that it runs on."""
 
     @property
     def kind(self) -> str:
@@ -28,7 +28,7 @@ class Attester(Protocol):
 
 
 class Sealer(Protocol):
-    """Keeps a secret for one enclave, in one measured state, on one machine."""
+    """A sealer keeps a secret for one enclave, in one measured state, on one machine."""
 
     def seal(self, secret: bytes | bytearray) -> bytes:
         """Return the secret in a form that may lie anywhere."""
@@ -44,7 +44,7 @@ class Sealer(Protocol):
 
 
 class Verifier:
-    """Draws nonces and judges evidence; each nonce is good for one appraisal, and for two minutes.
+    """A verifier draws nonces and appraises evidence; each nonce is good for one appraisal, and for two minutes.
 
     Args:
         policy: What passes.
@@ -69,7 +69,7 @@ class Verifier:
         return nonce
 
     def appraise(self, evidence: Evidence, binding: Binding, now: datetime) -> AppraisalResult:
-        """Judge evidence for a nonce of this verifier, which is used up whatever the verdict.
+        """Appraise evidence for a nonce of this verifier, which is used up whatever the result.
 
         Args:
             evidence: As it came.

@@ -46,7 +46,7 @@ class SimAttester:
 
 
 def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, *, debug: bool = False) -> Evidence:
-    """Make simulated evidence, signed by a key that anybody could have.
+    """Make simulated evidence, signed by a key that any party could have.
 
     Args:
         identity: Signs.
@@ -65,7 +65,7 @@ def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, 
 
 
 def appraise_sim(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Judge simulated evidence in every way but the one that counts: nothing stands behind its key.
+    """Check simulated evidence in every way but the one that counts: nothing stands behind its key.
 
     Raises:
         RefusedEvidenceError: As `appraise`.
@@ -93,7 +93,7 @@ def appraise_sim(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 
 def inspect_sim(evidence: Evidence) -> Mapping[str, str]:
-    """Read the measurement and judge nothing."""
+    """Read the measurement without appraising anything."""
     return {"code": _body(evidence.data)["measurement"]}
 
 

@@ -74,7 +74,7 @@ class TsmAttester:
         """Have the hardware sign a binding.
 
         Raises:
-            NoEvidenceError: The kernel offers no such reports, refuses, or somebody else used the same entry.
+            NoEvidenceError: The kernel offers no such reports, refuses, or another process used the same entry.
         """
         entry = self._reports / f"phalanx-{secrets.token_hex(8)}"
         try:
@@ -96,7 +96,7 @@ class TsmAttester:
         (entry / "inblob").write_bytes(binding.digest().ljust(_REPORT_DATA_BYTES, b"\0"))
         report = (entry / "outblob").read_bytes()
         sent = _certificates((entry / "auxblob").read_bytes()) if self.kind == "snp" else {}
-        # every write raises it: more than one means that the report is about somebody else's data
+        # every write raises it: more than one means that the report is about another process's data
         if (generation := (entry / "generation").read_text(encoding="ascii").strip()) != "1":
             raise NoEvidenceError(f"{entry}: generation {generation[:20]}, expected 1; somebody else writes to it")
         return Evidence(self.kind, report, {**sent, **self._endorsements}, binding)

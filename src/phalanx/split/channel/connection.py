@@ -1,4 +1,4 @@
-"""A party's line to the enclave: it says something and waits for the answer."""
+"""A party's connection to the enclave: it sends requests and waits for their answers."""
 
 import time
 from collections import deque
@@ -17,13 +17,13 @@ Payload = Sequence[bytes | memoryview]
 
 
 class Connection:
-    """One party's end.
+    """One party's end of the connection.
 
     Args:
         endpoint: Of the party.
         peer: Name of the enclave.
         timeout_s: How long an answer may take.
-        look: Called while waiting; raises where there is nobody to wait for.
+        look: Called while waiting; raises where the enclave's process has ended.
     """
 
     def __init__(self, endpoint: Endpoint, peer: str, timeout_s: float, look: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ class Connection:
         return self.hear_one_of((answer,))
 
     def glance(self, wanted: type[Answer]) -> Answer | None:
-        """Return the oldest message if it is there and of this kind; another one is kept for who waits for it.
+        """Return the oldest message if it is there and of this kind; another one is kept for the call that awaits it.
 
         Raises:
             PhalanxError: The enclave refused, with its error; or `PeerLostError`, the link has failed; or `FrameError`,

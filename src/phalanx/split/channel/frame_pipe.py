@@ -2,8 +2,8 @@
 
     u64 size | u8 question or answer | u64 number | u8 length, sender | u8 length, receiver | bytes
 
-The kernel proves that the other end is the process that was started, and nothing more: who of its parties speaks is
-what the frames' own signatures say.
+The kernel proves that the other end is the process that was started, and nothing more: the frames' own signatures
+prove which of its parties sent them.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ _NUM_THREADS = 8
 
 
 class FramePipe:
-    """One end of the pair, for all parties that live at it.
+    """One end of the pair, for all parties of its process.
 
     Args:
-        end: A connected stream socket; used by nobody else.
+        end: A connected stream socket; used by no other object.
         max_frame_bytes: Larger ones end the pipe.
     """
 
@@ -76,7 +76,7 @@ class FramePipe:
             return not self._is_closed
 
     def close(self) -> None:
-        """End both directions; whoever waits is told. Closing twice is harmless."""
+        """End both directions; calls that wait for an answer fail. Closing twice is harmless."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._fail()
@@ -123,7 +123,7 @@ class FramePipe:
             self._pool.submit(self._answer, handle, number, sender, receiver, message[start:])
 
     def _answer(self, handle: Handle, number: int, sender: str, receiver: str, raw: memoryview) -> None:
-        # who asked is gone where this fails, and has been told
+        # the asker is gone where this fails, and has been told
         with contextlib.suppress(PeerLostError):
             self._send(_ANSWER, number, receiver, sender, handle(raw, sender))
 
@@ -158,11 +158,11 @@ class PipeWire:
         self._pipe.serve(self._name, handle)
 
     def add_route(self, name: str, address: str) -> None:
-        """Do nothing: everybody else is at the other end."""
+        """Do nothing: every other party is at the other end."""
 
     def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
         """As `Wire` says."""
         return self._pipe.ask(self._name, receiver, raw, timeout_s)
 
     def close(self) -> None:
-        """As `Wire` says; the pipe is closed by who made it."""
+        """As `Wire` says; the pipe's maker closes the pipe itself."""

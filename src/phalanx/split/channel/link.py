@@ -1,4 +1,4 @@
-"""One end of what lies between a client and the enclave: tensors in, frames out, and back."""
+"""Links between a client and the enclave: one end turns tensors into frames, the other frames into tensors."""
 
 import struct
 import time
@@ -59,12 +59,12 @@ class FrameLink(Protocol):
 
 
 class SealedLink:
-    """Seals from a tensor's memory and opens into it, one pass each; notes every frame in the transcript.
+    """A link that seals from a tensor's memory and opens into it, one pass each; notes every frame in the transcript.
 
     A frame is digested once at each end: what the transcript notes is what the transport's header around it signs.
 
     Args:
-        channel: One end, used by nobody else.
+        channel: One end, used by no other link.
         identity: This side.
     """
 
@@ -117,9 +117,9 @@ class SealedLink:
 
 
 class PlainLink:
-    """Seals nothing. NOT SECURE: whoever carries a frame reads it, and can put another one in its place.
+    """A link that seals nothing. NOT SECURE: a host that carries a frame can read it, and can replace it by another.
 
-    The victim of attacks, and what a sealed run is compared with.
+    It is the target of attacks, and the run that a sealed one is compared with.
     """
 
     @property
@@ -145,7 +145,7 @@ class PlainLink:
         return tensor
 
     def statement(self) -> bytes:
-        """Nothing: what crossed is nobody's word."""
+        """Return nothing: no side has signed what crossed."""
         return b""
 
     def close(self) -> None:

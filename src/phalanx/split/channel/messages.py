@@ -88,7 +88,7 @@ class ResendRequest(SplitMessage):
     taken: _Count
     """Frames that were taken from this client since it met the enclave."""
     attempt: _Count
-    """The so-manyth time that it is asked, from 1."""
+    """The number of this request for the same frames, from 1."""
 
 
 class Reply(SplitMessage):
@@ -121,7 +121,7 @@ class RestoreReply(SplitMessage):
 
 
 class Keep(SplitMessage):
-    """The state is asked for, sealed."""
+    """A request for the sealed state."""
 
     kind: ClassVar[str] = "keep"
 
@@ -135,7 +135,7 @@ class SealedState(SplitMessage):
 
 
 class Settle(SplitMessage):
-    """A sealed state is safe on the disk: every one before it is void."""
+    """Word that a sealed state is safe on the disk: every one before it is void."""
 
     kind: ClassVar[str] = "settle"
     number: _Count
@@ -148,7 +148,7 @@ class SettleReply(SplitMessage):
 
 
 class Weigh(SplitMessage):
-    """The digest of the final weights is asked for."""
+    """A request for the digest of the final weights."""
 
     kind: ClassVar[str] = "weigh"
 

@@ -8,7 +8,7 @@ class PackedFrame(bytearray):
     """A frame of a link.
 
     Attributes:
-        digest: Its `digest_hex`, which whoever signs around it need not make again; empty where nobody has made it.
+        digest: Its `digest_hex`, which the transport that signs it need not make again; empty where it was not made.
     """
 
     digest: str = ""

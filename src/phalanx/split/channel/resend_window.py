@@ -32,7 +32,7 @@ class ReceiveWindow:
         """Keep a frame until it is due.
 
         Raises:
-            FrameError: As many wait as may, or it is of an attempt that nobody asked for.
+            FrameError: As many wait as may, or it is of an attempt that was not asked for.
         """
         if message.attempt < self._attempt:
             return
@@ -109,7 +109,7 @@ class SendWindow:
             FrameError: The enclave asks for what was never sent, or again and again.
         """
         first = asked.taken - self._settled
-        # frames are taken in order: whoever asks for an earlier one than before plays for time
+        # frames are taken in order: an enclave that asks for an earlier one than before only delays
         is_back = asked.taken < self._asked_for
         if is_back or asked.attempt != self._attempt + 1 or not 0 <= first < len(self._kept):
             raise FrameError(

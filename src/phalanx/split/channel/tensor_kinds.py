@@ -1,4 +1,4 @@
-"""Which tensors cross, with what shape: decided by the run, never by whoever sends one."""
+"""The tensors that cross, with their shapes: the run decides them, never the party that sends one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How client and enclave come together: evidence for the client's own nonce, then keys that only these two have.
+"""The handshake of client and enclave: evidence for the client's own nonce, then keys that only these two have.
 
     client                                                     enclave
       nonce  ------------------------------------------------->
@@ -8,7 +8,7 @@
              <-------------------------------------------------  reply
 
 The evidence binds the enclave's message key and TLS key; the reply is signed with that message key. The digest of the
-token is in every key of the channel: who rests on another appraisal has other keys.
+token is in every key of the channel: a side that rests on another appraisal has other keys.
 """
 
 import hashlib
@@ -40,12 +40,12 @@ ROLE = "enclave"
 
 @dataclass(frozen=True)
 class Occasion:
-    """What both sides mean.
+    """The facts on which both sides of a handshake must agree.
 
     Attributes:
         run: Name of the session.
         config_digest: SHA-256 of the run's config, 32 bytes.
-        enclave: Who the enclave is.
+        enclave: The enclave's name and message key.
         keys: Digest of the keys that evidence must be bound to; see `attested_keys`.
         chunk_bytes: As in `Terms`.
     """
@@ -76,14 +76,14 @@ def attested_keys(peer: Peer, certificate_pem: bytes = b"") -> bytes:
 
 
 class Doorkeeper:
-    """The enclave's side.
+    """The enclave's side of the handshake.
 
     Args:
         identity: The enclave.
-        attester: Has the hardware speak for it.
-        occasion: What it means.
-        epochs: Raised at every meeting.
-        clients: Whom it knows.
+        attester: Makes its evidence.
+        occasion: The facts to agree on.
+        epochs: Raised at every handshake.
+        clients: The clients of the run.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Doorkeeper:
         """Return evidence for a client's nonce.
 
         Raises:
-            PeerRefusedError: Nobody knows that client, or it sent no nonce.
+            PeerRefusedError: It is no client of the run, or it sent no nonce.
         """
         if client not in self._clients:
             raise PeerRefusedError(f"{client}: is no client of this run")
@@ -131,7 +131,7 @@ class Doorkeeper:
 
 
 class Caller:
-    """The client's side.
+    """The client's side of the handshake.
 
     Args:
         identity: The client.

@@ -1,4 +1,4 @@
-"""One party outside the enclave: its line, whom it trusts, and the link that came of it."""
+"""A party outside the enclave: its connection, its appraisal of the enclave, and the link that it agreed on."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class EnclavePeer:
     Args:
         identity: The party.
         line: To the enclave.
-        caller: Appraises the enclave; None in a plaintext split, where nobody does.
+        caller: Appraises the enclave; None in a plaintext split, which has no appraisal.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -72,7 +72,7 @@ class EnclavePeer:
         self.meeting_s += time.thread_time() - started
 
     def appraise_again(self) -> None:
-        """Ask for evidence for a new nonce, and judge it by the policy as it is now; the keys stay.
+        """Ask for evidence for a new nonce, and appraise it by the policy as it is now; the keys stay.
 
         Raises:
             RefusedEvidenceError: It does not pass: nothing more is sent to this enclave.

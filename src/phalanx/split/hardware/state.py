@@ -1,7 +1,7 @@
-"""Sealed states: which of them an enclave goes on from, through crashes of anybody at any moment.
+"""Sealed states: an enclave goes on from the newest one that is kept, through a crash of any party at any moment.
 
 Two counters, both only go up. The first numbers every state that is sealed, so no two have the same number. The second
-is moved up to a state's number once that state is safe on the disk of whoever keeps it. A state opens if its number is
+is moved up to a state's number once that state is safe on the keeper's disk. A state opens if its number is
 not below the second counter: everything older than the newest one that is known to be kept is void, and a crash between
 sealing and keeping costs no more than the steps in between, which are done again.
 
@@ -81,7 +81,7 @@ class StateKeeper:
 
     @property
     def has_kept(self) -> bool:
-        """Whether there is a state that whoever goes on must go on from."""
+        """Whether there is a state that the enclave must go on from."""
         return self._settled.read() > 0
 
     @property

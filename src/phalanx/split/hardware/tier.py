@@ -1,4 +1,4 @@
-"""What stands behind an enclave: who speaks for it, who keeps its key, and what counts for it."""
+"""The tiers of an enclave: what attests it, what keeps its key, and what counts its states."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ class Tier:
 
 
 def worth(split: SplitConfig) -> str:
-    """What a split's guard is worth, in one line."""
+    """Say what a split's guard is worth, in one line."""
     if split.mode == "plaintext":
         return "plaintext: NOT SECURE: the enclave's host reads and alters what it likes"
     return TIERS[split.tier]
@@ -74,7 +74,7 @@ def file_counter(directory: Path, purpose: str) -> MonotonicCounter:
 
 
 def _open_files(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
-    """Nobody vouches for these tiers: the evidence is simulated, and what a sandbox is worth shows in its report."""
+    """Open a tier that rests on files: its evidence is simulated, and a sandbox's worth shows in its report."""
     path = directory / "seal.key"
     if not path.exists():
         write_private(path, secrets.token_bytes(32))

@@ -92,7 +92,7 @@ def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
 
 
 def _make_secret(device: TpmDevice) -> bytes:
-    """A key, and where fresh counters lie and begin: whoever moves those to others needs the sealed file."""
+    """Make a key, and the place and beginning of fresh counters: moving those to others takes the sealed file."""
     base = _FIRST_INDEX + 4 * secrets.randbelow(_NUM_SLOTS)
     starts = [TpmCounter.create(device, base + slot).read() for slot in range(len(PURPOSES))]
     return _SECRET.pack(secrets.token_bytes(32), base, *starts)

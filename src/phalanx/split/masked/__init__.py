@@ -1,8 +1,8 @@
 """Masked offload of a model's frozen linear layers; torch loads with the first name that needs it.
 
-WorkerPort <- SimulatedWorker, RemoteWorker     who multiplies
+WorkerPort <- SimulatedWorker, RemoteWorker     workers that multiply
 MaskedDesk on PadSources                        masks, asks, checks, unmasks
-MaskedLinear, mask_linears                      layers of a model that ask at a desk
+MaskedLinear, mask_linears                      layers of a model with products from such a client
 """
 
 import importlib

@@ -8,13 +8,13 @@ from phalanx.config import StrictModel
 from phalanx.transport import TransportConfig
 
 MOST_ROWS = 512
-"""Of a pad whose rows nobody has chosen."""
+"""Most rows of a pad where the config names no number."""
 OWNER = "owner"
 """Party name of the trusted side, unless a worker's file says otherwise."""
 
 
 class MaskedConfig(StrictModel):
-    """The trusted side: where pads come from, how many are kept, who makes their products.
+    """The trusted side: where pads come from, how many are kept, which worker makes their products.
 
     Attributes:
         pads: ``aes`` draws pads from AES-256 in counter mode under a key that lives as long as the process; ``os``
@@ -45,7 +45,7 @@ class MaskedConfig(StrictModel):
 
 
 class MaskedWorkerConfig(StrictModel):
-    """One worker process: who it is and where the trusted side listens."""
+    """The config of one worker process: its identity, and where the trusted side listens."""
 
     identity: str
     """Directory with this worker's certificate and keys."""

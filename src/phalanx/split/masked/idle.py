@@ -1,4 +1,4 @@
-"""Pads made in idle time: by a thread that fills a desk's pools whenever some were taken."""
+"""Pads made in idle time: a thread fills an offload client's pools whenever pads were taken."""
 
 import contextlib
 import threading
@@ -18,13 +18,13 @@ _SECONDS_TO_END = 10.0
 
 
 class IdlePads:
-    """Keeps a number of pads ready at a desk; a context manager.
+    """A thread that keeps a number of pads ready at an offload client; a context manager.
 
     The products of matrices leave Python's lock alone, so this runs while a step waits for its worker, and takes
     nothing from it but the processor. With a second worker the thread only draws pads and waits for answers.
 
     Args:
-        desk: Whose pools.
+        desk: The client with the pools.
         reserve: Pads to have ready for each product.
     """
 
@@ -79,7 +79,7 @@ def open_desk(
     second: WorkerPort | None = None,
     counter: MonotonicCounter | None = None,
 ) -> Iterator[MaskedDesk]:
-    """Give the desk that a config asks for, with a thread that fills its pools.
+    """Give the offload client that a config asks for, with a thread that fills its pools.
 
     Args:
         config: Kind and number of pads.

@@ -1,4 +1,4 @@
-"""Frozen linear layers of a model whose products somebody else computes, without seeing what they are made of."""
+"""Frozen linear layers of a model with products that a worker computes, without seeing what they are made of."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,15 +18,15 @@ _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
 
 
 class MaskedLinear(nn.Module):
-    """Stands for a frozen ``nn.Linear`` or transformers' ``Conv1D``; computes the same up to rounding to fixed point.
+    """A layer in the place of a frozen ``nn.Linear`` or ``Conv1D`` of transformers, equal up to fixed-point rounding.
 
-    The product with the weight, and that of the gradient with its transpose, are asked for at the desk. The bias is
-    added here, and may be trained. No weight is kept: what the desk needs of it, it has.
+    The offload client is asked for the product with the weight, and for that of the gradient with its transpose. The
+    bias is added here, and may be trained. The layer keeps no weight: the client has what it needs of it.
 
     Args:
-        layer: What it stands for.
-        name: Of the layer at the desk.
-        desk: Where its products are made.
+        layer: The layer that it replaces.
+        name: Of the layer at the client.
+        desk: The offload client.
 
     Raises:
         ModelError: It is no linear layer, its weight is trained, or still on the meta device.
@@ -53,7 +53,7 @@ class MaskedLinear(nn.Module):
 
         Raises:
             ModelError: `x` has another last dimension.
-            FixedPointError: A number of `x`, or of the gradient, is NaN, infinite or beyond the desk's bound.
+            FixedPointError: A number of `x`, or of the gradient, is NaN, infinite or beyond the client's bound.
             PadError: There is no fresh pad.
             WrongProductError: A worker lied.
             TransportError: A worker is gone, silent, or answers with nonsense.
@@ -64,19 +64,19 @@ class MaskedLinear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
-        """Show the shape and the name at the desk."""
+        """Show the shape and the name at the offload client."""
         return f"{self._forward.layer}, in_features={self.in_features}, out_features={self.out_features}"
 
 
 def mask_linears(module: nn.Module, desk: OffloadClient, names: Sequence[str] | None = None) -> list[str]:
     """Put masked layers in the place of a module's frozen linear ones, those inside of LoRA layers included.
 
-    Adapters, and every other layer whose weight is trained, stay as they are and are computed here; so do attention
+    Adapters, and every other layer with a trained weight, stay as they are and are computed here; so do attention
     scores, norms and activations.
 
     Args:
         module: Built and filled; changed in place.
-        desk: Where the products are made.
+        desk: The offload client that makes the products.
         names: Of the layers to replace, without the ``base_layer`` of adapters; left out, all that can be.
 
     Returns:
@@ -85,7 +85,7 @@ def mask_linears(module: nn.Module, desk: OffloadClient, names: Sequence[str] | 
     Raises:
         ModelError: A named layer is missing, not linear, or trained; or nothing can be replaced.
         FixedPointError: A weight is NaN or infinite.
-        ConfigError: The desk has a layer of such a name already.
+        ConfigError: The client has a layer of such a name already.
     """
     found = dict(_places(module))
     if names is None:

@@ -1,4 +1,4 @@
-"""The trusted side's mail: what workers answer, sorted for several who wait at once."""
+"""The trusted side's answers from workers, sorted for several threads that wait at once."""
 
 import threading
 import time
@@ -16,9 +16,9 @@ Key = tuple[ProductMessage, int]
 
 
 class Mail:
-    """Takes an endpoint's frames in a thread of its own; nobody else may receive from it.
+    """A thread that takes an endpoint's frames; no other thread may receive from that endpoint.
 
-    Answers that nobody asked for are dropped, so a worker cannot fill this side's memory.
+    Answers that were not asked for are dropped, so a worker cannot fill this side's memory.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -71,7 +71,7 @@ class Mail:
                     came.pop(key, None)
 
     def close(self) -> None:
-        """Stop; whoever waits is told."""
+        """Stop; threads that wait get an error."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()

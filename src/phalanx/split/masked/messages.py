@@ -1,4 +1,4 @@
-"""What the trusted side and a worker say to each other, as bodies and payloads of signed frames.
+"""The messages between the trusted side and a worker, as bodies and payloads of signed frames.
 
 | kind | from | payload |
 |---|---|---|
@@ -115,7 +115,7 @@ def write_masked(masked: MaskedMessage) -> tuple[dict[str, Any], memoryview]:
 
 
 def read_masked(body: dict[str, Any], payload: memoryview) -> MaskedMessage:
-    """Read masked numbers or their product; whether they are elements of Z_p is for whoever computes with them.
+    """Read masked numbers or their product; whether they are elements of Z_p is checked before they are computed with.
 
     Raises:
         FrameError: The frame is anything else.

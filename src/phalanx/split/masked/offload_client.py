@@ -1,4 +1,4 @@
-"""The trusted side's desk: layers hand in what is to be multiplied, workers see masked numbers only."""
+"""The trusted side's offload client: layers hand in what is to be multiplied, workers see masked numbers only."""
 
 import contextlib
 import threading
@@ -27,13 +27,13 @@ _DEFAULTS = MaskedConfig()
 
 
 class OffloadClient(Protocol):
-    """Where masked layers have their products made."""
+    """The interface through which masked layers have their products made."""
 
     def add(self, layer: str, weight: Reals) -> None:
         """Take on a frozen layer.
 
         Args:
-            layer: Its name, which nobody else has at this desk.
+            layer: Its name, which no other layer has at this client.
             weight: ``[inner, columns]``.
         """
         ...
@@ -49,7 +49,7 @@ class OffloadClient(Protocol):
 
 
 class MaskedDesk:
-    """Masks, asks, checks and unmasks. Several threads may use it.
+    """An offload client that masks, asks, checks and unmasks. Several threads may use it.
 
     Args:
         worker: Sees masked activations and gradients.
@@ -85,7 +85,7 @@ class MaskedDesk:
         # one fills and one takes at a time, which may be two threads: the pools are made for that
         self._filling, self._taking = threading.Lock(), threading.Lock()
         self.pads_wanted = threading.Event()
-        """Set whenever pads were taken or a layer was added, for whoever fills in idle time to wait for."""
+        """Set whenever pads were taken or a layer was added; the thread that fills in idle time waits for it."""
         self.late_pads = 0
         """Pads that were made while a layer waited for them."""
 
@@ -141,7 +141,7 @@ class MaskedDesk:
         return sum(self._fill(side, count) for side in tuple(self._sides.values()))
 
     def renew_check(self, product: ProductMessage) -> None:
-        """Draw new secret vectors for a product whose check has refused, before somebody else computes it."""
+        """Draw new secret vectors for a product with a check that has refused, before another worker computes it."""
         side = self._side(product)
         check = ProductCheck(side.weight.values, self._pads(product))
         self._sides[product] = replace(side, check=check)
@@ -194,7 +194,7 @@ class MaskedDesk:
 
 @contextlib.contextmanager
 def _named(worker: WorkerPort) -> Iterator[None]:
-    """Say whose lie it was."""
+    """Name the worker that lied."""
     try:
         yield
     except WrongProductError as exc:

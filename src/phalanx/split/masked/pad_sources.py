@@ -1,7 +1,7 @@
-"""Where the pads of a desk come from.
+"""Sources of an offload client's pads.
 
-A pad is never needed again once its answer is there, by nobody. So the key that pads are made of need not outlive the
-process, and where it does not, there is nothing that a restart or a rolled-back disk could make twice.
+A pad is never needed again, by any party, once its answer is there. So the key that pads are made of need not outlive
+the process, and where it does not, there is nothing that a restart or a rolled-back disk could make twice.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Masked workers of an enclave that reaches no network: each behind a pipe of its own, in a sandbox of its own.
 
-Nobody is in between: the frames do not pass the process that has started both. They are signed all the same, as over
-any other wire, for the enclave's pipe proves nothing about who is at its other end.
+The frames do not pass the process that has started both. They are signed all the same, as over any other wire, for
+the enclave's pipe proves nothing about the process at its other end.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class PipeWires:
         return self._wires[receiver].deliver(receiver, raw, timeout_s)
 
     def close(self) -> None:
-        """As `Wire` says; the pipes are closed by who made them."""
+        """As `Wire` says; the pipes' makers close them."""
 
 
 @contextlib.contextmanager
@@ -81,7 +81,7 @@ def piped_workers(
     session: str,
     transport: TransportConfig,
 ) -> Iterator[dict[str, RemoteWorker]]:
-    """Give the ways to workers that somebody else has started, and tell them when it is over.
+    """Give the ways to workers that another process has started, and tell them when it is over.
 
     Args:
         identity: The trusted side.
@@ -104,7 +104,7 @@ def piped_workers(
         mail = Mail(endpoint)
         stack.callback(mail.close)
         yield {name: RemoteWorker(name, endpoint, mail, transport, pipes[name].is_open) for name in ends}
-        # whoever is gone by now need not be told
+        # a worker that is gone by now need not be told
         with contextlib.suppress(PeerLostError):
             for name in ends:
                 endpoint.send(name, END, {})

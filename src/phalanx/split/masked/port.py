@@ -1,4 +1,4 @@
-"""Whoever multiplies masked numbers for a desk, and the one that does it in this very process."""
+"""Ports to the workers that multiply masked numbers, and a worker in this very process."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -36,7 +36,7 @@ class WorkerPort(Protocol):
 
 
 class SimulatedWorker:
-    """A worker in the trusted side's own process, for tests and for measuring: it hides nothing from anybody.
+    """A worker in the trusted side's own process, for tests and for measuring: it hides nothing from any code in it.
 
     Args:
         name: How errors call it.

@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 class LocalMaskedWorkers:
     """Child processes by worker name; a context manager that ends them all.
 
-    They run as the same user as the trusted side, who can read that side's memory: for one machine with an enclave
+    They run as the trusted side's user, so they can read that side's memory: for one machine with an enclave
     and an accelerator in it, and for tests.
 
     Args:
@@ -71,13 +71,13 @@ class LocalMaskedWorkers:
         return self._processes[name].pid
 
     def last_words(self, name: str) -> str:
-        """The last line of a worker's log, for an error message."""
+        """Return the last line of a worker's log, for an error message."""
         path = self._directory / f"{name}.log"
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
         return lines[-1] if lines else "(no output)"
 
     def close(self) -> None:
-        """They have been told to end: give them a moment, then end them."""
+        """Give the workers, which have been told to end, a moment; then kill them."""
         for process in self._processes.values():
             try:
                 process.wait(_SECONDS_TO_END)

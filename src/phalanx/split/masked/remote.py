@@ -95,7 +95,7 @@ def remote_workers(
 
     Args:
         identity: The trusted side, with a certificate of the authority that the workers' are of as well.
-        names: Whom to wait for; nobody else is let in.
+        names: The workers to wait for; no other party is let in.
         run: The run; each start is a session of its own, in which nothing of an earlier one can be replayed.
         transport: Where to listen, deadlines and bounds.
         processes: Starts local ones; left out, workers are started by hand on other machines.
@@ -119,7 +119,7 @@ def remote_workers(
         mail = Mail(endpoint)
         stack.callback(mail.close)
         yield {name: RemoteWorker(name, endpoint, mail, transport, _watch(name, processes)) for name in names}
-        # whoever is gone by now need not be told
+        # a worker that is gone by now need not be told
         with contextlib.suppress(TransportError):
             for name in names:
                 endpoint.send(name, END, {})
@@ -133,7 +133,7 @@ def _watch(name: str, processes: LocalMaskedWorkers | None) -> Callable[[], bool
 
 
 def _seems_alive() -> bool:
-    """Of a process elsewhere nothing is known here."""
+    """True: of a process elsewhere nothing is known here."""
     return True
 
 

@@ -30,7 +30,7 @@ _LOOK_EVERY_S = 1.0
 
 
 class Multiplier(Protocol):
-    """What computes the products of a worker process."""
+    """The interface to the arithmetic of a worker process."""
 
     def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """Keep a quantised matrix, ``[inner, columns]``."""
@@ -45,7 +45,7 @@ def run_masked_worker(config: MaskedWorkerConfig, multiplier: Multiplier | None 
     """Serve until the trusted side ends the run or is gone.
 
     Args:
-        config: Who this worker is and where the trusted side listens.
+        config: This worker's identity, and where the trusted side listens.
         multiplier: Computes the products; another than the honest one is for drills only.
 
     Raises:
@@ -74,11 +74,11 @@ def run_masked_worker(config: MaskedWorkerConfig, multiplier: Multiplier | None 
 
 
 class ProductService:
-    """Answers one trusted side's frames, in the order in which they come.
+    """A service that answers one trusted side's frames, in the order in which they come.
 
     Args:
         endpoint: This worker's.
-        owner: Party name of the trusted side; nobody else is answered.
+        owner: Party name of the trusted side; no other party is answered.
         multiplier: Computes the products.
     """
 

@@ -8,15 +8,15 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.split.config import SplitConfig
 
 OWNER = "owner"
-"""Who keeps sealed states and asks for the release; it sees no tensor but released ones."""
+"""Party name of the owner, which keeps sealed states and asks for the release; it sees no tensor but released ones."""
 
 
 class EnclaveConfig(StrictModel):
-    """Everything that an enclave must know before anybody calls.
+    """The facts that an enclave must know before a client calls.
 
     Attributes:
         identity: Directory of its keys and certificate.
-        directory: Where it keeps its own key and counters; nobody else writes there.
+        directory: Where it keeps its own key and counters; no other process writes there.
         run: Name of the run, the same after a restart.
         session: Name of this session.
         config_digest: SHA-256 of the run's config, in hex.

@@ -1,4 +1,4 @@
-"""The enclave process of this machine: ended by its id, never outliving who started it."""
+"""The enclave process of this machine: ended by its id, never outliving its starter."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ class LocalEnclave:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in a terminal is for who started it
+                # Ctrl-C in a terminal is for its starter
                 process_group=0,
                 env={**os.environ, **settings},
             )
@@ -63,7 +63,7 @@ class LocalEnclave:
         raise PeerLostError(f"the enclave ended with {how}: {self._last_words()}; go on with --resume")
 
     def close(self) -> None:
-        """It was told to end: give it a moment, then end it."""
+        """Give the enclave, which has been told to end, a moment; then kill it."""
         if self._process is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Where a masked split gives the enclave's frozen linear layers to somebody else; the one hook of that mode."""
+"""The one hook of masked mode: the enclave's frozen linear layers go to workers that it does not trust."""
 
 import contextlib
 import socket
@@ -23,7 +23,7 @@ def as_it_is(back: StageModule) -> None:
 def offloaded(
     config: EnclaveConfig, identity: Identity, ends: Mapping[str, socket.socket] | None = None
 ) -> Iterator[Prepare]:
-    """Start who multiplies for the enclave, where the mode asks for that, and end it whatever happens.
+    """Start the workers that multiply for the enclave, where the mode asks for them, and end them whatever happens.
 
     Args:
         config: Of the enclave.
@@ -64,7 +64,7 @@ def _started(config: EnclaveConfig, identity: Identity) -> contextlib.AbstractCo
     split = config.split
     identities = Path(config.identity).parent
     processes = LocalMaskedWorkers(
-        # not in the enclave's own directory, which is nobody else's
+        # not in the enclave's own directory, which no other process uses
         Path(config.directory).parent / "workers",
         identities,
         split.transport,

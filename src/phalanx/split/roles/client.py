@@ -18,7 +18,7 @@ _FIGURES = 3
 
 
 def client_of(microbatch: int, clients: Sequence[str]) -> str:
-    """Whose turn a microbatch is: clients take turns."""
+    """Return the client of a microbatch: clients take turns."""
     return clients[microbatch % len(clients)]
 
 

@@ -1,4 +1,4 @@
-"""The enclave's work, whoever carries its frames: microbatches in their order, one step, losses back."""
+"""The enclave's work, over any transport of its frames: microbatches in their order, one step, losses back."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,18 +21,18 @@ _MAX_MEASURED_ROWS = 4096
 
 
 class Enclave:
-    """Takes frames of all clients and trains one set of adapters.
+    """The enclave takes frames of all clients and trains one set of adapters.
 
     Args:
         trainer: The back part.
         kinds: What crosses.
         microbatches: Of a step; clients take turns.
         clients: Party names, in the order of their turns.
-        gate: Counts who has contributed; None where nothing is ever released.
+        gate: Counts the clients that have contributed; None where nothing is ever released.
 
     Guarantees:
         A frame that is not the one that is due changes nothing, and the one that is due is taken afterwards. Losses
-        of a microbatch go to the client whose it is, and to nobody else.
+        of a microbatch go to the client that sent it, and to no other.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Enclave:
 
     @property
     def due(self) -> tuple[str, int]:
-        """Whose turn it is in the step that is under way, and with which microbatch."""
+        """The client and the microbatch that are due in the step under way."""
         number = len(self._learned)
         return client_of(number, self._clients), number
 
@@ -89,7 +89,7 @@ class Enclave:
         """Take the next frame of a client: activations, then labels.
 
         Args:
-            client: Whose link it came over.
+            client: The client of the link that it came over.
             what: Whether it is to be learned from, as the carrier says; the frame must agree.
             microbatch: As the carrier says; the frame must agree.
             rows: As the carrier says; the frame must agree.

@@ -1,4 +1,4 @@
-"""The enclave process: it answers who calls, and lets nothing out but what a message here says."""
+"""The enclave process: it answers its parties, and lets nothing out but what a message here says."""
 
 import contextlib
 import socket
@@ -78,7 +78,7 @@ def serve(
 
 
 class EnclaveServer:
-    """Messages in, answers out; one thread does everything.
+    """The server of an enclave: messages in, answers out; one thread does everything.
 
     Args:
         config: What the enclave was started with.
@@ -134,7 +134,7 @@ class EnclaveServer:
         self._meeting = Meter()
 
     def announce(self, address: str) -> None:
-        """Tell everybody where the enclave listens."""
+        """Tell every party where the enclave listens."""
         for name in self._config.addresses:
             self._post(name, say.EnclaveReady(address=address))
 
@@ -156,7 +156,7 @@ class EnclaveServer:
             self._tier.close()
 
     def handle(self, item: CheckedFrame) -> None:
-        """Do what one message asks for, or refuse it to who sent it."""
+        """Do what one message asks for, or refuse it to its sender."""
         try:
             message = say.parse_message(item.kind, item.body)
             if isinstance(message, _OWNER_ONLY) and item.sender != OWNER:

@@ -39,9 +39,9 @@ class FrameInTransit:
     """One frame on its way.
 
     Attributes:
-        client: Whose link it is on.
+        client: The client of its link.
         to_enclave: Which way it goes.
-        name: Of the tensor, such as ``cut.train``; anybody can read it in the frame's header.
+        name: Of the tensor, such as ``cut.train``; any host can read it in the frame's header.
         step: Finished steps.
         microbatch: Index in the step.
         attempt: From 0; above when it was refused before.
@@ -128,10 +128,10 @@ class SplitSimulator:
     """A whole split run without processes.
 
     Args:
-        scene: What it is about.
+        scene: Its parameters.
         task: What the back part learns; next tokens when left out.
-        host: Whoever carries the frames; honest when left out. May be exchanged between steps.
-        attester: Speaks for the enclave; of the simulated tier when left out.
+        host: Carries the frames; honest when left out. May be exchanged between steps.
+        attester: Makes the enclave's evidence; of the simulated tier when left out.
         front: Of all clients; when left out, the model's own, as the scene cuts it.
 
     Attributes:

@@ -44,7 +44,7 @@ class Classification:
         return OBJECTIVES["classification"](back(hidden), labels)
 
     def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
-        """As `SplitTask` says: the likeliest class of each text, for whoever sent it."""
+        """As `SplitTask` says: the likeliest class of each text, for the client that sent it."""
         logits = back(hidden)
         loss, targets = OBJECTIVES["classification"](logits, labels)
         pooled, _ = pooled_logits(logits, labels)
@@ -55,7 +55,7 @@ class Classification:
         return rows
 
     def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
-        """One label a token, of which all but a text's last one are ignored: so nobody sees how long a text is."""
+        """One label a token, all but a text's last one ignored: so the host does not see how long a text is."""
         return (rows, seq)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A model in two parts, cut at a depth: a frozen front, and a back part whose adapters are trained."""
+"""A model in two parts, cut at a depth: a frozen front, and a back part with trained adapters."""
 
 from collections.abc import Callable
 

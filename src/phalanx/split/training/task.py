@@ -29,7 +29,7 @@ class SplitTask(Protocol):
         ...
 
     def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
-        """As `loss`, of held-out rows, without a gradient; with the answers to who sent them.
+        """As `loss`, of held-out rows, without a gradient; with the answers for the client that sent them.
 
         Raises:
             DataError: The labels do not fit.
@@ -70,7 +70,7 @@ class NextToken:
         return HeldOutScores(float(loss), targets)
 
     def num_answers(self, rows: int) -> int:
-        """Nobody is told what comes next."""
+        """None: no client is told what comes next."""
         del rows
         return 0
 

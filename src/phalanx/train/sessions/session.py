@@ -195,38 +195,26 @@ class Session:
                     note_step=step_noter(log),
                 )
             )
-            self._start(engine, library, start)
+            engine.start(
+                start,
+                library.digests() if run.guard.enabled else {},
+                timeout_s=run.pipeline.step_timeout_s,
+                patience_s=run.pipeline.patience_s,
+            )
             saver = self.saver = Saver(engine, savepoint, observe, journal)
             stack.callback(saver.close)
             hooks = RunHooks(run, StagesInTurn(engine), corpus, recorder, saver, self.figures)
             fallback = Fallback(source, plan, savepoint, saver, metrics, observe)
-            self._train_to_the_end(engine, loader, hooks, recorder, fallback, start)
-            if journal is not None:
-                journal.remove()
-
-    def _start(self, engine: PipelineEngine, library: StageLibrary, step: int) -> None:
-        settings = self.config.pipeline
-        known = library.digests() if self.config.guard.enabled else {}
-        engine.start(step, known, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
-
-    def _train_to_the_end(
-        self,
-        engine: PipelineEngine,
-        loader: BatchLoader,
-        hooks: RunHooks,
-        recorder: RunRecorder,
-        fallback: Fallback,
-        step: int,
-    ) -> None:
-        """Train, and go back to a checkpoint as often as a stage is left without a holder."""
-        while True:
-            try:
-                self._train(engine, loader, hooks, step)
-                self._finish(engine, recorder)
-            except NoHolderError as exc:
-                step = fallback.go_back(engine, exc)
-            else:
-                return
+            ended = False
+            while not ended:
+                try:
+                    self._train(engine, loader, hooks, start)
+                    self._finish(engine, recorder)
+                    ended = True
+                    if journal is not None:
+                        journal.remove()
+                except NoHolderError as exc:
+                    start = fallback.go_back(engine, exc)
 
     def _recall(self, history: RunHistory) -> None:
         """Count what earlier sessions decided, whichever checkpoint this one goes on from."""

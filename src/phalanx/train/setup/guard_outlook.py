@@ -2,7 +2,7 @@
 
 from phalanx.pipeline import GuardConfig
 from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, price
-from phalanx.planner.guard.guard_costs import measured_costs
+from phalanx.planner.guard.guarding import measured_costs
 from phalanx.train.config import RunConfig
 
 _UPKEEP_BYTES = {"gradient": 4, "adapters": 4, "update": 4, "lockstep": 0, "replica": 8, "snapshot": 12}

@@ -1,11 +1,11 @@
-"""Does `guard.commit_lag` = 1 take the wait for audits out of a step? Both values side by side, in real processes.
+"""A bench of `guard.commit_lag`: does 1 take the wait for audits out of a step? Both values run side by side.
 
 ``python -m phalanx.lab.bench.alone.commit_lag OUT.json [--minutes 10] [--audit-rate 0.125] [--stages 4]``
 
 Each arm has an owner's engine and worker processes of its own; they take turns of a few steps, each turn ended by
 waiting until its last step is verified, so that no arm works in another one's turn. `audit_wait_s` is the owner's time,
-per step, in which everybody had committed and audits kept the step from being applied: its own with a lag of 0, those
-of the step before (and whatever else is not done as long as they are not) with a lag of 1.
+per step, in which every stage had committed and audits alone kept the step from being applied: the step's own audits
+with a lag of 0, those of the step before (and whatever else is not done as long as they are not) with a lag of 1.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 
 STEPS = 4
-"""Of one turn."""
+"""Steps of one turn."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ def arm(run: RunConfig, source: ModelSource, directory: Path) -> Iterator[LagArm
 
 
 def measure(rate: float, stages: int, minutes: float) -> dict[str, object]:
-    """Let both arms take turns for so long; the first turn of each is not counted."""
+    """Let both arms take turns for `minutes`; the first turn of each is not counted."""
     settle_numerics(1)
     base, load = scratch_run(), load_average()
     pipeline = base.pipeline.model_copy(update={"stages": stages})
@@ -110,7 +110,7 @@ def measure(rate: float, stages: int, minutes: float) -> dict[str, object]:
             one.watch()
         until, first = time.monotonic() + 60 * minutes, STEPS
         while time.monotonic() < until:
-            # who goes first changes, so that a machine that gets busier slows both
+            # the arms swap their places, so that a machine that gets busier slows both
             for lag in (0, 1) if first // STEPS % 2 else (1, 0):
                 arms[lag].turn(first)
             first += STEPS

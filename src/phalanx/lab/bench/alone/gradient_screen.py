@@ -1,11 +1,11 @@
-"""How often are honest weight gradients doubted, and gross lies not? The screen alone, on sums of real training steps.
+"""A bench of the gradient screen: how often it doubts honest weight gradients, and how often it passes gross lies.
 
 ``python -m phalanx.lab.bench.alone.gradient_screen OUT.json [--steps 200]``
 
 Each row is one small GPT-2 that trains on random tokens or on the bytes of Python's standard library. In every step the
 weight gradient of its middle layers is compared with that of one microbatch, as a shadow compares them: as it is,
-reversed, ten times as large, and with the largest hundredth of each tensor reversed. Nobody acts on it, so each step
-counts once for each.
+reversed, ten times as large, and with the largest hundredth of each tensor reversed. A doubt has no consequences here,
+so each step counts once for each of the four.
 """
 
 import argparse
@@ -34,7 +34,7 @@ LIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class ScreenCase:
-    """One training."""
+    """One training run: its model, its data and its microbatches."""
 
     width: int
     layers: int

@@ -1,12 +1,12 @@
-"""What do frames cost beside bare AES-256-GCM? Both side by side on one core, in turns.
+"""A bench of sealed frames beside bare AES-256-GCM: both take turns on one core.
 
 ``python -m phalanx.lab.bench.alone.seal OUT.json [--seconds 60] [--note TEXT]``
 
 A turn seals tensors into frames and opens them again, one after the other, and does the same with the bare cipher, one
-call each, into memory that exists already; who goes first changes. The share is the bare cipher's time by the frames',
-of the same turn without its first frame; processor time of the thread, as other work on the machine stretches wall
-time. The first frame of whoever goes first is the `cold` one: code and buffers have left the caches meanwhile. Digests
-for the transcript (BLAKE3 over the frame) are timed apart: the transport makes them anyway.
+call each, into memory that exists already; the order of the two alternates. The share is the bare cipher's time by the
+frames', of the same turn without its first frame; processor time of the thread, as other work on the machine stretches
+wall time. The first frame of the arm that begins is the `cold` one: code and buffers have left the caches meanwhile.
+Digests for the transcript (BLAKE3 over the frame) are timed apart: the transport makes them anyway.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Times = dict[str, list[tuple[float, float]]]
 
 
 class Epochs:
-    """A benchmark starts once."""
+    """A counter of epochs for a benchmark, which starts once."""
 
     def raise_epoch(self) -> int:
         """Give the first epoch."""

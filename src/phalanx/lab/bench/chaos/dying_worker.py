@@ -27,15 +27,15 @@ _STATES = ("state", "duplicate")
 
 
 class KillSwitch:
-    """Knows where this process is in its work, and ends it there.
+    """A trap that kills this process by SIGKILL at a planned point of its work.
 
-    It dies after a drawn share of the time that the point took last; should the point end before that, it dies at its
-    end, before anything comes of it: so wherever the record says that it died, it did.
+    It fires after a drawn share of the time that the point took last; should the point end before that, it fires at the
+    point's end, before any result leaves: so the place in the record is the place where the process died.
 
     Args:
-        kill: Where; None lets the process live.
+        kill: Point at which the process dies; None lets it live.
         deaths: File that gets the record, one JSON object a line.
-        die: What ends the process.
+        die: Ends the process.
     """
 
     def __init__(self, kill: PlannedKill | None, deaths: Path, die: Callable[[], None]) -> None:
@@ -51,13 +51,13 @@ class KillSwitch:
     def begin(
         self, point: Point, step: int, microbatch: int | None = None, first: Callable[[], None] | None = None
     ) -> None:
-        """The work at a point begins.
+        """Mark the beginning of the work at a point.
 
         Args:
-            point: Which.
-            step: Of the run.
-            microbatch: Of the step, where the point has one.
-            first: What must have happened before the process may die; it is waited for in another thread.
+            point: Point that begins.
+            step: Step of the run.
+            microbatch: Microbatch of the step, where the point has one.
+            first: Blocks until the process may die; it is called in another thread.
         """
         self._begun[point] = time.monotonic()
         kill = self._kill
@@ -71,7 +71,7 @@ class KillSwitch:
         threading.Thread(target=self._strike_after, args=(delay_s, first), daemon=True).start()
 
     def end(self, point: Point) -> None:
-        """The work at a point is done; nothing has come of it yet."""
+        """Mark the end of the work at a point; its result has not left the process yet."""
         if self._armed == point:
             self._strike()
         if point in self._begun:
@@ -79,7 +79,7 @@ class KillSwitch:
 
     @contextlib.contextmanager
     def at(self, point: Point, step: int, microbatch: int) -> Iterator[None]:
-        """The work of one microbatch."""
+        """Mark beginning and end of the work on one microbatch."""
         self.begin(point, step, microbatch)
         yield
         self.end(point)
@@ -102,7 +102,7 @@ class KillSwitch:
 
 
 class WatchedRunner(AttackedRunner):
-    """Computes honestly and says when."""
+    """A runner that computes honestly and reports each point of the work to the kill switch."""
 
     def __init__(self, honest: StageRunner, executioner: KillSwitch) -> None:
         super().__init__(honest)
@@ -132,7 +132,7 @@ class WatchedRunner(AttackedRunner):
 
 
 class WatchedEndpoint(Endpoint):
-    """Sends and receives honestly and says when a commitment or a state has left, and when an answer has come."""
+    """An endpoint that tells the kill switch when a commitment or a state has left, and when an answer has come."""
 
     def __init__(self, *arguments: Any, executioner: KillSwitch) -> None:
         # before anything can arrive
@@ -149,7 +149,7 @@ class WatchedEndpoint(Endpoint):
                 self._executioner.end("checkpoint")
         header = super().send(receiver, kind, body, payload)
         if kind == Commit.kind:
-            # committed is who is known to be
+            # a commitment counts once it has arrived at the owner
             self._executioner.begin("commit", body["step"], first=self._arrive)
         return header
 
@@ -168,7 +168,7 @@ class WatchedEndpoint(Endpoint):
 
 
 def main(plan_file: Path, deaths: Path, worker_file: Path) -> None:
-    """Run one worker, or a nursery of them.
+    """Run one worker, or a fork server of such workers.
 
     Raises:
         PhalanxError: As `run_worker`.

@@ -1,4 +1,4 @@
-"""Useful work while workers keep dying: taking over within the step, and restarting from checkpoints, side by side."""
+"""A measurement of useful work while workers are killed: failover within the step, and restarts from checkpoints."""
 
 import itertools
 import math
@@ -27,14 +27,14 @@ _RESTARTS_PER_FAILURE = 20
 
 @dataclass(frozen=True)
 class Window:
-    """How long an arm is watched.
+    """A plan of one observation: how long it lasts, and how often a worker is killed meanwhile.
 
     Attributes:
         mean_s: Mean time between failures.
-        failures: How many there must be.
-        warm_up_s: From the first step on, not measured.
-        undisturbed_s: Measured before the first failure, and again after the last.
-        seed: Of failures and victims.
+        failures: Number of failures.
+        warm_up_s: Time from the first step on that is not measured.
+        undisturbed_s: Time that is measured before the first failure, and again after the last.
+        seed: Seed from which times and victims are drawn.
     """
 
     mean_s: float
@@ -45,12 +45,12 @@ class Window:
 
     @property
     def times(self) -> list[float]:
-        """When somebody dies, seconds from the beginning of the disturbed part; the same for every arm."""
+        """Times of the kills, seconds from the beginning of the disturbed part; the same for every arm."""
         return failure_times(self.seed, self.mean_s, self.failures)
 
     @property
     def length_s(self) -> float:
-        """Of the disturbed part."""
+        """Length of the disturbed part in seconds."""
         return self.failures * self.mean_s
 
 
@@ -88,11 +88,11 @@ def checkpoint_cost(lines: Sequence[Line], every: int) -> tuple[float, float]:
 
 
 def play(run: RunConfig, arm: Arm, window: Window, directory: Path, cache: Path) -> Row:
-    """Let one arm train while its workers die.
+    """Let one arm train while its workers are killed.
 
     Returns:
         Steps done, failures, and `share`: steps done times the undisturbed seconds of a step, by the seconds that
-        passed; None where no two steps ended while nobody died, before the first failure or after the last.
+        passed; None where no two steps ended in an undisturbed part, before the first failure or after the last.
 
     Raises:
         TrainingError: The arm never began to train, or did not go on after the last failure.
@@ -131,7 +131,7 @@ def play(run: RunConfig, arm: Arm, window: Window, directory: Path, cache: Path)
 
 
 def run_of(run: RunConfig, arm: Arm, failures: int) -> RunConfig:
-    """The run file of an arm: guarded and with replacements, or with no guard, whose loss of a worker ends it."""
+    """Return the run of an arm: guarded and with replacements, or without a guard, so that a lost worker ends it."""
     respawns = 2 * failures + 8 if arm == "phalanx" else 0
     changes: dict[str, Any] = {"pipeline": run.pipeline.model_copy(update={"respawns": respawns})}
     if arm == "torchrun":
@@ -166,7 +166,7 @@ def _last_step(owner: RunProcess) -> int:
 
 
 def _calm_step_s(owner: RunProcess, seconds: float) -> float | None:
-    """Median seconds from one step's end to the next while nobody dies; None where there was no step."""
+    """Median seconds from one step's end to the next while no worker is killed; None where there was no step."""
     begun = time.time()
     time.sleep(seconds)
     lines = [line for line in owner.metrics() if line["time"] >= begun]

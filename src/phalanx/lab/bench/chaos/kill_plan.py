@@ -1,4 +1,4 @@
-"""Who is to die when, drawn from a seed: points inside a step for exact kills, times for random ones."""
+"""A plan of kills, drawn from a seed: points inside a step for exact kills, times for random ones."""
 
 import random
 from typing import Literal, get_args
@@ -6,8 +6,10 @@ from typing import Literal, get_args
 from phalanx.config import StrictModel
 
 Point = Literal["forward", "backward", "audit", "commit", "checkpoint"]
-"""Where a worker dies: while it runs a microbatch forward, or backward; while it recomputes another's microbatch; after
-it has committed to the step and before the step is applied; while its stage's state is on its way into a checkpoint."""
+"""A point at which a worker is killed: while it runs a microbatch forward, or backward; while it recomputes another's
+microbatch; after it has committed to the step and before the step is applied; while its stage's state is on its way
+into a checkpoint.
+"""
 
 POINTS: tuple[Point, ...] = get_args(Point)
 _FIRST_STEP = 2
@@ -15,12 +17,12 @@ _LONGEST_TAIL_S = 60.0
 
 
 class PlannedKill(StrictModel):
-    """One worker's death.
+    """One planned kill of a worker.
 
     Attributes:
         worker: Its name; a replacement has the next number.
         step: It dies at the first opportunity from this step on.
-        point: Where.
+        point: Point of the work at which it dies.
         microbatch: Of this microbatch, where the point has one to choose; None for the first one that comes.
         moment: How far into the point, as a share of what the point usually takes.
     """
@@ -33,25 +35,25 @@ class PlannedKill(StrictModel):
 
 
 class KillPlan(StrictModel):
-    """All deaths of one run."""
+    """All planned kills of one run."""
 
     kills: tuple[PlannedKill, ...]
 
     @property
     def last_step(self) -> int:
-        """The step from which on nobody else is to die."""
+        """The step of the last kill."""
         return max((kill.step for kill in self.kills), default=0)
 
 
 def plan_kills(seed: int, count: int, *, workers: int, microbatches: int, gap: int) -> KillPlan:
-    """Draw deaths; every point comes equally often, in random order.
+    """Draw kills; every point comes equally often, in random order.
 
     Args:
-        seed: Of the draw.
-        count: Deaths.
-        workers: Workers that a run begins with; the dead are replaced, in the order of their deaths.
-        microbatches: Of a step.
-        gap: Steps from one death to the next, on average.
+        seed: Seed of the draw.
+        count: Number of kills.
+        workers: Workers that a run begins with; replacements are killed in the order in which they were made.
+        microbatches: Microbatches of a step.
+        gap: Steps from one kill to the next, on average.
     """
     draw = random.Random(seed)  # noqa: S311 - a plan that can be drawn again, not a secret
     present, kills, points = list(range(1, workers + 1)), list[PlannedKill](), list[Point]()

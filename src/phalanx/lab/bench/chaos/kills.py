@@ -1,4 +1,4 @@
-"""Runs in which workers die at chosen points, beside the same run undisturbed: what came out, and after how long."""
+"""Runs in which workers are killed at chosen points, compared with the same run undisturbed."""
 
 import itertools
 import json
@@ -76,15 +76,15 @@ def run_kills(run: RunConfig, plan: KillPlan, clean: Row, directory: Path, cache
 
 
 def kill_rows(deaths: Iterable[Line], events: Sequence[Line], lines: Sequence[Line]) -> list[Row]:
-    """How long each death was unnoticed, and until the step that it disturbed was done.
+    """Compute, for each kill, how long it was unnoticed and how long it took until the disturbed step was done.
 
     Args:
-        deaths: What the dead wrote down.
-        events: Of the audit log.
-        lines: Of the metrics.
+        deaths: Records that the killed workers wrote.
+        events: Events of the audit log.
+        lines: Lines of the metrics.
 
     Returns:
-        A row a death. The disturbed step is the first one that ends after the death was noticed; a figure is None where
+        A row a kill. The disturbed step is the first one that ends after the kill was noticed; a figure is None where
         the run ended before that.
     """
     return [_kill_row(death, events, lines) for death in deaths]

@@ -1,4 +1,4 @@
-"""A run's owner in a process of its own, as ``phalanx train`` would be, whose workers die as planned."""
+"""A process that trains a run as ``phalanx train`` does, with workers that are killed as planned."""
 
 import functools
 import sys
@@ -16,14 +16,14 @@ from phalanx.train.sessions.session import Session
 from phalanx.train.setup.process import deterministic, interruptible
 
 DEATHS = "deaths.jsonl"
-"""In the run directory: what workers wrote down when they died."""
+"""File in the run directory with the records that workers wrote when they were killed."""
 
 
 class OwnerSpec(StrictModel):
-    """What is run.
+    """A run with its plan of kills.
 
     Attributes:
-        run: The run.
+        run: Run that is trained.
         directory: Its run directory, a new one.
         plan: File of a `KillPlan`.
     """

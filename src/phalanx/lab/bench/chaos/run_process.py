@@ -1,4 +1,4 @@
-"""Owners under test, seen from outside: start one, find its workers, read how far it is, end it."""
+"""A handle on an owner's process under test: start it, find its workers, read how far it is, end it."""
 
 import contextlib
 import os
@@ -7,9 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.process_clock import process_tree
 from phalanx.telemetry import read_metrics
@@ -49,7 +49,7 @@ def under_torchrun(command: Sequence[str], restarts: int) -> list[str]:
     ]
 
 
-class RunProcess:
+class RunProcess(Closeable):
     """A run in processes of its own; a context manager that leaves none of them behind."""
 
     def __init__(self, command: Sequence[str], run_dir: Path, cache: Path) -> None:
@@ -116,14 +116,6 @@ class RunProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def workers_below(root: int) -> list[int]:
     """Process ids of all workers below a process, those that are still starting included."""
@@ -143,7 +135,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _is_worker(pid: int) -> bool:
-    """Whether a process is one worker: by its file, or by the name that a nursery gives to what it forks."""
+    """Whether a process is one worker: by its file, or by the name that a fork server gives to what it forks."""
     try:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").partition(" (")[2].rpartition(") ")
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -1,1 +1,1 @@
-"""Which liars are found, when, and whether an honest party is accused."""
+"""The detection benches: which attacks are found, in which step, and whether an honest party is evicted."""

@@ -1,4 +1,4 @@
-"""What `bench detection` plays: honest companies, every attack against every preset in every place, and baselines."""
+"""The list of companies that `bench detection` simulates: honest ones, every attack against every preset, baselines."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
@@ -15,7 +15,7 @@ FIRST_ATTACKED_STEP = 2
 
 _STEPS = 64
 _SILENT_STEPS = 8
-"""Every silence costs patience."""
+"""Steps of a cell with a silent party: each silence costs the owner's whole patience."""
 _BASELINE_STEPS = 8
 _QUICK_STEPS = 16
 _PRESET_STEPS: Mapping[Preset, int] = {"standard": 256, "strict": 256, "light": 64}
@@ -101,14 +101,14 @@ def _places(kind: str, size: str) -> tuple[_Place, ...]:
 
 
 def _across_paths(attack: AttackConfig, stages: int) -> DetectionCell:
-    """A small lie among parties whose bits differ anyway: only the distance can tell."""
+    """A cell with a small lie among parties that differ in bits anyway: the distance alone can find it."""
     run = small_run(stages, "watchful", attack=attack)
     run = run.model_copy(update={"guard": run.guard.model_copy(update={"classes": "mixed"})})
     return DetectionCell(run, "watchful", _STEPS, (FP32, MATH))
 
 
 def _compared(attack: AttackConfig, stages: int) -> Iterator[DetectionCell]:
-    """The baselines, against the same attacker, for lies in messages."""
+    """Yield the baselines, against the same attacker, for lies in messages."""
     if ATTACKS[attack.kind].direction is not None and ATTACKS[attack.kind].caught_by in _SHOWN_BY_BASELINES:
         for guard in ("statistics", "off"):
             yield DetectionCell(small_run(stages, guard, attack=attack), guard, _BASELINE_STEPS)

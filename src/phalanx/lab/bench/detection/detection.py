@@ -1,4 +1,4 @@
-"""``phalanx bench detection``: who is caught, when, and whether anybody innocent is blamed; all in one process."""
+"""``phalanx bench detection``: which party is convicted, in which step, and whether it was guilty; in one process."""
 
 import os
 import sys
@@ -35,11 +35,11 @@ PROTOCOL = 3
 
 
 def bench_detection(quick: bool, only_finished: bool = False) -> dict[str, Any]:
-    """Play honest companies and every attack of the table; progress goes to standard error.
+    """Simulate honest companies and every attack of the table; progress goes to standard error.
 
     Args:
         quick: One rate and one place.
-        only_finished: Play nothing; show what earlier calls with the same code have finished.
+        only_finished: Simulate nothing; show what earlier calls with the same code have finished.
 
     Returns:
         Rows, how many are missing, and the block `false_accusations_per_million`; a figure that was not measured
@@ -81,7 +81,7 @@ def measure(
 
 
 def false_accusations_per_million(rows: Iterable[Row]) -> dict[str, Any]:
-    """Accusations of the innocent by the number of audited messages, for audited guards.
+    """Compute how often an honest party was convicted or blamed, by the number of audited messages, for audited guards.
 
     Returns:
         The share per million and what it is made of; `at_most` is the bound that holds with 95 % certainty when
@@ -108,7 +108,7 @@ def false_accusations_per_million(rows: Iterable[Row]) -> dict[str, Any]:
 
 
 class _Field:
-    """Where companies are played; the undisturbed run is trained once for each layout, as long as any cell needs."""
+    """A simulator of cells; the undisturbed run is trained once for each layout, as long as any cell needs."""
 
     def __init__(self, what: Iterable[DetectionCell], directory: Path) -> None:
         self._directory = directory
@@ -119,7 +119,7 @@ class _Field:
             self._steps[layout] = max(cell.steps, self._steps.get(layout, 0))
 
     def row(self, cell: DetectionCell) -> Row:
-        """Play a cell and compare it with the undisturbed run of the same seed."""
+        """Simulate a cell and compare it with the undisturbed run of the same seed."""
         clean = self._clean_run(cell)
         started, cpu = time.perf_counter(), time.process_time()
         with tempfile.TemporaryDirectory(dir=self._directory) as directory:
@@ -141,7 +141,7 @@ class _Field:
 
 
 def row_of(cell: DetectionCell, outcome: CompanyResult, clean: CleanRun) -> Row:
-    """What a company came to, as one flat row."""
+    """Return the result of a company as one flat row."""
     run, attack, guard = cell.run, cell.run.attack, cell.run.guard
     attacked = attack.kind != "none"
     line = ATTACKS[attack.kind] if attacked else None
@@ -190,14 +190,17 @@ def row_of(cell: DetectionCell, outcome: CompanyResult, clean: CleanRun) -> Row:
         "compared_by_distance": None if outcome.differences is None else outcome.differences.unequal,
         "largest_distance": None if outcome.differences is None else outcome.differences.largest,
         "loss_distance": _loss_distance(outcome, clean),
-        # other paths lead to other bits, with nobody attacking too
+        # other paths lead to other bits, without an attack too
         "bit_identical": None if cell.paths else _is_bit_identical(outcome, clean),
         "error": outcome.error,
     }
 
 
 def _audited_messages(outcome: CompanyResult) -> int:
-    """An audit recomputes a microbatch both ways; one that a screen asked for, the suspected message."""
+    """Count the messages that audits checked.
+
+    An audit recomputes a microbatch both ways; one that the screen asked for recomputes the withheld message.
+    """
     return 2 * outcome.num_audits - len(outcome.bodies("screen_hit"))
 
 

@@ -23,7 +23,7 @@ from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig
 from phalanx.train import RunConfig
 
 SEED = 14
-"""Of the draw, so that a sample can be had again."""
+"""Seed of the draw, so that a sample can be had again."""
 _SIZE = {"quick": 3, "full": 24}
 _MOST_STEPS = 96
 _VOCABULARY = 300
@@ -33,8 +33,8 @@ def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[
     """Train each drawn company in real processes; progress goes to standard error.
 
     Returns:
-        A row for each company, and how many are `missing`; `held` counts those that ended without an error, with
-        nobody innocent blamed and with the bits of the undisturbed run.
+        A row for each company, and how many are `missing`; `held` counts those that ended without an error, without
+        an honest party blamed and with the bits of the undisturbed run.
     """
     started, load = time.monotonic(), load_average()
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))

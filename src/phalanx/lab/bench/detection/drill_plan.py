@@ -1,4 +1,4 @@
-"""What a drill does to a run file: which attacks it plays, from its options and from the run file's own section."""
+"""The plan of a drill: which attacks it runs, from its options and from the run file's own section."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ DEFAULT_KINDS = ("forward_sign_flip", "backward_gaussian")
 
 @dataclass(frozen=True)
 class Drill:
-    """What is done to a run file; what is left out is as its ``[attack]`` says, or else the default.
+    """The options of a drill; an option that is left out has the value in ``[attack]``, or else its default.
 
     Attributes:
         kinds: Names in `ATTACKS`, each for a run of its own; None for what ``[attack]`` has, or the paper's two.
         together: Attackers of one further run, each as ``KIND:KEY=VALUE:...`` with the keys of ``[attack]``.
         steps: Optimizer steps of each run.
-        from_step: First step in which anybody lies; by default a quarter of the steps.
+        from_step: First step in which an attacker lies; by default a quarter of the steps.
         rate: How often the attackers lie.
         stages: Where they are; by default the first middle stage, or the first two where two are needed.
     """
@@ -40,8 +40,8 @@ class DrillRun:
     """One run of a drill.
 
     Attributes:
-        run: What the owner trains.
-        liars: Who lies, and how; empty in the undisturbed run.
+        run: Run that the owner trains.
+        liars: Parties that lie, each with its attack; empty in the undisturbed run.
         is_remote: Whether the liars are on other machines, where the laboratory's worker is started by hand.
     """
 
@@ -51,7 +51,7 @@ class DrillRun:
 
     @property
     def planned_steps(self) -> list[int]:
-        """Steps in which somebody lies who does as told and is not found before."""
+        """Steps in which an attacker lies, if it follows its plan and is not found before."""
         attacks = [make_attack(one, party, None) for party, one in self.liars.items()]
         return [step for step in range(self.run.train.steps) if any(attack.lies_in(step) for attack in attacks)]
 
@@ -135,7 +135,7 @@ def _section(run: RunConfig, drill: Drill) -> dict[str, Any]:
 
 
 def _of_kind(run: RunConfig, drill: Drill, kind: str) -> AttackConfig:
-    """An attack in one run; two stages where it needs two and nobody says where."""
+    """Make an attack of one run; it gets two stages where it needs two and no option names any."""
     section = _section(run, drill)
     attack = _made({**section, "kind": kind})
     if "stages" not in section:
@@ -147,7 +147,7 @@ def _of_kind(run: RunConfig, drill: Drill, kind: str) -> AttackConfig:
 
 
 def _of_section(run: RunConfig, drill: Drill) -> AttackConfig:
-    """The attackers of the run file, who act together; options that name one place or time are not for them."""
+    """Make the attackers of the run file, which act together; options for one place or time do not apply to them."""
     if drill.stages is not None:
         raise ConfigError("attack: --stages is for one kind of attack, and the run file has several; leave it out")
     changed = {"from_step": drill.from_step, "rate": drill.rate}
@@ -162,7 +162,7 @@ def _parsed(run: RunConfig, drill: Drill, text: str) -> AttackConfig:
     for setting in settings:
         keys, value = parse_override(setting)
         own[".".join(keys)] = tuple(value) if isinstance(value, list) else value
-    # seed and the like are for everybody, a place is for one alone
+    # seed and the like are for all attackers, a place is for one alone
     section = {key: value for key, value in _section(run, drill).items() if key in ("from_step", "rate", "seed")}
     return _made({**section, **own, "kind": kind})
 
@@ -197,7 +197,7 @@ def _check_places(run: RunConfig, attack: AttackConfig) -> None:
 
 
 def _liars(run: RunConfig, attack: AttackConfig) -> dict[str, AttackConfig]:
-    """Who serves the attacked stages at first."""
+    """Return the parties that serve the attacked stages at first, each with its attack."""
     holders = first_assignment(run.pipeline.stages, run.pipeline.workers, guarded=False).holders
     found: dict[str, AttackConfig] = {}
     for one in attack.attackers:

@@ -48,7 +48,7 @@ def run_drill(
     With remote workers it says before each run how they are to be started, and waits for them.
 
     Returns:
-        One row an attack, the undisturbed run first, and `passed`: every attack was found, and nobody innocent blamed.
+        One row an attack, the undisturbed run first, and `passed`: every attack was found, and no honest party blamed.
 
     Raises:
         ConfigError: As `drill_scenes`.
@@ -69,13 +69,13 @@ def run_drill(
 
 
 def row_of(scene: DrillRun, summary: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
-    """One line of the table from two summaries, but for its name.
+    """Make one line of the table from two summaries, but for its name.
 
-    What remote liars did they alone know: of them, it is compared with what they were told to do.
+    Remote liars alone know what they did: their run is compared with what they were told to do.
     """
     planned, liars = scene.planned_steps, set(scene.liars)
     attacked = planned if scene.is_remote else summary.get("attacked_steps") or []
-    # whoever was silent is replaced and not accused
+    # a silent party is replaced and not accused
     out = {certified_name(name) for name in (*summary.get("evicted", ()), *summary.get("lost", ()))}
     blamed = {certified_name(verdict["party"]) for verdict in summary.get("verdicts", ())}
     caught_at = [verdict["step"] for verdict in summary.get("verdicts", ())]
@@ -100,7 +100,7 @@ def row_of(scene: DrillRun, summary: dict[str, Any], clean: dict[str, Any]) -> d
 
 
 def has_held(row: dict[str, Any]) -> bool:
-    """Whether the run ended with nobody innocent blamed, and the attack took place and was found."""
+    """Whether the run ended without an honest party blamed, and the attack took place and was found."""
     found = row["detected"] is True or row["attack"] == "none"
     return row["error"] is None and row["false_accusations"] == 0 and found
 
@@ -126,5 +126,5 @@ def _left_behind(directory: Path) -> dict[str, Any]:
 
 
 def train_quietly(run: RunConfig, directory: Path) -> dict[str, Any]:
-    """Train one run; what is shown goes to standard error."""
+    """Train one run; its progress goes to standard error."""
     return train(run, directory, console=Console(stderr=True), open_workers=attackers_of(run.attack))

@@ -1,4 +1,4 @@
-"""The honest companies of `bench detection`: on one path of this machine, and on several whose bits differ."""
+"""The honest companies of `bench detection`: on one path of this machine, and on several paths that differ in bits."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -20,7 +20,7 @@ BF16_NO_ONEDNN = NumericPath("bf16, no oneDNN", "bf16", threads=1, mkldnn=False)
 _BF16_TOLERANCE = 0.2
 """Where `phalanx calibrate` puts at most one honest bf16 message in a million beyond it; see docs/tolerance.md."""
 _PATIENCE_S = 300.0
-"""Compiling takes long, and nobody here is silent on purpose."""
+"""Patience of these runs: compiling takes long, and no party here is silent on purpose."""
 _ON_PATHS: tuple[tuple[int, tuple[NumericPath, ...]], ...] = (
     (4, (FP32, MATH)),
     (6, (FP32, MATH)),
@@ -34,7 +34,7 @@ _ON_PATHS: tuple[tuple[int, tuple[NumericPath, ...]], ...] = (
 
 
 def honest_cells(*, quick: bool) -> Iterator[DetectionCell]:
-    """Every honest configuration; what is compiled only without `quick`."""
+    """Yield every honest configuration; those with compiled paths only without `quick`."""
     for stages, paths in _ON_PATHS:
         if not (quick and COMPILED in paths):
             yield on_paths(stages, paths, 8 if quick else 300)
@@ -42,12 +42,12 @@ def honest_cells(*, quick: bool) -> Iterator[DetectionCell]:
 
 
 def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance: float | None = None) -> DetectionCell:
-    """A company whose workers take turns in these ways to compute, every message audited.
+    """Make a company with workers that compute on these paths in turn, every message audited.
 
     Args:
         stages: K.
         paths: The first one is the run's own and the owner's.
-        steps: To be made.
+        steps: Number of steps.
         tolerance: tau; left out, the default in fp32, and what calibration suggests where bf16 takes part.
     """
     in_bf16 = any(path.precision == "bf16" for path in paths)

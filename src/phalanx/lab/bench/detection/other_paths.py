@@ -17,17 +17,17 @@ _ONE_AT_A_TIME = threading.RLock()
 _COMPUTATIONS = ("forward", "backward", "recompute")
 
 _Place = tuple[int, int, int, str]
-"""Stage, step, microbatch, direction."""
+"""A place of a message: stage, step, microbatch, direction."""
 
 
 @dataclass
 class HonestDistances:
-    """How far audited messages lay from what their auditor got, when both were honest.
+    """Distances between honest messages and the results of their honest auditors.
 
     Attributes:
-        messages: That both sides have computed.
-        unequal: Of them, with another bit somewhere: the guard had to compare their distance.
-        largest: Distance of the worst of them, as `token_distance` has it.
+        messages: Number of messages that both sides have computed.
+        unequal: Number of them that differ in a bit: the guard had to compare their distance.
+        largest: Largest of their distances, as `token_distance` has it.
     """
 
     messages: int = 0
@@ -50,13 +50,13 @@ class HonestDistances:
             self.largest = max(self.largest, token_distance(sent, tensor))
 
     def forget(self, stage: int, before: int) -> None:
-        """Drop what nobody will audit any more."""
+        """Drop messages of earlier steps, which no party will audit any more."""
         for place in [place for place in self._sent if place[0] == stage and place[1] < before]:
             del self._sent[place]
 
 
 class PathRunner(StageRunner):
-    """A stage that is computed in another way of this machine, by one party at a time."""
+    """A runner that computes a stage on another numeric path of this machine, one party at a time."""
 
     def __init__(self, copy: StageCopy, path: NumericPath, seen: Callable[[_Place, Tensor], None]) -> None:
         self._inner = path.runner(copy.plan, copy)
@@ -103,7 +103,7 @@ class PathRunner(StageRunner):
 
 
 def on_path(path: NumericPath, differences: HonestDistances) -> WrapCopy:
-    """What lets a worker compute all copies that it has, held or shadowed, in one way; only while `taking_turns`."""
+    """Return a wrapper that makes a worker compute all its copies on one path; for use inside `taking_turns`."""
 
     def wrap(copy: StageCopy, held: bool) -> StageCopy:
         def sent(place: _Place, tensor: Tensor) -> None:
@@ -118,9 +118,9 @@ def on_path(path: NumericPath, differences: HonestDistances) -> WrapCopy:
 
 @contextlib.contextmanager
 def taking_turns() -> Iterator[None]:
-    """Let nobody of this process compute while another's path is switched on: not the owner's referee either.
+    """Let one party of this process, the owner's referee included, compute at a time, so that no path affects another.
 
-    A referee that recomputed with the settings of somebody else's path would find other bits than an honest holder
+    A referee that recomputed with the settings of another party's path would find other bits than an honest holder
     of its own numeric class has sent, and convict it.
     """
     plain = {name: getattr(StageRunner, name) for name in _COMPUTATIONS}

@@ -1,4 +1,4 @@
-"""One cell of `bench detection`: a simulated company with its attackers, and what came of it."""
+"""A simulated company with its attackers, as one cell of `bench detection` describes it, and its result."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ class LoggedLie:
 
 @dataclass(frozen=True)
 class Fate:
-    """How a party's part ended: in which step, whether it was convicted, and from which step on all was undone."""
+    """The end of a party's part in a run: its step, whether it was convicted, and the step that was gone back to."""
 
     step: int
     convicted: bool
@@ -43,15 +43,15 @@ class Fate:
 
 @dataclass
 class CompanyResult:
-    """What came of one company.
+    """The result of one company.
 
     Attributes:
-        losses: Of each applied step, nats.
-        digest: Of the weights at the end; None when the run broke off.
-        lies: The ground truth.
-        events: What the guard saw.
-        num_audits: Recomputed microbatches.
-        differences: Between honest workers on different paths; None where bits must be equal, or somebody lies.
+        losses: Loss of each applied step, nats.
+        digest: Digest of the weights at the end; None when the run broke off.
+        lies: The lies that the attackers logged, which are the ground truth.
+        events: Events of the guard.
+        num_audits: Number of recomputed microbatches.
+        differences: Between honest workers on different paths; None where bits must be equal, or where a party lies.
         error: Why the run broke off; None when it did not.
     """
 
@@ -64,12 +64,12 @@ class CompanyResult:
     error: str | None = None
 
     def bodies(self, kind: str) -> list[dict[str, object]]:
-        """What events of one kind say."""
+        """Return the bodies of all events of one kind."""
         return [body for name, body in self.events if name == kind]
 
     @property
     def fates(self) -> dict[str, Fate]:
-        """Everybody who was evicted or lost."""
+        """Return the fate of each party that was evicted or lost."""
         fates: dict[str, Fate] = {}
         last = ""
         for kind, body in self.events:
@@ -83,11 +83,11 @@ class CompanyResult:
 
 @dataclass
 class CleanRun:
-    """What an undisturbed run comes to, step by step.
+    """The result of an undisturbed run, step by step.
 
     Attributes:
-        losses: Of each step, nats.
-        digests: Of the weights after each step.
+        losses: Loss of each step, nats.
+        digests: Digest of the weights after each step.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -95,7 +95,7 @@ class CleanRun:
 
 
 def run_clean(run: RunConfig, steps: int, directory: Path, cache: Path) -> CleanRun:
-    """Train with nobody attacking and nobody watching.
+    """Train without an attack and without a guard.
 
     Raises:
         PhalanxError: As training does.
@@ -114,7 +114,7 @@ def undisturbed(run: RunConfig) -> RunConfig:
 
 
 def play(cell: DetectionCell, directory: Path, cache: Path) -> CompanyResult:
-    """Let a company run until its attackers are out, or its steps are done.
+    """Run a company until its attackers are evicted, or its steps are done.
 
     Which microbatches are audited follows from the run's seed here, so that a row can be had again.
     """
@@ -139,7 +139,7 @@ def play(cell: DetectionCell, directory: Path, cache: Path) -> CompanyResult:
 
 
 def read_lies(log: Path) -> list[LoggedLie]:
-    """What the attackers say that they did."""
+    """Read the lies that the attackers have logged."""
     if not log.exists():
         return []
     records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -160,7 +160,7 @@ def is_undone(lie: LoggedLie, outcome: CompanyResult) -> bool:
 
 
 def first_found(outcome: CompanyResult) -> int | None:
-    """The step in which the guard first met a liar, before anything was gone back to; None where it met none."""
+    """Return the step in which the guard first found a lie, before any rollback; None where it found none."""
     liars = {lie.party for lie in outcome.lies}
     places = {(lie.stage, lie.step) for lie in outcome.lies}
     for kind, body in outcome.events:
@@ -171,7 +171,7 @@ def first_found(outcome: CompanyResult) -> int | None:
 
 
 def accepted(outcome: CompanyResult) -> list[LoggedLie]:
-    """Lies that are in the weights for good: their step was applied while the liar was there, and never undone."""
+    """Return the lies that stay in the weights: their step was applied while the liar was there, and never undone."""
     fates, applied = outcome.fates, len(outcome.losses)
     return [
         lie

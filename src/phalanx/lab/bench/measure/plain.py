@@ -1,4 +1,4 @@
-"""What anybody would write without Phalanx: the un-sliced transformers model in one process."""
+"""The baseline of the benches: the un-sliced transformers model, trained in one process without Phalanx."""
 
 from collections.abc import Iterable
 

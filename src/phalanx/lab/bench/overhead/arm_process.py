@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree, wait_until_quiet
 from phalanx.lab.bench.overhead.arm import ArmSpec, Report, StepsRequest
@@ -36,7 +35,7 @@ class Block:
     report: Report
 
 
-class ArmProcess:
+class ArmProcess(Closeable):
     """One arm's process with its workers; idle between blocks."""
 
     def __init__(self, spec: ArmSpec, environment: Mapping[str, str]) -> None:
@@ -102,14 +101,6 @@ class ArmProcess:
         finally:
             if stdout is not None:
                 stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _order(self, order: StepsRequest) -> None:
         if self._process.stdin is None:

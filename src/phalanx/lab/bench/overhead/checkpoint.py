@@ -33,7 +33,7 @@ _ARMS = ("none", "synchronous", "asynchronous")
 
 @dataclass(frozen=True)
 class CheckpointWorkload:
-    """What is measured.
+    """A model and a run on which checkpoints are measured.
 
     Attributes:
         model: Name in the rows.
@@ -97,7 +97,7 @@ def measure(workload: CheckpointWorkload, *, quick: bool) -> dict[str, Any]:
 
 
 class _Session:
-    """One run whose steps all arms share, in turns."""
+    """A run that all arms train in turns."""
 
     def __init__(
         self, run: RunConfig, home: RunDirectory, engine: PipelineEngine, loader: BatchLoader, saver: Saver
@@ -111,7 +111,7 @@ class _Session:
         self._num_steps = 0
 
     def block(self, arm: str, result: _Arm) -> None:
-        """Save once, then train `checkpoint.every` steps; what is written beside them is waited for.
+        """Save once, then train `checkpoint.every` steps and wait for what is written beside them.
 
         Raises:
             TrainingError: The checkpoint could not be written.

@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,31 @@ def measure(what: Sequence[InterleavedGuards], *, quick: bool) -> dict[str, Any]
 
 
 def _measure_shift(shift: InterleavedGuards, directory: Path) -> list[Row]:
+    with _opened(shift, directory) as (source, crew):
+        measured = _take_turns(shift, crew)
+        memory = {arm: peak_memory_bytes(process.pids) for arm, process in crew.items()}
+        # last of all: it ends what is measured from outside
+        guarded = [arm for arm, guard in shift.arms.items() if guard.enabled]
+        losses = {arm: crew[arm].lose(shift.run.pipeline.workers[0]) for arm in guarded}
+    return overhead_rows(shift.arms, measured, memory, _layout(shift, source), losses)
+
+
+def run_in_turns(shift: InterleavedGuards, directory: Path) -> dict[str, ArmMeasurement]:
+    """Run every arm of a shift, turn by turn, and return what was measured of each.
+
+    Raises:
+        TrainingError: An arm failed.
+    """
+    with _opened(shift, directory) as (_, crew):
+        return _take_turns(shift, crew)
+
+
+@contextlib.contextmanager
+def _opened(shift: InterleavedGuards, directory: Path) -> Iterator[tuple[ModelSource, dict[str, ArmProcess]]]:
     run = shift.run
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     source = open_model(run.model, cache / "models", run.train.seed)
     prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
-    name = f"{shift.model}, K = {run.pipeline.stages}, M = {run.train.microbatches}"
     with contextlib.ExitStack() as stack:
         crew: dict[str, ArmProcess] = {}
         for arm, guard in shift.arms.items():
@@ -72,17 +92,16 @@ def _measure_shift(shift: InterleavedGuards, directory: Path) -> list[Row]:
                 cache=str(cache.resolve()),
             )
             crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": "1"}))
-            _say(f"{name}: {arm} is ready")
-        measured = _take_turns(shift, crew, name)
-        memory = {arm: peak_memory_bytes(process.pids) for arm, process in crew.items()}
-        # last of all: it ends what is measured from outside
-        guarded = [arm for arm, guard in shift.arms.items() if guard.enabled]
-        losses = {arm: crew[arm].lose(run.pipeline.workers[0]) for arm in guarded}
-    return overhead_rows(shift.arms, measured, memory, _layout(shift, source), losses)
+            _say(f"{_name(shift)}: {arm} is ready")
+        yield source, crew
 
 
-def _take_turns(shift: InterleavedGuards, crew: dict[str, ArmProcess], name: str) -> dict[str, ArmMeasurement]:
-    arms = {arm: ArmMeasurement() for arm in crew}
+def _name(shift: InterleavedGuards) -> str:
+    return f"{shift.model}, K = {shift.run.pipeline.stages}, M = {shift.run.train.microbatches}"
+
+
+def _take_turns(shift: InterleavedGuards, crew: dict[str, ArmProcess]) -> dict[str, ArmMeasurement]:
+    arms, name = {arm: ArmMeasurement() for arm in crew}, _name(shift)
     started = time.monotonic()
     for turn in range(shift.warm_ups + shift.rounds):
         if turn > shift.warm_ups and time.monotonic() - started > shift.budget_s:

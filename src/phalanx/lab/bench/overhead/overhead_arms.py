@@ -61,25 +61,25 @@ def shifts(quick: bool) -> list[InterleavedGuards]:
     """All shifts; every q has as many microbatches as it takes to audit at least one."""
     if quick:
         return [
-            _shift(4, 32, 8, BY_PRESET, rounds=6, budget_s=130.0),
-            _shift(4, 32, 8, (EIGHTH, UPDATE, SNAPSHOT, PAPER), rounds=4, budget_s=130.0),
-            _adapted(_shift(4, 32, 8, (ADAPTERS,), rounds=4, budget_s=40.0)),
-            _shift(4, 32, 16, (SIXTEENTH, REPLICA), rounds=4, budget_s=80.0),
-            _shift(4, 64, 64, (SIXTY_FOURTH,), rounds=4, budget_s=60.0),
+            shift_of(4, 32, 8, BY_PRESET, rounds=6, budget_s=130.0),
+            shift_of(4, 32, 8, (EIGHTH, UPDATE, SNAPSHOT, PAPER), rounds=4, budget_s=130.0),
+            _adapted(shift_of(4, 32, 8, (ADAPTERS,), rounds=4, budget_s=40.0)),
+            shift_of(4, 32, 16, (SIXTEENTH, REPLICA), rounds=4, budget_s=80.0),
+            shift_of(4, 64, 64, (SIXTY_FOURTH,), rounds=4, budget_s=60.0),
         ]
     upkeeps = (EIGHTH, WITH_OWNER, UPDATE, SNAPSHOT, LOCKSTEP, PAPER, STATISTICS)
     return [
         *preset_shifts(),
-        _shift(4, 32, 8, (WITH_OWNER, SCREENED), rounds=12, budget_s=300.0),
-        _shift(4, 32, 8, upkeeps, rounds=12, budget_s=700.0),
+        shift_of(4, 32, 8, (WITH_OWNER, SCREENED), rounds=12, budget_s=300.0),
+        shift_of(4, 32, 8, upkeeps, rounds=12, budget_s=700.0),
         # a lane of a replica then has 8 microbatches, of which q = 1/8 draws one
-        _shift(4, 32, 16, (SIXTEENTH, REPLICA), rounds=16, budget_s=330.0),
-        _shift(4, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
-        _adapted(_shift(4, 32, 8, (ADAPTERS,), rounds=12, budget_s=180.0)),
+        shift_of(4, 32, 16, (SIXTEENTH, REPLICA), rounds=16, budget_s=330.0),
+        shift_of(4, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
+        _adapted(shift_of(4, 32, 8, (ADAPTERS,), rounds=12, budget_s=180.0)),
         # more stages change what a guard costs, not how a shadow is kept
-        _shift(6, 32, 8, (EIGHTH, PAPER), rounds=12, budget_s=300.0),
-        _shift(6, 32, 16, (SIXTEENTH,), rounds=16, budget_s=240.0),
-        _shift(6, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
+        shift_of(6, 32, 8, (EIGHTH, PAPER), rounds=12, budget_s=300.0),
+        shift_of(6, 32, 16, (SIXTEENTH,), rounds=16, budget_s=240.0),
+        shift_of(6, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
         *wide_shifts(),
         *long_shifts(),
     ]
@@ -88,15 +88,15 @@ def shifts(quick: bool) -> list[InterleavedGuards]:
 def preset_shifts() -> list[InterleavedGuards]:
     """The presets at M = 8, where one microbatch at least makes 1/8 of q = 1/16, and at M = 32, where it does not."""
     return [
-        _shift(4, 32, 8, BY_PRESET, rounds=12, budget_s=400.0),
-        _shift(4, 64, 32, BY_PRESET, rounds=8, budget_s=400.0),
+        shift_of(4, 32, 8, BY_PRESET, rounds=12, budget_s=400.0),
+        shift_of(4, 64, 32, BY_PRESET, rounds=8, budget_s=400.0),
     ]
 
 
 def wide_shifts() -> list[InterleavedGuards]:
     """The three rates on a model twice as wide, where signatures, digests and copies weigh less."""
     return [
-        _shift(stages, batch_size, microbatches, (guard,), rounds=16, budget_s=240.0, width=WIDE)
+        shift_of(stages, batch_size, microbatches, (guard,), rounds=16, budget_s=240.0, width=WIDE)
         for stages in (4, 6)
         for batch_size, microbatches, guard in ((32, 8, EIGHTH), (32, 16, SIXTEENTH), (64, 64, SIXTY_FOURTH))
     ]
@@ -105,12 +105,12 @@ def wide_shifts() -> list[InterleavedGuards]:
 def long_shifts() -> list[InterleavedGuards]:
     """Six stages of the wide model, twice as many tokens a step: what is paid by the step or the weight weighs half."""
     return [
-        _shift(6, batch_size, microbatches, (guard,), rounds=16, budget_s=360.0, width=WIDE)
+        shift_of(6, batch_size, microbatches, (guard,), rounds=16, budget_s=360.0, width=WIDE)
         for batch_size, microbatches, guard in ((64, 8, EIGHTH), (64, 16, SIXTEENTH), (128, 64, SIXTY_FOURTH))
     ]
 
 
-def _shift(
+def shift_of(
     stages: int,
     batch_size: int,
     microbatches: int,
@@ -120,6 +120,7 @@ def _shift(
     budget_s: float,
     width: int = NARROW,
 ) -> InterleavedGuards:
+    """One shift of a model from scratch, in which every guard has an arm beside the unguarded one."""
     run = scratch_run(width)
     run = run.model_copy(
         update={

@@ -20,7 +20,7 @@ from phalanx.train import RunConfig
 
 _PLAIN_THREADS = (1, 2)
 _HOPELESS = 4.0
-"""A number of threads that takes so many times longer than the best one is not measured; its figure is null."""
+"""Factor: a number of threads that takes so many times longer than the best one is not measured; its figure is null."""
 
 
 def bench_pipeline(quick: bool) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _take_turns(
 
 
 def _worth_measuring(plain: ArmProcess) -> set[int]:
-    """Numbers of threads that one trial step does not rule out: on busy cores, threads that wait by spinning starve."""
+    """Return the numbers of threads that one first step does not rule out: on busy cores, threads that spin starve."""
     trial = {threads: plain.run(1, threads).wall_s for threads in _PLAIN_THREADS}
     best = min(trial.values())
     for threads, wall_s in trial.items():

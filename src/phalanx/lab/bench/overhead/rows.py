@@ -51,7 +51,7 @@ class ArmMeasurement:
         return sum(block.steps for block in self.blocks)
 
     def cpu_of(self, purpose: str) -> float:
-        """CPU seconds a step for one purpose, over all parties; 0 when nobody spent any."""
+        """CPU seconds a step for one purpose, over all parties; 0 when no party spent any."""
         after = self.blocks[-1].report.usage
         spent = sum(
             seconds.get(purpose, 0.0) - self.before.get(party, {}).get(purpose, 0.0) for party, seconds in after.items()

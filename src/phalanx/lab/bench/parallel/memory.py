@@ -1,4 +1,4 @@
-"""``phalanx bench memory``: what each rank of a layout really takes at its peak, beside what the planner said."""
+"""``phalanx bench memory``: the peak memory of each rank of a layout, beside what the planner said."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ _LAYOUTS: tuple[dict[str, Any], ...] = (
     {"dp": 4, "zero": 1, "outer": {"every": 1, "islands": 2, "compression": "int8"}},
 )
 _ADAPTED: tuple[dict[str, Any], ...] = ({}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 3}, {"tp": 2})
-"""Those that are measured with adapters beside frozen weights as well."""
+"""Layouts that are measured with adapters beside frozen weights as well."""
 _NUM_QUICK = 8
 _WIDTH = 640
 
@@ -66,7 +66,7 @@ def bench_memory(quick: bool) -> dict[str, Any]:
 
 
 def large_run() -> RunConfig:
-    """A model whose weights outweigh what else a process has; short sequences, since time is not measured."""
+    """Return a run with a model that outweighs all else in its process; short sequences, as it is not timed."""
     run = small_run()
     architecture = {**(run.model.architecture or {}), "n_embd": _WIDTH}
     return run.model_copy(

@@ -16,8 +16,14 @@ from phalanx.config import StrictModel, digest
 from phalanx.data import BatchLoader, prepare
 from phalanx.lab.bench.parallel.arms import ARMS, RankArm, RankSetup
 from phalanx.lab.bench.parallel.rank_host import Act
-from phalanx.lab.bench.parallel.resident import Resident, added_at_peak, forget_peak, give_back_freed_memory, resident
-from phalanx.lab.bench.parallel.waiting import ThreadSample
+from phalanx.lab.bench.parallel.resident import (
+    Resident,
+    ThreadSample,
+    added_at_peak,
+    forget_peak,
+    give_back_freed_memory,
+    resident,
+)
 from phalanx.models import open_model
 from phalanx.parallel import RankEnv, join
 from phalanx.parallel.groups.rendezvous import own_device

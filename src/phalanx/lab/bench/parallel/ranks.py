@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
 
 _SECONDS_TO_END = 10.0
@@ -17,7 +18,7 @@ _SECONDS_TO_END = 10.0
 Answer = dict[str, Any]
 
 
-class RankForkServer:
+class RankForkServer(Closeable):
     """The process that ranks are forked from; a context manager that ends it and with it all of them.
 
     Args:
@@ -92,14 +93,6 @@ class RankForkServer:
             self._process.wait(_SECONDS_TO_END)
         if self._process.stdout is not None:
             self._process.stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _failure(self, name: str) -> TrainingError:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -1,6 +1,7 @@
-"""Resident memory of this process as its kernel counts it (Linux): what was written to, whoever asked for it."""
+"""What the kernel counts of this process (Linux): its resident memory, and how long a thread works and waits."""
 
 import ctypes
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ _FORGET_PEAK = "5"
 
 @dataclass(frozen=True)
 class Resident:
-    """Bytes of a process.
+    """Resident memory of a process, in bytes.
 
     Attributes:
         anonymous: Now; everything but files.
@@ -72,3 +73,36 @@ def added_at_peak(before: Resident) -> int:
     """
     now = resident()
     return max(0, now.peak - now.files - before.anonymous)
+
+
+_FILE = Path("/proc/thread-self/schedstat")
+_NS = 1e-9
+
+
+@dataclass(frozen=True)
+class ThreadSample:
+    """A moment of one thread.
+
+    Attributes:
+        wall_s: On the clock.
+        taken_s: Seconds on a core, and in the queue for one, so far; None where the system does not tell.
+    """
+
+    wall_s: float
+    taken_s: float | None
+
+    @classmethod
+    def now(cls) -> "ThreadSample":
+        """This moment of the calling thread."""
+        try:
+            on_core, queued, *_ = _FILE.read_text(encoding="ascii").split()
+            taken = (int(on_core) + int(queued)) * _NS
+        except (OSError, ValueError):
+            return cls(time.perf_counter(), None)
+        return cls(time.perf_counter(), taken)
+
+    def waited_since(self, before: "ThreadSample") -> float | None:
+        """Seconds since another moment in which this thread waited for something else than a core."""
+        if self.taken_s is None or before.taken_s is None:
+            return None
+        return max(0.0, self.wall_s - before.wall_s - (self.taken_s - before.taken_s))

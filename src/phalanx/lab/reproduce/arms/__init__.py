@@ -1,4 +1,4 @@
-"""What is compared: one file per arm, all of them one small interface, one table."""
+"""The arms of the tables: one file each, all with the interface of `Arm`, listed in one table."""
 
 from collections.abc import Callable
 from types import MappingProxyType
@@ -24,9 +24,9 @@ ARMS: MappingProxyType[str, Callable[[ArmInputs], Arm]] = MappingProxyType(
         "phalanx_no_attacker": VerifiedArm,
     }
 )
-"""Every arm in the order of the tables; whether somebody attacks is in its setting."""
+"""Every arm in the order of the tables; whether there is an attacker is in its setting."""
 
 HONEST = frozenset({"clean", "clean_early_stopping", "phalanx_no_attacker"})
-"""Arms in which nobody attacks."""
+"""Arms without an attacker."""
 
 __all__ = ["ARMS", "HONEST", "Arm", "ArmInputs", "Counts"]

@@ -1,4 +1,4 @@
-"""What every arm offers to the loop that trains it."""
+"""The interface between an arm and the loop that trains it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,13 +14,13 @@ from phalanx.train import RunConfig
 
 @dataclass(frozen=True)
 class ArmInputs:
-    """What an arm is built from.
+    """The parts from which an arm is built.
 
     Attributes:
         run: The run, as a run file would say it.
         source: The model.
         plan: The plan made from both.
-        attacker: Who lies.
+        attacker: The attacker; its schedule may be None.
         warm_up: Honest batches that an arm may calibrate itself with; never trained on.
         directory: Scratch space.
     """
@@ -35,15 +35,15 @@ class ArmInputs:
 
 @dataclass
 class Counts:
-    """What happened in one training.
+    """The counts of one training.
 
     Attributes:
         dropped_steps: Steps without any update.
         redone_steps: Attempts beyond the first, over all steps.
-        alarms: Times that the arm thought something was wrong; None for an arm that does not look.
-        honest_accused: How often it was an honest stage's message, or an honest party; None likewise.
+        alarms: Times that the arm thought something was wrong; None for an arm without a detector.
+        honest_accused: Number of alarms about an honest stage's message or an honest party; None likewise.
         lies_missed: Falsified messages that were used; None likewise.
-        evicted: Who was excluded or replaced, in order.
+        evicted: Parties that were excluded or replaced, in order.
     """
 
     dropped_steps: int = 0

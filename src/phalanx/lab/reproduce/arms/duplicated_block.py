@@ -18,7 +18,7 @@ class DuplicatedBlock:
         Finds every changed bit of a message of the stage, also NaN for NaN and the sign of a zero. Accuses
         no honest stage of the same numeric class; between two kinds of hardware it accuses honest ones,
         for it knows no tolerance. Does not find a lie about the input when the node before is in league,
-        and believes whoever holds the duplicate.
+        and believes the node that holds the duplicate.
 
     Source: Lu et al. 2023, section 6.2. Their release compares values in the forward direction only; the
     backward comparison follows the text, which says that it mirrors the forward one.

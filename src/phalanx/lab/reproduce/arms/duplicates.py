@@ -12,11 +12,11 @@ from phalanx.train.setup.stage_source import StageLibrary
 
 
 class DuplicateCheck:
-    """Repeats the work of every middle stage that takes part, and raises the alarm at the first difference.
+    """A message check that repeats the work of every middle stage and raises the alarm at the first difference.
 
     Attributes:
         blocks: By the stage that each is a duplicate of.
-        idle: Stages whose duplicate rests in this attempt, because they are frozen.
+        idle: Stages with a duplicate that rests in this attempt, because they are frozen.
     """
 
     def __init__(self, source: ModelSource, plan: StepPlan) -> None:

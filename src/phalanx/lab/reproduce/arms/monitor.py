@@ -32,10 +32,10 @@ class _Average:
 
 
 class StatisticsMonitor:
-    """Four distances of a message to the moving average of its kind, each with its own threshold.
+    """A detector by four distances of a message to the moving average of its kind, each with its own threshold.
 
     ``scale`` is the difference of the logs of the norms, ``direction`` one minus the cosine of the channel means,
-    ``signs`` the share of clear channels whose mean has the other sign, ``shape`` the mean difference of the
+    ``signs`` the share of clear channels that have a mean of the other sign, ``shape`` the mean difference of the
     quantiles. A threshold is `margin` times the largest distance of the honest warm-up, or, where it is higher,
     the upper quartile of the last accepted distances plus three times their spread between the quartiles, so that
     it follows a model that moves. Only what was accepted enters an average.

@@ -5,10 +5,10 @@ from phalanx.pipeline import StepInputs
 
 
 class OracleDrop(UndefendedArm):
-    """What any perfect detector reaches with the cheapest recovery; its batch is lost."""
+    """An upper bound on what a perfect detector reaches with the cheapest recovery; the batch is lost."""
 
     def step(self, step: int, inputs: StepInputs) -> None:
-        """Run the step unless somebody would lie in it."""
+        """Run the step unless a stage would lie in it."""
         if self.attacker.liar(step) is not None:
             self.counts.dropped_steps += 1
             return

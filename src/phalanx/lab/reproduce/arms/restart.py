@@ -9,7 +9,9 @@ from phalanx.pipeline import MAX_ATTEMPTS, StepInputs
 
 
 class Restart(SimulatedArm):
-    """Repeats each step until nobody lies; the attacker draws again for each attempt, and is never excluded.
+    """A defence that repeats each step until no stage lies in it.
+
+    The attacker draws again for each attempt, and is never excluded.
 
     Source: Lu et al. 2023, section 6.1.
     """
@@ -20,7 +22,7 @@ class Restart(SimulatedArm):
         self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
 
     def step(self, step: int, inputs: StepInputs) -> None:
-        """Attempt after attempt, then one update.
+        """Run attempts at the step until one is honest, then apply its update.
 
         Raises:
             TrainingError: No honest attempt came.

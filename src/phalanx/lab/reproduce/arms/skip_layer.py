@@ -17,7 +17,7 @@ from phalanx.pipeline import StepInputs, skipping
 
 
 class SkipLayer(SimulatedArm):
-    """Faithful to the text of the paper, with its detector really recomputing."""
+    """The paper's second recovery, faithful to its text, with a detector that really recomputes."""
 
     def __init__(self, setting: ArmInputs) -> None:
         super().__init__(setting)
@@ -25,10 +25,10 @@ class SkipLayer(SimulatedArm):
         self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
 
     def step(self, step: int, inputs: StepInputs) -> None:
-        """One attempt; on an alarm a second one without the suspects.
+        """Run one attempt; on an alarm run a second one without the suspects.
 
         Raises:
-            TrainingError: Somebody else lies in the second attempt; the paper has no answer to that.
+            TrainingError: Another stage lies in the second attempt; the paper has no answer to that.
         """
         suspect = self._attempt(step, inputs)
         frozen: frozenset[int] = frozenset()

@@ -21,7 +21,7 @@ _RECENTRING = 4
 
 
 class Statistics(SimulatedArm):
-    """Drops what looks odd, and replaces who looks odd often."""
+    """A defence that drops unusual messages, and replaces a stage that sends them often."""
 
     def __init__(self, setting: ArmInputs) -> None:
         super().__init__(setting)
@@ -52,7 +52,7 @@ class Statistics(SimulatedArm):
         return accepted
 
     def step(self, step: int, inputs: StepInputs) -> None:
-        """One attempt; stages that got no gradient at all keep their weights."""
+        """Run one attempt; stages that got no gradient at all keep their weights."""
         simulator = self.simulator
         self._flagged.clear()
         attempt = simulator.run(step, inputs, self)

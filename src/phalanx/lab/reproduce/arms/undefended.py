@@ -1,4 +1,4 @@
-"""Nobody looks: the clean runs, where nobody attacks either, and the attacked one."""
+"""The arms without a defence: the clean runs, which have no attacker either, and the attacked one."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -11,7 +11,7 @@ from phalanx.pipeline import StepInputs
 
 
 class SimulatedArm:
-    """What all arms in the simulator have in common: their stages and their counts."""
+    """The base of all arms in the simulator: it holds their stages and their counts."""
 
     def __init__(self, setting: ArmInputs) -> None:
         self.simulator = Simulator(setting.source, setting.plan, setting.attacker)
@@ -36,10 +36,10 @@ class SimulatedArm:
 
 
 class UndefendedArm(SimulatedArm):
-    """Every step is run and applied as it comes."""
+    """An arm that applies every step as it comes."""
 
     def step(self, step: int, inputs: StepInputs) -> None:
-        """One attempt, one update."""
+        """Run one attempt and apply its update."""
         simulator = self.simulator
         simulator.run(step, inputs, NoMessageCheck())
         gradients = simulator.take_gradients()

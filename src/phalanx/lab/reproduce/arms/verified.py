@@ -12,9 +12,9 @@ from phalanx.testing import MemoryCompany
 
 
 class VerifiedArm:
-    """A `MemoryCompany` whose workers lie as the paper's attacker does; who is convicted is gone for good.
+    """A `MemoryCompany` with workers that lie as the paper's attacker does; a convicted worker does not come back.
 
-    A worker lies in everything that it serves. The stages of those who were excluded are served by their shadows.
+    A worker lies in everything that it serves. The stages of excluded workers are served by their shadows.
     """
 
     def __init__(self, setting: ArmInputs) -> None:
@@ -36,12 +36,12 @@ class VerifiedArm:
         self._stack.close()
 
     def step(self, step: int, inputs: StepInputs) -> None:
-        """One verified step."""
+        """Train one verified step."""
         result = self._company.engine.step(step, inputs)
         self._redone += result.attempts - 1
 
     def stages(self) -> Iterator[StageModule]:
-        """The verified weights, collected from whoever holds them."""
+        """Yield the verified weights, collected from the parties that hold them."""
         for copy in self._company.engine.copies("weights"):
             yield copy.module
 
@@ -51,7 +51,7 @@ class VerifiedArm:
 
     @property
     def counts(self) -> Counts:
-        """Convictions count as alarms; a lie is missed when its teller was not convicted in that step."""
+        """The counts so far: a conviction is an alarm; a lie is missed if its party was not convicted in that step."""
         company = self._company
         liars = {lie.party for lie in self.attacker.lies}
         honest = [name for name in company.evicted if self._parties.get(name) not in liars]

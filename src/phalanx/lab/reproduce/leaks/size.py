@@ -11,7 +11,7 @@ SEQUENCE_LENGTH = 32
 
 @dataclass(frozen=True)
 class LeakSize:
-    """What --quick makes smaller.
+    """The sizes of a leak measurement, which --quick makes smaller.
 
     Attributes:
         depths: Cuts.
@@ -20,8 +20,8 @@ class LeakSize:
         searched_sequences: The first of those, on which the candidate search is tried.
         steps: Of the trained inverter.
         candidates: Tokens in the table of the nearest neighbour behind blocks.
-        openings: Tokens whose states as a first token are made.
-        batches: Tokens of the batches whose adapter gradients are looked at.
+        openings: Tokens for which the states as a first token are made.
+        batches: Numbers of tokens of the batches from which adapter gradients are taken.
     """
 
     depths: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The arms of the comparison: who trains on what, and what crosses; one function each, one line of the table."""
+"""The arms of the comparison: which party trains on which texts, and what crosses; one function and one line each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask
 
 _ROWS_TESTED_AT_ONCE = 32
 WIRE: Literal["bf16"] = "bf16"
-"""In which hidden states leave a client; what never leaves stays float32."""
+"""The precision in which hidden states leave a client; what never leaves stays float32."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ArmMaterial:
         return BackTrainer(back, self.task, self.size.optimizer, self.steps, self.seed)
 
     def microbatch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Hidden states in float32 and labels, of somebody who has front and back."""
+        """Return hidden states in float32 and labels, for an arm that has both front and back."""
         ids, labels = self.material.train.pick(indices)
         return self.front(ids), labels
 
@@ -79,7 +79,7 @@ class ArmMaterial:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What an arm came to.
+    """The result of an arm.
 
     Attributes:
         scores: One, or one for each client that trained alone.
@@ -110,7 +110,7 @@ def tfidf_cut(bench: ArmMaterial) -> ArmResult:
 
 
 def centralised(bench: ArmMaterial) -> ArmResult:
-    """Somebody has all texts: as many rows a step as the split takes from all clients together."""
+    """Train with all texts in one place: as many rows a step as the split takes from all clients together."""
     trainer = bench.trainer()
     (everything,) = bench.material.all_at_once
     dealt = bench.dealt(everything, 0)
@@ -169,9 +169,9 @@ def split_plain(bench: ArmMaterial) -> ArmResult:
 
 
 def split_noised(bench: ArmMaterial) -> ArmResult:
-    """The plain split of clients that clip and noise what leaves them: the guard without an enclave.
+    """Train the plain split with clients that clip and noise what leaves them: the guard without an enclave.
 
-    The test texts are noised as well, for whoever asks the model sends its text in the same way.
+    The test texts are noised as well, for every client that asks the model sends its text in the same way.
     """
     front = NoisyFront(bench.front, bench.clip, NOISE, bench.seed, WIRE)
     return _split(bench, _plain_config(bench), front)
@@ -183,7 +183,7 @@ def split_sealed(bench: ArmMaterial) -> ArmResult:
 
 
 def split_masked(bench: ArmMaterial) -> ArmResult:
-    """The sealed split whose enclave leaves its frozen linear layers, masked, to a worker that it does not trust."""
+    """Train the sealed split with an enclave that leaves its frozen linear layers, masked, to an untrusted worker."""
 
     def mask(back: StageModule) -> None:
         config = MaskedConfig(rows=bench.size.rows * bench.size.tokens)

@@ -22,7 +22,7 @@ _TASKS_AT_ONCE = 3
 
 @dataclass(frozen=True)
 class MedicalCell:
-    """What a row of raw results is about."""
+    """The parameters of a row of raw results."""
 
     task: str
     seed: int
@@ -87,7 +87,7 @@ def not_measured(cell: MedicalCell, why: str) -> Row:
 
 
 def runnable(cells: Sequence[MedicalCell]) -> Iterator[MedicalCell]:
-    """Those whose arm has all it needs."""
+    """Yield the cells with an arm that has all it needs here."""
     return (cell for cell in cells if missing_part(cell.arm) is None)
 
 

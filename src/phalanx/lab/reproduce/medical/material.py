@@ -1,4 +1,4 @@
-"""One task and seed as tensors: who has which training texts, and what is tested on."""
+"""One task and seed as tensors: the training texts of each client, and the common test texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ Indices = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Material:
-    """What the arms of one task and seed have in common.
+    """The texts that the arms of one task and seed have in common.
 
     Attributes:
         num_classes: Of the task.
         train: Training texts.
         test: Test texts.
         clients: Indices of each client's training texts.
-        train_examples: The same as texts, for who reads words.
+        train_examples: The same as texts, for an arm that reads words.
         test_examples: As texts.
         train_cut: Training texts as far as the model sees them.
         test_cut: Test texts as far as the model sees them.

@@ -1,4 +1,4 @@
-"""What is trained in the medical comparison, and how much of it."""
+"""The sizes of the medical comparison: models, texts and steps."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ CLIENTS = 4
 ALPHA = 0.5
 """Of the Dirichlet distribution by which classes are shared out, where a task has no silos of its own."""
 NOISE = 0.25
-"""Of the noised split: standard deviation for each number of a token's hidden states, whose length is clipped to 1."""
+"""Standard deviation of the noised split, for each number of a token's hidden states, clipped to length 1."""
 DELTA = 1e-5
 
 

@@ -1,4 +1,4 @@
-"""Makes what a cell works with: the model and what its front makes of a text once, clients once a seed."""
+"""The workshop makes what a cell works with: the model and what its front makes of a text once, clients once a seed."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,11 +20,11 @@ from phalanx.split import FrontPart
 Say = Callable[[str], None]
 
 _PUBLIC_TEXT = "The patient was admitted to hospital with a fever and was sent home after three days."
-"""What the clipping length of the noised split is taken from: it must not depend on anybody's texts."""
+"""A text from which the clipping length of the noised split is taken: it must not depend on a client's texts."""
 
 
 class Workshop:
-    """Runs cells.
+    """A runner of cells that keeps models, states and clients for the next cell.
 
     Args:
         size: How much is trained.

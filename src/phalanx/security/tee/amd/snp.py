@@ -55,7 +55,7 @@ class SnpReference(Reference):
         allow_smt: Whether the guest may run with its sibling threads in use.
         allow_migration: Whether a migration agent may move the guest.
         allow_masked_chip: Whether a report signed by a VCEK may hide which chip it is from.
-        csp_ids: Clouds whose VLEK is accepted, by the name in the certificate; any if empty.
+        csp_ids: Clouds of which a VLEK is accepted, by the name in the certificate; any if empty.
     """
 
     min_tcb: dict[str, int]
@@ -74,7 +74,7 @@ class SnpReference(Reference):
 
 
 def appraise_snp(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Judge a report.
+    """Appraise a report.
 
     Endorsements: ``vcek`` or ``vlek`` (DER or PEM), ``chain`` (PEM: ASK or ASVK, ARK), ``crl`` (DER) if wanted.
 
@@ -110,7 +110,7 @@ def appraise_snp(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 
 def inspect_snp(evidence: Evidence) -> Mapping[str, str]:
-    """Read measurements and judge nothing."""
+    """Read measurements without appraising anything."""
     return inspect_report(parse_report(evidence.data))
 
 

@@ -138,5 +138,5 @@ def product_of(family_model: tuple[int, int]) -> str | None:
 
 
 def products() -> tuple[str, ...]:
-    """Return the products whose TCB layout is known."""
+    """Return the products with a known TCB layout."""
     return tuple(_TCB_LAYOUT)

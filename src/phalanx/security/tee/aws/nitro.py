@@ -36,7 +36,7 @@ class NitroReference(Reference):
 
 
 def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Judge a document. It brings its own certificates; there are no endorsements.
+    """Appraise a document. It brings its own certificates; there are no endorsements.
 
     The binding goes into ``user_data``, or into ``nonce`` where there is none.
 
@@ -71,7 +71,7 @@ def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Cl
 
 
 def inspect_nitro(evidence: Evidence) -> Mapping[str, str]:
-    """Read measurements and judge nothing."""
+    """Read measurements without appraising anything."""
     return _pcrs(_document(parse_sign1(evidence.data, _WHERE)))
 
 

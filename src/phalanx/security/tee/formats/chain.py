@@ -17,7 +17,7 @@ MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class Trust:
-    """What chains are judged by.
+    """The roots, the clock and the revocations against which chains are checked.
 
     Attributes:
         roots: The pinned roots of one vendor.
@@ -25,7 +25,7 @@ class Trust:
         crls: Revocation lists; each is checked against the authority that issued it.
         revoked: SHA-256 fingerprints of certificates that the policy does not accept.
         require_crl: Whether every certificate below a root must be covered by a list.
-        manifest_roots: Pinned roots of who signs reference values; none where the vendor signs none.
+        manifest_roots: Pinned roots of the authorities that sign reference values; none where the vendor signs none.
     """
 
     roots: tuple[Certificate, ...]
@@ -40,7 +40,7 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
     """Return the path from a certificate to a pinned root.
 
     Args:
-        leaf: The certificate of whoever signed something.
+        leaf: The certificate of a signer.
         others: Certificates that came along, in any order; a root among them means nothing.
         trust: Roots, clock and revocation.
 

@@ -15,7 +15,7 @@ ES384, EDDSA = -35, -8
 
 @dataclass(frozen=True)
 class Sign1:
-    """One signed message, parsed and not judged.
+    """One signed message, parsed and not verified.
 
     Attributes:
         algorithm: COSE's number.
@@ -31,7 +31,7 @@ class Sign1:
 
 
 def parse_sign1(data: bytes, where: str) -> Sign1:
-    """Read a COSE_Sign1, tagged or not, whose only header is its protected algorithm.
+    """Read a COSE_Sign1, tagged or not, with its protected algorithm as the only header.
 
     Raises:
         RefusedEvidenceError: It is anything else.

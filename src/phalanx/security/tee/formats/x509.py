@@ -34,7 +34,7 @@ MAX_CERTIFICATE_BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class Certificate:
-    """One X.509 certificate, parsed and not judged.
+    """One X.509 certificate, parsed and not verified.
 
     Attributes:
         raw: Its DER.
@@ -85,7 +85,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class RevocationList:
-    """One X.509 revocation list, parsed and not judged.
+    """One X.509 revocation list, parsed and not verified.
 
     Attributes:
         issuer: DER name.

@@ -38,7 +38,7 @@ def check_signed_document(root: Element, trust: Trust, where: str) -> tuple[Cert
         The signer's path, leaf first.
 
     Raises:
-        RefusedEvidenceError: Another form of signature, an altered document, or a signer who is not trusted.
+        RefusedEvidenceError: Another form of signature, an altered document, or an untrusted signer.
     """
     signature = _signature(root, where)
     info, value, key_info = _parts(signature, ("SignedInfo", "SignatureValue", "KeyInfo"), where)

@@ -1,4 +1,4 @@
-"""What SGX and TDX have in common: from the attestation key through the quoting enclave and the PCK to Intel's root.
+"""The common part of SGX and TDX: from the attestation key through the quoting enclave and the PCK to Intel's root.
 
 Source: Intel SGX DCAP, "Quote verification"; the order of the checks is that of its flow chart.
 """
@@ -50,7 +50,7 @@ class DcapReference(Reference):
 
 @dataclass(frozen=True)
 class CheckedQuote:
-    """A quote whose signatures, chain and TCB hold.
+    """A quote with sound signatures, chain and TCB.
 
     Attributes:
         quote: It.
@@ -68,7 +68,7 @@ class CheckedQuote:
 
 
 def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: Trust) -> CheckedQuote:
-    """Judge everything about a quote but the mode of the TEE itself.
+    """Appraise everything about a quote but the mode of the TEE itself.
 
     Endorsements: ``collateral``.
 

@@ -1,4 +1,4 @@
-"""What Intel publishes beside a quote, all signed and dated: TCB levels, the quoting enclave, revocation lists."""
+"""Collateral that Intel publishes beside a quote, signed and dated: TCB levels, quoting enclave, revocation lists."""
 
 import json
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _Table = TypeVar("_Table", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Collateral:
-    """Collateral whose signatures and dates hold.
+    """Collateral with sound signatures and dates.
 
     Attributes:
         tcb_info: TCB levels.
@@ -56,7 +56,7 @@ class Collateral:
 
 
 def check_collateral(data: bytes, trust: Trust) -> Collateral:
-    """Read and judge collateral: one JSON object of strings, as Intel's services return it.
+    """Read and check collateral: one JSON object of strings, as Intel's services return it.
 
     Raises:
         RefusedEvidenceError: Malformed, not signed by Intel's TCB key, revoked, of the future or overdue.

@@ -33,7 +33,7 @@ class SgxReference(DcapReference):
 
 
 def appraise_sgx(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Judge a quote; see `check_quote`.
+    """Appraise a quote; see `check_quote`.
 
     Raises:
         RefusedEvidenceError: As `appraise`.
@@ -57,7 +57,7 @@ def appraise_sgx(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 
 def inspect_sgx(evidence: Evidence) -> Mapping[str, str]:
-    """Read measurements and judge nothing."""
+    """Read measurements without appraising anything."""
     return _body(parse_quote(evidence.data).body).fields
 
 

@@ -28,7 +28,7 @@ class TdxReference(DcapReference):
 
 
 def appraise_tdx(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Judge a quote; see `check_quote`.
+    """Appraise a quote; see `check_quote`.
 
     Raises:
         RefusedEvidenceError: As `appraise`.
@@ -50,7 +50,7 @@ def appraise_tdx(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 
 def inspect_tdx(evidence: Evidence) -> Mapping[str, str]:
-    """Read measurements and judge nothing."""
+    """Read measurements without appraising anything."""
     return _body(parse_quote(evidence.data).body).fields
 
 

@@ -50,7 +50,7 @@ class NvGpuReference(Reference):
 
 
 def appraise_nv_gpu(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Judge a report: request and response of one SPDM exchange. The binding is the request's nonce.
+    """Appraise a report: request and response of one SPDM exchange. The binding is the request's nonce.
 
     Endorsements: ``chain`` (PEM, the GPU's own certificate first); ``driver_rim`` and ``vbios_rim`` (NVIDIA's
     manifests, both or none).
@@ -97,7 +97,7 @@ def _check_manifests(
 
 
 def inspect_nv_gpu(evidence: Evidence) -> Mapping[str, str]:
-    """Read measurements and judge nothing."""
+    """Read measurements without appraising anything."""
     return _measurements(parse_measurements(evidence.data))
 
 

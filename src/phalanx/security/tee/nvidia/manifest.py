@@ -18,17 +18,17 @@ _SWID = "http://standards.iso.org/iso/19770/-2/2015/schema.xsd"
 _HASH = "http://www.w3.org/2001/04/xmlenc#sha384"
 _DIGEST_DIGITS, _MAX_ALTERNATIVES, _MAX_INDEX = 96, 16, 253
 _DECODER_INDEX = 35
-"""Measures the video decoder; says nothing on a GPU whose decoder is off."""
+"""Index of the block that measures the video decoder; it says nothing on a GPU with the decoder off."""
 
 
 @dataclass(frozen=True)
 class ReferenceManifest:
-    """One manifest whose signature holds.
+    """One manifest with a sound signature.
 
     Attributes:
         version: Of the driver or the firmware that it speaks of.
         values: Accepted measurements in hex by SPDM block number; of active ones only.
-        path: Who signed it.
+        path: The signer's certificates.
     """
 
     version: str
@@ -37,7 +37,7 @@ class ReferenceManifest:
 
 
 def read_manifest(data: bytes, trust: Trust, where: str) -> ReferenceManifest:
-    """Read a manifest and check who signed it.
+    """Read a manifest and check its signer.
 
     Args:
         data: The file, as NVIDIA's service gives it.

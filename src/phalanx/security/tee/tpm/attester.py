@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Iterable, Mapping
 
+from phalanx.closing import Closeable
 from phalanx.config import canonical_json
 from phalanx.errors import RefusedEvidenceError, TpmError
-from phalanx.security.closing import Closeable
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.tpm import wire

@@ -19,8 +19,9 @@ class TpmCounter:
     """A `MonotonicCounter` that the TPM itself only lets go up.
 
     One that is deleted and made again begins above every number that any counter of its TPM has ever had. Not
-    proof against who can turn back the TPM: a host that runs it as a program copies its state, and `rollback_proof` is
-    False then. Chips limit how often a counter is raised: this is for starts and sealed states, not for steps.
+    proof against a host that can turn back the TPM: one that runs it as a program copies its state, and
+    `rollback_proof` is False then. Chips limit how often a counter is raised: this is for starts and sealed states, not
+    for steps.
 
     Args:
         tpm: Used by this object and by others in turn.
@@ -70,7 +71,7 @@ class TpmCounter:
             raise RollbackError(f"{self}: cannot be read ({exc})") from exc
 
     def increment(self) -> int:
-        """As `MonotonicCounter` says; raises also where somebody else raises it at the same time."""
+        """As `MonotonicCounter` says; raises also where another process raises it at the same time."""
         before = self.read()
         try:
             self._tpm.call(TpmCommand.NV_INCREMENT, (self._index, self._index), b"", wire.password())

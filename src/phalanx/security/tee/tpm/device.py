@@ -1,6 +1,6 @@
 """A TPM as a session of commands: keys, quotes, PCRs, counters; no daemon and no library of a vendor between.
 
-What it is asked lies open to whoever listens on the bus to the chip: its parameters are not encrypted.
+A device on the bus to the chip can read the commands: their parameters are not encrypted.
 """
 
 import struct
@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from phalanx.closing import Closeable
 from phalanx.errors import TpmError
-from phalanx.security.closing import Closeable
 from phalanx.security.tee.tpm import wire
 from phalanx.security.tee.tpm.link import DEFAULT_ADDRESS, TpmLink, open_link
 from phalanx.security.tee.tpm.wire import TpmCommand, TpmResponse
@@ -20,14 +20,14 @@ _TRY_AGAIN = (0x908, 0x920, 0x922)
 """TPM_RC_YIELDED, NV_RATE and RETRY: nothing was done, and the same command will be."""
 _PAUSES_S = (0.0, 0.001, 0.01, 0.1, 1.0)
 _SOFTWARE_MAKERS = ("IBM", "MSFT", "GOOG", "AMZN", "XEN", "SW")
-"""Who writes TPMs as programs, as far as known; such a one holds what its host lets it hold."""
+"""Makers of TPMs that are programs, as far as known; such a TPM holds what its host lets it hold."""
 
 
 class TpmDevice(Closeable):
     """One connection to a TPM 2.0.
 
     Args:
-        link: The way to it; used by nobody else.
+        link: The way to it; used by no other object.
 
     Guarantees:
         Every object and session that a method made is removed again, except what it returns a handle of.
@@ -38,17 +38,17 @@ class TpmDevice(Closeable):
 
     @property
     def is_software(self) -> bool:
-        """Whether it is known to be a program, whose host can read it and turn it back."""
+        """Whether it is known to be a program, which its host can read and turn back."""
         return self._link.is_software or self.manufacturer().upper().startswith(_SOFTWARE_MAKERS)
 
     def manufacturer(self) -> str:
-        """Return who the TPM says has made it."""
+        """Return the maker that the TPM names."""
         answer = self.call(TpmCommand.GET_CAPABILITY, (), struct.pack(">III", _PROPERTIES, _MANUFACTURER, 1))
         answer.take(1 + 4 + 4 + 4)
         return answer.take(4).rstrip(b"\0 ").decode("ascii", "replace")
 
     def call(self, code: TpmCommand, handles: Sequence[int], parameters: bytes, *sessions: bytes) -> TpmResponse:
-        """Run a command whose response names no handle.
+        """Run a command that returns no handle.
 
         Raises:
             TpmError: The TPM refuses it.
@@ -153,6 +153,6 @@ def open_tpm(address: str = DEFAULT_ADDRESS) -> TpmDevice:
     """Connect to a TPM; the form of addresses is that of `phalanx.security.tee.tpm.link`.
 
     Raises:
-        TpmError: Nobody is there.
+        TpmError: No TPM answers there.
     """
     return TpmDevice(open_link(address))

@@ -1,6 +1,7 @@
-"""Enrolling a TPM: showing once that its attestation key lives in the TPM whose endorsement key a vendor certified.
+"""The enrolment of a TPM shows once that its attestation key (AK) lives beside a certified endorsement key (EK).
 
-The verifier encrypts a secret so that only the TPM with that EK can read it, and only when that AK is loaded there.
+A vendor has certified the EK. The verifier encrypts a secret so that only the TPM with that EK can read it, and only
+when that AK is loaded there.
 
 Source: TCG, TPM 2.0 Library, part 1, section 24 (credential protection) and 11.4.10 (key derivation).
 """
@@ -133,9 +134,9 @@ def _kdf_a(name: str, key: bytes, label: bytes, context: bytes, size: int) -> by
 
 
 def _cfb(key: bytes, data: bytes) -> bytes:
-    """AES in cipher feedback mode from a zero start: each block is masked by the encryption of the one before.
+    """Encrypt by AES in cipher feedback mode from a zero start: the encryption of each block masks the next one.
 
-    A block of counter mode whose counter is the block before is just that; libraries are dropping the mode itself.
+    It is counter mode with the block before as the counter of each block; libraries are dropping the mode itself.
     """
     out, previous = b"", bytes(_BLOCK_BYTES)
     for start in range(0, len(data), _BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""Why a verifier believes that a quote's key lives in a TPM: enrolled, or certified."""
+"""The reasons for which a verifier believes that a quote's key lives in a TPM: it is enrolled, or certified."""
 
 import hashlib
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ class TpmReference(Reference):
     Attributes:
         ak_names: Names, in hex, of attestation keys that were activated against their EK when they were enrolled.
             Without one, the evidence must bring a certificate of the AK under a pinned root.
-        ak_keys: SHA-256, in hex, of the SubjectPublicKeyInfo of attestation keys that somebody else enrolled, and whose
-            attributes the evidence does not show.
+        ak_keys: SHA-256, in hex, of the SubjectPublicKeyInfo of attestation keys that another party enrolled; the
+            evidence does not show their attributes.
         accept_sha1_bank: Whether PCRs of the SHA-1 bank may be relied on.
     """
 

@@ -40,7 +40,7 @@ def open_link(address: str = DEFAULT_ADDRESS) -> TpmLink:
     """Connect to a TPM.
 
     Raises:
-        TpmError: The address has another form, or nobody is there.
+        TpmError: The address has another form, or no TPM answers there.
     """
     kind, _, rest = address.partition(":")
     try:

@@ -28,7 +28,7 @@ from phalanx.security.tee.tpm.structures import TpmQuote, TpmSignature
 
 
 def appraise_tpm(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Judge a quote: TPM2B_ATTEST followed by TPMT_SIGNATURE.
+    """Appraise a quote: TPM2B_ATTEST followed by TPMT_SIGNATURE.
 
     Endorsements: ``pcrs`` (canonical JSON, bank to number to hex), and for trust in the AK ``ak_certificate`` with
     ``chain``; or ``ak`` (TPMT_PUBLIC) where the policy knows its name, with ``ek_certificate`` and ``chain`` if any;
@@ -63,7 +63,7 @@ def appraise_tpm(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 
 def inspect_tpm(evidence: Evidence) -> Mapping[str, str]:
-    """Read PCR values and judge nothing."""
+    """Read PCR values without appraising anything."""
     _, quote, _ = structures.parse_quote_and_signature(evidence.data)
     return _pcr_values(evidence, quote)
 

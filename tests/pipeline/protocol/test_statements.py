@@ -14,7 +14,7 @@ from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.security.crypto import Identity
 from phalanx.transport import HeaderFields, sign_header
 
-PIPELINE = Path(__file__).parents[2] / "src" / "phalanx" / "pipeline"
+PIPELINE = Path(__file__).parents[3] / "src" / "phalanx" / "pipeline"
 SESSION = "run-1"
 IDENTITIES = {name: Identity.without_certificate(name) for name in ("owner", "alice", "bob", "eve")}
 BODY = {

@@ -11,7 +11,7 @@ from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, tampering, tiny_run
 from phalanx.transport import CheckedFrame, Endpoint, MemoryNetwork, TransportConfig, outbox
-from phalanx.transport.memory import MemoryWire
+from phalanx.transport.wire import MemoryWire
 
 LIMITS = TransportConfig(timeout_s=60.0)
 
