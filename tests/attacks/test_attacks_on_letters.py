@@ -7,13 +7,21 @@ import torch
 from driven_stage import tensor
 
 from phalanx.lab.attacks import make_attack
-from phalanx.pipeline.protocol.messages import Activation, Applied, AuditReport, Commit, Fetched, Sent, Signed
+from phalanx.pipeline.protocol.messages import (
+    Activation,
+    AuditReport,
+    Commit,
+    FetchReply,
+    PassedOnHeader,
+    SentDigest,
+    UpdateReport,
+)
 from phalanx.testing import Letter, WorkerCrash
 
 NOW = {"epoch": 0, "step": 2}
 PLACES = [(direction, m) for direction in ("forward", "backward") for m in range(4)]
 RECEIVED = tuple(
-    Signed(header=json.dumps({"payload_digest": f"{m}" * 64, "sequence": m}), signature="aa") for m in range(4)
+    PassedOnHeader(header=json.dumps({"payload_digest": f"{m}" * 64, "sequence": m}), signature="aa") for m in range(4)
 )
 
 
@@ -33,13 +41,13 @@ def activation(direction, microbatch, step=2):
 
 
 def commit(step=2):
-    sent = tuple(Sent(direction=direction, microbatch=m, digest="1" * 64) for direction, m in PLACES)
+    sent = tuple(SentDigest(direction=direction, microbatch=m, digest="1" * 64) for direction, m in PLACES)
     message = Commit(epoch=0, step=step, stage=1, received=RECEIVED, sent=sent, norm_squared=1.0, gradient="2" * 64)
     return Letter("owner", message)
 
 
 def fetched(microbatch=0, step=2):
-    message = Fetched(
+    message = FetchReply(
         epoch=0, step=step, microbatch=microbatch, direction="forward", source=1, claim=False, evidence=RECEIVED[0]
     )
     return Letter("worker-3", message, b"1234")
@@ -52,7 +60,7 @@ def report(microbatch, step=2):
     return Letter("owner", message)
 
 
-APPLIED = Letter("owner", Applied(**NOW, states={}, usage={}, bytes_sent={}))
+APPLIED = Letter("owner", UpdateReport(**NOW, states={}, usage={}, bytes_sent={}))
 LETTERS = [*(activation(*place) for place in PLACES), commit(), fetched(), report(0), APPLIED]
 
 

@@ -34,3 +34,11 @@ def test_a_room_says_what_it_is_and_has_few_enough_files_to_look_through(room):
 
     assert (SOURCE / room / "__init__.py").read_text(encoding="utf-8").startswith('"""')
     assert len(files) <= MOST_FILES, f"{room} has {len(files)} files: give some of them a room of their own"
+
+
+def test_what_is_looked_for_first_is_where_the_map_says():
+    table = MAP.read_text(encoding="utf-8").partition("## Where is ...")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w/]+\.py)`", table)
+
+    assert len(named) >= 15
+    assert [name for name in named if not (SOURCE / name).is_file()] == []

@@ -21,10 +21,10 @@ from phalanx.pipeline.protocol.messages import (
     Commit,
     Fault,
     FetchBulk,
-    Fetched,
+    FetchReply,
     GradientHeld,
+    PassedOnHeader,
     Relay,
-    Signed,
 )
 from phalanx.testing import RewritingEndpoint, tampering
 from phalanx.testing.actor import Letter
@@ -33,7 +33,7 @@ SINCE = 2
 """The step from which on it is hostile."""
 
 
-REMEMBERED = Commit | GradientHeld | AuditReport | Fetched | FetchBulk
+REMEMBERED = Commit | GradientHeld | AuditReport | FetchReply | FetchBulk
 
 
 def remember(book):
@@ -76,7 +76,7 @@ def show_inputs(book):
             letter.saying(
                 {
                     "received": tuple(
-                        signed if old is None or place_of(signed.header)[1] == "backward" else Signed(**old)
+                        signed if old is None or place_of(signed.header)[1] == "backward" else PassedOnHeader(**old)
                         for signed, old in zip(message.received, shown, strict=True)
                     )
                 }
@@ -95,7 +95,7 @@ def show_gradient(book):
         if not isinstance(message, GradientHeld) or message.step < SINCE:
             return [letter]
         old = past[message.step, message.stage]
-        parts = tuple(Signed(**part) for part in old["parts"])
+        parts = tuple(PassedOnHeader(**part) for part in old["parts"])
         return [letter.saying({"gradient": old["gradient"], "norm_squared": old["norm_squared"], "parts": parts})]
 
     return rewrite
@@ -111,7 +111,7 @@ def show_report(book):
             return [letter]
         shown = [past.get(place_of(signed.header)) for signed in message.inputs]
         inputs = tuple(
-            signed if old is None or place_of(signed.header)[1] == "backward" else Signed(**old)
+            signed if old is None or place_of(signed.header)[1] == "backward" else PassedOnHeader(**old)
             for signed, old in zip(message.inputs, shown, strict=True)
         )
         return [letter.saying({"inputs": inputs})]
@@ -129,7 +129,9 @@ def complain(book):
         message = letter.message
         if not isinstance(message, Commit) or message.step != SINCE:
             return [letter]
-        fault = Fault(epoch=message.epoch, about=about, error="FrameError", reason="odd", evidence=Signed(**old))
+        fault = Fault(
+            epoch=message.epoch, about=about, error="FrameError", reason="odd", evidence=PassedOnHeader(**old)
+        )
         return [letter, Letter(OWNER, fault)]
 
     return rewrite
@@ -138,7 +140,7 @@ def complain(book):
 def own_tensors(book):
     """Tensors that this worker sent forward in the session before and was asked for, by step and microbatch."""
     return {
-        (body["step"], body["microbatch"]): (Signed(**body["evidence"]), payload)
+        (body["step"], body["microbatch"]): (PassedOnHeader(**body["evidence"]), payload)
         for body, _, payload in lines_of(book, "fetched")
         if body["direction"] == "forward" and not body["claim"] and body["evidence"] is not None
     }
@@ -150,7 +152,7 @@ def answer(book):
 
     def rewrite(letter):
         message = letter.message
-        place = (message.step, message.microbatch) if isinstance(message, Fetched) else None
+        place = (message.step, message.microbatch) if isinstance(message, FetchReply) else None
         if place not in past or message.claim or message.direction != "forward":
             return [letter]
         return [Letter(letter.receiver, message.model_copy(update={"evidence": past[place][0]}), past[place][1])]

@@ -8,21 +8,21 @@ from phalanx.errors import PeerRefusedError
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, Fetched, Standing
+from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, FetchReply, ProgressReport
 from phalanx.pipeline.protocol.needs import (
     Delivery,
     MessageNeed,
-    StandingsNeed,
+    ProgressNeed,
     TensorsDelivery,
     TensorsNeed,
     run_task,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.verify.ledger import Committed, StepLedger
+from phalanx.pipeline.verify.ledger import CommittedMessage, StepLedger
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
@@ -99,7 +99,9 @@ class World:
             }
             for (source, direction), (tensor, sender, receiver) in found.items():
                 key = (source, direction, m)
-                messages[key] = Committed(digest_of(tensor), self.header(key, tensor, sender, receiver), receiver)
+                messages[key] = CommittedMessage(
+                    digest_of(tensor), self.header(key, tensor, sender, receiver), receiver
+                )
                 for party in (sender, receiver):
                     self.tensors[(party, *key, False)] = tensor
         gradients = self.copy.runner.gradients()
@@ -155,7 +157,7 @@ class World:
         """Let the stage have sent another tensor than it computed."""
         key, receiver = (STAGE, direction, microbatch), SHADOW if direction == "forward" else OWNER
         header = self.header(key, tensor, HOLDER, receiver)
-        self.docket.ledger.messages[key] = Committed(digest_of(tensor), header, receiver)
+        self.docket.ledger.messages[key] = CommittedMessage(digest_of(tensor), header, receiver)
         for party in (HOLDER, receiver):
             self.tensors[(party, *key, False)] = tensor
 
@@ -199,12 +201,12 @@ class World:
                 place = request.model_dump(exclude={"permit"})
                 known = self.docket.ledger.messages.get(key)
                 shown = self.evidence.get((need.party, *key), None if known is None else known.header)
-                message = Fetched(**place, evidence=None if request.claim else shown)
+                message = FetchReply(**place, evidence=None if request.claim else shown)
                 payload = tensor if isinstance(tensor, memoryview) else bytes_of(tensor)
-                return Received(need.party, message, payload, None)
+                return ReceivedMessage(need.party, message, payload, None)
             case TensorsNeed():
                 return self.bulks.get((need.party, need.request.purpose))
-            case StandingsNeed():
+            case ProgressNeed():
                 return {party: self.standings[party] for party in need.parties if party in self.standings}
             case Delivery():
                 self.sent.append((need.party, need.message))
@@ -248,4 +250,4 @@ def make_world(model_cache, **guard):
 
 def standing(stages=None, gradients=()):
     """How far a party says that it is."""
-    return Standing(epoch=EPOCH, step=STEP, stages=stages or {}, gradients=gradients)
+    return ProgressReport(epoch=EPOCH, step=STEP, stages=stages or {}, gradients=gradients)

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from phalanx.pipeline.protocol.messages import Applied, AuditReport, Ready, StepAudited
+from phalanx.pipeline.protocol.messages import AuditReport, Ready, StepAudited, UpdateReport
 from phalanx.testing import Actor
 
 
-def late(actor=None, *, until=Applied, holds=lambda message: True):
+def late(actor=None, *, until=UpdateReport, holds=lambda message: True):
     """What an auditor has recomputed leaves only behind the next message of a kind, by default the update's digest.
 
     Before the decision of the step nobody sends that: with audits that must not lag the step would never end.

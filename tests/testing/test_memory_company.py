@@ -5,7 +5,7 @@ import torch
 
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError
-from phalanx.pipeline.protocol.messages import Activation, Applied, Commit
+from phalanx.pipeline.protocol.messages import Activation, Commit, UpdateReport
 from phalanx.testing import Actor, Letter, MemoryCompany, crash_at, only, random_batch, tampering, tiny_run
 
 
@@ -135,7 +135,7 @@ def test_a_letter_to_oneself_is_signed_for_the_books_and_not_sent(tmp_path, cach
 
 
 def test_a_letter_can_be_given_other_words(tmp_path):
-    letter = Letter("owner", Applied(epoch=0, step=1, states={}, usage={}, bytes_sent={}), b"x")
+    letter = Letter("owner", UpdateReport(epoch=0, step=1, states={}, usage={}, bytes_sent={}), b"x")
 
     changed = letter.saying({"step": 2})
 

@@ -27,12 +27,13 @@ class PipelineConfig(StrictModel):
     remote_workers: tuple[str, ...] = ()
     """Names of workers that join from other machines; left out, local workers are started."""
     may_join: tuple[str, ...] = ()
-    """Names of further remote workers, who may come at any time and are not waited for."""
+    """Names of further remote workers, which may come at any time and are not waited for."""
     respawns: int = Field(default=0, ge=0, le=1000)
     """How many local workers may be started anew in the place of such that are gone."""
     returns: int = Field(default=3, ge=0, le=1000)
     """How often a remote worker that was lost or has left may come back in one session of the owner, as a newcomer with
-    the same certificate; whoever was convicted never does."""
+    the same certificate; a convicted one never does.
+    """
     rebalance_every: int = Field(default=20, ge=0)
     """Steps over which the pace of every worker is measured; stages move away from one that is so slow that the step
     would be done in two thirds of the time or less. 0: they stay where they are."""
@@ -41,9 +42,10 @@ class PipelineConfig(StrictModel):
     step_timeout_s: float = Field(default=300.0, gt=0)
     """Longest time that one step may take, recoveries included."""
     patience_s: float = Field(default=30.0, gt=0)
-    """How long nothing may arrive in a guarded step before the owner asks who is silent, hands on what was withheld,
-    and at last replaces who does not answer; the longest silence of the last hundred honest steps counts four times, up
-    to four times this."""
+    """How long nothing may arrive in a guarded step before the owner asks which party is silent, hands on what was
+    withheld, and at last replaces a party that does not answer; the longest silence of the last hundred honest steps
+    counts four times, up to four times this.
+    """
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
@@ -55,7 +57,7 @@ class PipelineConfig(StrictModel):
         if self.may_join and not self.remote_workers:
             raise ValueError("may_join is for remote workers; name at least one in remote_workers, or set respawns")
         if self.respawns and self.remote_workers:
-            raise ValueError("respawns is for local workers; name those who may come later in may_join")
+            raise ValueError("respawns is for local workers; name those that may come later in may_join")
         remote = (*self.remote_workers, *self.may_join)
         if len(set(remote)) != len(remote) or OWNER in remote:
             raise ValueError(f"remote_workers and may_join must be distinct names and none may be {OWNER!r}")
@@ -70,7 +72,7 @@ class PipelineConfig(StrictModel):
 
     @property
     def late_workers(self) -> tuple[str, ...]:
-        """Names of those who may join while the run is under way."""
+        """Names of workers that may join while the run is under way."""
         if self.remote_workers:
             return self.may_join
         return tuple(f"worker-{n}" for n in range(self._num_local + 1, self._num_local + self.respawns + 1))
@@ -108,8 +110,9 @@ class GuardConfig(StrictModel):
     preset: Preset | None = None
     """What decides the rates, what is kept and the screen of gradients; "standard" where none of it is written out."""
     recovery: Literal["takeover", "restart", "skip_layer"] = "takeover"
-    """After a verdict: exclude the guilty party; or, in mode `paper` only and as the paper does, exclude nobody and run
-    the step again (`restart`), or run it without the suspect and its accuser and with three stages frozen."""
+    """After a verdict: exclude the guilty party; or, in mode `paper` only and as the paper does, exclude none and run
+    the step again (`restart`), or run it without the suspect and its accuser and with three stages frozen.
+    """
     audit_rate: float = Field(default=0.125, gt=0, le=1)
     """q: the share of each stage's microbatches that is recomputed before the optimizer steps."""
     step_audit_rate: float = Field(default=1 / 32, ge=0, le=1)
@@ -127,7 +130,8 @@ class GuardConfig(StrictModel):
     goes back to the older one, or to the last one of before the guilty party came, and does all steps since again."""
     commit_lag: int = Field(default=0, ge=0, le=1)
     """How many steps the verdicts may be behind the optimizers. 1: the shadows' audits of a step run in the idle time
-    of the next one, whose decision waits for them; every copy keeps what it takes to undo one step."""
+    of the next one, which waits for them before it is applied; every copy keeps what it takes to undo one step.
+    """
     snapshot_every: int = Field(default=10, ge=1, le=10_000)
     """Steps from one snapshot to the next, with `shadow = "snapshot"`: so many at most are done again after a loss."""
     shadow: Literal["gradient", "lockstep", "adapters", "update", "replica", "snapshot"] = "gradient"
@@ -168,7 +172,7 @@ class GuardConfig(StrictModel):
             raise ValueError(f'recovery = "{self.recovery}" belongs to mode = "paper"; found mode = "{self.mode}"')
         if self.keep_steps:
             raise ValueError(
-                f'recovery = "{self.recovery}" excludes nobody, so keep_steps = {self.keep_steps} has no use; '
+                f'recovery = "{self.recovery}" excludes no party, so keep_steps = {self.keep_steps} has no use; '
                 "leave it out"
             )
         return self
@@ -189,7 +193,7 @@ class GuardConfig(StrictModel):
         for name in ("keep_steps", "third_party_audit_rate") if self.shadow == "replica" else ():
             if getattr(self, name):
                 raise ValueError(
-                    f'{name} = {getattr(self, name)} with shadow = "replica": nobody else can redo a step yet '
+                    f'{name} = {getattr(self, name)} with shadow = "replica": no other party can redo a step yet '
                     f'that two copies share; set {name} = 0 or shadow = "gradient"'
                 )
         return self
@@ -234,7 +238,7 @@ class GuardConfig(StrictModel):
 
     @property
     def preset_in_force(self) -> Preset | None:
-        """The preset whose every value holds; what an upkeep cannot keep does not count."""
+        """The preset with values that all hold; what an upkeep cannot keep does not count."""
         if self.mode != "phalanx":
             return None
         needless = set() if self.can_keep_states and not self.keep_steps else {"keep_states"}
@@ -263,7 +267,7 @@ class GuardConfig(StrictModel):
 
     @property
     def one_optimizer(self) -> bool:
-        """Whether the holder alone makes the updates of a stage: nobody else has its gradient or its moments."""
+        """Whether the holder alone makes the updates of a stage: no other party has its gradient or its moments."""
         return self.verify_only or self.keeps_snapshots
 
     def hands_on(self, step: int) -> bool:
@@ -326,7 +330,7 @@ class AttackConfig(StrictModel):
 
     @property
     def attackers(self) -> tuple["AttackConfig", ...]:
-        """One for each way of lying; none where nobody lies."""
+        """One for each way of lying; none where no party lies."""
         return () if self.kind == "none" else (self, *self.also)
 
 
@@ -335,7 +339,7 @@ _OLD_TP = "tensor_parallel"
 
 
 class WorkerConfig(StrictModel):
-    """One worker process: who it is and where its owner listens."""
+    """The config of one worker process: its identity, and where its owner listens."""
 
     identity: str
     """Directory with this worker's certificate and keys."""

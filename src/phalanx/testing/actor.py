@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, WrapCopy
-from phalanx.pipeline.protocol.greetings import Hello, Measured
+from phalanx.pipeline.protocol.greetings import ChallengeReply, Hello
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Assign
 
@@ -97,7 +97,7 @@ def in_words_of(actor: Actor) -> Rewrite:
         if isinstance(message, Hello) and called is not None:
             other = message.numeric_class.model_copy(update={"device": called})
             letter = letter.saying({"numeric_class": other})
-        if isinstance(message, Measured) and actor.numeric_class is not None:
+        if isinstance(message, ChallengeReply) and actor.numeric_class is not None:
             other_bits = hashlib.sha256(f"{actor.numeric_class} {message.nonce}".encode()).hexdigest()
             found = message.found.model_copy(update=dict.fromkeys(("forward", "backward", "gradient"), other_bits))
             letter = letter.saying({"found": found})

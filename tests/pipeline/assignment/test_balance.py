@@ -10,7 +10,7 @@ from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.pace import Balance
 from phalanx.pipeline.assignment.rebalance import loads, regrouped
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.messages import Applied
+from phalanx.pipeline.protocol.messages import UpdateReport
 from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.testing import Actor, only, tiny_run
 
@@ -94,7 +94,7 @@ def slow(factor):
         changed = applied.model_copy(update={"usage": {**applied.usage, BUSY: factor * (1.0 + applied.step)}})
         return [replace(letter, message=changed)]
 
-    return Actor(rewrite=only(Applied, rewrite))
+    return Actor(rewrite=only(UpdateReport, rewrite))
 
 
 @pytest.mark.parametrize("shadow", ["gradient", "update"])

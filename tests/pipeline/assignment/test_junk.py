@@ -4,7 +4,17 @@ import pytest
 
 from phalanx.config import canonical_json
 from phalanx.pipeline.assignment.budget import LINES_AT_FIRST, Sample, allowance_of, disk_bytes
-from phalanx.pipeline.protocol.messages import Applied, Ask, Bulk, Carry, Commit, Fault, Ready, Signed, Standing
+from phalanx.pipeline.protocol.messages import (
+    Ask,
+    Bulk,
+    Carry,
+    Commit,
+    Fault,
+    PassedOnHeader,
+    ProgressReport,
+    Ready,
+    UpdateReport,
+)
 from phalanx.testing import Actor, Letter, only, tiny_run
 
 _LINE_OVERHEAD = 600
@@ -34,7 +44,7 @@ def stray_state(letter, commit):
     # well-formed, and refused: a stage that it does not have
     state = {"step": commit.step, "weights": "0" * 64, "moments": "0" * 64}
     body = {"epoch": commit.epoch, "step": commit.step, "states": {"3": state}, "usage": {}, "bytes_sent": {}}
-    return Applied.model_validate(body)
+    return UpdateReport.model_validate(body)
 
 
 def stray_ask(letter, commit):
@@ -47,11 +57,11 @@ def stray_bulk(letter, commit):
 
 def stray_standing(letter, commit):
     # never refused, and of no use
-    return Standing(epoch=commit.epoch, step=commit.step, stages={}, gradients=())
+    return ProgressReport(epoch=commit.epoch, step=commit.step, stages={}, gradients=())
 
 
 def stray_carry(letter, commit):
-    return Carry(epoch=0, header=Signed(header="{}", signature="00"))
+    return Carry(epoch=0, header=PassedOnHeader(header="{}", signature="00"))
 
 
 def logged(company):

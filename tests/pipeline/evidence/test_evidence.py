@@ -14,7 +14,15 @@ from phalanx.pipeline import GuardConfig, explain_evidence, token_distance
 from phalanx.pipeline.evidence.checked import Pins
 from phalanx.pipeline.evidence.explain import judge_evidence
 from phalanx.pipeline.evidence.files import MAX_RECORD_BYTES, MAX_TENSOR_BYTES
-from phalanx.pipeline.protocol.messages import Activation, Applied, AuditReport, Bulk, Commit, Sent, Signed
+from phalanx.pipeline.protocol.messages import (
+    Activation,
+    AuditReport,
+    Bulk,
+    Commit,
+    PassedOnHeader,
+    SentDigest,
+    UpdateReport,
+)
 from phalanx.security.crypto import create_authority, issue
 from phalanx.testing import Actor, MemoryCompany, only, tampering, tiny_run
 
@@ -43,14 +51,14 @@ def false_report(message):
 
 def false_commitment(message):
     first, *rest = message.sent
-    return {"sent": (Sent(direction=first.direction, microbatch=first.microbatch, digest=OTHER_DIGEST), *rest)}
+    return {"sent": (SentDigest(direction=first.direction, microbatch=first.microbatch, digest=OTHER_DIGEST), *rest)}
 
 
 def forged_input(message):
     first, *rest = message.received
     values = json.loads(first.header) | {"payload_digest": OTHER_DIGEST}
     header = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return {"received": (Signed(header=header, signature=first.signature), *rest)}
+    return {"received": (PassedOnHeader(header=header, signature=first.signature), *rest)}
 
 
 def missing_input(message):
@@ -95,7 +103,9 @@ SCENES = {
     "gradient norm": Scene(
         {"worker-1": Actor(rewrite=only(Bulk, other_gradient))}, "worker-1", "gradient", "which of the two", holds=False
     ),
-    "state": Scene({"worker-1": at_step_1(Applied, false_state)}, "worker-1", "state", "the owner's word", holds=False),
+    "state": Scene(
+        {"worker-1": at_step_1(UpdateReport, false_state)}, "worker-1", "state", "the owner's word", holds=False
+    ),
 }
 
 

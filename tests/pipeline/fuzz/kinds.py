@@ -70,7 +70,7 @@ def _inside(path: Path, found: Any) -> list[Place]:
         return here + [place for n in (0, 1, -1) for place in _inside((*path, n), arguments[0])]
     if origin is dict:
         return here + [place for n in (0, -1) for place in _inside((*path, n), arguments[1])]
-    if isinstance(found, type) and issubclass(found, StrictModel) and found is not messages.Signed:
+    if isinstance(found, type) and issubclass(found, StrictModel) and found is not messages.PassedOnHeader:
         fields = found.model_fields.items()
         return here + [place for name, field in fields for place in _inside((*path, name), field.annotation)]
     return here
@@ -98,7 +98,7 @@ def changes(found: Any) -> st.SearchStrategy[Any]:
     objects = [Put({}), Without(0), Many(3), Many(3000), Backwards(), Put([])]
     named = [Renamed(name) for name in ("0", "1", "2", "3", "77", "-1", "", "owner", "\x1b[2J", "busy")]
     named.append(Renamed("9", 5000))
-    if found is messages.Signed:
+    if found is messages.PassedOnHeader:
         return headers()
     if origin is Literal:
         return st.sampled_from([*map(Put, arguments), Put("nonsense")])

@@ -8,7 +8,7 @@ from schedule import Act, Again, Alter, Drop, Hold, Liar, On, Payload, Redirect,
 
 from phalanx.lab.attacks import ATTACKS
 from phalanx.lab.bench.detection.cells import needs_two
-from phalanx.pipeline.protocol.messages import Signed
+from phalanx.pipeline.protocol.messages import PassedOnHeader
 
 OFTEN = ["tensor", "bulk", "commit", "gradient_held", "applied", "audit_report", "step_audited", "ready", "fetched"]
 """What a worker sends in every run; the rest it sends now and then."""
@@ -23,7 +23,7 @@ def alterations(kind):
         fields.setdefault(place.path[0], []).append(place)
     # every field as often as any other, however much is in it; what others have signed more often
     drawn = [st.sampled_from(found).flatmap(_altered) for found in fields.values()]
-    shown = [place for place in places(kind) if place.type is Signed]
+    shown = [place for place in places(kind) if place.type is PassedOnHeader]
     return st.one_of(drawn + 3 * [st.sampled_from(shown).flatmap(_altered)] if shown else drawn)
 
 

@@ -10,7 +10,7 @@ from phalanx.errors import ConfigError, PeerRefusedError
 from phalanx.models import open_model
 from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, local_numeric_class, run_battery
 from phalanx.pipeline.membership.admission import Admission, ClassMeasurement
-from phalanx.pipeline.protocol.greetings import Challenge, Hello, Measured
+from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello
 from phalanx.testing import Actor, only, tiny_run
 from phalanx.train.setup.layout import make_plan
 
@@ -65,7 +65,7 @@ def measured(plan, **answers):
     admission.answer_as_owner(measurement)
     own = measurement.answers[OWNER]
     for party, changes in answers.items():
-        assert measurement.take(party, Measured(epoch=0, nonce=NONCE, found=own.model_copy(update=changes)))
+        assert measurement.take(party, ChallengeReply(epoch=0, nonce=NONCE, found=own.model_copy(update=changes)))
     return admission, measurement
 
 
@@ -121,7 +121,7 @@ def test_strangers_to_the_owner_are_compared_with_each_other(model_cache):
 
 def test_an_answer_counts_once_and_for_its_own_nonce_only(plan):
     _, measurement = measured(plan, north={})
-    answer = Measured(epoch=0, nonce=NONCE, found=measurement.answers[OWNER])
+    answer = ChallengeReply(epoch=0, nonce=NONCE, found=measurement.answers[OWNER])
 
     assert not measurement.take("north", answer)
     assert not measurement.take("south", answer.model_copy(update={"nonce": OTHER}))
@@ -131,9 +131,9 @@ def test_an_answer_counts_once_and_for_its_own_nonce_only(plan):
     ("kind", "body"),
     [
         (Challenge, {"nonce": "ab"}),
-        (Measured, {"nonce": NONCE, "found": dict.fromkeys(PARTS, "x" * 64)}),
-        (Measured, {"nonce": NONCE, "found": dict.fromkeys(PARTS, "a" * 65)}),
-        (Measured, {"nonce": NONCE, "found": {"forward": NONCE}}),
+        (ChallengeReply, {"nonce": NONCE, "found": dict.fromkeys(PARTS, "x" * 64)}),
+        (ChallengeReply, {"nonce": NONCE, "found": dict.fromkeys(PARTS, "a" * 65)}),
+        (ChallengeReply, {"nonce": NONCE, "found": {"forward": NONCE}}),
         (Hello, {"address": "a" * 300, "numeric_class": local_numeric_class("cpu").model_dump()}),
         (Hello, {"address": "a", "numeric_class": local_numeric_class("cpu").model_dump() | {"torch": "\x1b[2J"}}),
         (Hello, {"address": "a", "numeric_class": local_numeric_class("cpu").model_dump() | {"device": "x" * 201}}),
@@ -207,7 +207,7 @@ def test_a_class_that_is_claimed_when_coming_back_is_refused(make_company):
 
 
 def test_an_answer_that_nobody_asked_for_is_refused(make_company, honest_digest):
-    again = only(Measured, lambda letter, answer: [letter, letter])
+    again = only(ChallengeReply, lambda letter, answer: [letter, letter])
     company = make_company(tiny_run(), {1: Actor(rewrite=again)})
 
     company.run(2)

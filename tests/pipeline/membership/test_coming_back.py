@@ -5,7 +5,7 @@ import pytest
 from phalanx.errors import PeerRefusedError
 from phalanx.pipeline import GuardConfig, PipelineConfig, explain_evidence
 from phalanx.pipeline.membership.incarnations import Incarnations
-from phalanx.pipeline.protocol.greetings import Prepared
+from phalanx.pipeline.protocol.greetings import PreparedNotice
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, MemoryCompany, WorkerCrash, only, tampering, tiny_run
 from phalanx.transport import Endpoint, MemoryNetwork, TransportConfig
@@ -135,7 +135,7 @@ def test_who_dies_while_it_joins_may_try_again(company_of, honest_digest):
         raise WorkerCrash
 
     run = sometimes_back(3)
-    company = company_of(run, {"worker-1.2": Actor(rewrite=only(Prepared, die))})
+    company = company_of(run, {"worker-1.2": Actor(rewrite=only(PreparedNotice, die))})
     company.kill("worker-1")
     company.run(1)
     company.come_back("worker-1")

@@ -7,7 +7,7 @@ from latecomers import all_late, late
 from phalanx.lab.attacks import actor
 from phalanx.models import LoraConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.protocol.messages import Applied, AuditReport, Standing
+from phalanx.pipeline.protocol.messages import AuditReport, ProgressReport, UpdateReport
 from phalanx.testing import Actor, crash_at, only, tampering, tiny_run
 
 LIE = 2
@@ -37,7 +37,7 @@ IMPATIENT = PipelineConfig(stages=4, step_timeout_s=30.0, patience_s=0.5)
 def stalled_at(step, actor=None, said=None):
     """An auditor that says nothing about a step before the owner asks who is silent."""
     said = [] if said is None else said
-    slow = late(actor, until=Standing, holds=lambda message: message.step == step)
+    slow = late(actor, until=ProgressReport, holds=lambda message: message.step == step)
 
     def rewrite(letter):
         found = slow.rewrite(letter)
@@ -250,7 +250,7 @@ def test_a_step_that_others_than_shadows_audit_does_not_lag(make_company, honest
 
     assert [(v.party, v.step) for v in company.verdicts] == [("worker-1", LIE)]
     assert went_back(company) == []
-    assert said.index((AuditReport.kind, LIE)) < said.index((Applied.kind, LIE + 1))
+    assert said.index((AuditReport.kind, LIE)) < said.index((UpdateReport.kind, LIE + 1))
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
@@ -273,8 +273,8 @@ def test_the_next_step_is_not_decided_before_the_audits_of_the_last_one(make_com
     company.run(LIE + 3)
 
     assert (company.lost, company.verdicts, went_back(company)) == ([], [], [])
-    report, step_after = said.index((AuditReport.kind, LIE)), said.index((Applied.kind, LIE + 2))
-    assert said.index((Applied.kind, LIE + 1)) < report < step_after
+    report, step_after = said.index((AuditReport.kind, LIE)), said.index((UpdateReport.kind, LIE + 2))
+    assert said.index((UpdateReport.kind, LIE + 1)) < report < step_after
     assert company.weights_digest() == honest_digest(run, LIE + 3)
 
 

@@ -5,17 +5,25 @@ import math
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.pipeline.protocol.messages import Applied, AuditReport, Bulk, Commit, Fetched, GradientHeld, Signed
+from phalanx.pipeline.protocol.messages import (
+    AuditReport,
+    Bulk,
+    Commit,
+    FetchReply,
+    GradientHeld,
+    PassedOnHeader,
+    UpdateReport,
+)
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, Letter, only, tampering, tiny_run
 
 NONSENSE = [
-    Signed(header="no JSON", signature="zz"),
-    Signed(header="[]", signature="00" * 64),
-    Signed(header='{"body":[]}', signature="00" * 64),
-    Signed(header='{"body":{"source":Infinity,"direction":"forward","microbatch":0}}', signature="00" * 64),
-    Signed(header='{"body":{"source":0,"direction":["forward"],"microbatch":0}}', signature="00" * 64),
-    Signed(header="[" * 100_000, signature="00" * 64),
+    PassedOnHeader(header="no JSON", signature="zz"),
+    PassedOnHeader(header="[]", signature="00" * 64),
+    PassedOnHeader(header='{"body":[]}', signature="00" * 64),
+    PassedOnHeader(header='{"body":{"source":Infinity,"direction":"forward","microbatch":0}}', signature="00" * 64),
+    PassedOnHeader(header='{"body":{"source":0,"direction":["forward"],"microbatch":0}}', signature="00" * 64),
+    PassedOnHeader(header="[" * 100_000, signature="00" * 64),
 ]
 IDS = ["no JSON", "a list", "a list as body", "infinity", "unhashable", "deep"]
 
@@ -67,7 +75,7 @@ def test_an_accuser_whose_claim_is_no_tensor_is_named(make_company, honest_diges
         message = letter.message
         if isinstance(message, AuditReport):
             return [letter.saying({"digests": {**message.digests, "forward": digest_hex(b"short")}})]
-        if isinstance(message, Fetched) and message.claim:
+        if isinstance(message, FetchReply) and message.claim:
             return [Letter(letter.receiver, message, b"short")]
         return [letter]
 
@@ -80,7 +88,7 @@ def test_an_accuser_whose_claim_is_no_tensor_is_named(make_company, honest_diges
 
 def test_a_stage_of_another_class_that_answers_with_no_tensor_is_named(make_company, honest_digest):
     def rewrite(letter):
-        if isinstance(letter.message, Fetched) and letter.message.source == 1:
+        if isinstance(letter.message, FetchReply) and letter.message.source == 1:
             return [Letter(letter.receiver, letter.message, b"short")]
         return [letter]
 
@@ -112,7 +120,7 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
     def hide(letter, fetched):
         return [] if letter.receiver == "owner" and fetched.source == 0 else [letter]
 
-    company = make_company(tiny_run(), {1: Actor(tampering(nan), only(Fetched, hide))})
+    company = make_company(tiny_run(), {1: Actor(tampering(nan), only(FetchReply, hide))})
     company.engine._requests.timeout_s = 1.0
 
     company.run(2)
@@ -123,7 +131,7 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
 
 def test_a_liar_that_answers_nobody_is_named_by_what_others_have(make_company, honest_digest):
     lie = tampering(lambda direction, step, microbatch, tensor: -tensor if direction == "forward" else tensor)
-    company = make_company(tiny_run(), {1: Actor(lie, only(Fetched, lambda letter, fetched: []))})
+    company = make_company(tiny_run(), {1: Actor(lie, only(FetchReply, lambda letter, fetched: []))})
     company.engine._requests.timeout_s = 1.0
     started = company.clock.now()
 
@@ -139,7 +147,7 @@ def test_a_stage_number_of_thousands_of_digits_convicts_who_signed_it(make_compa
         state = next(iter(applied.states.values()))
         return [letter, letter.saying({"states": {"9" * 5000: state}})]
 
-    company = make_company(tiny_run(), {1: Actor(rewrite=only(Applied, add))})
+    company = make_company(tiny_run(), {1: Actor(rewrite=only(UpdateReport, add))})
 
     company.run(2)
 

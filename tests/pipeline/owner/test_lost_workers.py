@@ -6,7 +6,7 @@ from phalanx.errors import NoHolderError, PeerLostError
 from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.greetings import Hello
-from phalanx.pipeline.protocol.messages import Applied, AuditReport, Commit, GradientHeld
+from phalanx.pipeline.protocol.messages import AuditReport, Commit, GradientHeld, UpdateReport
 from phalanx.testing import Actor, WorkerCrash, crash_at, only, tiny_run
 
 
@@ -127,7 +127,7 @@ def test_a_worker_that_dies_before_it_joins_is_named(make_company):
         (Commit, r"commitments of stages \[1\]"),
         (AuditReport, r"audits \(stage, microbatch, auditor\) \[\(2, \d, 'worker-1'\)\]"),
         (GradientHeld, r"gradients of stages \[2\]"),
-        (Applied, r"states of stages \[1, 2\]"),
+        (UpdateReport, r"states of stages \[1, 2\]"),
     ],
 )
 def test_a_step_that_cannot_end_says_what_is_missing(make_company, kind, missing):

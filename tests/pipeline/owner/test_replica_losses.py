@@ -5,13 +5,13 @@ import pytest
 from phalanx.pipeline import OWNER, PipelineConfig
 from phalanx.pipeline.protocol.messages import (
     Activation,
-    Applied,
     AuditReport,
     Bulk,
     Commit,
-    Fetched,
+    FetchReply,
     GradientHeld,
     StepAudited,
+    UpdateReport,
 )
 from phalanx.testing import Actor, crash_at, only, tampering
 
@@ -150,7 +150,7 @@ def test_a_lane_and_a_tensor_that_are_withheld_together_get_nobody_honest_replac
 @both_copies
 def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, shared_run, honest_digest, party):
     run = shared_run(5, audit_rate=1.0, patience_s=0.4)
-    company = make_company(run, {party: withholding(Fetched, lambda letter: letter.receiver != OWNER)})
+    company = make_company(run, {party: withholding(FetchReply, lambda letter: letter.receiver != OWNER)})
 
     company.run(2)
 
@@ -159,7 +159,7 @@ def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, 
 
 
 @both_copies
-@pytest.mark.parametrize("kind", [Commit, Applied, GradientHeld, AuditReport, StepAudited])
+@pytest.mark.parametrize("kind", [Commit, UpdateReport, GradientHeld, AuditReport, StepAudited])
 def test_a_copy_that_withholds_what_it_owes_is_replaced(make_company, shared_run, honest_digest, kind, party):
     run = shared_run(audit_rate=1.0, step_audit_rate=1.0, patience_s=0.4)
     company = make_company(run, {party: withholding(kind, lambda letter: letter.message.step == 1)})

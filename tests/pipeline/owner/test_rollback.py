@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.pipeline.protocol.messages import Applied
+from phalanx.pipeline.protocol.messages import UpdateReport
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 STEPS = 8
@@ -112,7 +112,7 @@ def test_a_wrong_state_is_convicted_where_steps_are_kept_too(make_company, hones
         state = applied.states["1"].model_copy(update={"weights": "0" * 64})
         return [letter.saying({"states": {**applied.states, "1": state}})] if state.step == 3 else [letter]
 
-    company = make_company(run, {1: Actor(rewrite=only(Applied, falsify))})
+    company = make_company(run, {1: Actor(rewrite=only(UpdateReport, falsify))})
 
     company.run(6)
 

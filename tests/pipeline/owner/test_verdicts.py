@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline import OWNER, GuardConfig, explain_evidence
-from phalanx.pipeline.protocol.messages import AuditReport, Fetched
+from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tiny_run
 from phalanx.testing.actor import Letter
@@ -100,7 +100,7 @@ def test_two_honest_parties_of_two_classes_come_through_a_dispute(make_company):
         message = letter.message
         if isinstance(message, AuditReport) and (message.step, message.stage) == (2, 1):
             return [letter.saying({"digests": {**message.digests, "forward": digest_hex(ZEROS)}})]
-        if isinstance(message, Fetched) and message.claim and message.direction == "forward":
+        if isinstance(message, FetchReply) and message.claim and message.direction == "forward":
             return [Letter(letter.receiver, message, ZEROS)]
         return [letter]
 

@@ -12,7 +12,7 @@ from phalanx.pipeline.protocol.messages import (
     Commit,
     Fault,
     FetchBulk,
-    Fetched,
+    FetchReply,
     GradientHeld,
     parse_message,
 )
@@ -179,7 +179,7 @@ def test_a_permit_of_another_session_opens_nothing(sessions):
 def test_a_tensor_of_another_session_is_not_handed_on(sessions, honest_digest):
     # worker-1 withholds a tensor and shows the owner, who would hand it on, the one of the session before
     run = tiny_run(5, guard=EVERYTHING, pipeline=PipelineConfig(stages=5, step_timeout_s=30.0, patience_s=1.0))
-    book = Hoarder(Fetched)
+    book = Hoarder(FetchReply)
     make = sessions(run, book, 1)
     old = next(letter for letter in book.letters if is_about(letter.message, 1, 0))
 
@@ -187,7 +187,7 @@ def test_a_tensor_of_another_session_is_not_handed_on(sessions, honest_digest):
         message = letter.message
         if isinstance(message, Activation) and is_about(message, 1, 0):
             return []
-        if isinstance(message, Fetched) and not message.claim and is_about(message, 1, 0):
+        if isinstance(message, FetchReply) and not message.claim and is_about(message, 1, 0):
             return [Letter(letter.receiver, message.model_copy(update={"evidence": old.message.evidence}), old.payload)]
         return [letter]
 
@@ -207,7 +207,7 @@ def is_about(message, step, microbatch):
 def test_a_fetched_input_of_another_session_is_asked_for_elsewhere(sessions, honest_digest):
     # worker-1 answers the auditor of stage 2 with what it sent in the session before, under its genuine header
     run = tiny_run(5, guard=EVERYTHING)
-    book = Hoarder(Fetched)
+    book = Hoarder(FetchReply)
     make = sessions(run, book, 1)
     past = {
         (letter.message.step, letter.message.microbatch): letter
@@ -222,7 +222,7 @@ def test_a_fetched_input_of_another_session_is_asked_for_elsewhere(sessions, hon
         return [Letter(letter.receiver, fetched.model_copy(update={"evidence": old.message.evidence}), old.payload)]
 
     assert past
-    company = make({1: Actor(rewrite=only(Fetched, answer))})
+    company = make({1: Actor(rewrite=only(FetchReply, answer))})
     company.run(2)
 
     assert (found(company), company.lost) == ([], [])

@@ -17,7 +17,7 @@ from phalanx.errors import FrameError, OutOfBoundsError
 from phalanx.pipeline.protocol import messages
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.message import Message
-from phalanx.pipeline.protocol.messages import Applied, Fault, ScreenHit, parse_message
+from phalanx.pipeline.protocol.messages import Fault, ScreenHit, UpdateReport, parse_message
 from phalanx.pipeline.protocol.running_costs import COSTS
 
 KINDS = {
@@ -231,5 +231,5 @@ def test_every_phase_of_a_party_is_a_known_cost():
     source = "".join(path.read_text() for path in Path(phalanx.pipeline.__path__[0]).rglob("*.py"))
 
     assert set(re.findall(r'\.phase\("([a-z_]+)"\)', source)) <= COSTS
-    assert isinstance(parse_message("applied", APPLIED), Applied)
+    assert isinstance(parse_message("applied", APPLIED), UpdateReport)
     assert isinstance(parse_message("hello", HELLO), Hello)

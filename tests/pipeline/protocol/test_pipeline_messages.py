@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.greetings import Hello
-from phalanx.pipeline.protocol.messages import Activation, Applied, Assign, Commit, Fault, Fetched, parse_message
+from phalanx.pipeline.protocol.messages import (
+    Activation,
+    Assign,
+    Commit,
+    Fault,
+    FetchReply,
+    UpdateReport,
+    parse_message,
+)
 
 TENSOR = {
     "epoch": 0,
@@ -141,6 +149,6 @@ def test_messages_cannot_be_changed_after_they_were_parsed():
 
 
 def test_each_class_has_a_kind_of_its_own():
-    kinds = [cls.kind for cls in (Activation, Applied, Assign, Commit, Fault, Fetched, Hello)]
+    kinds = [cls.kind for cls in (Activation, UpdateReport, Assign, Commit, Fault, FetchReply, Hello)]
 
     assert len(set(kinds)) == len(kinds)

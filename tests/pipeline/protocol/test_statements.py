@@ -9,7 +9,7 @@ import pytest
 from phalanx.config import canonical_json
 from phalanx.errors import FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.protocol.messages import Activation, Commit, Signed
+from phalanx.pipeline.protocol.messages import Activation, Commit, PassedOnHeader
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.security.crypto import Identity
 from phalanx.transport import HeaderFields, sign_header
@@ -96,11 +96,11 @@ def test_a_genuine_header_of_anything_else_opens_nothing(signed, complaint):
 def test_a_header_that_its_sender_did_not_sign_opens_nothing():
     genuine = header()
     fields = json.loads(genuine.header)
-    altered = Signed(
+    altered = PassedOnHeader(
         header=canonical_json(fields | {"payload_digest": "cc" * 32}).decode(), signature=genuine.signature
     )
     by_another = header(signer="eve")
-    renamed = Signed(
+    renamed = PassedOnHeader(
         header=canonical_json(json.loads(by_another.header) | {"sender": "alice"}).decode(),
         signature=by_another.signature,
     )
@@ -121,13 +121,13 @@ def test_a_header_of_who_takes_no_part_opens_nothing():
 @pytest.mark.parametrize(
     "signed",
     [
-        Signed(header="", signature=""),
-        Signed(header="no JSON", signature="00"),
-        Signed(header="7", signature="00"),
-        Signed(header="{}", signature="00" * 64),
-        Signed(header=header().header, signature="no hex"),
-        Signed(header=header().header + " ", signature=header().signature),
-        Signed(header='{"body": {}}', signature="00" * 64),
+        PassedOnHeader(header="", signature=""),
+        PassedOnHeader(header="no JSON", signature="00"),
+        PassedOnHeader(header="7", signature="00"),
+        PassedOnHeader(header="{}", signature="00" * 64),
+        PassedOnHeader(header=header().header, signature="no hex"),
+        PassedOnHeader(header=header().header + " ", signature=header().signature),
+        PassedOnHeader(header='{"body": {}}', signature="00" * 64),
         header(body=BODY | {"microbatch": None}),
         header(body=BODY | {"surprise": 1}),
         header(body={}),

@@ -8,7 +8,7 @@ from other_kernels import eager
 
 from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.protocol.messages import Applied, Commit, GradientHeld, StepAudited
+from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited, UpdateReport
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 EAGER = Actor(kernels=eager, description="another kernel")
@@ -103,7 +103,7 @@ def test_their_bits_differ_and_the_states_after_an_update_do_not(make_company):
         message = letter.message
         if isinstance(message, GradientHeld | StepAudited):
             gradients.setdefault((message.step, message.stage), set()).add(message.gradient)
-        if isinstance(message, Applied):
+        if isinstance(message, UpdateReport):
             for stage, state in message.states.items():
                 states.setdefault((state.step, stage), set()).add(state)
         return [letter]
@@ -146,7 +146,7 @@ def test_a_shadow_of_another_class_with_another_state_is_named(make_company, hon
         return [letter.saying({"states": other})]
 
     run = mixed(4)
-    company = make_company(run, {2: Actor(rewrite=only(Applied, lie), numeric_class="another build")})
+    company = make_company(run, {2: Actor(rewrite=only(UpdateReport, lie), numeric_class="another build")})
 
     company.run(2)
 

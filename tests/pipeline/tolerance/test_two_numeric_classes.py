@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.pipeline import GuardConfig, StageRunner, explain_evidence
-from phalanx.pipeline.protocol.messages import AuditReport, Fetched
+from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tampering, tiny_run
 
@@ -158,7 +158,7 @@ def test_a_false_accuser_of_another_class_is_named_by_the_distance_of_its_claim(
         message = letter.message
         if isinstance(message, AuditReport):
             return [letter.saying({"digests": {**message.digests, "forward": digest_hex(zeros)}})]
-        if isinstance(message, Fetched) and message.claim:
+        if isinstance(message, FetchReply) and message.claim:
             return [type(letter)(letter.receiver, message, zeros)]
         return [letter]
 

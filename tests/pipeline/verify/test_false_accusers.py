@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline import GuardConfig
-from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Fetched, ScreenHit
+from phalanx.pipeline.protocol.messages import AuditReport, Bulk, FetchReply, ScreenHit
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, only, tiny_run
 
@@ -40,7 +40,7 @@ def test_an_accuser_who_brings_a_tensor_for_its_false_digest_is_named_too(make_c
     def rewrite(letter):
         if isinstance(letter.message, AuditReport):
             return accuse(digest_hex(ZEROS))(letter)
-        if isinstance(letter.message, Fetched) and letter.message.claim:
+        if isinstance(letter.message, FetchReply) and letter.message.claim:
             return [type(letter)(letter.receiver, letter.message, ZEROS)]
         return [letter]
 

@@ -5,17 +5,17 @@ import pytest
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import (
     Activation,
-    Applied,
     AuditReport,
     Bulk,
     Commit,
     Fault,
-    Fetched,
+    FetchReply,
     GradientHeld,
+    ProgressReport,
     Ready,
     ScreenHit,
-    Standing,
     StepAudited,
+    UpdateReport,
 )
 from phalanx.testing import Actor, Stall, only, tampering, tiny_run
 
@@ -66,7 +66,7 @@ def test_a_withheld_weight_gradient_is_handed_on(make_company, honest_digest):
 
 def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, honest_digest):
     run = impatient(audit_rate=1.0)
-    company = make_company(run, {2: withholding(Fetched, lambda letter: letter.receiver == "worker-1")})
+    company = make_company(run, {2: withholding(FetchReply, lambda letter: letter.receiver == "worker-1")})
 
     company.run(1)
 
@@ -74,7 +74,7 @@ def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, 
     assert company.weights_digest() == honest_digest(run, 1)
 
 
-@pytest.mark.parametrize("kind", [Commit, Applied])
+@pytest.mark.parametrize("kind", [Commit, UpdateReport])
 def test_a_stage_that_withholds_what_it_owes_is_replaced(make_company, honest_digest, kind):
     run = impatient()
     company = make_company(run, {1: withholding(kind, lambda letter: letter.message.step == 1)})
@@ -149,7 +149,7 @@ def test_a_party_that_withholds_a_tensor_and_its_standing_is_replaced(make_compa
 
     def rewrite(letter):
         is_tensor = isinstance(letter.message, Activation) and letter.message.step == 1
-        return [] if is_tensor or isinstance(letter.message, Standing) else [letter]
+        return [] if is_tensor or isinstance(letter.message, ProgressReport) else [letter]
 
     company = make_company(run, {1: Actor(rewrite=rewrite)})
 
@@ -163,7 +163,7 @@ def test_a_receiver_that_denies_what_the_owner_itself_gave_it_is_replaced(make_c
 
     def rewrite(letter):
         message = letter.message
-        if isinstance(message, Standing) and message.step == 1:
+        if isinstance(message, ProgressReport) and message.step == 1:
             progress = message.stages["2"].model_copy(update={"received": (), "sent": ()})
             return [letter.saying({"stages": {**message.stages, "2": progress}})]
         if isinstance(message, Activation | Commit) and message.step == 1:
@@ -234,7 +234,7 @@ def test_a_sender_that_withholds_a_tensor_and_then_shows_another_one_is_the_one_
             "forward",
         ):
             return []
-        if isinstance(message, Fetched) and letter.receiver == "owner" and message.step == 1:
+        if isinstance(message, FetchReply) and letter.receiver == "owner" and message.step == 1:
             if spoil == "bytes":
                 return [type(letter)(letter.receiver, message, bytes(len(letter.payload)))]
             forged = message.evidence.model_copy(update={"signature": "00" * 64})
@@ -253,7 +253,7 @@ def test_a_neighbour_that_shows_the_auditor_nothing_true_does_not_get_the_audito
 
     def rewrite(letter):
         message = letter.message
-        if isinstance(message, Fetched) and message.source == 2 and not message.claim:
+        if isinstance(message, FetchReply) and message.source == 2 and not message.claim:
             return [type(letter)(letter.receiver, message, bytes(len(letter.payload)))]
         return [letter]
 

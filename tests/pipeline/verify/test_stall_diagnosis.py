@@ -6,9 +6,9 @@ from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_wor
 
 from phalanx.pipeline.protocol.messages import Place, Progress, Relay
 from phalanx.pipeline.schedules import actions
-from phalanx.pipeline.verify.stall_diagnosis import Missing, StallDiagnosis
+from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
 
-NOTHING = Missing(states=(), screened=(), weights={})
+NOTHING = MissingFacts(states=(), screened=(), weights={})
 WAY = ("forward", "backward")
 
 
@@ -141,7 +141,7 @@ def test_a_holder_that_says_nothing_of_its_stage_is_replaced(world, diagnosis):
 
 
 def test_a_state_that_is_missing_names_the_party_that_owes_it(world, diagnosis):
-    assert find(world, diagnosis, Missing(states=(SHADOW,), screened=(), weights={})) == SHADOW
+    assert find(world, diagnosis, MissingFacts(states=(SHADOW,), screened=(), weights={})) == SHADOW
 
 
 # --- audits ----------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_an_auditor_is_given_its_inputs_once_and_then_replaced(audited, diagnosi
 def test_an_auditor_that_waits_for_others_is_not_replaced(audited, diagnosis):
     said = {(STEP, (STAGE, 0, SHADOW))}
 
-    assert find(audited, diagnosis, Missing(states=(), screened=(), weights={}, said=said)) is None
+    assert find(audited, diagnosis, MissingFacts(states=(), screened=(), weights={}, said=said)) is None
     assert audited.sent == []
 
 

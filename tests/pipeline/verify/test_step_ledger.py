@@ -2,7 +2,7 @@ import json
 import math
 
 from phalanx.config import canonical_json
-from phalanx.pipeline.protocol.messages import Activation, Commit, Sent
+from phalanx.pipeline.protocol.messages import Activation, Commit, SentDigest
 from phalanx.pipeline.protocol.signed import Statement
 from phalanx.pipeline.verify.ledger import StepLedger
 from phalanx.transport import SignedHeader
@@ -45,7 +45,7 @@ def test_what_a_stage_received_is_known_by_sender_direction_and_microbatch():
 
 def test_what_a_stage_says_that_it_sent_is_found_again():
     ledger = StepLedger(5, 1)
-    ledger.add_commit(commit(sent=(Sent(direction="forward", microbatch=2, digest="cc" * 32),)), None)
+    ledger.add_commit(commit(sent=(SentDigest(direction="forward", microbatch=2, digest="cc" * 32),)), None)
 
     assert ledger.said_digest((1, "forward", 2)) == "cc" * 32
     assert ledger.said_digest((1, "backward", 2)) is None

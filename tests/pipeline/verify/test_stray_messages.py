@@ -7,7 +7,6 @@ from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest, local_numer
 from phalanx.pipeline.protocol.greetings import Hello, Setup
 from phalanx.pipeline.protocol.messages import (
     Activation,
-    Applied,
     Apply,
     Assign,
     Audit,
@@ -17,13 +16,14 @@ from phalanx.pipeline.protocol.messages import (
     Fault,
     Fetch,
     FetchBulk,
-    Fetched,
+    FetchReply,
     GradientHeld,
+    PassedOnHeader,
     Release,
     Role,
     ScreenHit,
     Shutdown,
-    Signed,
+    UpdateReport,
 )
 from phalanx.testing import Actor, Letter, only, tiny_run
 
@@ -94,7 +94,7 @@ BAD_TENSORS = {
     "gradient of another's stage": Bulk(**NOW, purpose="gradient", stage=2, offset=0, total=4),
     "state that is not awaited": Bulk(**NOW, purpose="state", stage=2, offset=0, total=4),
     "duplicate that nobody asked for": Bulk(**NOW, purpose="duplicate", stage=2, offset=0, total=4),
-    "answer that nobody asked for": Fetched(**FETCH, source=3, claim=False, evidence=None),
+    "answer that nobody asked for": FetchReply(**FETCH, source=3, claim=False, evidence=None),
 }
 
 
@@ -117,8 +117,8 @@ TO_THE_OWNER = {
         **NOW, stage=1, norm_squared=1.0, gradient="", parts=()
     ),
     "audit of its own stage": AuditReport(**NOW, stage=1, microbatch=0, inputs=(), digests={}, urgent=False),
-    "state of a stage that it does not have": Applied(**NOW, states={"0": STATE}, usage={}, bytes_sent={}),
-    "state of no stage": Applied(**NOW, states={"77": STATE}, usage={}, bytes_sent={}),
+    "state of a stage that it does not have": UpdateReport(**NOW, states={"0": STATE}, usage={}, bytes_sent={}),
+    "state of no stage": UpdateReport(**NOW, states={"77": STATE}, usage={}, bytes_sent={}),
     "alarm about a message to another": ScreenHit(**FETCH, source=2, reason="odd"),
     "duplicate that nobody asked for": Bulk(**NOW, purpose="duplicate", stage=1, offset=0, total=4),
     "alarm about no stage": ScreenHit(**FETCH, source=33, reason="odd"),
@@ -170,8 +170,8 @@ def test_messages_of_an_older_epoch_are_dropped_without_a_word(make_company, hon
     assert company.weights_digest() == honest_digest(run, 3)
 
 
-UNSIGNED = Signed(header='{"sender":"worker-2"}', signature="00" * 64)
-NONSENSE = Signed(header="no JSON", signature="zz")
+UNSIGNED = PassedOnHeader(header='{"sender":"worker-2"}', signature="00" * 64)
+NONSENSE = PassedOnHeader(header="no JSON", signature="zz")
 
 
 def complaint(about, evidence):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phalanx.pipeline import PipelineConfig
-from phalanx.pipeline.protocol.messages import Activation, Commit, Fetched, Signed
+from phalanx.pipeline.protocol.messages import Activation, Commit, FetchReply, PassedOnHeader
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, only, tampering, tiny_run
@@ -79,12 +79,12 @@ def test_a_receiver_that_forges_a_header_is_named_and_not_the_sender(make_compan
         first, *rest = commit.received
         fields = json.loads(first.header) | {"payload_digest": FALSE}
         header = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-        return {"received": (Signed(header=header, signature=first.signature), *rest)}
+        return {"received": (PassedOnHeader(header=header, signature=first.signature), *rest)}
 
     verdict = run_against(make_company, honest_digest, stage, commit_with(forge))
 
     assert (verdict.offence, verdict.stage) == ("forgery", stage)
-    assert "committed to an input that nobody sent it" in verdict.reason
+    assert "committed to an input that no party sent it" in verdict.reason
 
 
 def test_a_receiver_that_hides_an_input_is_named(make_company, honest_digest):
@@ -108,7 +108,7 @@ def test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signa
         changed = letter.saying({"evidence": to_signed(told)})
         return [type(letter)(changed.receiver, changed.message, lie)]
 
-    company = make_company(tiny_run(5), {1: Actor(rewrite=only(Fetched, two_stories))})
+    company = make_company(tiny_run(5), {1: Actor(rewrite=only(FetchReply, two_stories))})
     company_of["it"] = company
     # the auditor must not be worker-1 itself, which knows what it sent
     assert company.engine.shadows[2] == "worker-3"
@@ -127,7 +127,7 @@ def test_a_sender_that_gives_the_auditor_bytes_that_it_did_not_sign_is_passed_ov
             return [letter]
         return [type(letter)(letter.receiver, letter.message, bytes(len(letter.payload)))]
 
-    company = make_company(tiny_run(5), {1: Actor(rewrite=only(Fetched, other_bytes))})
+    company = make_company(tiny_run(5), {1: Actor(rewrite=only(FetchReply, other_bytes))})
 
     company.run(2)
 

@@ -5,7 +5,7 @@ import torch
 
 from phalanx.errors import PeerLostError
 from phalanx.pipeline import GuardConfig
-from phalanx.pipeline.protocol.messages import Applied, Bulk, Commit, GradientHeld, Ready
+from phalanx.pipeline.protocol.messages import Bulk, Commit, GradientHeld, Ready, UpdateReport
 from phalanx.testing import Actor, only, tampering, tiny_run
 
 FALSE = "3" * 64
@@ -78,7 +78,7 @@ def test_a_stage_that_reports_a_wrong_state_is_named(make_company, honest_digest
         state = applied.states[str(stage)].model_copy(update={field: FALSE})
         return [letter.saying({"states": {**applied.states, str(stage): state}})]
 
-    verdict = run_against(make_company, honest_digest, stage, Actor(rewrite=only(Applied, falsify)))
+    verdict = run_against(make_company, honest_digest, stage, Actor(rewrite=only(UpdateReport, falsify)))
 
     assert (verdict.offence, verdict.stage, verdict.party) == ("state", stage, f"worker-{stage}")
 
@@ -88,7 +88,7 @@ def test_a_shadow_that_reports_a_wrong_state_is_named(make_company, honest_diges
         state = applied.states["1"].model_copy(update={"moments": FALSE})
         return [letter.saying({"states": {**applied.states, "1": state}})]
 
-    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, Actor(rewrite=only(Applied, falsify)))
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, Actor(rewrite=only(UpdateReport, falsify)))
 
     assert (verdict.offence, verdict.stage, verdict.party) == ("state", 1, "worker-2")
 
@@ -96,7 +96,7 @@ def test_a_shadow_that_reports_a_wrong_state_is_named(make_company, honest_diges
 def test_a_shadow_that_brings_another_undo_copy_is_named(make_company, honest_digest):
     def rewrite(letter):
         message = letter.message
-        if isinstance(message, Applied):
+        if isinstance(message, UpdateReport):
             state = message.states["1"].model_copy(update={"weights": FALSE})
             return [letter.saying({"states": {**message.states, "1": state}})]
         if isinstance(message, Bulk) and message.purpose == "undo":

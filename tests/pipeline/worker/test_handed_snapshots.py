@@ -24,7 +24,7 @@ from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy, explain_evi
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol import tensor_stream as bulk
 from phalanx.pipeline.protocol.messages import Bulk, Commit, FetchBulk, Ready, WeightsHeld
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.snapshot import KeptStage
@@ -262,7 +262,7 @@ def as_parts(tensors, sender):
     sent = []
     about = FetchBulk(epoch=0, step=EVERY, stage=1, purpose="snapshot")
     bulk.send_bulk(lambda receiver, message, parts: sent.append((message, b"".join(parts))), "", about, tensors, EVERY)
-    return [Received(sender, message, memoryview(payload), None) for message, payload in sent]
+    return [ReceivedMessage(sender, message, memoryview(payload), None) for message, payload in sent]
 
 
 def test_what_the_owner_hands_on_is_not_mixed_with_late_parts_of_the_stage(model_cache, monkeypatch):

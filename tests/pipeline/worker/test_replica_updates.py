@@ -8,7 +8,7 @@ from leagues import league_of_gradients
 
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline import GuardConfig, explain_evidence
-from phalanx.pipeline.protocol.messages import Applied, Bulk, Commit, GradientHeld
+from phalanx.pipeline.protocol.messages import Bulk, Commit, GradientHeld, UpdateReport
 from phalanx.pipeline.protocol.tensor_stream import digest_of_parts
 from phalanx.testing import Actor, only, tiny_run
 
@@ -37,7 +37,7 @@ def false_state(field):
         lies = {name: state.model_copy(update={field: FALSE}) for name, state in applied.states.items()}
         return [letter.saying({"states": lies})]
 
-    return Actor(rewrite=only(Applied, falsify))
+    return Actor(rewrite=only(UpdateReport, falsify))
 
 
 def showing_parts_of_the_step_before():
@@ -124,7 +124,7 @@ def test_a_copy_that_brings_another_undo_copy_or_lane_than_it_has_does_not_get_t
 ):
     def rewrite(letter):
         message = letter.message
-        if isinstance(message, Applied):
+        if isinstance(message, UpdateReport):
             return false_state("weights").rewrite(letter)
         to_the_owner = isinstance(message, Bulk) and letter.receiver == "owner"
         return [type(letter)(letter.receiver, message, doubled(letter.payload))] if to_the_owner else [letter]

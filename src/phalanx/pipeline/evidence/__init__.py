@@ -1,1 +1,1 @@
-"""What a verdict rests on: written to files, read and judged again offline."""
+"""Evidence of verdicts: written to files, read, and checked again offline."""

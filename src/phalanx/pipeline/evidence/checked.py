@@ -1,4 +1,4 @@
-"""Evidence as an outsider reads it: whose certificates hold, and which headers were really signed."""
+"""Evidence as an outsider reads it: certificates and signatures are checked before anything else is read."""
 
 import hashlib
 import ssl
@@ -21,7 +21,7 @@ from phalanx.transport.tensors import tensor_buffers
 _Said = TypeVar("_Said", bound=Message)
 
 ON_DISPLAY = ("message", "input")
-"""Headers that a forger showed: that nobody said that is what the verdict says."""
+"""Roles of headers that a forger showed: that no party signed them is what the verdict says."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Pins:
 
 @dataclass(frozen=True)
 class CheckedEvidence:
-    """One evidence file whose digests, certificates and signatures have been checked.
+    """One evidence file with digests, certificates and signatures that have been checked.
 
     Attributes:
         where: How errors call it.
         record: What it says.
         tensors: What lies beside it.
-        peers: The parties by name, as the authority vouches for them.
+        peers: The parties by name, with the keys that the authority certified.
         statements: Opens what the parties passed on.
         headers: Headers by role, signed in this session by the party that they name as sender.
-        unsigned: Roles of headers that nobody signed in this session; only forgery may have any.
+        unsigned: Roles of headers that no party signed in this session; only forgery may have any.
         fingerprint: SHA-256 over the authority's certificate, hex.
         sha256: Of the record's file.
         pins: What was known from elsewhere.

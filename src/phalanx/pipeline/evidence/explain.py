@@ -42,7 +42,7 @@ def explain_evidence(path: Path, authority: Path | None = None, session: str | N
     Guarantees:
         An altered tensor, header, certificate or record is found, as long as the authority's fingerprint
         or the file's digest is known from elsewhere. Signatures prove what a party said in this session, and to
-        whom; that it was wrong is recomputed here when the stage's weights are in the evidence.
+        which party; that it was wrong is recomputed here when the stage's weights are in the evidence.
     """
     try:
         pem = None if authority is None else authority.read_bytes()
@@ -52,7 +52,7 @@ def explain_evidence(path: Path, authority: Path | None = None, session: str | N
 
 
 def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
-    """As `explain_evidence`, with what the reader knows from elsewhere.
+    """Check evidence as `explain_evidence`, with what the reader knows from elsewhere.
 
     Raises:
         EvidenceError: Something does not hold: the party that it accuses is not to be convicted.
@@ -184,7 +184,7 @@ def _collusion(hearing: CheckedEvidence) -> _Explained:
 
 
 def _state(hearing: CheckedEvidence) -> _Explained:
-    """Other weights than those whose digest was signed prove themselves; a wrong update is the owner's word."""
+    """Explain a dispute about a state: wrongly sent weights prove themselves; a wrong update is the owner's word."""
     if part_name(0) not in hearing.headers:
         return _unproved(hearing)
     facts, believed, what = explain_sent_weights(hearing)

@@ -1,4 +1,4 @@
-"""A verdict with everything that it rests on, as files that others can check."""
+"""The files of a verdict, with everything that it rests on, for others to check."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import EvidenceError
 from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.protocol.messages import Signed
+from phalanx.pipeline.protocol.messages import PassedOnHeader
 
 MAX_WEIGHT_BYTES = 64 * 2**20
 MAX_RECORD_BYTES = 16 * 2**20
@@ -27,7 +27,7 @@ STAGE_PREFIX = "stage/"
 
 @dataclass
 class Exhibit:
-    """Tensors and digests that a referee looked at.
+    """The tensors and digests that the referee compared.
 
     Attributes:
         tensors: "input", "gradient", "recomputed", "claimed", "accuser", ``[batch, seq, dim]`` each.
@@ -48,15 +48,15 @@ class Case:
         verdict: The guilty party and its offence.
         exhibit: The tensors that were compared.
         headers: What the parties signed, by the part that it plays.
-        certificates: PEM of the parties, whose keys the signatures are checked with.
-        authority: PEM of the authority that vouches for them.
+        certificates: PEM of the parties, with the keys for the signatures.
+        authority: PEM of the authority that issued them.
         plan: The run, from which the stage can be built again.
-        session: The one whose headers count.
+        session: The one for which the headers count.
     """
 
     verdict: Verdict
     exhibit: Exhibit
-    headers: Mapping[str, Signed]
+    headers: Mapping[str, PassedOnHeader]
     certificates: Mapping[str, str]
     authority: str
     plan: StepPlan
@@ -77,7 +77,7 @@ class EvidenceRecord(StrictModel):
     session: str = Field(min_length=1, max_length=128)
     """Name that every header bears; the same steps have other names in other sessions."""
     verdict: Verdict
-    headers: dict[str, Signed]
+    headers: dict[str, PassedOnHeader]
     authority: str
     certificates: dict[str, str]
     plan: StepPlan

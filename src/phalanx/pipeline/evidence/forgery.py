@@ -1,18 +1,18 @@
-"""Did a party show what nobody had said to it? Answered from what it signed itself."""
+"""Explanations of forgery: did a party show what it had never been sent? Answered from what it signed itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.errors import FrameError, OutOfBoundsError, PeerRefusedError, SignatureError
 from phalanx.pipeline.evidence.checked import CheckedEvidence
-from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, Fault, Signed, parse_message
+from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, Fault, PassedOnHeader, parse_message
 from phalanx.pipeline.protocol.signed import Link
 from phalanx.transport import SignedHeader
 
 NONSENSE = "nonsense"
-"""The role of a header whose own values convict its sender."""
+"""The role of a header with a value that convicts its sender."""
 
-_NEIGHBOURS = "who held the neighbouring stages"
+_NEIGHBOURS = "which parties held the adjacent stages"
 
 
 def explain_forgery(hearing: CheckedEvidence) -> tuple[str, str | None]:
@@ -65,7 +65,7 @@ def _commitment(hearing: CheckedEvidence) -> tuple[str, str | None]:
         look = _look(hearing, shown, commit.epoch, place, (None, sender))
         message = look.message
         if message is None:
-            what = "committed to an input that nobody had signed for it in this session"
+            what = "committed to an input that no party had signed for it in this session"
             return f"{what}: {look.wrong}", look.believed
         if message.microbatch >= plan.microbatches:
             return f"committed to an input of microbatch {message.microbatch}; a step has {plan.microbatches}", None
@@ -94,11 +94,11 @@ def _report(hearing: CheckedEvidence) -> tuple[str, str | None]:
         place = {"step": report.step, "target": report.stage, "microbatch": report.microbatch}
         look = _look(hearing, shown, report.epoch, place, (None, None))
         if look.message is None:
-            return f"reported an input that nobody had signed in this session: {look.wrong}", look.believed
+            return f"reported an input that no party had signed in this session: {look.wrong}", look.believed
     if "input" in hearing.record.headers:
         if hearing.record.headers["input"] not in report.inputs:
             raise hearing.refuse(f"the header that it calls 'input' is not in what {sender} signed")
-        return "reported an input that was not sent to the stage, or by nobody that may have", _NEIGHBOURS
+        return "reported an input that was not sent to the stage, or not by a party that may have", _NEIGHBOURS
     if not report.urgent and set(report.digests) == {"forward", "backward"}:
         raise hearing.refuse(f"the report of {sender} leaves nothing out")
     return f"reported on {sorted(report.digests)} and not on what it was asked for", "what it was asked for"
@@ -130,7 +130,9 @@ class _Look:
     believed: str | None = None
 
 
-def _look(hearing: CheckedEvidence, shown: Signed, epoch: int, place: Mapping[str, object], link: Link) -> _Look:
+def _look(
+    hearing: CheckedEvidence, shown: PassedOnHeader, epoch: int, place: Mapping[str, object], link: Link
+) -> _Look:
 
     def between_neighbours(message: Activation) -> Link | None:
         follows = message.target == message.source + (1 if message.direction == "forward" else -1)

@@ -1,4 +1,4 @@
-"""Was it the stage's message or the accuser's claim that was off? Answered from the evidence alone."""
+"""Explanations of disputes about one message: which was wrong, the stage's message or the accuser's claim?"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Redo a disputed microbatch from the evidence alone."""
+"""A recomputation of a disputed microbatch from the evidence alone."""
 
 from collections.abc import Mapping
 
@@ -9,17 +9,17 @@ from phalanx.errors import ModelError
 from phalanx.models import parse_hub_config, stage_table
 from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.files import STAGE_PREFIX
-from phalanx.pipeline.protocol.messages import Applied, Ready, StateDigest, WeightsHeld
+from phalanx.pipeline.protocol.messages import Ready, StateDigest, UpdateReport, WeightsHeld
 from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
 
 
 def weights_vouched_by(hearing: CheckedEvidence) -> list[str]:
-    """The party that signed the digest of the weights that the referee recomputed with.
+    """Return the parties that signed the digest of the weights with which the referee recomputed.
 
     Across numeric classes two honest copies of a stage have two digests; each party answers for its own.
 
     Raises:
-        EvidenceError: The guilty party signed another digest, or nobody did sign this one.
+        EvidenceError: The guilty party signed another digest, or no party signed this one.
     """
     verdict, signers, others = hearing.record.verdict, list[str](), list[str]()
     for role in ("state_holder", "state_shadow"):
@@ -48,8 +48,8 @@ def said_state(hearing: CheckedEvidence, role: str) -> StateDigest | None:
     if kind == WeightsHeld.kind:
         held = hearing.said(role, WeightsHeld).message
         return held.state if held.stage == stage else None
-    if kind == Applied.kind:
-        return hearing.said(role, Applied).message.states.get(str(stage))
+    if kind == UpdateReport.kind:
+        return hearing.said(role, UpdateReport).message.states.get(str(stage))
     return hearing.said(role, Ready).message.states.get(str(stage))
 
 

@@ -1,4 +1,4 @@
-"""What a dispute ends with: exactly one guilty party, or nobody."""
+"""The verdict, which names exactly one guilty party, and the referee's work for it."""
 
 from typing import Literal
 
@@ -45,4 +45,4 @@ class Verdict(StrictModel):
     evidence: str | None = None
     """Name of the evidence file under the run directory."""
     evidence_sha256: str | None = None
-    """SHA-256 of that file, so that the signed log vouches for it."""
+    """SHA-256 of that file, so that the signed log covers it."""

@@ -1,4 +1,4 @@
-"""Did a stage send its shadow something else than what it signed? Answered from its own signatures."""
+"""Explanations of disputes about sent weights: did a stage send its shadow something else than what it signed?"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def part_name(number: int) -> str:
 
 
 def sent_other_than_signed(*, snapshot: bool) -> str:
-    """What a guilty stage did, up to "whose digest"."""
+    """Say what a guilty stage did; the sentence goes on with the signed digest."""
     return "sent another snapshot than the one" if snapshot else "sent other weights than those"
 
 
@@ -47,7 +47,7 @@ def explain_sent_weights(hearing: CheckedEvidence) -> tuple[dict[str, Any], str 
     sent = [hearing.said(name, Bulk) for name in names]
     state, signer = said_state(hearing, "state_holder"), hearing.headers["state_holder"].fields.sender
     if {signer, *(part.header.fields.sender for part in sent)} != {verdict.party}:
-        raise hearing.refuse(f"accuses {verdict.party}, who did not sign all of it: the wrong party is named")
+        raise hearing.refuse(f"accuses {verdict.party}, which did not sign all of it: the wrong party is named")
     snapshot = hearing.record.plan.guard.keeps_snapshots
     purpose = "snapshot" if snapshot else "update"
     about = sent[0].message.model_copy(update={"stage": verdict.stage, "step": verdict.step, "purpose": purpose})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.protocol.greetings import KernelDigests, Measured
+from phalanx.pipeline.protocol.greetings import ChallengeReply, KernelDigests
 from phalanx.pipeline.stage.battery import NONCE_BYTES, run_battery
 from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class
 
@@ -18,7 +18,7 @@ class ClassMeasurement:
     nonce: str = field(default_factory=lambda: secrets.token_hex(NONCE_BYTES))
     answers: dict[str, KernelDigests] = field(default_factory=dict)
 
-    def take(self, party: str, answer: Measured) -> bool:
+    def take(self, party: str, answer: ChallengeReply) -> bool:
         """Take an answer; False for one to another nonce, or a second one."""
         if answer.nonce != self.nonce or party in self.answers:
             return False

@@ -13,10 +13,10 @@ from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.processes.own_memory import own_rooms
-from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
+from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, ChallengeReply, Hello, NotLetIn, Setup
 from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
 from phalanx.pipeline.protocol.message import Message
-from phalanx.pipeline.protocol.messages import Signed, parse_message
+from phalanx.pipeline.protocol.messages import PassedOnHeader, parse_message
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import peer_from_certificate
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault
@@ -104,7 +104,7 @@ class _Hall:
         self._guests = guests
         self._observe = observe
         self._measurement: ClassMeasurement | None = None
-        self._said: dict[str, dict[str, Signed]] = {}
+        self._said: dict[str, dict[str, PassedOnHeader]] = {}
         self._deadline = time.monotonic() + guests.timeout_s
 
     def await_all(self, missing: Callable[[], set[str]], what: str) -> None:
@@ -151,7 +151,7 @@ class _Hall:
             self._said[name] = {"hello": to_signed(frame.header)}
             self._endpoint.add_peer(self._endpoint.peers[name], message.address)
             self._send(name, self._setup)
-        elif isinstance(message, Measured) and name in self.hellos and self._measurement is not None:
+        elif isinstance(message, ChallengeReply) and name in self.hellos and self._measurement is not None:
             is_new = self._measurement.take(name, message)
             self._said[name] |= {"measured": to_signed(frame.header)} if is_new else {}
 

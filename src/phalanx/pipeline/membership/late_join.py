@@ -8,11 +8,11 @@ from phalanx.pipeline.membership.admission import ClassMeasurement
 from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, Hello, Measured, NotLetIn, Setup
+from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, ChallengeReply, Hello, NotLetIn, Setup
 from phalanx.pipeline.protocol.log_memory import Observe
 from phalanx.pipeline.protocol.mailbox import Mailbox
-from phalanx.pipeline.protocol.messages import Signed
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.messages import PassedOnHeader
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.transport import Endpoint
 
@@ -23,7 +23,7 @@ class _Guest:
 
     hello: Hello
     measurement: ClassMeasurement
-    said: dict[str, Signed]
+    said: dict[str, PassedOnHeader]
     knows_others: bool = False
 
 
@@ -47,7 +47,7 @@ class LateJoins:
         self._guests: dict[str, _Guest] = {}
         self._turned_away: set[str] = set()
 
-    def hear(self, received: Received, present: Collection[str]) -> None:
+    def hear(self, received: ReceivedMessage, present: Collection[str]) -> None:
         """Take a message of a newcomer, or of a member that was measured beside it.
 
         Args:
@@ -60,7 +60,7 @@ class LateJoins:
         """
         name, message = received.sender, received.message
         guest = self._guests.get(name)
-        if isinstance(message, Measured):
+        if isinstance(message, ChallengeReply):
             if not any([each.measurement.take(name, message) for each in self._guests.values()]):
                 raise FrameError(f"{name!r} answered a question that it was not asked, or twice")
             if guest is not None and received.header is not None:
@@ -75,7 +75,7 @@ class LateJoins:
             guest.knows_others = True
         self._look_at(name)
 
-    def _receive(self, received: Received, hello: Hello, present: Collection[str]) -> None:
+    def _receive(self, received: ReceivedMessage, hello: Hello, present: Collection[str]) -> None:
         name = received.sender
         self._heed(name, hello)
         for earlier in self._turned_away:

@@ -8,7 +8,7 @@ from torch import Tensor
 from phalanx.errors import VerificationError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
-from phalanx.pipeline.protocol.requests import Pending, Requests
+from phalanx.pipeline.protocol.requests import PendingRequest, Requests
 from phalanx.pipeline.stage.stage_copy import StageCopy, state_digest
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.roles import Roles
@@ -63,7 +63,7 @@ class Duplicate:
     failure: str | None = None
     agreed: Mapping[int, StateDigest] | None = None
     _own: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    _orders: dict[int, Pending] = field(default_factory=dict)
+    _orders: dict[int, PendingRequest] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:

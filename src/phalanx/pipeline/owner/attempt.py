@@ -1,4 +1,4 @@
-"""The wait for a step that was begun: until it is decided, a party is guilty or gone, or time is up."""
+"""An attempt at a step: the wait until it is decided, a party is guilty or gone, or time is up."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 
 class Attempts:
-    """Waits for a step, and looks for the reason where nothing comes.
+    """The attempts at steps: they wait for a decision, and look for the reason where nothing comes.
 
     Attributes:
         silence: How long nothing has happened.
@@ -27,8 +27,8 @@ class Attempts:
         """Wait until the step may be applied.
 
         Args:
-            is_finite: Whether the loss and the gradient's norm are numbers so far. Where they are not, the audits
-                tell first whose doing it is, the owner's own audit of every stage among them.
+            is_finite: Whether the loss and the gradient's norm are numbers so far. Where they are not, audits
+                tell first which party made them; the owner's own audit of every stage is among them.
 
         Returns:
             The first judgement; None when the step is decided, or a party is lost.
@@ -65,7 +65,7 @@ class Attempts:
         return judgement
 
     async def _break_silence(self) -> None:
-        """Nothing has come for longer than is honest: look for the reason, and replace a silent party."""
+        """Look for the reason why nothing has come for longer than is honest, and replace a silent party."""
         if self.silence.is_time_to_knock():
             self._succession.knock()
         if not self._docket.plan.guard.enabled or not self.silence.too_long:

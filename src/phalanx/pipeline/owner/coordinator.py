@@ -8,7 +8,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.needs import task
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
@@ -20,7 +20,7 @@ from phalanx.pipeline.verify.link_check import compare_links
 from phalanx.pipeline.verify.owner_audit import OwnerAudits
 from phalanx.pipeline.verify.record_claims import ClaimRecorder
 from phalanx.pipeline.verify.referee import Referee
-from phalanx.pipeline.verify.stall_diagnosis import Missing, StallDiagnosis
+from phalanx.pipeline.verify.stall_diagnosis import MissingFacts, StallDiagnosis
 from phalanx.pipeline.verify.state_judgement import StateJudgement
 
 
@@ -56,7 +56,7 @@ class Coordinator:
 
     # --- what arrives -----------------------------------------------------------------------------
 
-    def handle(self, received: Received) -> bool:
+    def handle(self, received: ReceivedMessage) -> bool:
         """Record a message to the coordinator; False when it is not for it.
 
         Raises:
@@ -217,7 +217,7 @@ class Coordinator:
             if party == docket.holder(stage) or not docket.plan.guard.one_optimizer
         ]
         audits = self._audits
-        missing = Missing(late, list(audits.screened.values()), self._updates.unsent, audits.said)
+        missing = MissingFacts(late, list(audits.screened.values()), self._updates.unsent, audits.said)
         return await self._inquest.find(missing)
 
     def waiting_for(self) -> str:

@@ -156,7 +156,7 @@ class PipelineEngine:
         Raises:
             FailedBatchError: With this batch the loss or a gradient is NaN or infinite although every audit agrees,
                 the owner's own ones included. Nothing was updated; another batch can be tried at the same step.
-            NonFiniteLossError: So is that of a batch whose step was undone before.
+            NonFiniteLossError: The same holds of a batch with a step that was undone before.
             PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
@@ -192,7 +192,7 @@ class PipelineEngine:
                 await succession.regroup(newcomers, step, self._balance)
                 await self._stepping.redo_until(step)
 
-    # whoever asks for weights may have switched gradients off, and audits and redone steps need them
+    # a caller that asks for weights may have switched gradients off, and audits and redone steps need them
     @torch.enable_grad()
     def settle(self) -> None:
         """Wait until the last step is verified and the states after it are agreed on; undo and redo it if need be.

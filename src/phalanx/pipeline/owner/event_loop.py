@@ -9,21 +9,21 @@ from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.step_books import StepBooks
-from phalanx.pipeline.protocol.greetings import Hello, Leave, Measured, Prepared
+from phalanx.pipeline.protocol.greetings import ChallengeReply, Hello, Leave, PreparedNotice
 from phalanx.pipeline.protocol.needs import (
     Delivery,
     MessageNeed,
     Need,
     OwnerTask,
     OwnMail,
-    StandingsNeed,
+    ProgressNeed,
     TensorsDelivery,
     TensorsNeed,
     Turn,
     run_task,
 )
-from phalanx.pipeline.protocol.received import Received
-from phalanx.pipeline.protocol.requests import Pending, Requests
+from phalanx.pipeline.protocol.received import ReceivedMessage
+from phalanx.pipeline.protocol.requests import PendingRequest, Requests
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.pipeline.worker.party import Party
 from phalanx.transport import LinkFault
@@ -96,14 +96,14 @@ class EventLoop:
                 except FrameError:
                     return None
                 return None if found.tensors is None else (found.tensors, found.num_steps)
-            case StandingsNeed():
+            case ProgressNeed():
                 standings = self._wait_for(need).standings or {}
                 return {party: answer for party, answer in standings.items() if answer is not None}
             case _:
                 raise TypeError(f"the owner's loop knows no {type(need).__name__}")
         return None
 
-    def _wait_for(self, need: MessageNeed | TensorsNeed | StandingsNeed) -> Pending:
+    def _wait_for(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> PendingRequest:
         requests = self.requests
         try:
             pending = requests.begin(need)
@@ -147,7 +147,7 @@ class EventLoop:
             self.coordinator.look_again()
             self.succession.suspect_the_dead()
 
-    def _refuse(self, item: Received, error: PhalanxError) -> None:
+    def _refuse(self, item: ReceivedMessage, error: PhalanxError) -> None:
         if self.requests.was_asked(item):
             # an answer that comes after it was given up is nobody's fault
             return
@@ -165,11 +165,11 @@ class EventLoop:
             else:
                 self.newcomers.drop(name)
 
-    def _hand_on(self, item: Received) -> None:
+    def _hand_on(self, item: ReceivedMessage) -> None:
         succession = self.succession
         if self.requests.accepts(item):
             succession.links.silence.heard()
-        elif isinstance(item.message, Hello | Measured | Prepared):
+        elif isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
             self.newcomers.hear(item, succession.alive)
         elif isinstance(item.message, Leave):
             succession.leaving |= {item.sender} & set(succession.alive)

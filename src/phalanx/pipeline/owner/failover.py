@@ -1,4 +1,4 @@
-"""L5: what follows from a verdict or a loss: a party is excluded, others take its roles, and all begin anew."""
+"""The failover (L5): after a verdict or a loss a party is excluded, others take its roles, and all begin anew."""
 
 import contextlib
 from collections import deque
@@ -18,7 +18,7 @@ from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.owner.verdicts import Verdicts
 from phalanx.pipeline.protocol.messages import Ask, Assign, Shutdown, StateDigest
-from phalanx.pipeline.protocol.needs import StandingsNeed, Turn, task
+from phalanx.pipeline.protocol.needs import ProgressNeed, Turn, task
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.signed_history import SignedHistory
 from phalanx.pipeline.verify.state_agreement import StateAgreement
@@ -26,7 +26,7 @@ from phalanx.pipeline.worker.roles import Roles
 
 
 class Failover:
-    """Excludes parties and moves their stages to the shadows; or attempts a step differently, as the paper does.
+    """The failover excludes parties and gives their stages to the shadows; or attempts a step again, as the paper does.
 
     Attributes:
         alive: Workers that take part.
@@ -40,7 +40,7 @@ class Failover:
         rollback: How far back the run can go.
         guarantees: Tells what is promised of each stage.
         placing: Makes assignments.
-        known: Digest of each stage's state where everybody begins, from the model or the checkpoint.
+        known: Digest of each stage's state where all parties begin, from the model or the checkpoint.
         timeout_s: Longest time that taking roles may take.
     """
 
@@ -53,7 +53,7 @@ class Failover:
         members: Members,
         files: Files,
     ) -> None:
-        """`roles`: the owner's own; they know whose state it still waits for."""
+        """`roles`: the owner's own; they know from which parties it still waits for a state."""
         self.links = links
         self.alive = list(members.names)
         self.lost, self.reasons = deque[str](), dict[str, str]()
@@ -139,11 +139,11 @@ class Failover:
             self.reasons[name] = reason
 
     def knock(self) -> None:
-        """Send every party a word: a link whose other end is gone is found when something is to go over it."""
+        """Send every party a message: a link with a dead other end is found when something is to go over it."""
         self.links.tell(self.alive, Ask(epoch=self.epoch, step=self._docket.ledger.step))
 
     def suspect_the_dead(self) -> None:
-        """Note every party whose process has ended, and replace those that ended on the way here."""
+        """Note every party with a process that has ended, and replace workers that ended before they joined."""
         for name in self.alive:
             if not self._members.is_alive(name):
                 self.suspect(name, "its process has ended")
@@ -294,7 +294,7 @@ class Failover:
 
         Args:
             new: Holders and shadows from now on.
-            old: The same until now; None when everybody begins anew.
+            old: The same until now; None when all parties begin anew.
             step: The next optimizer step.
 
         Raises:
@@ -343,11 +343,11 @@ class Failover:
         silence.begin()
         while waiting - self._coordinator.ready.keys() and not self.lost:
             await Turn()
-            # at the very start everybody may be building a large model, later on somebody a stage
+            # at the very start all parties may be building a large model, later on one of them a stage
             if silence.too_long_for_anything and self.epoch:
                 await self._suspect_the_silent()
             if silence.clock.wall() > deadline:
-                # the owner is late because somebody does not give it a state
+                # the owner is late because a party does not give it a state
                 missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER}) or sorted(self._roles.owed_by())
                 if not missing:
                     raise PeerLostError(f"{OWNER} did not get ready within {self.timeout_s:.0f} s")
@@ -357,7 +357,7 @@ class Failover:
     async def _suspect_the_silent(self) -> None:
         """Ask every party for a sign: one that sends or takes a state still answers, and one that hangs does not."""
         request = Ask(epoch=self.epoch, step=self._docket.ledger.step)
-        standings = await StandingsNeed(tuple(self.alive), request)
+        standings = await ProgressNeed(tuple(self.alive), request)
         self.links.silence.broken()
         for name in [name for name in self.alive if name not in standings][:1]:
             self.suspect(name, "silent while roles were given out")

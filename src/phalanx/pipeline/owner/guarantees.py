@@ -1,4 +1,4 @@
-"""What the guard promises of each stage as roles are now: short fixed names, the strongest first."""
+"""The guarantees of the guard for each stage with its present roles: short fixed names, the strongest first."""
 
 from collections.abc import Mapping
 
@@ -27,10 +27,10 @@ def weaker(one: str, other: str) -> str:
 
 
 def guarantee_of(docket: StepFacts, assignment: Assignment, stage: int) -> str:
-    """What holds for a stage with these roles.
+    """Return the guarantee of a stage with these roles.
 
     Args:
-        docket: The run and everybody's measured class.
+        docket: The run and every party's measured class.
         assignment: Holders and shadows.
         stage: Which stage.
     """

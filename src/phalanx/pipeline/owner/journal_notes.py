@@ -1,4 +1,4 @@
-"""What the journal is told: which states are verified."""
+"""Notes to the journal: which states are verified."""
 
 from phalanx.pipeline.membership.members import NoteVerified
 from phalanx.pipeline.proof.step_record import StepRecords
@@ -7,7 +7,7 @@ from phalanx.pipeline.worker.party import Party
 
 
 class JournalNotes:
-    """Tells it once a step, as soon as it is known.
+    """The notes to the journal, made once a step, as soon as the states are known to be verified.
 
     Args:
         docket: What was agreed on.
@@ -44,5 +44,5 @@ class JournalNotes:
         docket = self._docket
         if docket.plan.guard.enabled:
             return docket.agreed.keys() >= set(docket.watched) and docket.lagging is None
-        # who commits has the state that it began with
+        # a party that commits has the state that it began with
         return len(docket.ledger.commits) == len(docket.assignment.shares)

@@ -12,12 +12,12 @@ from phalanx.transport import Endpoint
 
 @dataclass(frozen=True)
 class OwnerLinks:
-    """What goes out to parties and comes in from them, and how long nothing has come.
+    """The owner's links: what goes out to parties and comes in from them, and how long nothing has come.
 
     Attributes:
         endpoint: The owner's end of them; refuses those that are shut out.
         mail: Parses what comes and posts what goes.
-        lives: Knows which parties may come back, and as whom.
+        lives: Knows which parties may come back, and under which names.
         silence: Tells when nothing has happened for too long.
     """
 
@@ -32,6 +32,6 @@ class OwnerLinks:
             self.mail.post(name, message, ())
 
     def shut_out(self, party: str, *, for_good: bool) -> None:
-        """Take nothing more of a party in this life of it, or in any."""
+        """Take nothing more of a party in this incarnation of it, or in any."""
         self.endpoint.refuse(party)
         self.lives.ended(party, for_good=for_good)

@@ -1,4 +1,4 @@
-"""The recoveries of Lu et al. 2023, kept as a baseline: an alarm excludes nobody, the step is attempted differently."""
+"""The recoveries of Lu et al. 2023, kept as a baseline: an alarm excludes no party, the step is attempted again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ MAX_ATTEMPTS = 200
 
 @dataclass(frozen=True)
 class Attempt:
-    """How a step is attempted.
+    """One way to attempt a step.
 
     Attributes:
         number: Attempts at this step that `restart` has thrown away.
         bypassed: Stages that are left out: the activation passes them by, as does the gradient.
-        frozen: Stages whose weights stay as they are.
+        frozen: Stages that keep their weights as they are.
     """
 
     number: int = 0
@@ -28,7 +28,7 @@ class Attempt:
     frozen: frozenset[int] = frozenset()
 
     def serving(self, assignment: Assignment) -> Assignment:
-        """The assignment of this attempt: the owner, who is trusted, hands on what a bypassed stage is sent."""
+        """The assignment of this attempt: the owner, which is trusted, hands on what a bypassed stage is sent."""
         return Assignment(
             {stage: OWNER if stage in self.bypassed else name for stage, name in assignment.holders.items()},
             {stage: name for stage, name in assignment.shadows.items() if stage not in self.bypassed},

@@ -1,4 +1,4 @@
-"""Assignments into the memory that there is: at the start, when a party is gone, when workers come and go."""
+"""The placement of stages into the parties' memory: at the start, when a party is gone, when workers come and go."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Placement:
         return Memory(self._footprints, self._members.rooms)
 
     def first(self, workers: Sequence[str], *, may_exceed: bool) -> Assignment:
-        """Where everybody begins.
+        """Return the first assignment.
 
         Raises:
             ConfigError: Nothing fits, and it may not exceed what there is.
@@ -67,7 +67,7 @@ class Placement:
         return self._paired(new, workers)
 
     def _paired(self, assignment: Assignment, workers: Sequence[str]) -> Assignment:
-        """A shadow whose bits are not its stage's gives way to a worker of the stage's own class with room for it."""
+        """Replace shadows of another numeric class than their stage by workers of its class that have room for it."""
         classes, memory, holders = self._members.classes, self.memory, assignment.holders
         shadows = dict(assignment.shadows)
         for stage, shadow in sorted(assignment.shadows.items()):

@@ -1,4 +1,4 @@
-"""L3, backwards: do a convicted party's kept steps again and find the first one in which it was wrong."""
+"""The replay (L3, backwards): the owner redoes a convicted party's kept steps and finds the first wrong one."""
 
 from torch import Tensor
 

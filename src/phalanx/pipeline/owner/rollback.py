@@ -1,4 +1,4 @@
-"""L5, backwards: how far the run goes back after a conviction, and what is then done again."""
+"""The rollback (L5): how far the run goes back after a conviction, and what is then done again."""
 
 from collections.abc import Sequence
 

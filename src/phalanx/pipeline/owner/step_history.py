@@ -1,4 +1,4 @@
-"""What the owner remembers of the last steps: enough to replay one stage, and to do the steps again."""
+"""The history of the last steps: enough to replay one stage, and to do the steps again."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ class PastStep:
     """One applied step.
 
     Attributes:
-        ledger: What everybody had committed to.
+        ledger: What every party had committed to.
         assignment: Holders and shadows at the time.
         inputs: The owner's batch.
     """

@@ -1,4 +1,4 @@
-"""What the present step came to at the owner: its loss, the norm of its gradient, and whether both are numbers."""
+"""The outcome of the present step: its loss, the norm of its gradient, and whether both are numbers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the engine says about one finished step."""
+"""The engine's result of one finished step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class StepResult:
     steps_redone: int = 0
     """Earlier steps that were undone and done again before this one."""
     claimed_links: tuple[str, ...] = ()
-    """Of `bytes_by_link`: those between two workers, whose figures their senders alone know."""
+    """Links of `bytes_by_link` between two workers; their figures are the senders' claims."""
     batch: str = ""
     """Digest of the tokens and labels that the step was applied with."""
 
 
 def describe_failure(step: int, loss: float, norm: float, norms: Mapping[int, float | None]) -> str:
-    """What to say about a step whose loss or gradient is not a number; `norms`: squared, by stage."""
+    """Describe a step with a loss or a gradient that is not a number; `norms`: squared, by stage."""
     stages = [str(stage) for stage, square in sorted(norms.items()) if square is None]
     where = f" (of stages {', '.join(stages)})" if stages else ""
     return (

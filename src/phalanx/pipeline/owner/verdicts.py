@@ -1,4 +1,4 @@
-"""From a judgement to a verdict: what the offline judge does not read out of the evidence convicts nobody."""
+"""From a judgement to a verdict: what cannot be read out of the evidence offline convicts no party."""
 
 import shutil
 from collections import Counter
@@ -19,11 +19,11 @@ _DIRECTORY, _REFUSED = "evidence", "refused"
 
 
 class Verdicts:
-    """Writes evidence and lets it be judged as an outsider would, before anybody is evicted.
+    """The verdicts of a run: evidence is written and judged as an outsider would, before a party is evicted.
 
     Guarantees:
         A verdict names a worker, never the owner, and its evidence holds for `phalanx audit explain` with this run's
-        authority and this session. What does not is set aside and logged as `verdict_refused`; nobody is evicted. Nor
+        authority and this session. What does not is set aside and logged as `verdict_refused`; no party is evicted. Nor
         is a party that has not answered, where nothing that it signed proves its guilt: silence is no lie.
 
     Attributes:
@@ -52,7 +52,7 @@ class Verdicts:
             The verdict; None when it names the owner, or its evidence does not hold.
         """
         if judgement.verdict.party == OWNER:
-            self._refuse(judgement, "it names the owner, who is trusted", None)
+            self._refuse(judgement, "it names the owner, which is trusted", None)
             return None
         case = testimony.case(judgement, self._docket, self._members.certificates, self._members.authority)
         verdict = record_verdict(self._files.run_dir / _DIRECTORY, case)
@@ -72,11 +72,11 @@ class Verdicts:
         return verdict
 
     def to_replace(self, judgement: Judgement, silent: Collection[str] = ()) -> tuple[str, str] | None:
-        """The party that is to be replaced without blame after a refusal, and why; None when none is.
+        """The party that is to be replaced without a verdict after a refusal, and why; None when none is.
 
-        A party that was silent is replaced at once. Else the first time nobody is: the step is done again, and a liar
-        leaves better evidence or none. The second time it is the accuser, whose word did not hold; or, where the owner
-        itself found it, the party that it is about.
+        A party that was silent is replaced at once. Else the first refusal replaces none: the step is done again, and a
+        liar leaves better evidence or none. The second one replaces the accuser, as its word did not hold; or, where
+        the owner itself found it, the party that it is about.
         """
         verdict, assignment = judgement.verdict, self._docket.assignment
         if verdict.party in silent:

@@ -14,7 +14,7 @@ from phalanx.pipeline.owner.step_outcome import Outcome
 from phalanx.pipeline.owner.step_result import StepResult
 from phalanx.pipeline.protocol.messages import Apply
 from phalanx.pipeline.protocol.needs import OwnMail, task
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.running_costs import claimed_links
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.worker.hosted import StepInputs
@@ -51,8 +51,8 @@ class VerifiedStep:
     async def train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
         """Attempt a step until it is verified, and once more where its outcome is not a number.
 
-        The audits then say that no stage in other hands has made it; the owner's own ones are audited by nobody, so
-        all is done again before the batch is blamed.
+        The audits then say that no worker's stage has made it; the owner's own stages are not audited, so all is done
+        again before the batch is given up.
 
         Returns:
             Attempts and audits.
@@ -118,9 +118,9 @@ class VerifiedStep:
         books.noting.records.applied()
         books.witnesses.head()
         coordinator.open_step(step + 1, self.succession.epoch)
-        # what the owner is to audit of this step reaches it before its update, as it does with everybody else
+        # what the owner is to audit of this step reaches it before its update, as it does with all other parties
         await OwnMail()
-        self.party.handle(Received(OWNER, apply, memoryview(b""), None))
+        self.party.handle(ReceivedMessage(OWNER, apply, memoryview(b""), None))
         self.party.finish_applies()
         attempt, moved = await self.succession.finish(step), books.costs.take(coordinator.bytes_sent)
         return StepResult(

@@ -7,7 +7,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import AuditLogError
-from phalanx.pipeline.protocol.messages import Signed
+from phalanx.pipeline.protocol.messages import PassedOnHeader
 from phalanx.pipeline.schedules.action import Direction
 
 Stage = Annotated[int, Field(ge=0)]
@@ -93,9 +93,9 @@ class AuditLeaf(StrictModel):
     stage: Stage
     microbatch: Stage
     auditor: str
-    report: Signed | None
+    report: PassedOnHeader | None
     digests: dict[Direction, str] | None
-    outputs: tuple[Signed | None, Signed | None]
+    outputs: tuple[PassedOnHeader | None, PassedOnHeader | None]
 
 
 class StepAuditLeaf(StrictModel):
@@ -105,10 +105,10 @@ class StepAuditLeaf(StrictModel):
     stage: Stage
     lane: Stage
     auditor: str
-    report: Signed | None
+    report: PassedOnHeader | None
     gradient: str | None
     norm_squared: float | None
-    commit: Signed | None
+    commit: PassedOnHeader | None
 
 
 Leaf = AttemptLeaf | CommitLeaf | StateLeaf | DrawLeaf | OwnerAuditLeaf | AuditLeaf | StepAuditLeaf

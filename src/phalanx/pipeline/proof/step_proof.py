@@ -18,7 +18,7 @@ from phalanx.pipeline.proof.leaves import (
     StepAuditLeaf,
 )
 from phalanx.pipeline.protocol.message import Message
-from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, Signed, StepAudited
+from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, PassedOnHeader, StepAudited
 from phalanx.pipeline.protocol.signed import Statement, Statements
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.crypto import Peer, certified_name
@@ -268,7 +268,7 @@ class _StepJudge:
             raise AuditLogError(f"{where}: {leaf.auditor} got another weight gradient, and no verdict follows")
 
     def _open(
-        self, signed: Signed, party: str, kind: type[_Said], place: Mapping[str, object], where: str
+        self, signed: PassedOnHeader, party: str, kind: type[_Said], place: Mapping[str, object], where: str
     ) -> Statement[_Said]:
         """What a party signed, if it is of this session, step and attempt and about this place."""
         attempt = self._attempt

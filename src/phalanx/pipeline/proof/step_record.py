@@ -17,7 +17,7 @@ from phalanx.pipeline.proof.leaves import (
     StepAuditLeaf,
     write_leaf,
 )
-from phalanx.pipeline.protocol.messages import AuditReport, Signed, StepAudited
+from phalanx.pipeline.protocol.messages import AuditReport, PassedOnHeader, StepAudited
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.verify.facts import StepFacts
@@ -162,7 +162,7 @@ class StepRecords:
             )
 
 
-def _header(ledger: StepLedger, key: MessageKey) -> Signed | None:
+def _header(ledger: StepLedger, key: MessageKey) -> PassedOnHeader | None:
     """The header under which a message was sent; None where the owner sent it to itself."""
     found = ledger.messages.get(key)
     return None if found is None else found.header

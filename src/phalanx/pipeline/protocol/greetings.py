@@ -58,7 +58,7 @@ class KernelDigests(StrictModel):
     update: Digest
 
 
-class Measured(Message):
+class ChallengeReply(Message):
     """The answer to `Challenge`."""
 
     kind: ClassVar[str] = "measured"
@@ -73,7 +73,7 @@ class NotLetIn(Message):
     reason: Annotated[str, AfterValidator(partial(printable, limit=LONGEST_REASON))]
 
 
-class Prepared(Message):
+class PreparedNotice(Message):
     """A worker that came late knows the others now: it can be given a role, and be sent to."""
 
     kind: ClassVar[str] = "prepared"

@@ -7,7 +7,7 @@ from phalanx.errors import OutOfBoundsError, PeerLostError, PeerRefusedError, Ph
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Activation, Carry, Fault, parse_message
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import Statements, to_signed
 from phalanx.security.crypto import Peer
@@ -31,8 +31,8 @@ class Mailbox:
         self._name = me.name
         self._endpoint = endpoint
         self._detour = LinkRelay(endpoint)
-        self._local: deque[Received] = deque()
-        self._waiting: deque[Received | LinkFault] = deque()
+        self._local: deque[ReceivedMessage] = deque()
+        self._waiting: deque[ReceivedMessage | LinkFault] = deque()
 
     def post(self, receiver: str, message: Message, payload: Sequence[memoryview] = ()) -> SignedHeader | None:
         """Send one message; where the link has failed, a worker's goes by way of the owner.
@@ -57,14 +57,14 @@ class Mailbox:
             # what one worker's stages say to each other is audited like everything else
             sealed = self._endpoint.seal_for_self(message.kind, message.model_dump(mode="json"), payload)
         data = memoryview(b"".join(payload)) if len(payload) != 1 else payload[0]
-        self._local.append(Received(self._name, message, data, sealed))
+        self._local.append(ReceivedMessage(self._name, message, data, sealed))
         return sealed
 
     def renew_allowances(self) -> None:
         """Let every party send as much again: another step, or another attempt at one, begins."""
         self._endpoint.allowances.renew()
 
-    def refused(self, received: Received) -> None:
+    def refused(self, received: ReceivedMessage) -> None:
         """Count a message that its reader could make nothing of."""
         if received.header is not None and received.sender != self._name:
             self._endpoint.count_refusal(received.sender, len(received.header.header_bytes))
@@ -95,12 +95,12 @@ class Mailbox:
         """Whether something waits to be handled."""
         return bool(self._local or self._waiting)
 
-    def drain_local(self) -> Iterator[Received]:
+    def drain_local(self) -> Iterator[ReceivedMessage]:
         """Take what this party said to itself."""
         while self._local:
             yield self._local.popleft()
 
-    def drain(self) -> Iterator[Received | LinkFault]:
+    def drain(self) -> Iterator[ReceivedMessage | LinkFault]:
         """Take what has arrived; of a flood only so much that the reader looks up in between."""
         yield from self.drain_local()
         for _ in range(_MOST_AT_ONCE):
@@ -140,6 +140,6 @@ class Mailbox:
             evidence = to_signed(frame.header) if isinstance(exc, OutOfBoundsError) and item is frame else None
             self._endpoint.count_refusal(item.sender, len(item.header.header_bytes))
             fault = Fault(epoch=0, about=frame.sender, error=type(exc).__name__, reason=str(exc), evidence=evidence)
-            self._waiting.append(Received(self._name, fault, memoryview(b""), None))
+            self._waiting.append(ReceivedMessage(self._name, fault, memoryview(b""), None))
             return
-        self._waiting.append(Received(frame.sender, message, frame.payload, frame.header))
+        self._waiting.append(ReceivedMessage(frame.sender, message, frame.payload, frame.header))

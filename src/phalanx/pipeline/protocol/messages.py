@@ -29,7 +29,7 @@ from phalanx.pipeline.protocol.bounds import (
     WeightsDigest,
     Words,
 )
-from phalanx.pipeline.protocol.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
+from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.running_costs import known_cost
 from phalanx.pipeline.schedules.action import Direction
@@ -141,14 +141,14 @@ class Bulk(ShareMessage):
     total: Size
 
 
-class Signed(StrictModel):
+class PassedOnHeader(StrictModel):
     """A signed header as it was received, kept as evidence."""
 
     header: Header
     signature: Annotated[str, Field(max_length=256)]
 
 
-class Sent(StrictModel):
+class SentDigest(StrictModel):
     """What a stage says that it sent."""
 
     direction: Direction
@@ -160,8 +160,8 @@ class Commit(ShareMessage):
     """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
 
     kind: ClassVar[str] = "commit"
-    received: tuple[Signed, ...] = Field(max_length=MOST_HEADERS)
-    sent: tuple[Sent, ...] = Field(max_length=MOST_HEADERS)
+    received: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
+    sent: tuple[SentDigest, ...] = Field(max_length=MOST_HEADERS)
     norm_squared: NormSquared | None
     """Of the weight gradient; None when it is not finite."""
     gradient: GradientDigest
@@ -173,7 +173,7 @@ class GradientHeld(ShareMessage):
     kind: ClassVar[str] = "gradient_held"
     norm_squared: NormSquared | None
     gradient: GradientDigest
-    parts: tuple[Signed, ...] = Field(max_length=MOST_HEADERS)
+    parts: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
     """Headers under which the holder sent it; empty when it was recomputed."""
 
 
@@ -183,7 +183,7 @@ class WeightsHeld(StageMessage):
     kind: ClassVar[str] = "weights_held"
     state: StateDigest
     """Of its copy, which has moments in snapshots only."""
-    parts: tuple[Signed, ...] = Field(max_length=MOST_HEADERS)
+    parts: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
     """Headers under which they were sent."""
 
 
@@ -213,7 +213,7 @@ class AuditReport(StageMessage):
 
     kind: ClassVar[str] = "audit_report"
     microbatch: Microbatch
-    inputs: tuple[Signed, ...] = Field(max_length=2)
+    inputs: tuple[PassedOnHeader, ...] = Field(max_length=2)
     """Headers of the messages that were recomputed from, as their senders signed them."""
     digests: dict[Direction, Digest]
     urgent: bool
@@ -226,7 +226,7 @@ class Fetch(TensorMessage):
 
     kind: ClassVar[str] = "fetch"
     claim: bool
-    permit: Signed | None = None
+    permit: PassedOnHeader | None = None
     """The owner's own header of the audit that a third party needs this for."""
 
     @classmethod
@@ -237,7 +237,7 @@ class Fetch(TensorMessage):
         key: tuple[int, Direction, int],
         *,
         claim: bool = False,
-        permit: Signed | None = None,
+        permit: PassedOnHeader | None = None,
     ) -> "Fetch":
         """Ask for (source stage, direction, microbatch)."""
         source, direction, microbatch = key
@@ -245,12 +245,12 @@ class Fetch(TensorMessage):
         return cls.model_validate({**place, "claim": claim, "permit": permit})
 
 
-class Fetched(TensorMessage):
+class FetchReply(TensorMessage):
     """The answer to `Fetch`; its payload counts by its digest, whichever party sent it."""
 
     kind: ClassVar[str] = "fetched"
     claim: bool
-    evidence: Signed | None
+    evidence: PassedOnHeader | None
     """The header under which the tensor was sent; None for a claim."""
 
 
@@ -259,7 +259,7 @@ class FetchBulk(ShareMessage):
 
     kind: ClassVar[str] = "fetch_bulk"
     purpose: Purpose
-    permit: Signed | None = None
+    permit: PassedOnHeader | None = None
     """As in `Fetch`."""
 
 
@@ -267,7 +267,7 @@ class Relay(TensorMessage):
     """The owner hands on a tensor that did not reach its receiver; it counts by its sender's header."""
 
     kind: ClassVar[str] = "relay"
-    evidence: Signed
+    evidence: PassedOnHeader
 
 
 class Ask(StepMessage):
@@ -290,7 +290,7 @@ class Progress(StrictModel):
     sent: tuple[Place, ...] = Field(max_length=MOST_PLACES)
 
 
-class Standing(StepMessage):
+class ProgressReport(StepMessage):
     """The answer to `Ask`."""
 
     kind: ClassVar[str] = "standing"
@@ -308,7 +308,7 @@ class Apply(StepMessage):
     """As in `Setup`; it has the record of the step before."""
 
 
-class Applied(StepMessage):
+class UpdateReport(StepMessage):
     """Digests of every copy after the optimizer step, and this party's running costs."""
 
     kind: ClassVar[str] = "applied"
@@ -337,14 +337,14 @@ class Fault(Message):
     about: PartyName
     error: Label
     reason: Words
-    evidence: Signed | None = None
+    evidence: PassedOnHeader | None = None
 
 
 class Carry(Message):
     """A frame of a failed link, by way of the owner; the payload is the frame's."""
 
     kind: ClassVar[str] = "carry"
-    header: Signed
+    header: PassedOnHeader
 
 
 class Shutdown(Message):
@@ -358,9 +358,9 @@ class Shutdown(Message):
 
 _MESSAGES = by_kind(
     (
-        *(Hello, Setup, Challenge, Measured, NotLetIn, Prepared, Leave, Assign, Ready),
+        *(Hello, Setup, Challenge, ChallengeReply, NotLetIn, PreparedNotice, Leave, Assign, Ready),
         *(Activation, Bulk, Commit, GradientHeld, WeightsHeld, Audit, AuditReport, StepAudited),
-        *(Fetch, Fetched, FetchBulk, Relay, Ask, Standing, Apply, Applied, ScreenHit, Release),
+        *(Fetch, FetchReply, FetchBulk, Relay, Ask, ProgressReport, Apply, UpdateReport, ScreenHit, Release),
         *(Fault, Carry, Shutdown),
     )
 )

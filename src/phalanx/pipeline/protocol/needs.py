@@ -13,8 +13,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from torch import Tensor
 
 from phalanx.pipeline.protocol.message import Message
-from phalanx.pipeline.protocol.messages import Ask, Fetch, FetchBulk, Standing
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.messages import Ask, Fetch, FetchBulk, ProgressReport
+from phalanx.pipeline.protocol.received import ReceivedMessage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class OwnMail(Need[None]):
 
 
 @dataclass(frozen=True, eq=False)
-class MessageNeed(Need[Received | None]):
+class MessageNeed(Need[ReceivedMessage | None]):
     """One message, or one claim of an auditor; None when no answer comes in time."""
 
     party: str
@@ -65,7 +65,7 @@ class TensorsNeed(Need[tuple[dict[str, Tensor], int] | None]):
 
 
 @dataclass(frozen=True, eq=False)
-class StandingsNeed(Need[dict[str, Standing]]):
+class ProgressNeed(Need[dict[str, ProgressReport]]):
     """How far parties are; those that do not answer in time are left out."""
 
     parties: Collection[str]

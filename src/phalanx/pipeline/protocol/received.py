@@ -7,7 +7,7 @@ from phalanx.transport import SignedHeader
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedMessage:
     """A message and the frame that carried it; `header` is None for what the owner says to itself."""
 
     sender: str

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from phalanx.pipeline.protocol.messages import Ask, Bulk, Fetch, FetchBulk, Fetched, Standing
-from phalanx.pipeline.protocol.needs import MessageNeed, StandingsNeed, TensorsNeed
+from phalanx.pipeline.protocol.messages import Ask, Bulk, Fetch, FetchBulk, FetchReply, ProgressReport
+from phalanx.pipeline.protocol.needs import MessageNeed, ProgressNeed, TensorsNeed
 from phalanx.pipeline.protocol.patience import Awake
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.tensor_stream import PART_BYTES, BulkReceiver, Post
 from phalanx.transport import Allowances
 
 
 @dataclass(eq=False)
-class Pending:
+class PendingRequest:
     """One request under way.
 
     Attributes:
@@ -28,11 +28,11 @@ class Pending:
 
     heard: float
     party: str = ""
-    answer: Received | None = None
+    answer: ReceivedMessage | None = None
     bulk: BulkReceiver | None = None
     tensors: dict[str, Tensor] | None = None
     num_steps: int = -1
-    standings: dict[str, Standing | None] | None = None
+    standings: dict[str, ProgressReport | None] | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -59,18 +59,18 @@ class Requests:
         self._clock = clock
         self._allowances = allowances
         self._answer_bytes = answer_bytes
-        self._fetches: dict[tuple[int, int, int, str, bool], Pending] = {}
-        self._bulks: dict[tuple[int, int, str], Pending] = {}
-        self._standings: dict[str, Standing | None] = {}
+        self._fetches: dict[tuple[int, int, int, str, bool], PendingRequest] = {}
+        self._bulks: dict[tuple[int, int, str], PendingRequest] = {}
+        self._standings: dict[str, ProgressReport | None] = {}
         self._asked = (-1, -1)
         self._asked_before: set[tuple[str, int, str]] = set()
 
     # --- what arrives -----------------------------------------------------------------------------
 
-    def accepts(self, received: Received) -> bool:
+    def accepts(self, received: ReceivedMessage) -> bool:
         """Take the answer to a request under way; False when it is none."""
         message = received.message
-        if isinstance(message, Fetched):
+        if isinstance(message, FetchReply):
             waiting = self._fetches.get(_fetch_key(message))
             if waiting is not None and waiting.party == received.sender:
                 waiting.answer = received
@@ -82,55 +82,55 @@ class Requests:
                 waiting.tensors = waiting.bulk.add(message.offset, message.total, received.payload)
                 waiting.num_steps = message.step
                 return True
-        if isinstance(message, Standing) and received.sender in self._standings:
+        if isinstance(message, ProgressReport) and received.sender in self._standings:
             # one that was asked for earlier and comes late says nothing about now
             if (message.epoch, message.step) == self._asked:
                 self._standings[received.sender] = message
             return True
         return False
 
-    def was_asked(self, received: Received) -> bool:
+    def was_asked(self, received: ReceivedMessage) -> bool:
         """Whether this answers a request of ours that is not under way any more."""
         message = received.message
-        if isinstance(message, Fetched):
+        if isinstance(message, FetchReply):
             return (received.sender, message.source, message.direction) in self._asked_before
         if isinstance(message, Bulk):
             return (received.sender, message.stage, message.purpose) in self._asked_before
         return False
 
-    def has_lapsed(self, pending: Pending) -> bool:
+    def has_lapsed(self, pending: PendingRequest) -> bool:
         """Whether an answer, or the next part of it, has not come in time."""
         return self._clock.now() - pending.heard >= self.timeout_s
 
     # --- what is asked for ------------------------------------------------------------------------
 
-    def begin(self, need: MessageNeed | TensorsNeed | StandingsNeed) -> Pending:
+    def begin(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> PendingRequest:
         """Ask; the answer comes in with everything else."""
-        if isinstance(need, StandingsNeed):
+        if isinstance(need, ProgressNeed):
             return self._ask(need.parties, need.request)
         if isinstance(need, TensorsNeed):
             return self.order(need.party, need.request, need.expected)
         party, request = need.party, need.request
         self._asked_before.add((party, request.source, request.direction))
         self._allowances.grant(party, 1, self._answer_bytes)
-        pending = self._fetches[_fetch_key(request)] = Pending(self._clock.now(), party)
+        pending = self._fetches[_fetch_key(request)] = PendingRequest(self._clock.now(), party)
         self._post(party, request, ())
         return pending
 
-    def order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> Pending:
+    def order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> PendingRequest:
         """Ask for tensors."""
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
         num_parts = size_bytes // PART_BYTES + 1
         self._asked_before.add((party, request.stage, request.purpose))
         self._allowances.grant(party, num_parts, size_bytes + num_parts * self._answer_bytes)
-        pending = Pending(self._clock.now(), party, bulk=BulkReceiver(expected))
+        pending = PendingRequest(self._clock.now(), party, bulk=BulkReceiver(expected))
         self._bulks[(request.stage, request.lane, request.purpose)] = pending
         self._post(party, request, ())
         return pending
 
-    def end(self, need: MessageNeed | TensorsNeed | StandingsNeed) -> None:
+    def end(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> None:
         """Take no more of an answer: it is whole, or its time is over."""
-        if isinstance(need, StandingsNeed):
+        if isinstance(need, ProgressNeed):
             self._standings = {}
         elif isinstance(need, TensorsNeed):
             self._bulks.pop((need.request.stage, need.request.lane, need.request.purpose), None)
@@ -141,13 +141,13 @@ class Requests:
         """Take no more of the states that were ordered for a checkpoint."""
         self._bulks = {key: waiting for key, waiting in self._bulks.items() if key[2] != "duplicate"}
 
-    def _ask(self, parties: Collection[str], request: Ask) -> Pending:
+    def _ask(self, parties: Collection[str], request: Ask) -> PendingRequest:
         self._standings, self._asked = dict.fromkeys(parties), (request.epoch, request.step)
-        pending = Pending(self._clock.now(), standings=self._standings)
+        pending = PendingRequest(self._clock.now(), standings=self._standings)
         for party in parties:
             self._post(party, request, ())
         return pending
 
 
-def _fetch_key(message: Fetch | Fetched) -> tuple[int, int, int, str, bool]:
+def _fetch_key(message: Fetch | FetchReply) -> tuple[int, int, int, str, bool]:
     return (message.step, message.source, message.microbatch, message.direction, message.claim)

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from phalanx.errors import FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.message import Message
-from phalanx.pipeline.protocol.messages import Signed, parse_message
+from phalanx.pipeline.protocol.messages import PassedOnHeader, parse_message
 from phalanx.security.audit import PublicHead
 from phalanx.security.crypto import Peer
 from phalanx.transport import SignedHeader
@@ -63,7 +63,7 @@ class Statements:
 
     def open(
         self,
-        signed: Signed,
+        signed: PassedOnHeader,
         kind: type[_Said],
         epoch: int,
         place: Mapping[str, object],
@@ -99,7 +99,7 @@ class Statements:
 
     def find(
         self,
-        signed: Signed,
+        signed: PassedOnHeader,
         kind: type[_Said],
         epoch: int,
         place: Mapping[str, object],
@@ -111,7 +111,7 @@ class Statements:
         except (FrameError, SignatureError):
             return None
 
-    def frame(self, signed: Signed, link: Link) -> SignedHeader:
+    def frame(self, signed: PassedOnHeader, link: Link) -> SignedHeader:
         """Read the header of a frame that another party relays; its receiver reads its body as any frame's.
 
         Raises:
@@ -155,12 +155,12 @@ def run_of(session: str) -> str:
     return session.partition("-")[0]
 
 
-def to_signed(header: SignedHeader) -> Signed:
+def to_signed(header: SignedHeader) -> PassedOnHeader:
     """Write a header as JSON text; nothing is re-encoded, so its signature still holds."""
-    return Signed(header=header.header_bytes.decode(), signature=header.signature.hex())
+    return PassedOnHeader(header=header.header_bytes.decode(), signature=header.signature.hex())
 
 
-def _parsed(signed: Signed) -> SignedHeader:
+def _parsed(signed: PassedOnHeader) -> SignedHeader:
     """Read a header without checking its signature.
 
     Raises:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
-from phalanx.pipeline.protocol.messages import Activation, Bulk, GradientHeld, Signed
+from phalanx.pipeline.protocol.messages import Activation, Bulk, GradientHeld, PassedOnHeader
 from phalanx.pipeline.protocol.signed import Link, Statement, Statements
 from phalanx.pipeline.protocol.tensor_stream import digest_of_parts
 
@@ -38,7 +38,7 @@ def is_whole_transfer(parts: Sequence[Statement[Bulk]], about: Bulk) -> bool:
 
 
 def whole_transfer(
-    statements: Statements, shown: Sequence[Signed], about: Bulk, link: Link
+    statements: Statements, shown: Sequence[PassedOnHeader], about: Bulk, link: Link
 ) -> list[Statement[Bulk]] | None:
     """Return the parts of a transfer that a party shows.
 

@@ -25,7 +25,7 @@ class KnownNorms:
     stage. A norm that is far from the known one has the owner redo that very step before anything is updated.
 
     Guarantees:
-        A norm that nobody has checked is within `FACTOR` of one that the owner has computed for that stage, inside one
+        A norm that was not checked is within `FACTOR` of one that the owner has computed for that stage, inside one
         numeric class: no lie about it moves the clip coefficient by more, and none grows from step to step.
     """
 

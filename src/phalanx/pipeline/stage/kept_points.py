@@ -1,4 +1,4 @@
-"""How a copy goes back far at a fixed price: to one of the two last states that every party keeps of the same steps."""
+"""Kept states at fixed cost, from which a copy goes back far: every party keeps two, of the same steps."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ class _Point:
 
 
 class KeptPoints:
-    """States before every so many steps, the last two; stands where others keep a `UndoLog` of updates.
+    """States before every so many steps, the last two; used in place of an `UndoLog` of updates.
 
-    Costs 24 bytes per trained number, however far apart they are. Nothing between two of them is kept: whoever goes
+    Costs 24 bytes per trained number, however far apart they are. Nothing between two of them is kept: a run that goes
     back does the steps since again.
 
     Args:
@@ -67,6 +67,6 @@ class KeptPoints:
 
 
 def points_before(step: int, begin: int, every: int) -> list[int]:
-    """The steps whose states a copy that was there from `begin` on keeps while `step` is under way, in order."""
+    """The steps of the states that a copy of age `begin` keeps while `step` is under way, in order."""
     multiples = range(begin - begin % every + every, step, every)
     return sorted({begin, *multiples[-2:]})[-2:] if begin < step else []

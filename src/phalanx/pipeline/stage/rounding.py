@@ -1,4 +1,4 @@
-"""How far rounding alone can move one message: measured on its very inputs, when somebody's word depends on it."""
+"""The noise of rounding in one message, measured on its very inputs where a verdict depends on it."""
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def rounding_noise(
 ) -> float:
     """Measure the rounding error of one message.
 
-    A message whose numbers cancel, as input gradients do where the loss has a spike, is rounded hundreds of times
+    A message with numbers that cancel, as input gradients do where the loss has a spike, is rounded hundreds of times
     worse than others; no tolerance fixed beforehand knows which one.
 
     Args:

@@ -1,4 +1,4 @@
-"""Run microbatches through one stage: forward, backward, and the recomputation that audits need."""
+"""The runner of one stage's microbatches: forward, backward, and the recomputation that audits need."""
 
 import hashlib
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ class StageRunner:
         return y.detach().cpu()
 
     def loss(self, microbatch: int, labels: Tensor, num_targets: int) -> float:
-        """Turn the last stage's logits into the loss whose backward comes next.
+        """Turn the last stage's logits into the loss; its backward pass comes next.
 
         Args:
             microbatch: Index in the step.

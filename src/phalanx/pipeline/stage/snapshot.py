@@ -1,4 +1,4 @@
-"""The shadow's part of upkeep `snapshot`: states of a stage on the host, and nothing that computes with them."""
+"""Snapshots at a shadow with upkeep `snapshot`: states of a stage on the host, and nothing that computes with them."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ class KeptStage:
         index: The stage's number.
         verified: Optimizer steps that are known here to be verified.
         parts: Headers of the transfer under way, or of the last one.
-        source: Who began it.
+        source: The party that began it.
     """
 
     def __init__(self, plan: StepPlan, stage: int) -> None:
@@ -108,13 +108,13 @@ class KeptStage:
         return copy
 
     def applied(self, step: int) -> None:
-        """Step number `step` (from 0) is verified: a snapshot of it is the company's, and older ones are needless."""
+        """Note that step `step` (from 0) is verified: a snapshot of it is the company's, and older ones are dropped."""
         self.verified, self.source = step + 1, ""
         if self.has(step):
             self._keep_only(step)
 
     def begin(self, step: int) -> None:
-        """Everybody begins at this step.
+        """Begin at this step, as all parties do.
 
         Raises:
             StaleReplicaError: Its state is not kept.

@@ -1,4 +1,4 @@
-"""How a copy goes back with upkeep `snapshot`: to the one state that every party keeps of the same step."""
+"""The undo of a copy with upkeep `snapshot`: it goes back to the one state that every party keeps of the same step."""
 
 from typing import Protocol, runtime_checkable
 
@@ -52,7 +52,7 @@ class OwnSnapshot:
         optimizer.load_state(self._state, step)
 
     def forget_from(self, step: int) -> None:
-        """Everybody begins at `step`: let go of a state of another step."""
+        """Let go of the kept state unless it is that of `step`, at which all parties begin."""
         if step != self._step:
             self._step = None
 

@@ -39,7 +39,7 @@ class StageCopy:
 
     @classmethod
     def empty(cls, plan: StepPlan, stage: int, *, has_moments: bool = True) -> "StageCopy":
-        """Build a copy whose parameters will come over the network."""
+        """Build a copy with parameters that will come over the network."""
         spec = stage_spec(plan, stage)
         module = build_empty_stage(
             plan.hub_config,
@@ -186,7 +186,7 @@ class StageCopy:
 
 
 WrapCopy = Callable[[StageCopy, bool], StageCopy]
-"""How a drill puts an attacker in the place of an honest copy; the flag says whether the copy is held or shadowed."""
+"""Puts an attacker in the place of an honest copy in a drill; the flag says whether the copy is held or shadowed."""
 
 
 def unwrapped(copy: StageCopy, held: bool) -> StageCopy:
@@ -196,7 +196,7 @@ def unwrapped(copy: StageCopy, held: bool) -> StageCopy:
 
 
 def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDigest:
-    """Digest of a state whose frozen weights are known by their digest."""
+    """Digest a state with frozen weights that are known by their digest."""
     weights = [name for name in state if name.startswith("weight/")]
     moments = [name for name in state if not name.startswith("weight/")]
     return StateDigest(

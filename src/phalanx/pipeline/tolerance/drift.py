@@ -32,10 +32,10 @@ _DIRECTIONS: dict[str, Direction] = {"forward": "forward", "backward": "backward
 
 @dataclass(frozen=True)
 class Drift:
-    """Messages of one stage lean to one side.
+    """A finding that the messages of one stage lean to one side.
 
     Attributes:
-        stage: Whose messages.
+        stage: The stage.
         direction: Which of its messages.
         projection: Along which secret direction.
         bias_sigmas: Estimated mean of the residual there, in units of honest sigma, with its sign;
@@ -51,7 +51,7 @@ class Drift:
 
 
 class DriftWatch:
-    """Finds a bias that each single audit lets pass as rounding.
+    """A detector of a bias that each single audit lets pass as rounding.
 
     A residual is averaged over tokens along a few secret directions, each of which has a two-sided CUSUM
     with allowance k and threshold h in units of honest sigma. Sigma is the scaled median deviation of the
@@ -65,8 +65,8 @@ class DriftWatch:
         ``(5 sigma / bias)^2`` audits (`expected_audits`), while honest noise, independent from audit to audit,
         raises one false alarm per stage and direction in `false_alarm_every` audits. Inside one numeric class
         honest residuals are exactly zero and so is every sum. Between bf16 paths honest rounding itself can lean
-        by more than the allowance (docs/tolerance.md). Does not find a lie whose average over tokens
-        and audits is zero along every fixed direction: a rescaled gradient, noise, a lie told once.
+        by more than the allowance (docs/tolerance.md). Does not find a lie with an average over tokens
+        and audits of zero along every fixed direction: a rescaled gradient, noise, a lie told once.
 
     Source: Page 1954, Continuous inspection schemes, Biometrika 41; run lengths after Siegmund 1985,
     Sequential analysis, section 2.
@@ -84,7 +84,7 @@ class DriftWatch:
         """Watch every stage.
 
         Args:
-            key: The owner's secret; who knows it can lie at a right angle to all directions.
+            key: The owner's secret; a party that knows it can lie at a right angle to all directions.
             smallest_bias: Bias in sigma that is looked for; smaller ones take much longer.
             false_alarm_every: Audits of one stage and direction between two false alarms, on average.
             projections: Secret directions for each stage and direction.
@@ -101,7 +101,7 @@ class DriftWatch:
         """Take one audit into account.
 
         Args:
-            stage: Whose message was audited.
+            stage: The stage that sent the audited message.
             direction: Of the message.
             residual: Claimed minus recomputed, ``[batch, seq, dim]``, scaled per token: `token_residual`.
 

@@ -1,4 +1,4 @@
-"""Look at a claimed weight gradient with one of its own microbatches in hand. A hit accuses nobody."""
+"""The gradient screen compares a weight gradient with one of its own microbatches. A doubt convicts no party."""
 
 import math
 import secrets
@@ -30,7 +30,7 @@ _LEAST_LOG_RATIO = -1.5
 DOUBTS_AT_ONCE = 16
 """Of one shadow about one stage, which are followed without a look at the rate."""
 STEPS_PER_DOUBT = 8
-"""After so many steps one more doubt is followed; honest shadows doubt one step in 20 to 40."""
+"""Steps after which one more doubt is followed; honest shadows doubt one step in 20 to 40."""
 _MOST_MISSING = 0.5
 _LOOKED_AT = 8
 """One of so many numbers of a large tensor is looked at, all of a small one."""
@@ -102,7 +102,7 @@ class DoubtBudget:
 def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_microbatches: int) -> Doubt | None:
     """Compare a claimed sum of weight gradients with the gradient of one of its microbatches.
 
-    Of a large tensor a window is looked at whose place nobody else can know.
+    Of a large tensor a window is compared; no other party can know its place.
 
     Args:
         claimed: The sum over `num_microbatches`, by name.
@@ -113,9 +113,9 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
         Why the sum should be recomputed; None when it looks like what it is said to be.
 
     Guarantees:
-        NaN and infinity that are looked at never pass. Nothing else is certain: microbatches of an honest sum may point
-        away from it, and whoever changes a sum little is found by audits of whole steps alone. How often honest sums
-        are doubted and gross lies are not is measured by `src/phalanx/lab/bench/alone/gradient_screen.py`.
+        NaN and infinity inside the window never pass. Nothing else is certain: microbatches of an honest sum may point
+        away from it, and a party that changes a sum little is found by audits of whole steps alone. How often honest
+        sums are doubted and gross lies are not is measured by `src/phalanx/lab/bench/alone/gradient_screen.py`.
     """
     whole, large = _Products(), _Products()
     missing, present = 0, 0

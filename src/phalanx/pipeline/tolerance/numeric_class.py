@@ -1,4 +1,4 @@
-"""What decides whether two honest parties get the same bits from the same work."""
+"""The description of a numeric class: on what it depends whether two honest parties compute equal bits."""
 
 import hashlib
 import platform
@@ -15,10 +15,10 @@ Word = Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]
 
 
 class NumericClass(StrictModel):
-    """How a party describes what its bits depend on: for messages to people, and for nothing else.
+    """A party's own description of what its bits depend on: for messages to people, and for nothing else.
 
     Which parties are of one class is measured (`battery.py`). Attention kernel, optimizer and precision are in the
-    plan, whose digest all parties of a run have in common.
+    plan, and all parties of a run have the plan's digest in common.
     """
 
     torch: Word

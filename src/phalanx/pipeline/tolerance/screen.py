@@ -1,4 +1,4 @@
-"""L1: look at every message before it is used. A hit accuses nobody; it asks for an audit of that microbatch."""
+"""The screen looks at every message before it is used. A hit convicts no party; it asks for an audit."""
 
 import math
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Screen:
         self._averages: dict[tuple[int, str], _Average] = {}
 
     def check(self, source: int, direction: str, tensor: Tensor) -> str | None:
-        """Judge one message ``[batch, seq, dim]``.
+        """Check one message ``[batch, seq, dim]``.
 
         Returns:
             None when it may be used, else the reason for an audit.

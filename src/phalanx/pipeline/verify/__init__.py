@@ -1,1 +1,1 @@
-"""Which party is right: claims, audits, states and links, the referee between two stories."""
+"""Verification at the owner: claims, audits, states and links, and the referee of disputes."""

@@ -1,4 +1,4 @@
-"""Accomplices: auditors that reported the very bytes which another party has proved wrong."""
+"""Accomplices: auditors that reported the very bytes which another party was convicted of."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""L2, the owner's half: weigh what an auditor reports against what the stage had committed to."""
+"""The owner's half of audits (L2): compare an auditor's report with what the stage had committed to."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,13 +6,13 @@ from torch import Tensor
 
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
-from phalanx.pipeline.protocol.messages import AuditReport, Fetch, Fetched, ScreenHit
+from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchReply, ScreenHit
 from phalanx.pipeline.protocol.needs import MessageNeed, task
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
-from phalanx.pipeline.verify.ledger import Committed, MessageKey
+from phalanx.pipeline.verify.ledger import CommittedMessage, MessageKey
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.transport.tensors import tensor_from
 
@@ -20,14 +20,14 @@ _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
 
 
 class AuditJudgement:
-    """Turns audit reports into nothing, or into a dispute that the referee decides."""
+    """The judgement of audit reports: each leads to nothing, or to a dispute that the referee decides."""
 
     def __init__(self, docket: StepFacts, referee: Referee, watch: DriftWatch) -> None:
         self._watch = watch
         self.leaning: set[int] = set()
-        """Stages whose messages drift to one side below the tolerance: to be audited in full from now on."""
+        """Stages with messages that drift to one side below the tolerance: to be audited in full from now on."""
         self.undecided: set[tuple[int, int]] = set()
-        """(stage, microbatch) of disputes that the referee could not settle: an input that nobody brought."""
+        """(stage, microbatch) of disputes that the referee could not settle, because no party brought an input."""
         self._docket = docket
         self._referee = referee
 
@@ -36,7 +36,7 @@ class AuditJudgement:
         self,
         auditor: str,
         report: AuditReport,
-        known: Mapping[MessageKey, Committed],
+        known: Mapping[MessageKey, CommittedMessage],
         directions: Sequence[Direction],
     ) -> Judgement | None:
         """Weigh one report.
@@ -48,7 +48,7 @@ class AuditJudgement:
             directions: What it was asked to recompute.
         """
         stage, microbatch = report.stage, report.microbatch
-        inputs: dict[Direction, Committed] = {}
+        inputs: dict[Direction, CommittedMessage] = {}
         for direction, offset in _SOURCES:
             if (stage + offset, direction, microbatch) in known:
                 inputs[direction] = known[(stage + offset, direction, microbatch)]
@@ -64,7 +64,7 @@ class AuditJudgement:
         return None
 
     @task
-    async def committed_early(self, hit: ScreenHit) -> dict[MessageKey, Committed]:
+    async def committed_early(self, hit: ScreenHit) -> dict[MessageKey, CommittedMessage]:
         """What both ends of a screened message have signed, asked for before their commitments are due."""
         stage, m = hit.source, hit.microbatch
         server = self._docket.server
@@ -77,15 +77,15 @@ class AuditJudgement:
         known = {}
         for party, key in wanted:
             answer = await MessageNeed(party, Fetch.of(hit.epoch, hit.step, key))
-            evidence = answer.message.evidence if answer and isinstance(answer.message, Fetched) else None
+            evidence = answer.message.evidence if answer and isinstance(answer.message, FetchReply) else None
             place = {"step": hit.step, "source": key[0], "direction": key[1], "microbatch": m}
             said = None if evidence is None else self._docket.find_tensor(evidence, hit.epoch, place)
             if said is not None:
-                known[key] = Committed.of(said, party)
+                known[key] = CommittedMessage.of(said, party)
         return known
 
     def _compare_work(self, auditor: str, report: AuditReport, directions: Sequence[Direction]) -> Judgement | None:
-        """An auditor that leaves out what it was asked for would let a lie through."""
+        """Find an auditor that leaves out what it was asked for: it would let a lie through."""
         if set(report.digests) == set(directions):
             return None
         reason = (
@@ -98,9 +98,9 @@ class AuditJudgement:
         return found
 
     def _compare_inputs(
-        self, auditor: str, report: AuditReport, inputs: dict[Direction, Committed]
+        self, auditor: str, report: AuditReport, inputs: dict[Direction, CommittedMessage]
     ) -> Judgement | None:
-        """Two headers of one sender for one message prove that it told two stories.
+        """Compare headers: two of one sender for one message prove that it equivocated.
 
         An input that the stage itself has not shown is taken from the report, for its sender has signed it.
         """
@@ -116,7 +116,7 @@ class AuditJudgement:
                 said = {"input": signed}
                 return docket.judgement("forgery", auditor, stage, reason, step=report.step, lane=lane, headers=said)
             direction, sender = shown.message.direction, shown.header.fields.sender
-            committed = inputs.setdefault(direction, Committed.of(shown, auditor))
+            committed = inputs.setdefault(direction, CommittedMessage.of(shown, auditor))
             if committed.digest != shown.digest:
                 reason = f"{where}: {sender} signed two different {direction} messages"
                 said = {"told_stage": committed.header, "told_auditor": signed}
@@ -126,7 +126,7 @@ class AuditJudgement:
                 )
         return None
 
-    async def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: Committed) -> bool:
+    async def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: CommittedMessage) -> bool:
         holder = self._docket.server(report.stage, report.microbatch)
         if report.digests[direction] == output.digest:
             return True
@@ -161,8 +161,8 @@ class AuditJudgement:
         auditor: str,
         report: AuditReport,
         direction: Direction,
-        inputs: Mapping[Direction, Committed],
-        output: Committed,
+        inputs: Mapping[Direction, CommittedMessage],
+        output: CommittedMessage,
     ) -> Judgement | None:
         docket, stage = self._docket, report.stage
         about = {"step": report.step, "stage": stage, "microbatch": report.microbatch, "direction": direction}

@@ -15,7 +15,7 @@ BOTH: tuple[Direction, Direction] = ("forward", "backward")
 
 
 class AuditRequests:
-    """Sends audits to auditors and keeps in the ledger what is awaited."""
+    """The requests for audits, with what is awaited noted in the ledger."""
 
     def __init__(self, docket: StepFacts, post: Post, draw: AuditDraw) -> None:
         self._docket = docket
@@ -33,7 +33,7 @@ class AuditRequests:
             where = {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
             everything = docket.assignment.microbatches(share, docket.plan.microbatches)
             lockstep = docket.plan.guard.shadow == "lockstep"
-            # nobody else has the gradient, and its norm bends the update of every stage
+            # no other party has the gradient, and its norm changes the update of every stage
             unseen = docket.plan.guard.one_optimizer and self._is_odd(stage, ledger.commits[share].norm_squared)
             if not lane and (unseen or self._draw.owners_step(**where)):
                 ledger.owners_audits.add(stage)
@@ -55,7 +55,7 @@ class AuditRequests:
         ledger.may_lag = docket.plan.guard.commit_lag > 0 and only_shadows and not ledger.owners_audits
 
     def _is_odd(self, stage: int, norm_squared: float | None) -> bool:
-        """Whether the owner must see for itself where a norm comes from that nobody else can check."""
+        """Whether the owner must recompute a norm that no other party can check."""
         clips = self._docket.plan.optimizer.clip_norm is not None
         return norm_squared is None or (clips and self._docket.norms.is_odd(stage, norm_squared))
 

@@ -1,4 +1,4 @@
-"""L2, the owner's half: what is being audited, what was reported, and what is withheld until then."""
+"""The audits of a step (L2): what is being audited, what was reported, and which messages are withheld until then."""
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import AuditReport, ScreenHit
@@ -15,7 +15,7 @@ from phalanx.pipeline.verify.referee import Referee
 
 
 class Audits:
-    """Asks for audits, keeps reports until they can be weighed, and lets screened messages go when they are cleared.
+    """The audits under way: reports are kept until they can be compared, screened messages until they are cleared.
 
     Attributes:
         screened: Odd messages that their receivers do not use yet, by (source stage, microbatch).
@@ -30,7 +30,7 @@ class Audits:
         self._doubted: set[MessageKey] = set()
         """Every message of this attempt that ever looked odd."""
         self._unasked: list[ScreenHit] = []
-        """Odd messages whose auditor must fetch weights that are not agreed on yet."""
+        """Unusual messages with an auditor that must first fetch weights that are not agreed on yet."""
 
     def reset(self) -> None:
         """Forget what belongs to another attempt, and keep what was said about a step that lags."""
@@ -49,7 +49,7 @@ class Audits:
         """Note that a message looks odd to its receiver.
 
         Raises:
-            FrameError: It has said so before: everybody would audit for it without end.
+            FrameError: It has said so before: a repetition would cause audits without end.
         """
         key: MessageKey = (hit.source, hit.direction, hit.microbatch)
         if key in self._doubted or hit.microbatch >= self._docket.plan.microbatches:
@@ -66,7 +66,7 @@ class Audits:
 
     @property
     def said(self) -> set[tuple[int, AuditKey]]:
-        """Drawn audits, by step, whose report has come and waits until others have spoken."""
+        """Drawn audits, by step, that were reported on and wait until others have reported too."""
         reports = [(party, said) for party, said in self._unweighed if not said.urgent]
         return {(said.step, (said.stage, said.microbatch, party)) for party, said in reports}
 
@@ -84,7 +84,7 @@ class Audits:
         """Take a report.
 
         Raises:
-            FrameError: Nobody asked this party for it, or it came before.
+            FrameError: This party was not asked for it, or it came before.
         """
         ledger, (stage, microbatch) = self._docket.ledger_of(report.step), (report.stage, report.microbatch)
         if report.urgent:
@@ -99,7 +99,7 @@ class Audits:
         )
         if waiting or not asked:
             raise FrameError(
-                f"{sender!r} reported on stage, microbatch {(stage, microbatch)}, which nobody asks or again"
+                f"{sender!r} reported on stage, microbatch {(stage, microbatch)}, which it is not asked for, or again"
             )
         self._unweighed.append((sender, report))
 

@@ -1,4 +1,4 @@
-"""Which microbatches are audited: decided by a secret key, after the stage has committed to all of them."""
+"""The draw of audits: a secret key decides, after the stage has committed to all its microbatches."""
 
 import hashlib
 import hmac
@@ -18,7 +18,7 @@ class AuditDraw:
     """Stratified draws from a keyed pseudo-random function.
 
     The key stays with the owner. Its digest is in the audit log before step 0, and the nonce of each session is
-    in the line that opens the session, so that a reader who is shown the key after the run can draw again.
+    in the line that opens the session, so that a reader that is shown the key after the run can draw again.
 
     Args:
         key: Secret of the run, 32 bytes.
@@ -120,5 +120,5 @@ def fresh_nonce() -> bytes:
 
 
 def _place(step: int, epoch: int, stage: int, lane: int) -> tuple[int, ...]:
-    """What a draw is about; the first lane is left out, so that a stage that nobody shares keeps its draws."""
+    """The numbers that a draw is about; the first lane is left out, so that an unshared stage keeps its draws."""
     return (step, epoch, stage, lane) if lane else (step, epoch, stage)

@@ -1,4 +1,4 @@
-"""What the owner's judging parts share: the present assignment, commitments, and states agreed on."""
+"""The facts that the owner's judges share: the present assignment, commitments, and states agreed on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from phalanx.pipeline.evidence.files import Exhibit
 from phalanx.pipeline.evidence.verdict import RefereeWork, Verdict
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.log_memory import Observe
-from phalanx.pipeline.protocol.messages import Activation, Signed, StateDigest
+from phalanx.pipeline.protocol.messages import Activation, PassedOnHeader, StateDigest
 from phalanx.pipeline.protocol.signed import Statement, Statements
 from phalanx.pipeline.stage.gradient_norm import KnownNorms
 from phalanx.pipeline.verify.ledger import StepLedger
 
-NO_HEADERS: Mapping[str, Signed] = {}
+NO_HEADERS: Mapping[str, PassedOnHeader] = {}
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Judgement:
 
     verdict: Verdict
     exhibit: Exhibit = field(default_factory=Exhibit)
-    headers: dict[str, Signed] = field(default_factory=dict)
+    headers: dict[str, PassedOnHeader] = field(default_factory=dict)
     work: RefereeWork = field(default_factory=RefereeWork)
     lane: int | None = None
     """Of a shared stage: which lane it is about, where the verdict's microbatch does not say so."""
@@ -147,7 +147,7 @@ class StepFacts:
         """
         return one == other or (self.plan.guard.classes == "one" and self.same_class(one, other))
 
-    def tensor(self, signed: Signed, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
+    def tensor(self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
         """A tensor between stages, as its sender announced it to its receiver in the present assignment.
 
         Raises:
@@ -155,12 +155,14 @@ class StepFacts:
         """
         return self.statements.open(signed, Activation, epoch, place, self.assignment.link_of)
 
-    def find_tensor(self, signed: Signed, epoch: int, place: Mapping[str, object]) -> Statement[Activation] | None:
+    def find_tensor(
+        self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]
+    ) -> Statement[Activation] | None:
         """As `tensor`; None where that raises."""
         return self.statements.find(signed, Activation, epoch, place, self.assignment.link_of)
 
     def forget_states(self) -> None:
-        """Nothing is agreed on any more: everybody begins anew."""
+        """Forget all agreed states: all parties begin anew."""
         self.ledger.agreed.clear()
         self.previous = None
 
@@ -174,7 +176,7 @@ class StepFacts:
         step: int | None = None,
         accuser: str = OWNER,
         lane: int | None = None,
-        headers: Mapping[str, Signed] = NO_HEADERS,
+        headers: Mapping[str, PassedOnHeader] = NO_HEADERS,
         work: RefereeWork | None = None,
     ) -> Judgement:
         """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it.

@@ -1,10 +1,10 @@
-"""What parties find wrong with each other's messages: written down, and only a wrong signed header convicts."""
+"""Reports of faults in each other's messages: they are logged, and only a wrong signed header convicts."""
 
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.forgery import NONSENSE, out_of_bounds
 from phalanx.pipeline.protocol.messages import Activation, Fault
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Link, to_signed
 from phalanx.pipeline.protocol.transfer_proof import announces_a_boundary
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
@@ -12,13 +12,13 @@ from phalanx.transport import SignedHeader
 
 
 class FaultReports:
-    """Reports that were not looked at yet."""
+    """The reports that were not looked at yet."""
 
     def __init__(self, docket: StepFacts) -> None:
         self._docket = docket
-        self._waiting: list[tuple[Received, Fault]] = []
+        self._waiting: list[tuple[ReceivedMessage, Fault]] = []
 
-    def add(self, received: Received, fault: Fault) -> None:
+    def add(self, received: ReceivedMessage, fault: Fault) -> None:
         """Take a report."""
         self._waiting.append((received, fault))
 
@@ -40,7 +40,7 @@ class FaultReports:
             said = {"about": fault.about, "error": fault.error, "reason": fault.reason}
             self._docket.observe("fault", {"party": sender, **said, "number": number})
 
-    def _judge(self, received: Received, fault: Fault) -> Judgement | None:
+    def _judge(self, received: ReceivedMessage, fault: Fault) -> Judgement | None:
         """Name the sender of a tensor that is wrong whatever its bytes are, or the party that shows a forged header."""
         docket, sender = self._docket, received.sender
         if fault.evidence is None or fault.epoch != docket.ledger.epoch or fault.about == OWNER:

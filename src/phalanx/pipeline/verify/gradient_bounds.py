@@ -1,4 +1,4 @@
-"""Weight gradients of parties whose bits may differ: compared parameter by parameter, within what rounding does."""
+"""Bounds of weight gradients between parties of unequal bits: compared by parameter, within what rounding does."""
 
 from torch import Tensor
 
@@ -17,11 +17,11 @@ from phalanx.pipeline.verify.referee import Referee
 
 
 class GradientBounds:
-    """Fetches the gradients in question, each checked against the digest that was signed, and compares them.
+    """A comparison of gradients: each is fetched and checked against the digest that was signed.
 
     Guarantees:
-        A stage whose weight gradient is further off in any parameter than tau, and than eight times the rounding error
-        of the owner's own recomputation, is named whenever its whole step is audited.
+        A stage with a weight gradient that is further off in any parameter than tau, and than eight times the rounding
+        error of the owner's own recomputation, is named whenever its whole step is audited.
         Does not find a lie below both: `gradient_distance` says what that is worth.
     """
 
@@ -49,7 +49,7 @@ class GradientBounds:
 
     @task
     async def judge(self, ledger: StepLedger, share: Share, auditor: str) -> str | None:
-        """Redo a share of a stage's step; the one whose gradient is off is guilty, None when neither is."""
+        """Redo a share of a stage's step and name the party with the wrong gradient; None when neither is wrong."""
         docket, stage, server = self._docket, share[0], self._docket.assignment.server_of(share)
         copy = await self._referee.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
@@ -85,7 +85,7 @@ class GradientBounds:
             copy: The stage with which the owner has computed.
             ledger: The step.
             share: The share of the stage's work.
-            claimed: None when nobody has brought it.
+            claimed: None when no party has brought it.
             truth: The owner's own.
         """
         if not all(bool(tensor.isfinite().all()) for tensor in truth.values()):
@@ -99,7 +99,7 @@ class GradientBounds:
 
     @task
     async def redo(self, runner: StageRunner, ledger: StepLedger, share: Share) -> dict[str, Tensor] | None:
-        """The weight gradient of a share from committed inputs; None when nobody brings one of them."""
+        """Recompute the weight gradient of a share from committed inputs; None when no party brings one of them."""
         for microbatch in self._docket.assignment.microbatches(share, self._docket.plan.microbatches):
             tensors = await self._referee.inputs(ledger, share[0], microbatch, self._docket.assignment)
             if tensors is None:

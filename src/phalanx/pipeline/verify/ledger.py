@@ -1,4 +1,4 @@
-"""What the owner knows about one attempt at a step: commitments, gradients, audits."""
+"""The ledger of one attempt at a step: commitments, gradients, audits."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Commit,
     GradientHeld,
-    Signed,
+    PassedOnHeader,
     StateDigest,
     StepAudited,
 )
@@ -27,7 +27,7 @@ AuditKey = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
-class Committed:
+class CommittedMessage:
     """One message between stages as its receiver showed it, under its sender's signature.
 
     Attributes:
@@ -37,35 +37,35 @@ class Committed:
     """
 
     digest: str
-    header: Signed
+    header: PassedOnHeader
     shown_by: str
 
     @classmethod
-    def of(cls, said: Statement[Activation], shown_by: str) -> "Committed":
+    def of(cls, said: Statement[Activation], shown_by: str) -> "CommittedMessage":
         """What a statement announces."""
         return cls(said.digest, to_signed(said.header), shown_by)
 
 
 @dataclass
 class StepLedger:
-    """Facts only; what follows from them is decided elsewhere."""
+    """The owner's facts about one attempt; what follows from them is decided elsewhere."""
 
     step: int
     epoch: int
     commits: dict[Share, Commit] = field(default_factory=dict)
     commit_headers: dict[Share, SignedHeader | None] = field(default_factory=dict)
-    messages: dict[MessageKey, Committed] = field(default_factory=dict)
+    messages: dict[MessageKey, CommittedMessage] = field(default_factory=dict)
     held: dict[Share, GradientHeld] = field(default_factory=dict)
     gradients_agreed: set[Share] = field(default_factory=set)
     awaited_audits: set[AuditKey] = field(default_factory=set)
     reports: dict[AuditKey, AuditReport] = field(default_factory=dict)
     awaited_step_audits: set[tuple[int, str]] = field(default_factory=set)
-    """Stages whose weight gradient is to be recomputed, and by whom."""
+    """Stages with a weight gradient that is to be recomputed, and the parties that do it."""
     step_audits: dict[tuple[int, str], StepAudited] = field(default_factory=dict)
     steps_agreed: set[tuple[int, str]] = field(default_factory=set)
     """Those of them that were found right."""
     doubted: dict[Share, Doubt] = field(default_factory=dict)
-    """Shares whose weight gradient looked odd to their auditor; each is then recomputed as a whole."""
+    """Shares with a weight gradient that looked odd to its auditor; each is then recomputed as a whole."""
     owners_audits: set[int] = field(default_factory=set)
     """Stages that the owner itself has still to redo."""
     owner_audited: set[int] = field(default_factory=set)
@@ -74,7 +74,7 @@ class StepLedger:
     """Digest of each stage at the beginning of the step, once holder and shadow have both signed it."""
     audits_drawn: bool = False
     may_lag: bool = False
-    """Whether it may be applied before its audits are in: nobody but shadows was asked for any."""
+    """Whether it may be applied before its audits are in: no party but shadows was asked for any."""
     num_audits: int = 0
     whole_norms: dict[int, float | None] = field(default_factory=dict)
     """Squared norms of the weight gradients of shared stages, which both copies agree on."""
@@ -95,7 +95,7 @@ class StepLedger:
         for said in received:
             message = said.message
             shown_by = said.header.fields.receiver
-            self.messages[(message.source, message.direction, message.microbatch)] = Committed.of(said, shown_by)
+            self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.of(said, shown_by)
         self.commits[(commit.stage, commit.lane)] = commit
         self.commit_headers[(commit.stage, commit.lane)] = header
 
@@ -106,7 +106,7 @@ class StepLedger:
 
     @property
     def unfinished(self) -> list[tuple[int, str]]:
-        """Stages whose weight gradient was to be recomputed, and by whom, where nobody has said what came out."""
+        """Stages with a weight gradient that was to be recomputed, and the parties that have not reported on it."""
         return sorted(self.awaited_step_audits - self.step_audits.keys())
 
     @property

@@ -9,10 +9,10 @@ _BOTH: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", -1))
 
 
 def compare_links(docket: StepFacts) -> Judgement | None:
-    """Compare what every stage committed to have sent with what its neighbour committed to have used.
+    """Compare what every stage committed to have sent with what the adjacent one committed to have used.
 
     Returns:
-        The first contradiction's author: a sender that told two stories, or a receiver that shows no header at all.
+        A judgement of the first contradiction: of a sender that equivocated, or a receiver that shows no header at all.
         Headers that the sender did not sign are found when a commitment is taken.
     """
     stages = len(docket.plan.stages)

@@ -1,4 +1,4 @@
-"""L2 and L3 by the owner itself, at a low rate: the one auditor that no worker can have on its side."""
+"""Audits by the owner itself (L2 and L3), at a low rate: no worker can have this auditor on its side."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from phalanx.pipeline.tolerance.distance import distance_to_truth
 from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.ledger import Committed, MessageKey
+from phalanx.pipeline.verify.ledger import CommittedMessage, MessageKey
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
@@ -38,7 +38,7 @@ class _Redone:
 
 
 class OwnerAudits:
-    """Redoes all of a stage's step, from the agreed state and committed inputs to the state after the update.
+    """The owner's audits: each redoes all of a stage's step, from the agreed state to the state after the update.
 
     Guarantees:
         A stage and its shadow that lie together about every message of a step, about the weight gradient or
@@ -55,7 +55,10 @@ class OwnerAudits:
 
     @task
     async def run(self, stage: int) -> list[Judgement]:
-        """Audit; the culprit is named before its accomplice, whose copy reaches back to undo what both did."""
+        """Audit a stage and return judgements, the culprit's before its accomplice's.
+
+        The accomplice's copy reaches back far enough to undo what both did.
+        """
         docket, ledger = self._docket, self._docket.ledger
         holder, shadow = docket.holder(stage), docket.shadow(stage)
         one_copy = docket.plan.guard.one_optimizer
@@ -93,7 +96,7 @@ class OwnerAudits:
         return truth if is_exact else await self._bounds.claimed(self._docket.ledger, share)
 
     def _audited(self, stage: int) -> list[Share]:
-        """The shares of a stage in other hands; of what the owner serves itself it has to ask nobody."""
+        """The shares of a stage that workers serve; the owner does not audit what it serves itself."""
         assignment = self._docket.assignment
         return [share for share in assignment.shares_of(stage) if assignment.server_of(share) != OWNER]
 
@@ -160,15 +163,15 @@ class OwnerAudits:
     def _brought_nothing(self, share: Share) -> Judgement:
         stage, server = share[0], self._docket.assignment.server_of(share)
         return self._docket.judgement(
-            "transfer", server, stage, f"stage {stage}: nobody brought what {server} committed to", lane=share[1]
+            "transfer", server, stage, f"stage {stage}: no party brought what {server} committed to", lane=share[1]
         )
 
     async def _name(
         self, copy: StageCopy, microbatch: int, direction: Direction, digests: Mapping[Direction, str]
     ) -> list[Judgement]:
-        """The stage that sent a wrong message, and before it an auditor that vouched for those very bytes."""
+        """Name the stage that sent a wrong message, and before it an auditor that reported those very bytes."""
         docket, ledger, stage = self._docket, self._docket.ledger, copy.spec.index
-        inputs: dict[Direction, Committed] = {"forward": ledger.messages[(stage - 1, "forward", microbatch)]}
+        inputs: dict[Direction, CommittedMessage] = {"forward": ledger.messages[(stage - 1, "forward", microbatch)]}
         if direction == "backward":
             inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
         place = {"epoch": ledger.epoch, "step": ledger.step, "stage": stage, "microbatch": microbatch}
@@ -198,7 +201,7 @@ class OwnerAudits:
     async def _compare_gradient(
         self, copy: StageCopy, share: Share, truth: dict[str, Tensor], claimed: dict[str, Tensor] | None
     ) -> list[Judgement]:
-        """A gradient that nobody can have computed; the shadow is in it when it claims to have computed the same."""
+        """Convict a stage of a gradient that its work does not lead to, and a shadow that claims the same."""
         docket, ledger, stage = self._docket, self._docket.ledger, share[0]
         commit = ledger.commits[share]
         if claimed is truth:

@@ -1,4 +1,4 @@
-"""What parties say about a step: recorded, if the sender is one that may say it."""
+"""The record of what parties claim about a step, if the sender is one that may claim it."""
 
 import time
 from collections import Counter
@@ -8,7 +8,6 @@ from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import (
     Activation,
-    Applied,
     AuditReport,
     Commit,
     Fault,
@@ -16,9 +15,10 @@ from phalanx.pipeline.protocol.messages import (
     Ready,
     ScreenHit,
     StepAudited,
+    UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.running_costs import BUSY
 from phalanx.pipeline.protocol.signed import Link, Statement, to_signed
 from phalanx.pipeline.tolerance.screen import NOT_FINITE
@@ -33,7 +33,7 @@ _STRIKES = 3
 """Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
 
 _MAX_DIGITS = 6
-"""Of a stage's number in a message; more is nobody's stage and costs time to read."""
+"""Digits of a stage's number in a message; a longer one is no stage's and costs time to read."""
 
 
 class ClaimRecorder:
@@ -64,14 +64,14 @@ class ClaimRecorder:
     def _ledger(self) -> StepLedger:
         return self._docket.ledger
 
-    def handle(self, received: Received) -> bool:
+    def handle(self, received: ReceivedMessage) -> bool:
         """Record a message to the coordinator; False when it is not for it.
 
         Raises:
             FrameError: The sender has no part in what it reports.
         """
         message, sender = received.message, received.sender
-        if isinstance(message, Applied):
+        if isinstance(message, UpdateReport):
             self._add_applied(sender, message)
         elif isinstance(message, Ready):
             self._add_ready(sender, message)
@@ -86,7 +86,7 @@ class ClaimRecorder:
             return False
         return True
 
-    def _add_applied(self, sender: str, message: Applied) -> None:
+    def _add_applied(self, sender: str, message: UpdateReport) -> None:
         self._take_costs(sender, message)
         assignment = self._docket.assignment
         for name, state in message.states.items():
@@ -97,11 +97,11 @@ class ClaimRecorder:
             if (state.step, message.epoch) == (self._ledger.step, self._ledger.epoch) and not follows:
                 self._updates.said.setdefault(stage, {})[sender] = state
 
-    def _take_costs(self, sender: str, message: Applied) -> None:
+    def _take_costs(self, sender: str, message: UpdateReport) -> None:
         """Take what a party claims to have cost.
 
-        Bytes count for links to parties of this run and never fall; nobody has worked longer than the run lasts. Within
-        that seconds and bytes are claims: no check of the guard rests on them.
+        Bytes count for links to parties of this run and never fall; no party has worked longer than the run lasts.
+        Apart from that seconds and bytes are claims: no check of the guard rests on them.
         """
         known = {party for party in (OWNER, *self._docket.classes) if party != sender}
         before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
@@ -123,7 +123,9 @@ class ClaimRecorder:
         self.ready[sender] = message
 
     def _add_step_message(
-        self, received: Received, message: Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit
+        self,
+        received: ReceivedMessage,
+        message: Commit | GradientHeld | WeightsHeld | AuditReport | StepAudited | ScreenHit,
     ) -> None:
         sender, assignment = received.sender, self._docket.assignment
         if isinstance(message, ScreenHit):
@@ -158,7 +160,7 @@ class ClaimRecorder:
         else:
             self._ledger.held[share] = message
 
-    def _add_commit(self, received: Received, commit: Commit) -> None:
+    def _add_commit(self, received: ReceivedMessage, commit: Commit) -> None:
         """Open every header that a stage shows; it has signed for all of them itself."""
         docket, sender = self._docket, received.sender
 
@@ -176,7 +178,7 @@ class ClaimRecorder:
                 # without a valid commitment the step could never end
                 headers = {"message": signed}
                 headers |= {} if received.header is None else {"commit": to_signed(received.header)}
-                reason = f"stage {commit.stage}: {sender} committed to an input that nobody sent it: {exc}"
+                reason = f"stage {commit.stage}: {sender} committed to an input that no party sent it: {exc}"
                 self.convictions.append(
                     docket.judgement("forgery", sender, commit.stage, reason, lane=commit.lane, headers=headers)
                 )
@@ -204,7 +206,7 @@ class ClaimRecorder:
         self._audits.ask_urgently(hit)
 
     def _count_strike(self, party: str, hit: ScreenHit) -> None:
-        """Mode `statistics`: nobody can look closer, so odd numbers condemn, and until then they are used."""
+        """Count an odd message in mode `statistics`, which cannot recompute: it is used, but several convict."""
         self._strikes[party] += 1
         if self._strikes[party] < _STRIKES and hit.reason != NOT_FINITE:
             self._audits.release(hit)

@@ -1,4 +1,4 @@
-"""L4: redo one microbatch, or one optimizer step, from what both sides signed, and name exactly one party."""
+"""The referee (L4) redoes one microbatch, or one update, from what both sides signed, and names exactly one party."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import Exhibit
 from phalanx.pipeline.evidence.verdict import RefereeWork, Verdict
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
-from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, Signed, StateDigest
+from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules.action import Direction
@@ -19,7 +19,7 @@ from phalanx.pipeline.stage.replica_gradients import add_lanes
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth, token_distance
-from phalanx.pipeline.verify.ledger import Committed, MessageKey, StepLedger
+from phalanx.pipeline.verify.ledger import CommittedMessage, MessageKey, StepLedger
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
 
@@ -56,25 +56,25 @@ class Dispute:
     holder: str
     accuser: str
     assignment: Assignment
-    inputs: Mapping[Direction, Committed]
-    output: Committed
+    inputs: Mapping[Direction, CommittedMessage]
+    output: CommittedMessage
     report: AuditReport
     state: StateDigest
 
-    def headers(self) -> dict[str, Signed]:
+    def headers(self) -> dict[str, PassedOnHeader]:
         """What was signed about it: the disputed message and what it was computed from."""
         return {"output": self.output.header} | {f"input_{name}": given.header for name, given in self.inputs.items()}
 
 
 class Referee:
-    """The owner's own judgement; it trusts digests that were signed, never the party that brings the bytes.
+    """The owner's referee; it trusts digests that were signed, never the party that brings the bytes.
 
-    Each party answers for what it signed itself, and for nothing else: its message is redone with the weights whose
-    digest it signed, and a party that brings other bytes than those of its own digest is guilty of "transfer".
+    Each party answers for what it signed itself, and for nothing else: its message is redone with the weights of the
+    digest that it signed, and a party that brings other bytes than those of its own digest is guilty of "transfer".
 
     Guarantees:
-        With the alarm at 2 tau and the referee at tau, an accusation within honest rounding names
-        nobody guilty of a lie, and of two parties that differ by more at least one is off.
+        With the alarm at 2 tau and the referee at tau, an accusation within honest rounding convicts
+        no party of a lie, and of two parties that differ by more at least one is off.
 
     Source: referee with a committed accuser, `verified pipeline` design section 4; after the refereed
     delegation of computation of Canetti, Riva and Rothblum 2011.
@@ -160,7 +160,7 @@ class Referee:
     async def inputs(
         self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment
     ) -> list[Tensor] | None:
-        """Activation and gradient that a stage committed to have used; None when nobody brings one of them."""
+        """Activation and gradient that a stage committed to have used; None when no party brings one of them."""
         found = [await self.committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
         tensors = [tensor for tensor in found if tensor is not None]
         return tensors if len(tensors) == len(found) else None
@@ -178,7 +178,7 @@ class Referee:
         """Redo one optimizer step from the shadow's undo copy and the gradient that the holder signed.
 
         Args:
-            stage: The stage whose two copies differ.
+            stage: The stage with two copies that differ.
             holder: Its holder.
             shadow: Its shadow.
             before: The state that both had signed before the step.
@@ -206,7 +206,7 @@ class Referee:
 
     @task
     async def judge_norm(self, ledger: StepLedger, share: Share, server: str, auditor: str) -> str:
-        """Compute the norm of a gradient that both agree on; the one whose norm is off is guilty."""
+        """Compute the norm of a gradient that both agree on; the party with the wrong norm is guilty."""
         stage, lane = share
         request = FetchBulk(epoch=self.epoch, step=ledger.step, stage=stage, lane=lane, purpose="gradient")
         found = await TensorsNeed(auditor, request, StageCopy.empty(self._plan, stage).module.trainable())
@@ -219,7 +219,7 @@ class Referee:
     async def judge_whole_norm(
         self, ledger: StepLedger, shares: Sequence[Share], party: str, said: Mapping[str, float | None]
     ) -> str:
-        """Add up the lanes that both copies agree on; the one whose norm is off is guilty.
+        """Add up the lanes that both copies agree on; the party with the wrong norm is guilty.
 
         Args:
             ledger: The step.
@@ -250,7 +250,7 @@ class Referee:
 
     @task
     async def judge_step(self, ledger: StepLedger, share: Share, assignment: Assignment, auditor: str) -> str:
-        """Redo a share of a stage's step from committed inputs; the one whose gradient is off is guilty."""
+        """Redo a share of a stage's step from committed inputs; the party with the wrong gradient is guilty."""
         stage, server = share[0], assignment.server_of(share)
         copy = await self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:

@@ -1,4 +1,4 @@
-"""L3 with upkeeps `update` and `snapshot`: what a stage sends must be what it signs the digest of."""
+"""A check with upkeeps `update` and `snapshot` (L3): what a stage sends must have the digest that it signs."""
 
 from torch import Tensor
 
@@ -68,7 +68,7 @@ class SentState:
         return judgement
 
     def keeps_frozen(self, stage: int, signed: StateDigest) -> Judgement | None:
-        """A holder whose frozen weights have moved is guilty: its own signatures of two steps say so."""
+        """Find a holder with frozen weights that have moved: its own signatures of two steps convict it."""
         docket, before = self._docket, self._docket.before.get(stage)
         if before is None or frozen_part(signed) == frozen_part(before):
             return None

@@ -1,4 +1,4 @@
-"""What parties signed in the last steps, kept until nobody can be blamed for it any more."""
+"""The signed messages of the last steps, kept until no verdict can rest on them any more."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import Case
 from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.protocol.messages import (
-    Applied,
     AuditReport,
     Commit,
     GradientHeld,
+    PassedOnHeader,
     Ready,
-    Signed,
     StepAudited,
+    UpdateReport,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.security.crypto import digest_hex
@@ -35,7 +35,7 @@ class _Said:
     party: str
     stage: int
     step: int
-    header: Signed
+    header: PassedOnHeader
     report: AuditReport | None = None
 
 
@@ -50,7 +50,7 @@ class SignedHistory:
     _said: dict[tuple[object, ...], _Said] = field(default_factory=dict)
     """By kind, party, stage, step and microbatch: a party that repeats itself takes no more room."""
 
-    def hear(self, received: Received) -> None:
+    def hear(self, received: ReceivedMessage) -> None:
         """Keep the header of a message that a verdict may rest on; anything else is let go."""
         message, party = received.message, received.sender
         if received.header is None:
@@ -63,7 +63,7 @@ class SignedHistory:
             self._keep(_Said(message.kind, party, message.stage, message.step, header))
         elif isinstance(message, WeightsHeld):
             self._keep(_Said("state", party, message.stage, message.state.step, to_signed(received.header)))
-        elif isinstance(message, Applied | Ready):
+        elif isinstance(message, UpdateReport | Ready):
             header = to_signed(received.header)
             states = [(int(name), state.step) for name, state in message.states.items() if _is_stage(name)]
             for stage, step in states:
@@ -78,7 +78,9 @@ class SignedHistory:
         about = None if report is None else (report.microbatch, report.urgent)
         self._said[(said.kind, said.party, said.stage, said.step, about)] = said
 
-    def said(self, kind: str, party: str, stage: int, step: int, microbatch: int | None = None) -> Signed | None:
+    def said(
+        self, kind: str, party: str, stage: int, step: int, microbatch: int | None = None
+    ) -> PassedOnHeader | None:
         """The header of what a party said last of this kind; with a microbatch, of its report on a drawn audit."""
         about = None if microbatch is None else (microbatch, False)
         found = self._said.get((kind, party, stage, step, about))
@@ -109,8 +111,8 @@ class SignedHistory:
         auditor: str | None,
         *,
         claim: str | None = None,
-        shown: Signed | None = None,
-    ) -> Mapping[str, Signed]:
+        shown: PassedOnHeader | None = None,
+    ) -> Mapping[str, PassedOnHeader]:
         """What holder and shadow signed about the stage and the step of a verdict.
 
         Args:
@@ -132,7 +134,7 @@ class SignedHistory:
             ("state", shadow): "state_shadow",
             ("state", holder): "state_holder",
         }
-        found: dict[str, Signed] = {}
+        found: dict[str, PassedOnHeader] = {}
         for said in self._said.values():
             if (said.stage, said.step) != (verdict.stage, verdict.step):
                 continue
@@ -160,7 +162,7 @@ def _sides(judgement: Judgement, assignment: Assignment) -> tuple[str, str | Non
     place = judgement.lane if judgement.lane is not None else verdict.microbatch or 0
     server = assignment.server(stage, place) if stage in assignment.holders else OWNER
     if verdict.offence == "collusion":
-        # an accomplice is named after the culprit, whose stage it has inherited by then
+        # an accomplice is named after the culprit, and has inherited the culprit's stage by then
         return server, verdict.party, verdict.party
     other = assignment.auditor(stage, place) if stage in assignment.shadows else None
     return (

@@ -1,4 +1,4 @@
-"""The reason why a step stalls: what was withheld is handed on; a silent party is replaced, not blamed."""
+"""The diagnosis of a stalled step: what was withheld is handed on; a silent party is replaced, not convicted."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from phalanx.pipeline.protocol.messages import (
     Ask,
     Fetch,
     FetchBulk,
-    Fetched,
+    FetchReply,
+    PassedOnHeader,
     Place,
     Progress,
+    ProgressReport,
     Purpose,
     Relay,
     ScreenHit,
-    Signed,
-    Standing,
     StateDigest,
 )
-from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, StandingsNeed, TensorsDelivery, TensorsNeed, task
+from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.schedules import actions
 from phalanx.pipeline.schedules.action import Direction
@@ -32,13 +32,13 @@ from phalanx.security.crypto import digest_hex
 
 
 @dataclass(frozen=True)
-class Missing:
-    """What the coordinator still waits for, beside commitments, gradients and audits: those are in the ledgers.
+class MissingFacts:
+    """The things that the coordinator still waits for, beside those in the ledgers.
 
     Attributes:
         states: Parties that have not reported a state after an update.
         screened: Messages that their receivers do not use before an audit has cleared them.
-        weights: Stages whose shadow waits for what it is sent after an update, with the state that the holder signed.
+        weights: Stages with a shadow that waits for what it is sent after an update; the state that the holder signed.
         said: Audits, by step, that are not done only because another auditor has not reported yet.
     """
 
@@ -50,10 +50,10 @@ class Missing:
 
 @dataclass
 class StallDiagnosis:
-    """Looks, when nothing has arrived for long, for the party that is to be replaced, if any.
+    """A diagnosis, when nothing has arrived for long, of the party that is to be replaced, if any.
 
     A message that its sender says it sent and its receiver says it lacks is a broken link or a lie of one
-    of the two, and nobody can tell which. So the owner fetches it and hands it on. A sender that has
+    of the two, and the owner cannot tell which. So the owner fetches it and hands it on. A sender that has
     nothing to show, a receiver that still lacks what the owner itself gave it, and a party that has all
     it needs and does nothing are replaced: silence is a failure and no proof of malice.
 
@@ -67,19 +67,19 @@ class StallDiagnosis:
     _attempt: tuple[int, int] = (-1, -1)
 
     @task
-    async def find(self, missing: Missing) -> str | None:
+    async def find(self, missing: MissingFacts) -> str | None:
         """Look for the silent party; None when there is none, or it is not yet clear which."""
         ledger, lagging = self.docket.ledger, self.docket.lagging
         if self._attempt != (ledger.step, ledger.epoch):
             self._attempt = (ledger.step, ledger.epoch)
             self._handed.clear()
         parties = sorted(self.docket.present)
-        standings = await StandingsNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
+        standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
         silent = [party for party in parties if party not in standings]
         if silent:
             return silent[0]
         if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
-            # who still audits the step before has made no update, so nothing else can be asked of it
+            # a party that still audits the step before has made no update, so nothing else can be asked of it
             return await self._without_audit(lagging, missing.said)
         if missing.states:
             return missing.states[0]
@@ -92,7 +92,7 @@ class StallDiagnosis:
 
     # --- commitments ------------------------------------------------------------------------------
 
-    async def _behind(self, standings: Mapping[str, Standing]) -> str | None:
+    async def _behind(self, standings: Mapping[str, ProgressReport]) -> str | None:
         """Look at each share that has not been committed to: what it waits for, and whether that was sent."""
         for share in self.docket.assignment.shares:
             stage, party = share[0], self.docket.assignment.server_of(share)
@@ -144,7 +144,7 @@ class StallDiagnosis:
         await self._relay(receiver, key, found[1], found[2])
         return None
 
-    async def _relay(self, receiver: str, key: MessageKey, evidence: Signed, payload: memoryview) -> None:
+    async def _relay(self, receiver: str, key: MessageKey, evidence: PassedOnHeader, payload: memoryview) -> None:
         source, direction, microbatch = key
         ledger = self.docket.ledger
         relay = Relay(
@@ -160,14 +160,14 @@ class StallDiagnosis:
 
     # --- gradients and audits -------------------------------------------------------------------------
 
-    async def _without_gradient(self, standings: Mapping[str, Standing]) -> str | None:
+    async def _without_gradient(self, standings: Mapping[str, ProgressReport]) -> str | None:
         docket, ledger = self.docket, self.docket.ledger
         for share in docket.watched_shares:
             (stage, lane), server = share, docket.assignment.server_of(share)
             if share in ledger.held or not docket.plan.guard.sends_gradient:
                 continue
             if not ledger.commits.keys() >= set(docket.assignment.shares_of(stage)):
-                # whoever serves the other lane says that it has this one when it has both
+                # the server of the other lane says that it has this one when it has both
                 continue
             auditor = docket.assignment.auditor_of(share)
             mark = ("gradient", auditor, stage)
@@ -264,16 +264,16 @@ class StallDiagnosis:
 
     async def _fetch(
         self, party: str, key: MessageKey, ledger: StepLedger
-    ) -> tuple[Fetched, Signed, memoryview] | None:
+    ) -> tuple[FetchReply, PassedOnHeader, memoryview] | None:
         """A tensor under its sender's own header; whatever else is shown is nothing, and is not handed on."""
         found = await MessageNeed(party, Fetch.of(ledger.epoch, ledger.step, key))
         message = None if found is None else found.message
-        if found is None or not isinstance(message, Fetched) or message.evidence is None:
+        if found is None or not isinstance(message, FetchReply) or message.evidence is None:
             return None
         place = {"step": ledger.step, "source": key[0], "direction": key[1], "microbatch": key[2]}
         said = self.docket.find_tensor(message.evidence, ledger.epoch, place)
         is_right = said is not None and said.digest == digest_hex(found.payload)
-        # an answer that claims another epoch would be laid aside by whoever it is handed on to
+        # an answer that claims another epoch would be laid aside by its receiver
         now = message.model_copy(update={"epoch": ledger.epoch})
         return (now, message.evidence, found.payload) if is_right else None
 

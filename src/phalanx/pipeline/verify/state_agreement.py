@@ -12,7 +12,7 @@ from phalanx.pipeline.verify.facts import Judgement, StepFacts
 
 @dataclass(frozen=True)
 class Unready:
-    """A party with another state than the agreed one; without a judgement it is not known whose fault that is."""
+    """A party with another state than the agreed one; without a judgement it is not known which party is at fault."""
 
     party: str
     reason: str
@@ -39,11 +39,11 @@ class StateAgreement:
 
         Args:
             ready: What each party said.
-            known: When everybody begins anew: each stage's digest as the owner knows it.
-            old: The assignment before; None when everybody begins anew.
+            known: When all parties begin anew: each stage's digest as the owner knows it.
+            old: The assignment before; None when all parties begin anew.
 
         Raises:
-            VerificationError: Nobody else is left.
+            VerificationError: No other party is left.
         """
         docket = self._docket
         self.to_weigh.clear()
@@ -82,7 +82,7 @@ class StateAgreement:
         }
 
     def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
-        """A party that altered a kept copy is guilty; of two newcomers the second speaks against their source."""
+        """Convict a party that altered a kept copy; of two newcomers the second speaks against their source."""
         kept = {old.holders[stage], None if self._docket.plan.guard.verify_only else old.shadows.get(stage)}
         if name in kept and name != OWNER:
             return Unready(name, reason, self._docket.judgement("state", name, stage, reason))

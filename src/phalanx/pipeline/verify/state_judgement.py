@@ -1,4 +1,4 @@
-"""L3, the owner's half: weight gradients and states that a stage and its shadow must agree on."""
+"""The owner's half of state checks (L3): weight gradients and states that a stage and its shadow must agree on."""
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.assignment.assignment import Share
@@ -45,7 +45,7 @@ class StateJudgement:
 
     @property
     def unsent(self) -> dict[int, StateDigest]:
-        """Stages whose holder has signed a state and whose shadow, which follows, has not got it; and that state."""
+        """States that holders have signed and that the shadows, which follow, have not got; by stage."""
         docket = self._docket
         if not (docket.plan.guard.one_optimizer and docket.plan.guard.hands_on(docket.ledger.step)):
             return {}
@@ -65,7 +65,7 @@ class StateJudgement:
             if stage in docket.agreed or holder not in said:
                 continue
             if docket.plan.guard.keeps_snapshots and not docket.plan.guard.hands_on(docket.ledger.step):
-                # nobody else has this state; what is fetched for an audit must have the digest that was signed
+                # no other party has this state; what is fetched for an audit must have the digest that was signed
                 judgement = self._followed.keeps_frozen(stage, said[holder])
                 if judgement is not None:
                     return judgement
@@ -92,7 +92,7 @@ class StateJudgement:
         """Agree on each stage's weight gradient of this step, and on its norm."""
         docket, ledger = self._docket, self._docket.ledger
         if docket.plan.guard.one_optimizer:
-            # nobody else has the gradient: audits of whole steps alone can speak of it
+            # no other party has the gradient: audits of whole steps alone can check it
             ledger.gradients_agreed |= set(docket.watched_shares) & ledger.commits.keys()
         for share in docket.watched_shares:
             stage, commit, held = share[0], ledger.commits.get(share), ledger.held.get(share)

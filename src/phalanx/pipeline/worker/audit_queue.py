@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from phalanx.pipeline.protocol.messages import Audit, Signed
+from phalanx.pipeline.protocol.messages import Audit, PassedOnHeader
 from phalanx.pipeline.schedules.action import Direction
 
 InputKey = tuple[int, Direction, int]
@@ -17,7 +17,7 @@ class AuditInput:
     """A tensor and the header that its sender signed."""
 
     tensor: Tensor
-    header: Signed | None
+    header: PassedOnHeader | None
 
 
 @dataclass
@@ -49,7 +49,7 @@ class AuditTask:
         """The input of one direction, None when it is not needed."""
         return next((self.inputs[key].tensor for key in self.needs if key[1] == direction), None)
 
-    def headers(self) -> tuple[Signed, ...]:
+    def headers(self) -> tuple[PassedOnHeader, ...]:
         """Headers of all inputs that came with one."""
         found = (self.inputs[key].header for key in self.needs)
         return tuple(header for header in found if header is not None)
@@ -97,7 +97,7 @@ class AuditQueue:
     def pop(self, can_audit: Callable[[int, int], bool], *, urgent: bool) -> AuditTask | None:
         """Take the first task that is ready and can be done, in the order in which they were asked for.
 
-        Microbatches whose weight gradients are added up keep their order: another sum has other bits.
+        Microbatches of one weight gradient keep their order: another sum has other bits.
 
         Args:
             can_audit: Whether a stage can be audited at a step.

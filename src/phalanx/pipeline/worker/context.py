@@ -1,10 +1,10 @@
-"""What all parts of one party share: who it is, the run, its roles, and how it sends."""
+"""The context that all parts of one party share: its name, the run, its roles, and how it sends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.protocol.messages import Activation, Signed
+from phalanx.pipeline.protocol.messages import Activation, PassedOnHeader
 from phalanx.pipeline.protocol.signed import Statement, Statements
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.worker.roles import Roles
@@ -31,7 +31,7 @@ class PartyContext:
     statements: Statements
     timer: PhaseTimer
 
-    def tensor(self, signed: Signed, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
+    def tensor(self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
         """A tensor between stages, as its sender announced it to its receiver in the present assignment.
 
         Raises:
@@ -39,7 +39,9 @@ class PartyContext:
         """
         return self.statements.open(signed, Activation, epoch, place, self.roles.assignment.link_of)
 
-    def find_tensor(self, signed: Signed, epoch: int, place: Mapping[str, object]) -> Statement[Activation] | None:
+    def find_tensor(
+        self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]
+    ) -> Statement[Activation] | None:
         """As `tensor`; None where that raises."""
         return self.statements.find(signed, Activation, epoch, place, self.roles.assignment.link_of)
 

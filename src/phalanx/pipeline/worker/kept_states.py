@@ -1,4 +1,4 @@
-"""Before anybody has a role: an owner that was killed gets back what its workers have kept on their disks."""
+"""States on workers' disks: an owner that was killed gets them back before any party has a role."""
 
 import time
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def fetch_kept(
 
     Args:
         endpoint: The owner's; the worker has been set up and has no role yet.
-        party: Who held the stage.
+        party: The worker that held the stage.
         stage: Which stage.
         step: Optimizer steps that its state has taken.
         expected: Names, shapes and types; values are not read.

@@ -1,4 +1,4 @@
-"""What every process of a verified pipeline does, owner and worker alike: serve stages, shadow others.
+"""A party, which every process of a verified pipeline is, owner and worker alike: it serves stages and shadows others.
 
 One inbox, one compute thread. `handle` takes a message and records it; `work` then runs the most
 urgent thing that has all it needs. Nothing ever blocks in the middle of a step.
@@ -11,7 +11,6 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import (
     Activation,
-    Applied,
     Apply,
     Ask,
     Assign,
@@ -20,14 +19,15 @@ from phalanx.pipeline.protocol.messages import (
     Fault,
     Fetch,
     FetchBulk,
-    Fetched,
+    FetchReply,
+    ProgressReport,
     Ready,
     Relay,
     Release,
-    Standing,
     StateDigest,
+    UpdateReport,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
@@ -80,7 +80,7 @@ class Party:
         self._shadowing = ShadowedStages(self._desk)
         self._parcels = StateUploads(post)
         self._keeping = SnapshotReceiver(self._desk)
-        self._early: list[Received] = []
+        self._early: list[ReceivedMessage] = []
         self._states_due = False
         self._usage: Usage = lambda: ({}, {})
 
@@ -95,11 +95,11 @@ class Party:
 
     # --- messages -------------------------------------------------------------------------------
 
-    def handle(self, received: Received) -> None:
+    def handle(self, received: ReceivedMessage) -> None:
         """Record one message.
 
         Raises:
-            FrameError: The message is not for this party, not from who may send it, or malformed.
+            FrameError: The message is not for this party, its sender may not send it, or it is malformed.
         """
         message = received.message
         if isinstance(message, _ONLY_FROM_OWNER) and received.sender != OWNER:
@@ -108,11 +108,11 @@ class Party:
             self._take_roles(message)
         elif message.epoch > self.roles.epoch:
             self._keep_for_later(received)
-        elif message.epoch == self.roles.epoch and not isinstance(message, Standing):
+        elif message.epoch == self.roles.epoch and not isinstance(message, ProgressReport):
             # the answer to a knock says no more than that it came over its link
             self._dispatch(received)
 
-    def _dispatch(self, received: Received) -> None:
+    def _dispatch(self, received: ReceivedMessage) -> None:
         match received.message:
             case Activation() as message:
                 self._serving.take(received, message)
@@ -132,7 +132,7 @@ class Party:
                 self._shadowing.ask(received, message)
             case Fetch() as message:
                 answer_fetch(self._desk, received.sender, message)
-            case Fetched(claim=False) as message if self._shadowing.is_due(message.step):
+            case FetchReply(claim=False) as message if self._shadowing.is_due(message.step):
                 self._shadowing.take_input(received, message)
             case FetchBulk() as message:
                 self.finish_applies()
@@ -154,14 +154,14 @@ class Party:
         self._announce_if_ready()
         self._replay_early()
 
-    def _take_bulk(self, received: Received, message: Bulk) -> None:
+    def _take_bulk(self, received: ReceivedMessage, message: Bulk) -> None:
         if message.purpose == "state":
             if self.roles.add_state(received.sender, message, received.payload):
                 self._announce_if_ready()
             return
         if message.purpose in ("duplicate", "kept"):
             # answers to requests of the owner are taken before they come here
-            raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that nobody waits for")
+            raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that is not awaited")
         if message.purpose == "weights":
             self._shadowing.take_weights(received, message)
             return
@@ -177,7 +177,7 @@ class Party:
             self._serving.apply(self.hosted[message.stage])
         self._shadowing.take_gradient(received, message)
 
-    def _take_upkeep(self, received: Received, message: Bulk) -> None:
+    def _take_upkeep(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take what a stage sends its shadow after an update, once that update is known to be verified."""
         snapshot = message.purpose == "snapshot"
         if (self._keeping if snapshot else self._shadowing).is_early(message):
@@ -187,20 +187,20 @@ class Party:
         else:
             self._shadowing.take_update(received, message)
 
-    def _keep_for_later(self, received: Received) -> None:
+    def _keep_for_later(self, received: ReceivedMessage) -> None:
         if sum(item.sender == received.sender for item in self._early) >= _MOST_EARLY:
             raise FrameError(
                 f"{self.name}: {received.sender!r} sent more than {_MOST_EARLY} messages before their time"
             )
         self._early.append(received)
 
-    def _take_relay(self, received: Received, message: Relay) -> None:
-        """Take a tensor from the owner's hands as if it had come from who signed it."""
+    def _take_relay(self, received: ReceivedMessage, message: Relay) -> None:
+        """Take a tensor from the owner's hands as if it had come from its signer."""
         sent = self._desk.tensor(message.evidence, message.epoch, message.place)
         if sent.digest != digest_hex(received.payload):
             raise FrameError(f"{self.name}: a relayed tensor is not the one that its header announces")
         sender = sent.header.fields.sender
-        self._serving.take(Received(sender, sent.message, received.payload, sent.header), sent.message)
+        self._serving.take(ReceivedMessage(sender, sent.message, received.payload, sent.header), sent.message)
 
     def _mark_applies(self, message: Apply) -> None:
         if message.step != self.roles.step:
@@ -232,7 +232,7 @@ class Party:
             try:
                 self.handle(item)
             except PhalanxError as exc:
-                # nobody is waiting for the answer any more, and what a peer sent too early must not end this party
+                # no request waits for the answer any more, and what a peer sent too early must not end this party
                 reason = f"{exc}"[:500]
                 fault = Fault(
                     epoch=self.roles.epoch, about=item.sender, error=type(exc).__name__, reason=reason, evidence=None
@@ -294,7 +294,7 @@ class Party:
             return False
         self._states_due = False
         usage, bytes_sent = self._usage()
-        applied = Applied(
+        applied = UpdateReport(
             epoch=self.roles.epoch,
             step=max((role.copy.step for role in self.roles.all()), default=0),
             states=self._digests(updated_here=True) if self._desk.guarded else {},
@@ -305,11 +305,11 @@ class Party:
         return True
 
     def _digests_of_resting(self) -> dict[str, StateDigest]:
-        """As `_digests`, of the copies that are laid aside; the owner has checked who else has one."""
+        """As `_digests`, of the copies that are laid aside; the owner has checked which other party has one."""
         return {str(stage): mine.copy.digest() for stage, mine in self.roles.resting.items()}
 
     def _digests_of_kept(self) -> dict[str, StateDigest]:
-        """Of the snapshots that this party has of others' stages, where everybody begins."""
+        """Digests of the snapshots that this party has of others' stages, where all parties begin."""
         return {str(stage): kept.digest(self.roles.step) for stage, kept in self.roles.kept.items()}
 
     def _digests(self, *, updated_here: bool = False) -> dict[str, StateDigest]:

@@ -18,11 +18,11 @@ from phalanx.pipeline.plan import StepPlan, parse_plan
 from phalanx.pipeline.processes.allocator import keep_freed_memory
 from phalanx.pipeline.processes.fork_server import NURSERY, await_birth
 from phalanx.pipeline.processes.own_memory import own_rooms
-from phalanx.pipeline.protocol.greetings import Challenge, Hello, Leave, Measured, NotLetIn, Prepared, Setup
+from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
 from phalanx.pipeline.protocol.log_memory import LogMemory
 from phalanx.pipeline.protocol.mailbox import Mailbox
-from phalanx.pipeline.protocol.messages import Apply, Assign, Fault, FetchBulk, Shutdown, Standing
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.messages import Apply, Assign, Fault, FetchBulk, ProgressReport, Shutdown
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.running_costs import RunningCosts
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
@@ -51,7 +51,7 @@ def run_worker(
     """Serve until the owner ends the run or is gone.
 
     Args:
-        config: Who this worker is and where the owner listens.
+        config: This worker's identity, and where the owner listens.
         kernels: Puts what computes in the place of a plain copy, such as a group of ranks; its class is measured.
         open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
         wrap_copy: Puts an attacker in the place of each copy that has a role; for drills only.
@@ -167,7 +167,7 @@ class Worker:
                     self._look_for_owner(address)
                     last_mail = time.monotonic()
 
-    def _handle(self, item: Received) -> None:
+    def _handle(self, item: ReceivedMessage) -> None:
         try:
             if isinstance(item.message, Fault) and item.sender == self._identity.name:
                 # what a peer sent could not be read
@@ -178,7 +178,7 @@ class Worker:
                 self._set_up(parse_plan(item.message.plan))
                 if item.message.certificates is not None:
                     self._get_to_know(item.message.certificates, {})
-                    self._mail.post(self._config.owner_name, Prepared(epoch=0))
+                    self._mail.post(self._config.owner_name, PreparedNotice(epoch=0))
             elif isinstance(item.message, Fault) and item.sender == self._identity.name:
                 # what another party sent could not even be read
                 self._tell_owner(item.message)
@@ -199,7 +199,7 @@ class Worker:
             self._tell_owner(_fault(item.sender, exc))
         self._begin_to_count_anew()
 
-    def _remember(self, item: Received) -> None:
+    def _remember(self, item: ReceivedMessage) -> None:
         """What the owner tells of its audit log goes with what it says anyway."""
         if isinstance(item.message, Apply | Assign | Shutdown) and item.sender == self._config.owner_name:
             self._memory.take(item.message.log_head)
@@ -217,7 +217,7 @@ class Worker:
         if self._plan is None:
             raise FrameError(f"{self._identity.name}: was asked for its kernels before it was set up")
         found = run_battery(self._plan, challenge.nonce, self._kernels)
-        self._mail.post(self._config.owner_name, Measured(epoch=0, nonce=challenge.nonce, found=found))
+        self._mail.post(self._config.owner_name, ChallengeReply(epoch=0, nonce=challenge.nonce, found=found))
 
     def _set_up(self, plan: StepPlan) -> None:
         pinned = self._config.run_digest
@@ -241,7 +241,7 @@ class Worker:
         send_kept(self._mail.post, sender, about, self._journal, certified_name(self._identity.name))
 
     def _meet(self, assign: Assign) -> None:
-        """Get to know the other parties, only who the common authority vouches for; refuse who is no longer one."""
+        """Get to know the other parties, with certificates of the common authority only; refuse those that are out."""
         for name in set(self._endpoint.peers) - assign.addresses.keys() - {self._config.owner_name}:
             self._endpoint.refuse(name)
         self._get_to_know(assign.certificates, assign.addresses)
@@ -254,7 +254,7 @@ class Worker:
             self._endpoint.add_peer(peer.called(name), addresses.get(name, ""))
 
     def _look_for_owner(self, address: str) -> None:
-        """Nothing has come for long: an owner that is gone, or serves another run by now, ends this worker."""
+        """End this worker when nothing has come for long and the owner is gone, or serves another run by now."""
         config = self._config
         try:
             met = describe(self._identity, config.owner_name, config.owner, address, config.transport)
@@ -264,7 +264,7 @@ class Worker:
             raise PeerLostError(f"the owner at {config.owner} serves another session by now; start this worker anew")
         # an owner that goes on without this worker refuses its word, and that ends the link
         epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
-        self._mail.post(config.owner_name, Standing(epoch=epoch, step=0, stages={}, gradients=()))
+        self._mail.post(config.owner_name, ProgressReport(epoch=epoch, step=0, stages={}, gradients=()))
 
     def _owner_is_gone(self, reason: Exception) -> PeerLostError:
         if isinstance(reason, PeerRefusedError):
@@ -323,10 +323,10 @@ def _leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
 
 
 def born_file(file: Path) -> Path | None:
-    """The worker file of this process: the given one, or where that says so, one that a nursery is told.
+    """Return the worker file of this process: the given one, or in a process of the fork server the requested one.
 
     Returns:
-        None in the nursery itself, when its owner needs it no more.
+        None in the fork server itself, when its owner needs it no more.
     """
     if str(file) != NURSERY:
         return file

@@ -2,7 +2,17 @@
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.messages import Ask, Audit, Fetch, FetchBulk, Fetched, Place, Progress, Signed, Standing
+from phalanx.pipeline.protocol.messages import (
+    Ask,
+    Audit,
+    Fetch,
+    FetchBulk,
+    FetchReply,
+    PassedOnHeader,
+    Place,
+    Progress,
+    ProgressReport,
+)
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
@@ -28,7 +38,7 @@ def answer_fetch(desk: PartyContext, sender: str, message: Fetch) -> None:
     found = _claim(desk.roles, message) if message.claim else _message(desk.roles, message)
     if found is None and sender != OWNER:
         return
-    answer = Fetched(
+    answer = FetchReply(
         epoch=message.epoch,
         step=message.step,
         microbatch=message.microbatch,
@@ -61,7 +71,7 @@ def answer_ask(desk: PartyContext, message: Ask) -> None:
         for index, shadow in sorted(roles.shadows.items())
         if shadow.gradients is not None and shadow.copy.step == message.step
     )
-    desk.post(OWNER, Standing(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
+    desk.post(OWNER, ProgressReport(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
 
 
 def answer_fetch_bulk(desk: PartyContext, parcels: StateUploads, sender: str, message: FetchBulk) -> None:
@@ -110,7 +120,7 @@ def answer_fetch_bulk(desk: PartyContext, parcels: StateUploads, sender: str, me
     send_bulk(desk.post, sender, message, tensors, copy.step)
 
 
-def _permitted(desk: PartyContext, sender: str, stage: int, permit: Signed | None) -> bool:
+def _permitted(desk: PartyContext, sender: str, stage: int, permit: PassedOnHeader | None) -> bool:
     """Whether the owner has asked this very party to audit this very stage in the present step."""
     if permit is None:
         return False

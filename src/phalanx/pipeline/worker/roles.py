@@ -1,4 +1,4 @@
-"""Which stages a party holds and which it shadows, epoch by epoch."""
+"""The roles of a party: which stages it holds and which it shadows, epoch by epoch."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ from phalanx.pipeline.worker.hosted import HostedStage
 from phalanx.pipeline.worker.shadow import ShadowStage
 
 Library = Callable[[int], StageCopy]
-"""Where the owner reads a stage that nobody holds yet: a model directory or a checkpoint."""
+"""Where the owner reads a stage that no party holds yet: a model directory or a checkpoint."""
 
 
 class Roles:
@@ -81,7 +81,7 @@ class Roles:
         """Take a part of a state that this party waits for; True when a copy became complete.
 
         Raises:
-            FrameError: Nobody waits for it, or it is not what was expected.
+            FrameError: It is not awaited, or not what was expected.
         """
         if message.stage not in self.loading:
             raise FrameError(f"{self.name}: {sender!r} sent the state of stage {message.stage}, which is not awaited")
@@ -98,21 +98,21 @@ class Roles:
         return True
 
     def owed_by(self) -> set[str]:
-        """Whose state this party still waits for."""
+        """Parties from which this party still waits for a state."""
         return {source for _, _, source in self.loading.values()}
 
     def keep_state(self, stage: int) -> None:
-        """Keep the state of a stage on disk, where this party is the one who holds it."""
+        """Keep the state of a stage on disk, where this party holds it."""
         if self.state_files is not None and self.assignment.holders.get(stage) == self.name and stage in self.hosted:
             copy = self.hosted[stage].copy
             self.state_files.keep(stage, copy.step, copy.optimizer.state())
 
     def server(self, stage: int, microbatch: int) -> str | None:
-        """Who serves one microbatch of a stage; None when nobody holds such a stage."""
+        """The party that serves one microbatch of a stage; None when no party holds such a stage."""
         return self.assignment.server(stage, microbatch) if stage in self.assignment.holders else None
 
     def auditor(self, stage: int, microbatch: int) -> str | None:
-        """Who audits one microbatch of a stage; None when nobody shadows such a stage."""
+        """The party that audits one microbatch of a stage; None when no party shadows such a stage."""
         return self.assignment.auditor(stage, microbatch) if stage in self.assignment.shadows else None
 
     def own_share(self, stage: int) -> Share:
@@ -148,7 +148,7 @@ class Roles:
         return found.copy
 
     def empty_copy(self, stage: int) -> StageCopy:
-        """A copy whose parameters are still to come, to audit a stage with."""
+        """A copy with parameters that are still to come, to audit a stage with."""
         return self._wrap_copy(StageCopy.empty(self._plan, stage), False)
 
     def skip_resting(self) -> None:
@@ -212,7 +212,7 @@ class Roles:
                     mine.pop(role.stage, None)
 
     def _go_back(self, step: int) -> None:
-        """Bring every copy that does not wait for a state to where everybody begins."""
+        """Bring every copy that does not wait for a state to the step at which all parties begin."""
         for mine in self.all():
             if mine.index not in self.loading:
                 mine.copy.rewind(step)
@@ -249,7 +249,7 @@ class Roles:
             self.shadows[stage] = ShadowStage(self._wrap_copy(bare, False))
 
     def _drop(self) -> None:
-        """Two lanes: whoever has a copy goes on serving with it; one that is alone has nobody to audit."""
+        """Drop copies that are given up; with two lanes a party that keeps its copy but has no partner audits none."""
         mine = self.assignment.copies_of(self.name)
         for stage in [stage for stage in self.hosted if stage not in mine]:
             del self.hosted[stage]

@@ -1,12 +1,21 @@
-"""The stages that a party holds: what comes in is checked and screened, what goes out is kept and committed to."""
+"""The stages that a party serves: inputs are checked and screened, outputs are kept and committed to."""
 
 from torch import Tensor
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
-from phalanx.pipeline.protocol.messages import Activation, Commit, Fault, FetchBulk, Purpose, Release, ScreenHit, Sent
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.messages import (
+    Activation,
+    Commit,
+    Fault,
+    FetchBulk,
+    Purpose,
+    Release,
+    ScreenHit,
+    SentDigest,
+)
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import send_bulk, transfer_digest
 from phalanx.pipeline.schedules.action import Direction
@@ -19,7 +28,7 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
 class ServedStages:
-    """Runs hosted stages as their inputs arrive."""
+    """The served stages of a party, which run as their inputs arrive."""
 
     def __init__(self, desk: PartyContext) -> None:
         self._desk = desk
@@ -28,8 +37,8 @@ class ServedStages:
 
     # --- in -------------------------------------------------------------------------------------
 
-    def take(self, received: Received, message: Activation) -> None:
-        """Take a tensor between stages, if it is of this step or the next and from the right neighbour.
+    def take(self, received: ReceivedMessage, message: Activation) -> None:
+        """Take a tensor between stages, if it is of this step or the next and from an adjacent stage.
 
         Raises:
             FrameError: It is not; or it came before.
@@ -67,7 +76,7 @@ class ServedStages:
         if target in self._hosted:
             self._hosted[target].withheld.discard((message.step, message.direction, message.microbatch))
 
-    def _read(self, received: Received, message: Activation) -> Tensor | None:
+    def _read(self, received: ReceivedMessage, message: Activation) -> Tensor | None:
         """Read the payload as what this party expects; a signed header that says otherwise proves itself wrong."""
         shape, dtype = self._desk.plan.hidden_shape, BOUNDARY_DTYPE
         as_expected = message.shape == shape and message.dtype == str(dtype).removeprefix("torch.")
@@ -187,7 +196,7 @@ class ServedStages:
                 lane=share[1],
                 received=tuple(to_signed(header) for header in received) if desk.guarded else (),
                 sent=tuple(
-                    Sent(direction=direction, microbatch=m, digest=out.header.fields.payload_digest)
+                    SentDigest(direction=direction, microbatch=m, digest=out.header.fields.payload_digest)
                     for (direction, m), out in sorted(holder.sent.items())
                     if out.header is not None and desk.guarded
                 ),

@@ -29,10 +29,10 @@ class ShadowStage:
     incoming: BulkReceiver | None = None
     pending_apply: float | None = None
     claims: dict[tuple[int, Direction, int], Tensor] = field(default_factory=dict)
-    """What this auditor recomputed, by step, direction and microbatch, until nobody can ask for it any more."""
+    """What this auditor recomputed, by step, direction and microbatch, until no request for it can come any more."""
     parts: list[SignedHeader] = field(default_factory=list)
     source: str = ""
-    """Who began the transfer under way."""
+    """The party that began the transfer under way."""
     last_gradients: dict[str, Tensor] = field(default_factory=dict)
     """The gradients of the last applied step: evidence until the next one."""
     recomputed: int = 0

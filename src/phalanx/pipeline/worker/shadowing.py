@@ -11,12 +11,12 @@ from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Bulk,
     Fetch,
-    Fetched,
+    FetchReply,
     GradientHeld,
     StepAudited,
     WeightsHeld,
 )
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.protocol.transfer_proof import may_continue
@@ -33,7 +33,7 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
 class ShadowedStages:
-    """Keeps shadows at the step of their stage and recomputes what the owner asks for."""
+    """The shadowed stages of a party, kept at the step of their stage; they recompute what the owner asks for."""
 
     def __init__(self, desk: PartyContext) -> None:
         self._desk = desk
@@ -54,11 +54,11 @@ class ShadowedStages:
 
     # --- upkeep ---------------------------------------------------------------------------------
 
-    def take_gradient(self, received: Received, message: Bulk) -> None:
+    def take_gradient(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take a part of a stage's weight gradient.
 
         Raises:
-            FrameError: With this upkeep nobody sends one; it is not from the server, not of this step, or came before.
+            FrameError: This upkeep sends none; or it is not from the server, not of this step, or came before.
         """
         desk, roles = self._desk, self._desk.roles
         shadow = self._shadows.get(message.stage)
@@ -92,7 +92,7 @@ class ShadowedStages:
         shadow = self._shadows.get(message.stage)
         return shadow is not None and shadow.pending_apply is None and message.step == shadow.copy.step + 1
 
-    def take_update(self, received: Received, message: Bulk) -> None:
+    def take_update(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take a part of a stage's weights after a verified step; when all are here, say what they are.
 
         Raises:
@@ -176,7 +176,7 @@ class ShadowedStages:
 
     # --- audits ---------------------------------------------------------------------------------
 
-    def ask(self, received: Received, message: Audit) -> None:
+    def ask(self, received: ReceivedMessage, message: Audit) -> None:
         """Queue an audit and fetch what it needs; an auditor that has no copy fetches the weights as well.
 
         Raises:
@@ -204,28 +204,28 @@ class ShadowedStages:
         """Whether an audit of this step can still be under way here."""
         return 0 <= self._desk.roles.step - step <= self._desk.plan.guard.commit_lag
 
-    def take_weights(self, received: Received, message: Bulk) -> None:
+    def take_weights(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take weights of a stage that this party audits from outside."""
         self._visits.take(received, message)
 
-    def take_input(self, received: Received, message: Fetched) -> None:
+    def take_input(self, received: ReceivedMessage, message: FetchReply) -> None:
         """Take a fetched input, if it is what its sender signed.
 
         Raises:
-            FrameError: Nobody asked for it, or it is not the one that its sender announced.
+            FrameError: It was not asked for, or it is not the one that its sender announced.
         """
         desk, roles = self._desk, self._desk.roles
         stage = message.source + (1 if message.direction == "forward" else -1)
         wanted = stage in self._shadows or self._visits.expects(stage)
         if not wanted or message.evidence is None:
-            raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that nobody asked for")
+            raise FrameError(f"{desk.name}: {received.sender!r} sent a tensor that it was not asked for")
         key: InputKey = (message.source, message.direction, message.microbatch)
         source, holder = roles.server(key[0], key[2]), roles.assignment.server(stage, message.microbatch)
         sent = desk.find_tensor(message.evidence, message.epoch, message.place)
         if sent is None or sent.digest != _payload_digest(received):
             if received.sender != source or source == holder:
                 raise FrameError(f"{desk.name}: {received.sender!r} shows another tensor than {source!r} announced")
-            # a wrong copy from the sender blames nobody; the receiver has the bytes under the same header
+            # a wrong copy from the sender convicts no party; the receiver has the bytes under the same header
             self._fetch(holder, message.step, key)
             return
         tensor = tensor_from(received.payload, BOUNDARY_DTYPE, desk.plan.hidden_shape)
@@ -311,6 +311,6 @@ class ShadowedStages:
         self._desk.post(target, Fetch.of(roles.epoch, step, key, permit=permit), ())
 
 
-def _payload_digest(received: Received) -> str:
+def _payload_digest(received: ReceivedMessage) -> str:
     """Digest of the payload; of a frame it was checked when it arrived."""
     return digest_hex(received.payload) if received.header is None else received.header.fields.payload_digest

@@ -3,7 +3,7 @@
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import Bulk, WeightsHeld
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.transfer_proof import may_continue
 from phalanx.pipeline.worker.context import PartyContext
@@ -21,7 +21,7 @@ class SnapshotReceiver:
         kept = self._kept.get(message.stage)
         return kept is not None and message.step > kept.verified
 
-    def take(self, received: Received, message: Bulk) -> None:
+    def take(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take a part of a snapshot; when all are here, tell the owner what was sent.
 
         Raises:

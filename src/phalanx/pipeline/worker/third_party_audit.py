@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.messages import Audit, Bulk, FetchBulk, Signed, StateDigest
-from phalanx.pipeline.protocol.received import Received
+from phalanx.pipeline.protocol.messages import Audit, Bulk, FetchBulk, PassedOnHeader, StateDigest
+from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
 from phalanx.pipeline.stage.stage_copy import StageCopy
@@ -19,12 +19,12 @@ class _Visit:
 
     copy: StageCopy
     state: StateDigest
-    permit: Signed | None
+    permit: PassedOnHeader | None
     sources: list[str]
-    """Who may still be asked."""
+    """Parties that may still be asked."""
     incoming: BulkReceiver
     asked: str = ""
-    """Who was asked last; nobody else may spoil what comes from there, but the owner."""
+    """The party that was asked last; no other one but the owner may send parts in its place."""
 
 
 class ThirdPartyAudits:
@@ -38,8 +38,8 @@ class ThirdPartyAudits:
         """Drop everything: the epoch has changed."""
         self._open.clear()
 
-    def permit(self, stage: int) -> Signed | None:
-        """What to show to whoever is asked for a tensor of this stage."""
+    def permit(self, stage: int) -> PassedOnHeader | None:
+        """The owner's permit, to show to a party that is asked for a tensor of this stage."""
         found = self._open.get(stage)
         return None if found is None else found.permit
 
@@ -48,7 +48,7 @@ class ThirdPartyAudits:
         found = self._open.get(stage)
         return found is not None and found.state.step == self._desk.roles.step
 
-    def begin(self, received: Received, message: Audit, state: StateDigest) -> None:
+    def begin(self, received: ReceivedMessage, message: Audit, state: StateDigest) -> None:
         """Ask the shadow, if it has them, for the weights; and the stage itself if the shadow brings other ones."""
         roles, stage = self._desk.roles, message.stage
         known = self._open.get(stage)
@@ -63,11 +63,11 @@ class ThirdPartyAudits:
         self._open[stage] = _Visit(copy, state, permit, sources, BulkReceiver(copy.weights()))
         self._ask_next(stage)
 
-    def take(self, received: Received, message: Bulk) -> None:
+    def take(self, received: ReceivedMessage, message: Bulk) -> None:
         """Take a part of the weights; once they are whole and the agreed ones, the stage can be audited.
 
         Raises:
-            FrameError: Nobody asked for them, or they are not those that were agreed on.
+            FrameError: They were not asked for, or are not those that were agreed on.
         """
         stage, roles = message.stage, self._desk.roles
         visit = self._open.get(stage)
@@ -78,7 +78,7 @@ class ThirdPartyAudits:
             or visit.state.step != roles.step
         ):
             raise FrameError(
-                f"{self._desk.name}: {received.sender!r} sent weights of stage {stage}, which nobody asked for"
+                f"{self._desk.name}: {received.sender!r} sent weights of stage {stage}, which it was not asked for"
             )
         if message.offset == 0:
             visit.incoming = BulkReceiver(visit.copy.weights())

@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.lab.attacks.messages.message_attack import HonestMessage
 from phalanx.lab.attacks.messages.sign_flip import SignFlip
 from phalanx.pipeline import AttackConfig, StageCopy
-from phalanx.pipeline.protocol.messages import AuditReport, Fetched
+from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
 from phalanx.testing import Letter
 
 
@@ -34,7 +34,7 @@ class AuditAware(SignFlip):
     def rewrite(self, letter: Letter) -> Sequence[Letter]:
         """Look at what is asked for; nothing is changed."""
         message = letter.message
-        if isinstance(message, AuditReport) or (isinstance(message, Fetched) and not message.claim):
+        if isinstance(message, AuditReport) or (isinstance(message, FetchReply) and not message.claim):
             self._audited[message.microbatch] += 1
         return (letter,)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from phalanx.lab.attacks.messages.message_attack import HonestMessage
 from phalanx.lab.attacks.messages.sign_flip import SignFlip
 from phalanx.pipeline import AttackConfig
-from phalanx.pipeline.protocol.messages import Bulk, Fetched
+from phalanx.pipeline.protocol.messages import Bulk, FetchReply
 from phalanx.testing import Letter, WorkerCrash
 
 _CHALLENGES = ("weights", "undo")
@@ -34,7 +34,7 @@ class CrashWhenChallenged(SignFlip):
             WorkerCrash: It is challenged.
         """
         message = letter.message
-        challenged = isinstance(message, Fetched) or (isinstance(message, Bulk) and message.purpose in _CHALLENGES)
+        challenged = isinstance(message, FetchReply) or (isinstance(message, Bulk) and message.purpose in _CHALLENGES)
         if challenged and self._has_lied:
             raise WorkerCrash(f"{self.party} was asked for what it sent")
         return (letter,)

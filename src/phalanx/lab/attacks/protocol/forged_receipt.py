@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from phalanx.lab.attacks.attack import Attack
-from phalanx.pipeline.protocol.messages import Commit, Signed
+from phalanx.pipeline.protocol.messages import Commit, PassedOnHeader
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Letter
 
@@ -26,7 +26,7 @@ class ForgedReceipt(Attack):
         return (letter.saying({"received": tuple(headers)}),)
 
 
-def _forged(signed: Signed) -> Signed:
+def _forged(signed: PassedOnHeader) -> PassedOnHeader:
     fields = json.loads(signed.header)
     fields["payload_digest"] = digest_hex(f"not {fields['payload_digest']}".encode())
-    return Signed(header=json.dumps(fields, sort_keys=True, separators=(",", ":")), signature=signed.signature)
+    return PassedOnHeader(header=json.dumps(fields, sort_keys=True, separators=(",", ":")), signature=signed.signature)

@@ -7,7 +7,7 @@ import torch
 
 from phalanx.lab.attacks.attack import Attack
 from phalanx.pipeline import AttackConfig
-from phalanx.pipeline.protocol.messages import Activation, Fetched, StepMessage
+from phalanx.pipeline.protocol.messages import Activation, FetchReply, StepMessage
 from phalanx.testing import Letter
 
 
@@ -34,7 +34,7 @@ class WithheldAnswer(Attack):
     def rewrite(self, letter: Letter) -> Sequence[Letter]:
         """Drop an answer, or pass the letter on."""
         message = letter.message
-        if not isinstance(message, Fetched) or not self.lies_in(message.step):
+        if not isinstance(message, FetchReply) or not self.lies_in(message.step):
             return (letter,)
         self.admit(
             message.source,
