@@ -1,4 +1,4 @@
-"""Rank 0's end of an optimizer whose state the ranks of a group keep together (ZeRO)."""
+"""Rank 0's end of an optimizer with a state that the ranks of a group keep together (ZeRO)."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from phalanx.stage_group.orders import GroupCommand, StateSource
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Link(Protocol):
+class GroupOrders(Protocol):
     """What an optimizer needs of its copy's link to the group."""
 
     def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -30,14 +30,14 @@ class Link(Protocol):
 
 
 class GroupOptimizer(StageOptimizer):
-    """Has whole weights and no moments: those come from the ranks when somebody asks for them.
+    """Has whole weights and no moments: those come from the ranks when they are asked for.
 
     Args:
-        plain: The copy in whose place the group works; its state is taken over.
+        plain: The copy that the group stands in for; its state is taken over.
         link: To the ranks.
     """
 
-    def __init__(self, plain: StageCopy, link: Link) -> None:
+    def __init__(self, plain: StageCopy, link: GroupOrders) -> None:
         super().__init__(plain.module.trainable(), plain.plan.optimizer, has_moments=False)
         self._link = link
         self._is_recorded = False

@@ -132,7 +132,7 @@ class Share:
         return {}
 
     def _spread(self, weights: Tensors | None, *, is_everywhere: bool) -> dict[str, Tensor]:
-        """Give every rank its slices of whole parameters, from who has them.
+        """Give every rank its slices of whole parameters, from the rank that has them.
 
         Args:
             weights: At rank 0, where they come from it.

@@ -116,7 +116,7 @@ class StateShards:
         return StageOptimizer(weights, self._plan.optimizer, single_rounding=self._plan.guard.classes == "mixed")
 
     def _to_keeper(self, tensor: Tensor | None, name: str, keeper: int) -> Tensor | None:
-        """Hand a tensor from rank 0 to who keeps it."""
+        """Hand a tensor from rank 0 to the rank that keeps it."""
         if self._rank == 0 and tensor is not None and keeper > 0:
             dist.send(tensor.detach().to(self._device).contiguous(), dst=keeper)
         if self._rank != keeper:
@@ -130,7 +130,7 @@ class StateShards:
 
 
 def keepers_of(shapes: Shapes, world: int) -> dict[str, int]:
-    """Which rank keeps what of each parameter, so that all keep about as much; rank 0, who has more, comes last."""
+    """Which rank keeps what of each parameter, so that all keep about as much; rank 0, which has more, comes last."""
     loads = [0] * world
     found = {}
     for name in sorted(shapes, key=lambda one: (-torch.Size(shapes[one]).numel(), one)):
