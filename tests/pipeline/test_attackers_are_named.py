@@ -1,4 +1,4 @@
-"""Attackers of the red team against a whole company: the guilty one is named in its first step, nobody else ever.
+"""Attackers of the red team against a whole company: the guilty one is named in its first step, no other ever.
 
 Every attack of the table is played here, and every time the price of what was caught is checked as well.
 """

@@ -1,4 +1,4 @@
-"""An honest run: nobody is blamed, and neither guard, layout nor schedule changes what is learnt."""
+"""An honest run: no party is blamed, and neither guard, layout nor schedule changes what is learnt."""
 
 import pytest
 import torch

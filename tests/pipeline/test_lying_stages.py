@@ -1,4 +1,4 @@
-"""A stage whose tensors are wrong is named and replaced, and the step is completed as if nothing had happened."""
+"""A stage that sends wrong tensors is named and replaced, and the step is completed as if nothing had happened."""
 
 import json
 

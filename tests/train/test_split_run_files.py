@@ -1,4 +1,4 @@
-"""A run file with a split: what it excludes, who takes part, and how clients share the text."""
+"""A run file with a split: what it excludes, which parties take part, and how clients share the text."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Runs whose workers have little memory: they are given what they have room for, and nobody else notices."""
+"""Runs with workers that have little memory: they get what they have room for, and no other party notices."""
 
 import pytest
 

@@ -93,7 +93,7 @@ def test_all_workers_leave_and_others_come(make_company, honest_digest):
 
 
 def false_states_to(victims):
-    """What somebody sends who gives a stage's state, but another one, to newcomers."""
+    """Rewrite a stage's state that a party sends to newcomers into another one."""
 
     def rewrite(letter, bulk):
         if bulk.purpose != "state" or letter.receiver not in victims:

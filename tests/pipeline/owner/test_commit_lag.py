@@ -35,7 +35,7 @@ IMPATIENT = PipelineConfig(stages=4, step_timeout_s=30.0, patience_s=0.5)
 
 
 def stalled_at(step, actor=None, said=None):
-    """An auditor that says nothing about a step before the owner asks who is silent."""
+    """An auditor that says nothing about a step before the owner asks which party is silent."""
     said = [] if said is None else said
     slow = late(actor, until=ProgressReport, holds=lambda message: message.step == step)
 

@@ -1,4 +1,4 @@
-"""Mode `paper` with the paper's own recoveries: nobody is excluded; the step runs again, or without the suspects."""
+"""Mode `paper` with the paper's own recoveries: none is excluded; the step runs again, or without the suspects."""
 
 import threading
 
@@ -118,7 +118,7 @@ def test_a_worker_that_dies_in_a_skipped_step_is_replaced_and_the_step_begins_an
 
 
 def test_who_inherits_a_frozen_stage_goes_on_with_its_bits(make_company):
-    """A newcomer gets a state whose moments have seen fewer updates than there were steps."""
+    """A newcomer gets a state with moments that have seen fewer updates than there were steps."""
     undisturbed = make_company(run_with("skip_layer", spares=1), {LIAR: lying_in(1)})
     undisturbed.run(5)
     company = make_company(run_with("skip_layer", spares=1), {LIAR: lying_in(1)})

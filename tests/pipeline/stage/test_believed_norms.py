@@ -1,4 +1,4 @@
-"""What a stage says of its gradient's norm: nonsense convicts it, a plausible lie that nobody can check is bounded."""
+"""What a stage says of its gradient's norm: nonsense convicts it, a plausible lie that is not checked is bounded."""
 
 import pytest
 from snapshot_runs import SNAPSHOT

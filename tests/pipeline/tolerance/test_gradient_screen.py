@@ -180,7 +180,7 @@ def test_who_doubts_and_does_not_recompute_is_replaced_and_not_accused(make_comp
 
 MANY = 28
 DRAWN = 4
-"""Audits of a step in which nobody doubts: two stages, every other one of four microbatches."""
+"""Audits of a step without a doubt: two stages, every other one of four microbatches."""
 
 
 @given(st.lists(st.booleans(), max_size=400))
@@ -228,7 +228,7 @@ def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_compan
 
 @pytest.fixture
 def everybody_doubts(monkeypatch):
-    """Shadows of a model whose honest sums all look odd."""
+    """Shadows of a model with honest sums that all look odd."""
     monkeypatch.setattr("phalanx.pipeline.worker.shadow.doubt_about", lambda *found: "direction")
 
 

@@ -1,4 +1,4 @@
-"""Parties whose kernels really differ: everything is still checked, at the same rates, and nobody honest is accused."""
+"""Parties with kernels that really differ: all is checked, at the same rates, and no honest one is accused."""
 
 from dataclasses import replace
 

@@ -14,7 +14,7 @@ FULL = GuardConfig(audit_rate=1.0, tolerance=TAU, **NO_COIN)
 
 
 def drifting(factor, direction="forward", numeric_class="another build"):
-    """A party whose kernels round differently, or one that says so."""
+    """A party with kernels that round differently, or one that says so."""
 
     def drift(found, step, microbatch, tensor):
         return tensor * (1 + factor) if found == direction else tensor
@@ -66,7 +66,7 @@ def test_beyond_tau_the_referee_decides(make_company):
 
 
 class _Leaning(StageRunner):
-    """An auditor whose kernels round the other way."""
+    """An auditor with kernels that round the other way."""
 
     def __init__(self, honest, factor):
         self._honest, self._factor = honest, factor
