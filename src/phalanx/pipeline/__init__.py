@@ -9,6 +9,7 @@ from phalanx.pipeline.owner.async_snapshot import Duplicate
 from phalanx.pipeline.owner.engine import PipelineEngine
 from phalanx.pipeline.owner.guarantees import GUARANTEES, weaker
 from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
+from phalanx.pipeline.party_layout import NOT_FOR_PARTIES, PartyLayout
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.presets import PRESETS, Preset
 from phalanx.pipeline.processes.allocator import keep_freed_memory
@@ -34,6 +35,7 @@ __all__ = [
     "CHECKS",
     "GUARANTEES",
     "MAX_ATTEMPTS",
+    "NOT_FOR_PARTIES",
     "OWNER",
     "PRESETS",
     "AttackConfig",
@@ -52,6 +54,7 @@ __all__ = [
     "NoteChecks",
     "NumericClass",
     "Observe",
+    "PartyLayout",
     "PipelineConfig",
     "PipelineEngine",
     "Preset",
