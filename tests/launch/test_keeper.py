@@ -10,7 +10,7 @@ from phalanx.pipeline import WorkerConfig
 
 
 class Place:
-    """Remembers who was started, and says what it is told to say."""
+    """Remembers which workers were started, and says what it is told to say."""
 
     def __init__(self):
         self.started = []

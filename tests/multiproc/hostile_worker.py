@@ -147,7 +147,7 @@ def own_tensors(book):
 
 
 def answer(book):
-    """Answer who asks for a tensor with the one of the session before."""
+    """Answer a request for a tensor with the one of the session before."""
     past = own_tensors(book)
 
     def rewrite(letter):
@@ -161,7 +161,7 @@ def answer(book):
 
 
 def withhold(book):
-    """Send one tensor to nobody, and show the owner, who would hand it on, that of the session before."""
+    """Withhold one tensor, and show the owner, which would hand it on, that of the session before."""
     past, shown = own_tensors(book), answer(book)
     place = min(place for place in past if place[0] >= SINCE)
 

@@ -1,4 +1,4 @@
-"""Honest auditors whose word comes late, so that what a step is applied before is certain and no matter of speed."""
+"""Honest auditors with late reports, so that what a step is applied before is certain and no matter of speed."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from phalanx.testing import Actor
 def late(actor=None, *, until=UpdateReport, holds=lambda message: True):
     """What an auditor has recomputed leaves only behind the next message of a kind, by default the update's digest.
 
-    Before the decision of the step nobody sends that: with audits that must not lag the step would never end.
+    Before the decision of the step no party sends that: with audits that must not lag the step would never end.
     """
     actor, kept = actor or Actor(), []
 

@@ -20,7 +20,7 @@ TOKENS = SEQ - 2
 
 
 def texts_of(step, rows=1):
-    """Four microbatches of texts whose first token gives their class away."""
+    """Four microbatches of texts with a first token that gives their class away."""
     generator = torch.Generator().manual_seed(step)
     found = []
     for _ in range(4):

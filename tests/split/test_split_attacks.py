@@ -82,7 +82,7 @@ def test_a_changed_label_teaches_a_plaintext_split_what_the_host_wants(source):
 
 
 class Onslaught:
-    """Lets a frame through only after every spoilt one; who takes a spoilt one never sees the end of them."""
+    """Lets a frame through only after every spoilt one; a side that takes a spoilt one never sees the end of them."""
 
     def __init__(self, spoil):
         self.spoil, self.spoilt, self.passed = spoil, 0, 0

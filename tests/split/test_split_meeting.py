@@ -21,7 +21,7 @@ def policy(*, revoked=(), code=CODE, allow=True):
 
 
 class Pair:
-    """A door and a caller who mean the same, unless told otherwise."""
+    """Both sides of a handshake, which mean the same, unless told otherwise."""
 
     def __init__(self, *, enclave=ENCLAVE, caller=CLIENT, attester=None, rules=None, config=CONFIG):
         self.rules = rules or policy()

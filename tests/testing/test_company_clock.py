@@ -1,4 +1,4 @@
-"""A simulation's time: whoever computes, or gets no CPU, is not silent; whoever has nothing to say is, at once."""
+"""A simulation's time: a party that computes, or gets no CPU, is not silent; one with nothing to say is, at once."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Real sockets: who gets in, who does not, and what crosses."""
+"""Real sockets: which party gets in, which does not, and what crosses."""
 
 import contextlib
 import socket

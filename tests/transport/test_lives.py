@@ -41,7 +41,7 @@ def begin(parties):
 
 
 def texts(endpoint):
-    """What was said to a party and has arrived: who says something waits until it has."""
+    """What was said to a party and has arrived: a sender waits until it has."""
     found = []
     while (item := endpoint.receive(0.0)) is not None:
         assert not isinstance(item, LinkFault), item

@@ -1,4 +1,4 @@
-"""Stages move away from who is slow, when the step gets much faster by it, and stay otherwise."""
+"""Stages move away from a slow worker, when the step gets much faster by it, and stay otherwise."""
 
 import math
 from dataclasses import replace

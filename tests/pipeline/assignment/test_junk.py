@@ -1,4 +1,4 @@
-"""A worker with an ordinary certificate sends junk without end: it is given up, and nobody else pays for it."""
+"""A worker with an ordinary certificate sends junk without end: it is given up, and no other party pays for it."""
 
 import pytest
 

@@ -72,7 +72,7 @@ def test_a_worker_that_leaves_loses_no_step(make_company, honest_digest, mode):
     assert [body["party"] for body in company.bodies("left")] == ["worker-2"]
     assert "worker-2" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
     assert (company.lost, company.evicted, company.bodies("step_redone")) == ([], [], [])
-    assert [result.attempts for result in results] == [1, 1]
+    assert [result.guard.attempts for result in results] == [1, 1]
     assert company.weights_digest() == honest_digest(tiny_run(5), steps + 2)
 
 
@@ -93,7 +93,7 @@ def test_all_workers_leave_and_others_come(make_company, honest_digest):
 
 
 def false_states_to(victims):
-    """What somebody sends who gives a stage's state, but another one, to newcomers."""
+    """Rewrite a stage's state that a party sends to newcomers into another one."""
 
     def rewrite(letter, bulk):
         if bulk.purpose != "state" or letter.receiver not in victims:

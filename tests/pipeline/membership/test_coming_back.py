@@ -20,7 +20,7 @@ def sometimes_back(stages=4, returns=3):
 
 @pytest.fixture
 def company_of(tmp_path_factory, model_cache):
-    """Make a company whose actors are given by name, lives included."""
+    """Make a company with actors that are given by name, incarnations included."""
     made = []
 
     def make(run, actors=None):

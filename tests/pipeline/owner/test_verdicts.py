@@ -1,4 +1,4 @@
-"""Nobody is evicted on evidence that does not hold; the owner is never named; each answers for its own signature."""
+"""No party is evicted on evidence that does not hold, never the owner; each answers for its own signature."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_the_owner_is_never_a_verdicts_party(make_company, honest_digest, offenc
 
 
 def drifting(by):
-    """A stage whose weights go another way at each update, under the label of another numeric class."""
+    """A stage with weights that go another way at each update, under the label of another numeric class."""
 
     def wrap(copy, held):
         if held:

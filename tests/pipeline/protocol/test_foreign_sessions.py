@@ -25,7 +25,7 @@ EVERYTHING = GuardConfig(audit_rate=1.0, **NO_COIN)
 
 
 def kept(signed):
-    """What a header says that somebody keeps, by the place that it is about."""
+    """Headers that a party keeps, by the place that they are about."""
     body = json.loads(signed.header)["body"]
     return tuple(body[name] for name in ("step", "direction", "microbatch", "source"))
 

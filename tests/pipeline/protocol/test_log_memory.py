@@ -1,4 +1,4 @@
-"""What workers remember of their owner's audit log: it is missed when it is gone, and a lie about it stops nobody."""
+"""What workers remember of the audit log: it is missed when it is gone, and a lie about it stops no run."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""How long nothing may happen before somebody is asked."""
+"""How long nothing may happen before parties are asked for their progress."""
 
 import pytest
 

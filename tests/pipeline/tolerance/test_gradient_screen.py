@@ -161,7 +161,7 @@ def test_a_forged_doubt_accuses_nobody_and_costs_its_author_a_recomputation(make
     }
     # once a step, however often it is said
     assert said == {(step, 1) for step in range(4)}
-    assert sum(result.num_audits for result in results) >= 4 * (1 + run.train.microbatches)
+    assert sum(result.guard.num_audits for result in results) >= 4 * (1 + run.train.microbatches)
     assert company.weights_digest() == honest_digest(run, 4)
 
 
@@ -180,7 +180,7 @@ def test_who_doubts_and_does_not_recompute_is_replaced_and_not_accused(make_comp
 
 MANY = 28
 DRAWN = 4
-"""Audits of a step in which nobody doubts: two stages, every other one of four microbatches."""
+"""Audits of a step without a doubt: two stages, every other one of four microbatches."""
 
 
 @given(st.lists(st.booleans(), max_size=400))
@@ -222,13 +222,13 @@ def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_compan
     assert 1 <= len(told) <= 1 + len([step for step in followed if step > told[0]["step"]])
     assert (company.verdicts, company.lost) == ([], [])
     recomputed = {body["step"] for body in company.bodies("gradient_doubted")}
-    assert {result.num_audits for result in results if result.step not in recomputed} == {DRAWN}
+    assert {result.guard.num_audits for result in results if result.step not in recomputed} == {DRAWN}
     assert company.weights_digest() == honest_digest(run, MANY)
 
 
 @pytest.fixture
 def everybody_doubts(monkeypatch):
-    """Shadows of a model whose honest sums all look odd."""
+    """Shadows of a model with honest sums that all look odd."""
     monkeypatch.setattr("phalanx.pipeline.worker.shadow.doubt_about", lambda *found: "direction")
 
 

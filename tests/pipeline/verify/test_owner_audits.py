@@ -1,4 +1,4 @@
-"""A stage and its shadow that lie together meet the one auditor whom they cannot have on their side."""
+"""A stage and its shadow that lie together meet the one auditor that they cannot have on their side."""
 
 import pytest
 from leagues import league_of_gradients, league_of_messages

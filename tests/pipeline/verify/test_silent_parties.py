@@ -1,4 +1,4 @@
-"""What is withheld is handed on by the owner; who stays silent is replaced and not blamed."""
+"""What is withheld is handed on by the owner; a party that stays silent is replaced and not convicted."""
 
 import pytest
 

@@ -68,7 +68,7 @@ TO_A_WORKER = {
 
 
 def faults_of(company, party):
-    """What a party complained about, as (about whom, error)."""
+    """What a party complained about, as (party, error)."""
     return [(body["about"], body["error"]) for body in company.bodies("fault") if body["party"] == party]
 
 

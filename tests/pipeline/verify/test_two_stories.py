@@ -1,4 +1,4 @@
-"""A party that tells two stories, or shows what nobody signed, is named from signatures alone."""
+"""A party that equivocates, or shows what no party signed, is named from signatures alone."""
 
 import dataclasses
 import json

@@ -54,7 +54,7 @@ def doubled(payload):
 
 
 def ends_undisturbed(company, honest_digest, num_steps):
-    """The company has lost who held a stage, falls back to its checkpoint and still ends with the right bits."""
+    """The company has lost the holder of a stage, falls back to its checkpoint and still ends with the right bits."""
     with pytest.raises(NoHolderError, match="no optimizer state to take over with"):
         company.run(num_steps)
     step = company.fall_back()

@@ -32,7 +32,7 @@ class PlainDesk:
 
 
 def guesses(stage, seen):
-    """Tokens whose first activations, which follow from public weights, are nearest to what a worker saw."""
+    """Tokens with first activations, which follow from public weights, nearest to what a worker saw."""
     ids = torch.arange(VOCAB).unsqueeze(1).expand(-1, seen.shape[1])
     trunk = stage.trunk
     with torch.no_grad():

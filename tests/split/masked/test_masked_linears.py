@@ -130,7 +130,7 @@ def test_training_masked_gives_nearly_the_losses_of_training_plain(cache):
 
 
 def a_task(sequences, seed):
-    """The next token is the next number, but for one in four, which nobody can know."""
+    """The next token is the next number, but for one in four, which is random."""
     generator = torch.Generator().manual_seed(seed)
     counted = (torch.arange(sequences).unsqueeze(1) + torch.arange(SEQ)) % VOCAB
     noise = torch.randint(0, VOCAB, counted.shape, generator=generator)
