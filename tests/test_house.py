@@ -249,3 +249,21 @@ def test_a_folder_without_riddles_leaves_the_list(folder: str, sources: dict[str
 )
 def test_the_scan_of_docstrings_finds_riddles(source: str, count: int) -> None:
     assert len(riddles(source)) == count
+
+
+def states_shapes(path: Path) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return any(isinstance(node, ast.ImportFrom) and node.module == "jaxtyping" for node in ast.walk(tree))
+
+
+def test_shapes_in_signatures_are_checked_in_every_test() -> None:
+    stated = {path.relative_to(SOURCE).parts[0] for path in FILES if states_shapes(path)}
+    conftest = ast.parse((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    (checked,) = (
+        ast.literal_eval(node.value)
+        for node in conftest.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STATE_SHAPES"
+    )
+
+    assert stated, "no signature states a shape"
+    assert {f"phalanx.{package}" for package in stated} == set(checked)
