@@ -13,7 +13,7 @@ from phalanx.pipeline import LocalWorkers
 from phalanx.train.config import RunConfig
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.sessions.cluster import OpenWorkers
-from phalanx.train.sessions.context import Beginning
+from phalanx.train.sessions.context import StartingPoint
 from phalanx.train.sessions.continue_from import open_origin
 from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
@@ -75,7 +75,7 @@ def train(
         origin = None if from_run is None else open_origin(run, Path(from_run))
         home = RunDirectory(_directory(run, run_dir), run, resume=resume)
         factory = _factory_of(run, open_workers or LocalWorkers, ranks)
-        return Session(run, home, console or Console(), factory, Beginning(from_step, origin)).run(resume=resume)
+        return Session(run, home, console or Console(), factory, StartingPoint(from_step, origin)).run(resume=resume)
 
 
 def plays_rank(run: RunConfig) -> bool:

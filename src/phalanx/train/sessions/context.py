@@ -24,7 +24,7 @@ from phalanx.train.sessions.continue_from import adopted_state
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartingPoint:
     """Where a session begins, if not at its run's newest checkpoint.
 
     Attributes:
@@ -57,7 +57,7 @@ class SessionContext:
     console: Console
     log: AuditLog
     history: RunHistory
-    beginning: Beginning
+    beginning: StartingPoint
     resume: bool
     figures: Figures
     totals: RunningTotals

@@ -43,7 +43,7 @@ from phalanx.train.records.summary import Figures
 from phalanx.train.saving.domain_saver import DomainSaver
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.context import SessionContext
-from phalanx.train.sessions.factory import Opening, RunMaterial
+from phalanx.train.sessions.factory import EngineStart, RunMaterial
 
 
 def recipe_of(run: RunConfig, parallel: ParallelConfig) -> RankRecipe:
@@ -166,7 +166,7 @@ class DomainSetup:
         self._context.accept_older(savepoint)
 
     @contextlib.contextmanager
-    def open(self, opening: Opening) -> Iterator["RunningDomain"]:
+    def open(self, opening: EngineStart) -> Iterator["RunningDomain"]:
         """Start the ranks, and give them the state that the run goes on from."""
         context, parallel, recorder = self._context, self._parallel, opening.recorder
         unsafe = {"unsafe_public_network": True} if parallel.unsafe_public_network else {}

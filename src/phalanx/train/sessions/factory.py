@@ -34,7 +34,7 @@ class RunMaterial:
 
 
 @dataclass(frozen=True)
-class Opening:
+class EngineStart:
     """Where and with which records an engine begins.
 
     Attributes:
@@ -95,7 +95,7 @@ class EngineSetup(Protocol):
         """Make the state that the run goes on from its newest checkpoint."""
         ...
 
-    def open(self, opening: Opening) -> AbstractContextManager[RunningEngine]:
+    def open(self, opening: EngineStart) -> AbstractContextManager[RunningEngine]:
         """Record where the session begins, and have the engine ready at that step."""
         ...
 

@@ -20,7 +20,7 @@ from phalanx.train.saving.saver import Saver
 from phalanx.train.sessions.cluster import JoinedWorkers, OpenWorkers, engaged, gathered, session_draw, session_name
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.continue_from import cut_anew
-from phalanx.train.sessions.factory import Opening, RunMaterial
+from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.hooks import StagesInTurn
 from phalanx.train.setup.guard_outlook import preset_in_words
 from phalanx.train.setup.layout import estimate_stages, make_plan
@@ -133,7 +133,7 @@ class PipelineSetup:
         discard(home.journal)
 
     @contextlib.contextmanager
-    def open(self, opening: Opening) -> Iterator["RunningPipeline"]:
+    def open(self, opening: EngineStart) -> Iterator["RunningPipeline"]:
         """Give every party its role and wait until all copies are where they should be."""
         context, source, plan = self._context, self.material.source, self._plan
         run, home, recorder = context.run, context.home, opening.recorder

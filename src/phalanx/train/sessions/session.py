@@ -20,8 +20,8 @@ from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures, summarise
 from phalanx.train.records.trust import say_trust
 from phalanx.train.saving.savepoint import Savepoint
-from phalanx.train.sessions.context import Beginning, SessionContext
-from phalanx.train.sessions.factory import EngineFactory, EngineSetup, Opening, RunMaterial, RunningEngine
+from phalanx.train.sessions.context import SessionContext, StartingPoint
+from phalanx.train.sessions.factory import EngineFactory, EngineSetup, EngineStart, RunMaterial, RunningEngine
 from phalanx.train.sessions.hooks import RunHooks
 
 
@@ -43,13 +43,13 @@ class Session:
         home: RunDirectory,
         console: Console,
         factory: EngineFactory,
-        beginning: Beginning | None = None,
+        beginning: StartingPoint | None = None,
     ) -> None:
         self._run_file = run
         self._home = home
         self._console = console
         self._factory = factory
-        self._beginning = beginning or Beginning()
+        self._beginning = beginning or StartingPoint()
         self._truth = GroundTruth(home.attack_log)
 
     def run(self, *, resume: bool) -> dict[str, Any]:
@@ -143,9 +143,9 @@ class Session:
             board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
             progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
-            self._train(context, setup, Opening(start, checkpoint, savepoint, metrics, recorder))
+            self._train(context, setup, EngineStart(start, checkpoint, savepoint, metrics, recorder))
 
-    def _train(self, context: SessionContext, setup: EngineSetup, opening: Opening) -> None:
+    def _train(self, context: SessionContext, setup: EngineSetup, opening: EngineStart) -> None:
         """Train, and go back to a checkpoint as often as a stage is left without a holder."""
         with setup.open(opening) as running:
             hooks = RunHooks(

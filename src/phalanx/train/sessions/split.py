@@ -27,7 +27,7 @@ from phalanx.train.records.record import RunRecorder
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext, check_vocabulary
-from phalanx.train.sessions.factory import Opening, RunMaterial
+from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.split_cluster import enclave_of, split_company, split_of
 
 ADAPTERS = "adapters.safetensors"
@@ -94,7 +94,7 @@ class SplitSetup:
         del savepoint
 
     @contextlib.contextmanager
-    def open(self, opening: Opening) -> Iterator["RunningSplit"]:
+    def open(self, opening: EngineStart) -> Iterator["RunningSplit"]:
         """Start the enclave, have every party meet it, and give it its sealed state."""
         context, recorder, split = self._context, opening.recorder, split_of(self._context.run)
         facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names)}
