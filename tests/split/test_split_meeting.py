@@ -6,7 +6,7 @@ from split_scene import split_config
 from phalanx.errors import ConfigError, PeerRefusedError, RefusedEvidenceError, SealError, SignatureError
 from phalanx.security.crypto import Identity
 from phalanx.security.tee import PolicyConfig, SimAttester, build_policy, make_sim_evidence
-from phalanx.split import Caller, Doorkeeper, Occasion, attested_keys
+from phalanx.split import ClientHandshake, EnclaveHandshake, HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.simulator import MemoryEpochs
 
@@ -25,12 +25,12 @@ class Pair:
 
     def __init__(self, *, enclave=ENCLAVE, caller=CLIENT, attester=None, rules=None, config=CONFIG):
         self.rules = rules or policy()
-        inside = Occasion("run", CONFIG, enclave.public, attested_keys(enclave.public), 64)
-        outside = Occasion("run", config, ENCLAVE.public, attested_keys(ENCLAVE.public), 64)
+        inside = HandshakeTerms("run", CONFIG, enclave.public, attested_keys(enclave.public), 64)
+        outside = HandshakeTerms("run", config, ENCLAVE.public, attested_keys(ENCLAVE.public), 64)
         clients = {one.name: one.public for one in (CLIENT, OTHER)}
         attester = attester or SimAttester(enclave, CODE)
-        self.door = Doorkeeper(enclave, attester, inside, MemoryEpochs(), clients)
-        self.caller = Caller(caller, outside, MemoryEpochs(), lambda: self.rules)
+        self.door = EnclaveHandshake(enclave, attester, inside, MemoryEpochs(), clients)
+        self.caller = ClientHandshake(caller, outside, MemoryEpochs(), lambda: self.rules)
 
     def appraise(self):
         return self.caller.judge(self.door.evidence(CLIENT.name, self.caller.ask()))

@@ -4,7 +4,7 @@ from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineCo
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.membership.incarnations import Incarnations
-from phalanx.pipeline.membership.join import Guests, gather
+from phalanx.pipeline.membership.join import ExpectedWorkers, gather
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.async_snapshot import Duplicate
 from phalanx.pipeline.owner.engine import PipelineEngine
@@ -19,7 +19,7 @@ from phalanx.pipeline.proof.leaves import read_leaves
 from phalanx.pipeline.proof.step_checks import CHECKS, NoteChecks, StageChecks
 from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
 from phalanx.pipeline.proof.step_record import StepRecord
-from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
+from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.float64 import WideRunner, recompute_in
@@ -45,12 +45,12 @@ __all__ = [
     "Drift",
     "DriftWatch",
     "Duplicate",
+    "ExpectedWorkers",
     "Files",
     "GuardConfig",
-    "Guests",
     "Incarnations",
     "LocalWorkers",
-    "LogWitnesses",
+    "LogHeadExchange",
     "Members",
     "NoteChecks",
     "NumericClass",

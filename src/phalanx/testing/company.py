@@ -13,9 +13,9 @@ from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
+    ExpectedWorkers,
     Files,
-    Guests,
-    LogWitnesses,
+    LogHeadExchange,
     PipelineEngine,
     StepRecord,
     StepResult,
@@ -260,13 +260,13 @@ class MemoryCompany:
             endpoint.add_peer(load_identity(home.pki / name).public)
         for name in names:
             self.join(name)
-        guests = Guests(
+        guests = ExpectedWorkers(
             {name: home.certificate(name) for name in names},
             {name: home.certificate(name) for name in run.pipeline.late_workers},
             is_alive=self.is_alive,
             last_words=lambda name: str(self.errors.get(name, "it crashed")),
             timeout_s=_JOIN_TIMEOUT_S,
-            witnesses=LogWitnesses(None if self._log is None else self._log.public_lines, home.owner.public),
+            witnesses=LogHeadExchange(None if self._log is None else self._log.public_lines, home.owner.public),
         )
         try:
             members = gather(endpoint, self.plan, guests, home.owner.authority_pem, self._observe)

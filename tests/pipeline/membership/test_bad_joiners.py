@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.errors import PeerLostError
-from phalanx.pipeline import GuardConfig, Guests, gather
+from phalanx.pipeline import ExpectedWorkers, GuardConfig, gather
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.messages import Assign, Ready
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
@@ -104,7 +104,7 @@ def hello(name, address="127.0.0.1:1"):
 def join(company, *mail, timeout_s=0.0, may_be_absent=True):
     endpoint = Doorstep(*mail)
     home = company._home
-    guests = Guests(
+    guests = ExpectedWorkers(
         {name: home.certificate(name) for name in ("worker-1", "worker-2")},
         {},
         is_alive=lambda name: True,

@@ -29,8 +29,8 @@ from phalanx.security.mask import P, ProductMessage
 from phalanx.split.masked import (
     IdlePads,
     MaskedConfig,
-    MaskedDesk,
     MaskedLinear,
+    MaskingClient,
     SimulatedWorker,
     mask_linears,
     open_desk,
@@ -352,7 +352,7 @@ def test_one_worker_cannot_be_both():
     with pytest.raises(ConfigError, match=r"^one: is both workers"):
         a_desk(SimulatedWorker("one"), second=SimulatedWorker("one"))
     with pytest.raises(ConfigError, match="second_worker is true, and no second worker is there"):
-        MaskedDesk(SimulatedWorker(), process_pads("run-1"), MaskedConfig(second_worker=True))
+        MaskingClient(SimulatedWorker(), process_pads("run-1"), MaskedConfig(second_worker=True))
 
 
 def test_idle_time_fills_the_pools_so_that_no_layer_waits(cache):

@@ -29,7 +29,7 @@ from phalanx.split.masked import (
     mask_linears,
     remote_workers,
 )
-from phalanx.split.masked.mail import Mail
+from phalanx.split.masked.mail import AnswerSorter
 from phalanx.split.masked.messages import (
     END,
     LOAD,
@@ -63,7 +63,7 @@ def in_memory(multiplier=None, limits=LIMITS, serve=True):
     identities = {name: Identity.without_certificate(name) for name in names}
     peers = {name: identity.public for name, identity in identities.items()}
     ends = {name: Endpoint(identities[name], peers, RUN, network.wire(name), limits) for name in names}
-    mail = Mail(ends["owner"])
+    mail = AnswerSorter(ends["owner"])
     service = ProductService(ends["worker"], "owner", multiplier or MaskedWorker())
     thread = threading.Thread(target=service.run, args=(60.0, lambda: RUN), daemon=True)
     if serve:

@@ -14,7 +14,7 @@ from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.processes.own_memory import own_rooms
 from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, ChallengeReply, Hello, NotLetIn, Setup
-from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
+from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import PassedOnHeader, parse_message
 from phalanx.pipeline.protocol.signed import to_signed
@@ -25,7 +25,7 @@ _SECONDS_TO_TELL = 2.0
 
 
 @dataclass(frozen=True)
-class Guests:
+class ExpectedWorkers:
     """The workers that the owner waits for, and how it finds out that one has ended.
 
     Attributes:
@@ -46,7 +46,7 @@ class Guests:
     timeout_s: float
     may_be_absent: bool = False
     lives: Incarnations | None = None
-    witnesses: LogWitnesses = field(default_factory=LogWitnesses)
+    witnesses: LogHeadExchange = field(default_factory=LogHeadExchange)
 
     @property
     def known(self) -> dict[str, str]:
@@ -55,7 +55,11 @@ class Guests:
 
 
 def gather(
-    endpoint: Endpoint, plan: StepPlan, guests: Guests, authority_pem: bytes, observe: Observe = lambda kind, body: None
+    endpoint: Endpoint,
+    plan: StepPlan,
+    guests: ExpectedWorkers,
+    authority_pem: bytes,
+    observe: Observe = lambda kind, body: None,
 ) -> Members:
     """Let the named workers in, set them up and measure their numeric classes.
 
@@ -95,7 +99,7 @@ def gather(
 class _Hall:
     """The workers that have said hello and have no role yet."""
 
-    def __init__(self, endpoint: Endpoint, plan: StepPlan, guests: Guests, observe: Observe) -> None:
+    def __init__(self, endpoint: Endpoint, plan: StepPlan, guests: ExpectedWorkers, observe: Observe) -> None:
         self.hellos: dict[str, Hello] = {}
         self.unreachable: list[LinkFault] = []
         self._endpoint = endpoint

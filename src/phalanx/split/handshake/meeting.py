@@ -39,7 +39,7 @@ ROLE = "enclave"
 
 
 @dataclass(frozen=True)
-class Occasion:
+class HandshakeTerms:
     """The facts on which both sides of a handshake must agree.
 
     Attributes:
@@ -75,7 +75,7 @@ def attested_keys(peer: Peer, certificate_pem: bytes = b"") -> bytes:
     return hashlib.sha256(in_domain("enclave-keys/1", peer.public_key + spki)).digest()
 
 
-class Doorkeeper:
+class EnclaveHandshake:
     """The enclave's side of the handshake.
 
     Args:
@@ -90,7 +90,7 @@ class Doorkeeper:
         self,
         identity: Identity,
         attester: Attester,
-        occasion: Occasion,
+        occasion: HandshakeTerms,
         epochs: EpochSource,
         clients: Mapping[str, Peer],
     ) -> None:
@@ -130,7 +130,7 @@ class Doorkeeper:
         return reply, SealedLink(channel, self._identity)
 
 
-class Caller:
+class ClientHandshake:
     """The client's side of the handshake.
 
     Args:
@@ -144,7 +144,7 @@ class Caller:
     """
 
     def __init__(
-        self, identity: Identity, occasion: Occasion, epochs: EpochSource, policy: Callable[[], Policy]
+        self, identity: Identity, occasion: HandshakeTerms, epochs: EpochSource, policy: Callable[[], Policy]
     ) -> None:
         self.result: AppraisalResult | None = None
         self._identity, self._occasion, self._epochs, self._policy = identity, occasion, epochs, policy

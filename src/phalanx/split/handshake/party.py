@@ -10,7 +10,7 @@ from phalanx.security.tee import AppraisalResult
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.connection import Connection
 from phalanx.split.channel.link import FrameLink, PlainLink
-from phalanx.split.handshake.meeting import Caller
+from phalanx.split.handshake.meeting import ClientHandshake
 
 
 class EnclavePeer:
@@ -29,7 +29,11 @@ class EnclavePeer:
     """
 
     def __init__(
-        self, identity: Identity, line: Connection, caller: Caller | None, clock: Callable[[], float] = time.monotonic
+        self,
+        identity: Identity,
+        line: Connection,
+        caller: ClientHandshake | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.line = identity.name, line
         self._identity, self._caller, self._clock = identity, caller, clock
@@ -58,7 +62,7 @@ class EnclavePeer:
 
         Raises:
             RefusedEvidenceError: Its evidence does not pass.
-            PhalanxError: As `Connection.ask` and `Caller.accept`.
+            PhalanxError: As `Connection.ask` and `ClientHandshake.accept`.
         """
         if self._caller is None:
             self.line.ask(say.Call(token_bytes=0), say.Welcome)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.split.masked.config import OWNER, MaskedConfig, MaskedWorkerConfig
 from phalanx.split.masked.idle import IdlePads, open_desk
-from phalanx.split.masked.offload_client import MaskedDesk, OffloadClient
+from phalanx.split.masked.offload_client import MaskingClient, OffloadClient
 from phalanx.split.masked.pad_sources import PadSources, ledger_pads, pad_sources, process_pads, system_pads
 from phalanx.split.masked.port import SimulatedWorker, WorkerPort
 from phalanx.split.masked.process import LocalMaskedWorkers, end_with_parent
@@ -25,9 +25,9 @@ __all__ = [
     "IdlePads",
     "LocalMaskedWorkers",
     "MaskedConfig",
-    "MaskedDesk",
     "MaskedLinear",
     "MaskedWorkerConfig",
+    "MaskingClient",
     "Multiplier",
     "OffloadClient",
     "PadSources",

@@ -9,7 +9,7 @@ from typing import Self
 from phalanx.errors import PhalanxError
 from phalanx.security.crypto import MonotonicCounter
 from phalanx.split.masked.config import MaskedConfig
-from phalanx.split.masked.offload_client import MaskedDesk
+from phalanx.split.masked.offload_client import MaskingClient
 from phalanx.split.masked.pad_sources import pad_sources
 from phalanx.split.masked.port import WorkerPort
 
@@ -28,7 +28,7 @@ class IdlePads:
         reserve: Pads to have ready for each product.
     """
 
-    def __init__(self, desk: MaskedDesk, reserve: int) -> None:
+    def __init__(self, desk: MaskingClient, reserve: int) -> None:
         self._desk, self._reserve = desk, reserve
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idle-pads", daemon=True)
@@ -78,7 +78,7 @@ def open_desk(
     worker: WorkerPort,
     second: WorkerPort | None = None,
     counter: MonotonicCounter | None = None,
-) -> Iterator[MaskedDesk]:
+) -> Iterator[MaskingClient]:
     """Give the offload client that a config asks for, with a thread that fills its pools.
 
     Args:
@@ -92,6 +92,6 @@ def open_desk(
         ConfigError: Config and workers contradict each other.
         PadError: The counter fails.
     """
-    desk = MaskedDesk(worker, pad_sources(config, run, counter), config, second)
+    desk = MaskingClient(worker, pad_sources(config, run, counter), config, second)
     with IdlePads(desk, config.reserve):
         yield desk

@@ -15,7 +15,7 @@ _LOOK_EVERY_S = 0.5
 Key = tuple[ProductMessage, int]
 
 
-class Mail:
+class AnswerSorter:
     """A thread that takes an endpoint's frames; no other thread may receive from that endpoint.
 
     Answers that were not asked for are dropped, so a worker cannot fill this side's memory.

@@ -48,7 +48,7 @@ class OffloadClient(Protocol):
         ...
 
 
-class MaskedDesk:
+class MaskingClient:
     """An offload client that masks, asks, checks and unmasks. Several threads may use it.
 
     Args:

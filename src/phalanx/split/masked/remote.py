@@ -13,7 +13,7 @@ from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import Identity
 from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.security.mask.pads import MOST_ELEMENTS
-from phalanx.split.masked.mail import Mail
+from phalanx.split.masked.mail import AnswerSorter
 from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send, write_masked
 from phalanx.split.masked.process import LocalMaskedWorkers
 from phalanx.transport import Endpoint, GrpcWire, TransportConfig
@@ -39,7 +39,7 @@ class RemoteWorker:
         self,
         name: str,
         endpoint: Endpoint,
-        mail: Mail,
+        mail: AnswerSorter,
         limits: TransportConfig,
         is_alive: Callable[[], bool] | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ def remote_workers(
             processes.start(names, wire.address, identity.name)
         for name in names:
             _let_in(name, wire, endpoint, processes)
-        mail = Mail(endpoint)
+        mail = AnswerSorter(endpoint)
         stack.callback(mail.close)
         yield {name: RemoteWorker(name, endpoint, mail, transport, _watch(name, processes)) for name in names}
         # a worker that is gone by now need not be told
