@@ -31,7 +31,7 @@ from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric
 from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
 from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.kept_states import fetch_kept
-from phalanx.pipeline.worker.process import Worker, born_file, die_with_parent, run_worker
+from phalanx.pipeline.worker.process import Worker, die_with_parent, requested_file, run_worker
 
 __all__ = [
     "CHECKS",
@@ -75,7 +75,6 @@ __all__ = [
     "WorkerConfig",
     "WrapCopy",
     "band",
-    "born_file",
     "check_step",
     "die_with_parent",
     "explain_evidence",
@@ -86,6 +85,7 @@ __all__ = [
     "local_numeric_class",
     "read_leaves",
     "recompute_in",
+    "requested_file",
     "run_battery",
     "run_worker",
     "settle_numerics",

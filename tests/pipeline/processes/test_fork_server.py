@@ -13,12 +13,12 @@ from phalanx.pipeline.processes.fork_server_client import ForkServer
 FORKED_WORKER = """
 import os, sys, threading, time
 from pathlib import Path
-from phalanx.pipeline.worker.process import born_file, die_with_parent
+from phalanx.pipeline.worker.process import requested_file, die_with_parent
 
 die_with_parent()
 if os.environ.get("WITH_A_THREAD") and sys.argv[1] == "-":
     threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
-file = born_file(Path(sys.argv[1]))
+file = requested_file(Path(sys.argv[1]))
 if file is not None:
     print("says", file.read_text(), "in", os.getpgid(0) == os.getpid(), flush=True)
     if file.read_text() == "stay":

@@ -261,8 +261,8 @@ def test_a_log_that_is_whole_is_gone_on_with(sessions, keys):
 
 
 def forging(change):
-    def rewrite(letter, hello):
-        return [letter.saying({"log_head": change(hello.log_head)})]
+    def rewrite(outgoing, hello):
+        return [outgoing.with_fields({"log_head": change(hello.log_head)})]
 
     return Actor(rewrite=only(Hello, rewrite))
 

@@ -260,7 +260,7 @@ def test_two_worker_processes_serve_a_training_step_and_end_in_good_order(cache,
 
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
     assert alive == [True, True]
-    assert [started.last_words(name) for name in workers] == ["(no output)", "(no output)"]
+    assert [started.last_output(name) for name in workers] == ["(no output)", "(no output)"]
     assert not any(started.is_alive(name) for name in workers)
 
 

@@ -45,14 +45,14 @@ class Members:
     """Steps over which every worker's pace is measured, for stages to move away from slow ones; 0: they stay."""
     unreachable: Sequence[LinkFault] = ()
     """Links that failed before the engine could hear of it."""
-    lives: Incarnations | None = None
+    incarnations: Incarnations | None = None
     """The incarnations so far, where they were counted; told of later ones from now on."""
     witnesses: LogHeadExchange = field(default_factory=LogHeadExchange)
     """Tells what is remembered of the owner's audit log, and heeds it."""
     look_after: Callable[[], None] = lambda: None
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 
-    def know_life(self, name: str) -> None:
+    def add_incarnation(self, name: str) -> None:
         """Note that a known party has begun another incarnation, under the same certificate."""
         self.certificates = {**self.certificates, name: self.certificates[certified_name(name)]}
 

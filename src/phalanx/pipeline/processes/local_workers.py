@@ -92,7 +92,7 @@ class LocalWorkers:
             process.kill()
             process.wait(_SECONDS_TO_END)
 
-    def last_words(self, name: str) -> str:
+    def last_output(self, name: str) -> str:
         """The last line of a worker's log, for an error message."""
         path = self._directory / f"{name}.log"
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []

@@ -322,7 +322,7 @@ def _leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
-def born_file(file: Path) -> Path | None:
+def requested_file(file: Path) -> Path | None:
     """Return the worker file of this process: the given one, or in a process of the fork server the requested one.
 
     Returns:

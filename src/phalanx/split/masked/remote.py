@@ -141,7 +141,7 @@ def _let_in(name: str, wire: GrpcWire, endpoint: Endpoint, processes: LocalMaske
     deadline = time.monotonic() + _JOIN_TIMEOUT_S
     while (joined := wire.wait_joined(name, _LOOK_EVERY_S)) is None:
         if processes is not None and not processes.is_alive(name):
-            raise PeerLostError(f"{name}: ended before it joined: {processes.last_words(name)}")
+            raise PeerLostError(f"{name}: ended before it joined: {processes.last_output(name)}")
         if time.monotonic() > deadline:
             raise PeerLostError(f"{name}: did not join within {_JOIN_TIMEOUT_S:g} s; start it with its worker file")
     endpoint.add_peer(joined.peer, joined.address)

@@ -108,8 +108,8 @@ def gathered(
         stack.callback(wire.close)
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
         # a second process of a certificate waits, before the engine is there as later on, until the first is given up
-        lives = Incarnations(endpoint, (), run.pipeline.returns)
-        wire.name_of = lives.name_of
+        incarnations = Incarnations(endpoint, (), run.pipeline.returns)
+        wire.name_of = incarnations.name_of
         workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
             home.announce(wire.address)
@@ -123,11 +123,11 @@ def gathered(
             {name: home.certificate(name) for name in names},
             {name: home.certificate(name) for name in late},
             is_alive=workers.is_alive,
-            last_words=workers.last_words,
+            last_output=workers.last_output,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
             # a process of this machine that does not come is our own failure
             may_be_absent=bool(run.pipeline.remote_workers),
-            lives=lives,
+            incarnations=incarnations,
             witnesses=witnesses,
         )
         try:
