@@ -111,8 +111,8 @@ def test_a_masked_classification_gives_the_worker_no_head(source, tmp_path):
     masked = []
 
     def prepare(back):
-        desk = MaskingClient(SimulatedWorker(), process_pads("test"), MaskedConfig(rows=SEQ))
-        masked.extend(mask_linears(back, desk))
+        offload = MaskingClient(SimulatedWorker(), process_pads("test"), MaskedConfig(rows=SEQ))
+        masked.extend(mask_linears(back, offload))
 
     house.prepare = prepare
     plain = simulated(source)

@@ -28,7 +28,7 @@ class AnswerSorter:
         self._faults: dict[str, TransportError | VerificationError] = {}
         self._changed = threading.Condition()
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="masked-mail", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="masked-answers", daemon=True)
         self._thread.start()
 
     def expect(self, worker: str, requests: Sequence[MaskedMessage]) -> None:
