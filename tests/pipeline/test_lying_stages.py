@@ -38,7 +38,7 @@ def test_a_liar_at_any_stage_is_named_and_evicted_and_no_bit_is_lost(make_compan
     assert (verdict.party, verdict.stage, verdict.step) == (f"worker-{stage}", stage, 1)
     assert (verdict.offence, verdict.direction) == ("message", DIRECTION[kind])
     assert company.evicted == [f"worker-{stage}"]
-    assert [result.attempts for result in results] == [1, 2, 1]
+    assert [result.guard.attempts for result in results] == [1, 2, 1]
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
@@ -93,7 +93,7 @@ def test_a_liar_who_lies_in_some_steps_is_caught_in_the_first_of_them(make_compa
     results = company.run(5)
 
     first = next(result.step for result in results if result.verdicts)
-    assert [result.attempts for result in results] == [2 if step == first else 1 for step in range(5)]
+    assert [result.guard.attempts for result in results] == [2 if step == first else 1 for step in range(5)]
     assert company.evicted == ["worker-1"]
     assert company.weights_digest() == honest_digest(tiny_run(), 5)
 
@@ -124,7 +124,7 @@ def test_two_liars_are_found_one_after_the_other_in_the_same_step(make_company, 
     results = company.run(STEPS)
 
     assert sorted(company.evicted) == ["worker-1", "worker-3"]
-    assert [result.attempts for result in results] == [1, 3, 1]
+    assert [result.guard.attempts for result in results] == [1, 3, 1]
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 

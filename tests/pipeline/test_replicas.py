@@ -27,7 +27,7 @@ def test_two_copies_that_share_the_work_end_with_the_bits_of_one_that_does_it_al
 
     assert company.weights_digest() == honest_digest(run, STEPS)
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
-    assert [result.attempts for result in results] == [1] * STEPS
+    assert [result.guard.attempts for result in results] == [1] * STEPS
 
 
 def test_each_copy_serves_its_lane_and_commits_to_it(make_company, shared_run):
@@ -69,14 +69,14 @@ def test_every_audit_passes_where_nobody_lies(make_company, shared_run, honest_d
 
     assert company.verdicts == []
     # three stages of four microbatches, by the other copy and by the owner
-    assert [result.num_audits for result in results] == [2 * 12] * STEPS
+    assert [result.guard.num_audits for result in results] == [2 * 12] * STEPS
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
 def test_each_lane_is_audited_in_each_step(make_company, shared_run):
     company = make_company(shared_run(audit_rate=0.01))
 
-    assert [result.num_audits for result in company.run(2)] == [4, 4]
+    assert [result.guard.num_audits for result in company.run(2)] == [4, 4]
 
 
 def test_a_worker_that_finds_the_owners_lane_odd_stops_nobody(make_company, shared_run, honest_digest):

@@ -73,7 +73,7 @@ def test_letters_can_be_delayed_and_the_step_still_ends(tmp_path, cache):
     with MemoryCompany(tiny_run(4), tmp_path, {"worker-1": actor}, cache=cache) as company:
         results = company.run(2)
 
-    assert [result.attempts for result in results] == [1, 1]
+    assert [result.guard.attempts for result in results] == [1, 1]
 
 
 def test_a_rewrite_of_one_kind_sees_no_other(tmp_path, cache):
@@ -103,7 +103,7 @@ def test_a_crash_can_be_in_a_backward_pass(tmp_path, cache):
     with MemoryCompany(tiny_run(3), tmp_path, {"worker-1": Actor(crash_at(1, 2, "backward"))}, cache=cache) as company:
         results = company.run(2)
 
-    assert [result.attempts for result in results] == [1, 2]
+    assert [result.guard.attempts for result in results] == [1, 2]
 
 
 def test_a_wrap_is_told_which_copies_are_held_and_of_a_promotion_too(tmp_path, cache):

@@ -23,7 +23,7 @@ def worker(
     if file is None:
         return
     config = load_config(file, WorkerConfig)
-    if config.tensor_parallel == 1:
+    if config.parallel.world == 1:
         run_worker(config)
     else:
         _serve_together(config, file)

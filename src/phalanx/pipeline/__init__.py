@@ -2,7 +2,6 @@
 
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
-from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.join import ExpectedWorkers, gather
 from phalanx.pipeline.membership.members import Files, Members
@@ -10,7 +9,7 @@ from phalanx.pipeline.owner.async_snapshot import Duplicate
 from phalanx.pipeline.owner.engine import PipelineEngine
 from phalanx.pipeline.owner.guarantees import GUARANTEES, weaker
 from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
-from phalanx.pipeline.owner.step_result import StepResult
+from phalanx.pipeline.party_layout import NOT_FOR_PARTIES, PartyLayout
 from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.presets import PRESETS, Preset
 from phalanx.pipeline.processes.allocator import keep_freed_memory
@@ -29,7 +28,6 @@ from phalanx.pipeline.tolerance.distance import Band, band, token_distance, toke
 from phalanx.pipeline.tolerance.drift import Drift, DriftWatch
 from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
 from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
-from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.kept_states import fetch_kept
 from phalanx.pipeline.worker.process import Worker, die_with_parent, requested_file, run_worker
 
@@ -37,6 +35,7 @@ __all__ = [
     "CHECKS",
     "GUARANTEES",
     "MAX_ATTEMPTS",
+    "NOT_FOR_PARTIES",
     "OWNER",
     "PRESETS",
     "AttackConfig",
@@ -55,6 +54,7 @@ __all__ = [
     "NoteChecks",
     "NumericClass",
     "Observe",
+    "PartyLayout",
     "PipelineConfig",
     "PipelineEngine",
     "Preset",
@@ -65,11 +65,8 @@ __all__ = [
     "StageRange",
     "StageRunner",
     "StateDigest",
-    "StepInputs",
     "StepPlan",
     "StepRecord",
-    "StepResult",
-    "Verdict",
     "WideRunner",
     "Worker",
     "WorkerConfig",

@@ -8,6 +8,7 @@ from typing import Self
 
 from phalanx.checkpoint import Shard, latest_checkpoint, open_checkpoint, save_checkpoint
 from phalanx.config import digest
+from phalanx.engine import StepResult, Verdict
 from phalanx.errors import CheckpointError, ConfigError, PhalanxError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.pipeline import (
@@ -18,8 +19,6 @@ from phalanx.pipeline import (
     LogHeadExchange,
     PipelineEngine,
     StepRecord,
-    StepResult,
-    Verdict,
     Worker,
     WorkerConfig,
     fresh_nonce,

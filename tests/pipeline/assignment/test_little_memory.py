@@ -100,7 +100,7 @@ def test_workers_on_one_machine_do_not_have_its_memory_twice(make_company, needs
     apart = {stage: with_fields(enough_for_one, f"machine-{stage}") for stage in (1, 2)}
     together = {stage: with_fields(enough_for_one, "machine") for stage in (1, 2)}
 
-    assert make_company(run, apart).run(1)[0].attempts == 1
+    assert make_company(run, apart).run(1)[0].guard.attempts == 1
     with pytest.raises(ConfigError, match="worker-1 and worker-2 together have"):
         make_company(run, together)
 

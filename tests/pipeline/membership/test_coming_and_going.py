@@ -72,7 +72,7 @@ def test_a_worker_that_leaves_loses_no_step(make_company, honest_digest, mode):
     assert [body["party"] for body in company.bodies("left")] == ["worker-2"]
     assert "worker-2" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
     assert (company.lost, company.evicted, company.bodies("step_redone")) == ([], [], [])
-    assert [result.attempts for result in results] == [1, 1]
+    assert [result.guard.attempts for result in results] == [1, 1]
     assert company.weights_digest() == honest_digest(tiny_run(5), steps + 2)
 
 

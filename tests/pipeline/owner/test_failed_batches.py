@@ -75,7 +75,7 @@ def test_a_fault_of_the_owner_itself_that_does_not_come_back_costs_one_attempt(m
 
     (result, _) = company.run(2)
 
-    assert (result.attempts, len(company.bodies("step_repeated"))) == (2, 1)
+    assert (result.guard.attempts, len(company.bodies("step_repeated"))) == (2, 1)
     assert (company.verdicts, company.lost) == ([], [])
     assert company.weights_digest() == honest_digest(run, 3)
 

@@ -23,7 +23,7 @@ def test_a_worker_that_dies_at_any_moment_is_replaced_and_no_bit_is_lost(
 
     assert company.lost == [f"worker-{stage}"]
     assert (company.verdicts, company.evicted) == ([], [])
-    assert results[step].attempts == 2
+    assert results[step].guard.attempts == 2
     assert f"worker-{stage}" not in company.engine.holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 

@@ -35,7 +35,7 @@ def test_a_copy_that_dies_at_any_moment_is_replaced_and_no_bit_is_lost(
     results = company.run(3)
 
     assert (company.lost, company.verdicts) == ([f"worker-{party}"], [])
-    assert results[step].attempts == 2
+    assert results[step].guard.attempts == 2
     assert set(company.engine.shadows.values()) == {OWNER}
     assert company.weights_digest() == honest_digest(run, 3)
 

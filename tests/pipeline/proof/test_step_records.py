@@ -67,7 +67,7 @@ def test_every_step_of_an_honest_company_is_proven_whatever_the_upkeep(make_comp
 
     assert [record.step for record in company.records] == list(range(STEPS))
     works = [judged(company, record) for record in company.records]
-    drawn = sum(result.num_audits for result in results)
+    drawn = sum(result.guard.num_audits for result in results)
     # the owner redoes a stage at once and counts its microbatches, of which the record says one word
     assert sum(work.signed for work in works) <= drawn
     assert (sum(work.signed for work in works) > 0) == company.run_config.guard.audits

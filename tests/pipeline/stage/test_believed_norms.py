@@ -96,8 +96,8 @@ def test_an_honest_run_has_few_of_these_audits(make_company, honest_digest):
     results = company.run(9)
 
     # the first step of each of the two stages in other hands, and hardly anything after it
-    assert results[0].num_audits >= 8
-    assert sum(result.num_audits for result in results[1:]) <= 16
+    assert results[0].guard.num_audits >= 8
+    assert sum(result.guard.num_audits for result in results[1:]) <= 16
     assert (company.verdicts, company.weights_digest()) == ([], honest_digest(run, 9))
 
 

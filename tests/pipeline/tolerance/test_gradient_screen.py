@@ -161,7 +161,7 @@ def test_a_forged_doubt_accuses_nobody_and_costs_its_author_a_recomputation(make
     }
     # once a step, however often it is said
     assert said == {(step, 1) for step in range(4)}
-    assert sum(result.num_audits for result in results) >= 4 * (1 + run.train.microbatches)
+    assert sum(result.guard.num_audits for result in results) >= 4 * (1 + run.train.microbatches)
     assert company.weights_digest() == honest_digest(run, 4)
 
 
@@ -222,7 +222,7 @@ def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_compan
     assert 1 <= len(told) <= 1 + len([step for step in followed if step > told[0]["step"]])
     assert (company.verdicts, company.lost) == ([], [])
     recomputed = {body["step"] for body in company.bodies("gradient_doubted")}
-    assert {result.num_audits for result in results if result.step not in recomputed} == {DRAWN}
+    assert {result.guard.num_audits for result in results if result.step not in recomputed} == {DRAWN}
     assert company.weights_digest() == honest_digest(run, MANY)
 
 

@@ -43,7 +43,7 @@ def test_honest_parties_with_another_kernel_are_audited_whole_and_not_accused(ma
     assert len(doubted) == len(set(doubted))
     assert len({step for step, _ in doubted}) <= (0 if rate == "step_audit_rate" else 1)
     closer = [4 * sum(step == each for each, _ in doubted) for step in range(3)]
-    assert [result.num_audits for result in results] == [more * 3 * 4 + again for again in closer]
+    assert [result.guard.num_audits for result in results] == [more * 3 * 4 + again for again in closer]
     company.weights_digest()
 
 

@@ -40,7 +40,7 @@ def test_rounding_within_the_tolerance_is_not_even_an_alarm(make_company, direct
     results = company.run(2)
 
     assert (company.verdicts, company.bodies("alarm")) == ([], [])
-    assert [result.attempts for result in results] == [1, 1]
+    assert [result.guard.attempts for result in results] == [1, 1]
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -129,7 +129,7 @@ def test_a_small_drift_to_one_side_is_seen_in_the_long_run(make_company):
     assert {(body["party"], body["direction"]) for body in drifts} == {("worker-1", "forward")}
     assert min(body["step"] for body in drifts) >= 20
     # looked at in full from then on: four microbatches instead of two
-    assert (results[0].num_audits, results[-1].num_audits) == (4, 6)
+    assert (results[0].guard.num_audits, results[-1].guard.num_audits) == (4, 6)
 
 
 def test_a_little_above_twice_tau_the_stage_is_named(make_company):

@@ -38,7 +38,7 @@ def test_honest_third_parties_find_nothing_and_change_nothing(make_company, hone
         # four more of each by the owner, who alone can check a norm: the first ones, and those of the last step, which
         # have fallen to a sixth by then
         audits = [27, 15, 27]
-    assert [result.num_audits for result in results] == audits
+    assert [result.guard.num_audits for result in results] == audits
     assert (company.verdicts, company.bodies("fault"), company.bodies("refused")) == ([], [], [])
     assert company.weights_digest() == honest_digest(run_of(), 3)
 

@@ -3,15 +3,14 @@
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 
+from phalanx.engine import StepInputs, StepResult, Verdict
 from phalanx.errors import FailedBatchError, PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
 from phalanx.pipeline.assignment.pace import Balance
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.membership.members import Files, Members
@@ -23,7 +22,6 @@ from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.journal_notes import JournalNotes
 from phalanx.pipeline.owner.links import OwnerLinks
 from phalanx.pipeline.owner.step_books import StepBooks
-from phalanx.pipeline.owner.step_result import StepResult
 from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
@@ -36,7 +34,6 @@ from phalanx.pipeline.protocol.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Library
 from phalanx.security.crypto import Peer
@@ -175,8 +172,7 @@ class PipelineEngine:
             error = FailedBatchError(stepping.outcome.failure(step, inputs))
             await stepping.begin_again(step)
             raise error
-        result = await stepping.apply(step, inputs, effort, self.verdicts[first_verdict:])
-        return replace(result, steps_redone=self.steps_redone - redone)
+        return await stepping.apply(step, inputs, effort, self.verdicts[first_verdict:], redone)
 
     async def _regroup(self, step: int) -> None:
         """Let workers in and out between two steps, and relieve slow or crowded ones; all states are agreed on then."""

@@ -4,11 +4,11 @@ import contextlib
 from collections import deque
 from collections.abc import Collection, Mapping
 
+from phalanx.engine import Verdict
 from phalanx.errors import PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment, roles_of, settled
 from phalanx.pipeline.assignment.pace import Balance
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees

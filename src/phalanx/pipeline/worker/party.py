@@ -6,6 +6,7 @@ urgent thing that has all it needs. Nothing ever blocks in the middle of a step.
 
 from collections.abc import Callable
 
+from phalanx.engine import StepInputs
 from phalanx.errors import FrameError, PhalanxError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
@@ -32,7 +33,6 @@ from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.worker.context import PartyContext
-from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.request_handlers import answer_ask, answer_fetch, answer_fetch_bulk
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.pipeline.worker.serving import ServedStages

@@ -123,7 +123,7 @@ class Worker:
             CutLogError: The owner's audit log lacks lines that this worker knows.
         """
         config = self._config
-        described = local_numeric_class(config.device, config.tensor_parallel)
+        described = local_numeric_class(config.device, config.parallel)
         rooms = own_rooms(self._endpoint.run, config.device, config.memory_mib)
         known = self._memory.known
         hello = Hello(epoch=0, address=address, numeric_class=described, memory=rooms, log_head=known)

@@ -16,7 +16,7 @@ from phalanx.security.crypto.counter import (
     write_number,
 )
 from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private
-from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, in_domain
+from phalanx.security.crypto.hashing import DIGEST_PATTERN, digest_hex, digest_one_by_one, in_domain
 from phalanx.security.crypto.identity import (
     SESSION_NAME,
     Identity,
@@ -46,6 +46,7 @@ __all__ = [
     "check_session_name",
     "create_authority",
     "digest_hex",
+    "digest_one_by_one",
     "in_domain",
     "incarnation_of",
     "issue",
