@@ -16,10 +16,10 @@ os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PA
 pytest_plugins = ("slow_shares", "known_skips", "pytester")
 
 STATE_SHAPES = ("phalanx.objectives",)
-"""Packages whose signatures state shapes; a test holds that there are no others."""
+"""Packages with shapes in their signatures; a test holds that there are no others."""
 
 STATE_TYPES = ("phalanx.models", "phalanx.pipeline")
-"""Packages whose plain types mypy has proved; with the slow tests they are checked at run time too (ADR 69)."""
+"""Packages with plain types alone, which mypy has proved; slow tests check them at run time too (ADR 69)."""
 
 # shapes in signatures are checked here only: a run does not pay for it
 install_import_hook(
