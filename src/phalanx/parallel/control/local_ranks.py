@@ -22,15 +22,15 @@ _LAST_LINES = 3
 class LocalRanks:
     """Child processes for ranks 1 and up; a context manager that ends them all.
 
-    When one ends before it should, or gives no sign of life any more, the others are ended a few seconds later: whoever
-    waits for it on a socket is woken by that, since gloo's waits cannot be cancelled otherwise.
+    When one ends before it should, or gives no heartbeat any more, the others are ended a few seconds later: that wakes
+    every rank that waits for it on a socket, since gloo's waits cannot be cancelled otherwise.
 
     Args:
-        directory: Gets a log of each rank, its signs of life and the file by which they find each other; made private.
+        directory: Gets a log of each rank, its heartbeats and the file by which they find each other; made private.
         command: Module and arguments of a rank.
         world: How many ranks there are, rank 0 included.
         threads: Threads of tensor kernels in each.
-        silence_s: Seconds after which one that gives no sign of life is taken for hung.
+        silence_s: Seconds after which one without a heartbeat is taken for hung.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LocalRanks:
         """Start them; their output goes to ``rank-N.log``."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory.chmod(0o700)
-        # one that an earlier session left would send ranks to addresses where nobody is
+        # one that an earlier session left would send ranks to addresses where none listens
         self._rendezvous.unlink(missing_ok=True)
         self._pulse.forget()
         for rank in range(1, self._world):
@@ -92,7 +92,7 @@ class LocalRanks:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def close(self) -> None:
-        """They have been told to end: give them a moment, then end them."""
+        """Give the ranks, which have been told to end, a moment; then kill them."""
         self._is_over.set()
         for process in self._processes.values():
             try:
@@ -153,12 +153,12 @@ class LocalRanks:
                 _end(process)
 
     def _look_for_signs(self, now: float) -> None:
-        """End ranks that hang: what waits for them learns of a process that has ended, and of nothing else."""
+        """Kill ranks that hang: those that wait for them learn of a process that has ended, and of nothing else."""
         try:
             self._pulse.beat()
             self._silence.hear(self._pulse.counts(), now)
         except OSError:
-            # the directory is gone; who has ended is still seen
+            # the directory is gone; a rank that has ended is still seen
             return
         for rank, seconds in self._silence.overdue(now).items():
             if self._processes[rank].poll() is None:

@@ -1,4 +1,4 @@
-"""Signs of life: each rank gives one a second, and a rank that has stopped giving them is taken for hung.
+"""Heartbeats: each rank gives one a second, and a rank that has stopped giving them is taken for hung.
 
 A collective that waits for a hung rank cannot be cancelled, and says nothing for as long as its timeout, which has to
 be long: a checkpoint, a first compilation or a validation may take minutes in which nothing is sent. A thread that
@@ -18,14 +18,14 @@ _SECONDS_TO_END = 2.0
 
 
 class Heartbeat(Protocol):
-    """Where signs of life are left and found."""
+    """A place where heartbeats are left and found."""
 
     def beat(self) -> None:
         """Leave one."""
         ...
 
     def counts(self) -> Mapping[int, int]:
-        """A number for each other rank that gives signs of life; it changes with each of them."""
+        """A number for each other rank that gives heartbeats; it changes with each of them."""
         ...
 
     def end(self) -> None:
@@ -46,12 +46,12 @@ class Counter(Protocol):
 
 
 class FilePulse:
-    """Times of files in a private directory, for ranks on one machine.
+    """Heartbeats as times of files in a private directory, for ranks on one machine.
 
     Args:
         directory: The same for all.
-        rank: Who this is.
-        watched: Whose signs are looked for.
+        rank: This rank.
+        watched: Ranks that are looked for.
     """
 
     def __init__(self, directory: Path, rank: int, watched: range) -> None:
@@ -83,12 +83,12 @@ class FilePulse:
 
 
 class StorePulse:
-    """Numbers in the store by which ranks on several machines have met.
+    """Heartbeats as numbers in the store by which ranks on several machines have met.
 
     Args:
-        store: A connection of its own: a wait on another's would hold up the signs of life.
-        rank: Who this is.
-        watched: Whose signs are looked for.
+        store: A connection of its own: a wait on another's would hold up the heartbeats.
+        rank: This rank.
+        watched: Ranks that are looked for.
     """
 
     def __init__(self, store: Counter, rank: int, watched: range) -> None:
@@ -111,7 +111,7 @@ class StorePulse:
 
 
 class Silence:
-    """Who has given no sign of life for too long, by the clock of whoever looks.
+    """The ranks that have given no heartbeat for too long, by the clock of the rank that looks.
 
     Args:
         limit_s: How long is too long.
@@ -133,8 +133,8 @@ class Silence:
     def overdue(self, now: float) -> dict[int, float]:
         """Ranks that are silent for too long, and for how many seconds.
 
-        Whoever did not look for a long time itself, because its process or its machine was stopped, holds that against
-        nobody: everybody's time begins anew.
+        A rank that did not look for a long time itself, because its process or its machine was stopped, holds that
+        against no other: the time of every rank begins anew.
         """
         if now - self._looked > self._limit_s / 2:
             self._heard = {rank: (count, now) for rank, (count, _) in self._heard.items()}
@@ -144,15 +144,15 @@ class Silence:
 
 
 class Heart:
-    """Gives signs of life from a thread, and looks for those of others from another one; a context manager.
+    """A pair of threads that give heartbeats and look for those of others; a context manager.
 
-    Two threads, because a store that is kept by a hung process answers nobody: whoever waits for its answer could not
-    see that it takes too long.
+    Two threads, because a store that is kept by a hung process does not answer: a thread that waits for its answer
+    could not see that it takes too long.
 
     Args:
         pulse: Where they are left and found.
         limit_s: Seconds after which a rank is taken for hung.
-        act: Told of the rank and its seconds of silence, once; None only gives signs.
+        act: Told of the rank and its seconds of silence, once; None only gives heartbeats.
     """
 
     def __init__(self, pulse: Heartbeat, limit_s: float, act: Callable[[int, float], None] | None) -> None:
@@ -166,7 +166,7 @@ class Heart:
             self._threads.append(threading.Thread(target=self._listen, name="silence", daemon=True))
 
     def __enter__(self) -> "Heart":
-        # a rank of which nobody has ever heard is not missed: the first sign is there before others can wait for it
+        # a rank that was never heard of is not missed: its first heartbeat is there before others can wait for it
         with contextlib.suppress(OSError, RuntimeError):
             self._pulse.beat()
         for thread in self._threads:

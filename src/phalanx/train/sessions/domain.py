@@ -79,7 +79,7 @@ def play_rank(run: RunConfig, models: Path) -> None:
     """
     config, place = section_of(run), find_place(os.environ)
     if place is None:
-        raise ConfigError("parallel: nobody gave this process a rank; use torchrun or `phalanx launch`")
+        raise ConfigError("parallel: this process was given no rank; use torchrun or `phalanx launch`")
     source = open_model(run.model, models, run.train.seed)
     parallel = fitted(config, place.world, source.hub_config_dict, _load(run))
     is_needed, place = place.rank < parallel.world, place.among(parallel.world)
@@ -160,7 +160,7 @@ class DomainSession(Session):
 
     @contextlib.contextmanager
     def _domain(self, source: ModelSource, parallel: ParallelConfig, place: RankEnv | None) -> Iterator[Controller]:
-        """All ranks, started here unless somebody else did."""
+        """Open all ranks, started here unless an engine started them."""
         run = self.config
         keep_freed_memory()
         if parallel.unsafe_public_network:

@@ -81,7 +81,7 @@ class Session:
             if finished is not None and history.is_told_by(finished):
                 self.console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
                 return finished
-            # they may know lines that somebody has cut off: before they have said so, nothing is written here
+            # they may know lines that were cut off: before they have said so, nothing is written here
             self.asks_workers = resume and bool(self.config.pipeline.remote_workers)
             return self._guarded(log, history)
 
@@ -154,7 +154,7 @@ class Session:
 
             @functools.cache
             def crowd() -> JoinedWorkers:
-                """Workers are started, or awaited, when somebody first needs them."""
+                """Start or await workers, when they are first needed."""
                 name, opener = self.name, self.open_workers
                 with announcing(log, self.console) as say:
                     return stack.enter_context(
