@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.errors import PeerLostError
-from phalanx.parallel.groups.heartbeat import BEAT_EVERY_S, FilePulse, Silence
+from phalanx.parallel.groups.heartbeat import BEAT_EVERY_S, FileHeartbeat, SilenceClock
 from phalanx.parallel.groups.rank_env import RankEnv
 
 _SECONDS_TO_END = 5.0
@@ -42,8 +42,8 @@ class LocalRanks:
         self._threads = threads
         self._rendezvous = (directory / "rendezvous").resolve()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._pulse = FilePulse(directory, 0, range(world))
-        self._silence = Silence(silence_s, time.monotonic())
+        self._heartbeat = FileHeartbeat(directory, 0, range(world))
+        self._silence = SilenceClock(silence_s, time.monotonic())
         self._hung: dict[int, float] = {}
         self._is_over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -59,7 +59,7 @@ class LocalRanks:
         self._directory.chmod(0o700)
         # one that an earlier session left would send ranks to addresses where none listens
         self._rendezvous.unlink(missing_ok=True)
-        self._pulse.forget()
+        self._heartbeat.forget()
         for rank in range(1, self._world):
             self._processes[rank] = self._start(rank)
         self._watcher.start()
@@ -146,7 +146,7 @@ class LocalRanks:
                 break
         if self._is_over.is_set():
             with contextlib.suppress(OSError):
-                self._pulse.end()
+                self._heartbeat.end()
         else:
             # rank 0 gives no more signs of life: it has to come to its end soon
             for process in self._processes.values():
@@ -155,8 +155,8 @@ class LocalRanks:
     def _look_for_signs(self, now: float) -> None:
         """Kill ranks that hang: those that wait for them learn of a process that has ended, and of nothing else."""
         try:
-            self._pulse.beat()
-            self._silence.hear(self._pulse.counts(), now)
+            self._heartbeat.beat()
+            self._silence.hear(self._heartbeat.counts(), now)
         except OSError:
             # the directory is gone; a rank that has ended is still seen
             return

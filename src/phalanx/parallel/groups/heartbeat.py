@@ -45,7 +45,7 @@ class Counter(Protocol):
         ...
 
 
-class FilePulse:
+class FileHeartbeat:
     """Heartbeats as times of files in a private directory, for ranks on one machine.
 
     Args:
@@ -82,7 +82,7 @@ class FilePulse:
             path.unlink(missing_ok=True)
 
 
-class StorePulse:
+class StoreHeartbeat:
     """Heartbeats as numbers in the store by which ranks on several machines have met.
 
     Args:
@@ -110,7 +110,7 @@ class StorePulse:
         self._store.set(self._own, "0")
 
 
-class Silence:
+class SilenceClock:
     """The ranks that have given no heartbeat for too long, by the clock of the rank that looks.
 
     Args:
@@ -143,32 +143,32 @@ class Silence:
         return {rank: seconds for rank, seconds in silent.items() if seconds > self._limit_s}
 
 
-class Heart:
+class HeartbeatThreads:
     """A pair of threads that give heartbeats and look for those of others; a context manager.
 
     Two threads, because a store that is kept by a hung process does not answer: a thread that waits for its answer
     could not see that it takes too long.
 
     Args:
-        pulse: Where they are left and found.
+        heartbeat: Where they are left and found.
         limit_s: Seconds after which a rank is taken for hung.
         act: Told of the rank and its seconds of silence, once; None only gives heartbeats.
     """
 
-    def __init__(self, pulse: Heartbeat, limit_s: float, act: Callable[[int, float], None] | None) -> None:
-        self._pulse = pulse
+    def __init__(self, heartbeat: Heartbeat, limit_s: float, act: Callable[[int, float], None] | None) -> None:
+        self._heartbeat = heartbeat
         self._act = act
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self._silence = Silence(limit_s, time.monotonic())
-        self._threads = [threading.Thread(target=self._beat, name="pulse", daemon=True)]
+        self._silence = SilenceClock(limit_s, time.monotonic())
+        self._threads = [threading.Thread(target=self._beat, name="heartbeat", daemon=True)]
         if act is not None:
             self._threads.append(threading.Thread(target=self._listen, name="silence", daemon=True))
 
-    def __enter__(self) -> "Heart":
+    def __enter__(self) -> "HeartbeatThreads":
         # a rank that was never heard of is not missed: its first heartbeat is there before others can wait for it
         with contextlib.suppress(OSError, RuntimeError):
-            self._pulse.beat()
+            self._heartbeat.beat()
         for thread in self._threads:
             thread.start()
         return self
@@ -181,12 +181,12 @@ class Heart:
     def _beat(self) -> None:
         try:
             while not self._is_over.wait(BEAT_EVERY_S):
-                self._pulse.beat()
+                self._heartbeat.beat()
                 if self._act is not None:
-                    counts = self._pulse.counts()
+                    counts = self._heartbeat.counts()
                     with self._lock:
                         self._silence.hear(counts, time.monotonic())
-            self._pulse.end()
+            self._heartbeat.end()
         except (OSError, RuntimeError):
             # the store or the directory is gone: others hear no more of this rank, and it of them
             return

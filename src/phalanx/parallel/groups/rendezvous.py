@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 
 from phalanx.errors import ConfigError, PeerLostError
-from phalanx.parallel.groups.heartbeat import FilePulse, Heart, Heartbeat, StorePulse
+from phalanx.parallel.groups.heartbeat import FileHeartbeat, Heartbeat, HeartbeatThreads, StoreHeartbeat
 from phalanx.parallel.groups.network import address_of, check_private, interface_of, listen_at, own_address, resolved
 from phalanx.parallel.groups.rank_env import RankEnv
 
@@ -71,7 +71,7 @@ def join(
         try:
             # the process that keeps local ranks gives the heartbeat of rank 0 as well
             if silence_s is not None and not (place.is_kept and place.is_lead):
-                stack.enter_context(_heart(place, silence_s))
+                stack.enter_context(_heartbeat_threads(place, silence_s))
             _compare(digest)
             yield
             if place.is_lead:
@@ -150,14 +150,14 @@ def _torchrun_keeps_store() -> bool:
     return is_kept
 
 
-def _heart(place: RankEnv, silence_s: float) -> Heart:
+def _heartbeat_threads(place: RankEnv, silence_s: float) -> HeartbeatThreads:
     """Heartbeats of this rank; rank 0 looks for all others', all others for those of rank 0."""
     watched = range(place.world) if place.is_lead else range(1)
-    pulse: Heartbeat
+    heartbeat: Heartbeat
     if place.rendezvous is not None:
-        pulse = FilePulse(place.rendezvous.parent, place.rank, watched)
+        heartbeat = FileHeartbeat(place.rendezvous.parent, place.rank, watched)
     else:
-        pulse = StorePulse(_tcp_store(*_master()), place.rank, watched)
+        heartbeat = StoreHeartbeat(_tcp_store(*_master()), place.rank, watched)
 
     def end(rank: int, seconds: float) -> None:
         sys.stderr.write(
@@ -167,7 +167,7 @@ def _heart(place: RankEnv, silence_s: float) -> Heart:
         sys.stderr.flush()
         os._exit(PeerLostError.exit_code)
 
-    return Heart(pulse, silence_s, None if place.is_kept else end)
+    return HeartbeatThreads(heartbeat, silence_s, None if place.is_kept else end)
 
 
 def _present(rank: int) -> str:

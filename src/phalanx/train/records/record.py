@@ -60,7 +60,7 @@ def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
 
 @contextlib.contextmanager
 def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
-    """Show what the run waits for before it has a recorder, and log it once workers have told what they know of the log.
+    """Show what the run waits for before it has a recorder; log it once workers have told what they know of the log.
 
     A log that was cut is left as it is.
     """
