@@ -146,7 +146,7 @@ def gathered(
 
 @contextlib.contextmanager
 def engaged(
-    crowd: JoinedWorkers,
+    joined: JoinedWorkers,
     run: RunConfig,
     home: RunDirectory,
     plan: StepPlan,
@@ -160,11 +160,11 @@ def engaged(
     note_step: Callable[[StepRecord], None] | None = None,
 ) -> Iterator[PipelineEngine]:
     """Make the engine that drives joined workers; no role is given yet. At the end every worker is told so."""
-    members, workers = crowd.members, crowd.workers
+    members, workers = joined.members, joined.workers
     if not run.pipeline.remote_workers:
         replacements = Replacements(
             late,
-            start=lambda name: workers.start({name: _worker_config(run, home, name, crowd.wire.address)}),
+            start=lambda name: workers.start({name: _worker_config(run, home, name, joined.wire.address)}),
             is_alive=workers.is_alive,
             has_joined=lambda name: name in members.addresses,
             observe=observe,
@@ -181,7 +181,7 @@ def engaged(
             files.note_verified = journal.verified
             files.states = StateFiles(home.journal, OWNER, journal.give_up)
             stack.callback(files.states.close)
-        engine = PipelineEngine(plan, home.owner.public, crowd.endpoint, members, files, draw)
+        engine = PipelineEngine(plan, home.owner.public, joined.endpoint, members, files, draw)
         yield engine
         engine.close("the run is complete")
 
@@ -192,8 +192,8 @@ def company(
 ) -> Iterator[PipelineEngine]:
     """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
     with (
-        gathered(run, home, plan, observe, session=session_name(home), names=run.pipeline.workers, late=()) as crowd,
-        engaged(crowd, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
+        gathered(run, home, plan, observe, session=session_name(home), names=run.pipeline.workers, late=()) as joined,
+        engaged(joined, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
     ):
         yield engine
 
