@@ -237,6 +237,17 @@ def kills(result: Result) -> Iterator[str]:
     yield line("from the death until the step was done", f"median {median(done):.2f} s, worst {max(done):.1f} s")
 
 
+def slow_line(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        turns = row["wall_over_unguarded_of_each_turn"]
+        yield line(
+            "unguarded" if row["shadow"] is None else f"`{row['shadow']}`",
+            f"{row['bytes_per_step'] / 1e6:.1f} MB",
+            f"{row['wall_s_per_step']:.1f} s",
+            f"{row['wall_over_unguarded']:.2f} ({min(turns):.2f}-{max(turns):.2f})",
+        )
+
+
 BENCHMARKS, BUSY = "docs/benchmarks.md", "-cpu-2cores-busy.json"
 TABLES = (
     Table(BENCHMARKS, f"appraisal{BUSY}", appraisal),
@@ -248,6 +259,7 @@ TABLES = (
     Table(BENCHMARKS, "pipeline-cpu-2cores-quick.json", pipeline),
     Table(BENCHMARKS, "parallel-cpu-2cores-quick.json", layouts),
     Table(BENCHMARKS, f"gradient-screen{BUSY}", screen),
+    Table(BENCHMARKS, f"slow-line{BUSY}", slow_line),
     Table(BENCHMARKS, "chaos-cpu-2cores.json", kills),
     Table(BENCHMARKS, "chaos-cpu-2cores.json", goodput),
     Table("docs/leaks.md", f"leaks-smollm2-135m-quick{BUSY}", leaks),
