@@ -47,7 +47,7 @@ class ForgetfulDisk(Disk):
 
 @dataclass
 class Counter:
-    """A hardware counter: nobody sets it back; `cut` fails the power before or after the next increment."""
+    """A hardware counter that cannot be set back; `cut` fails the power before or after the next increment."""
 
     value: int = 7
     cut: str = ""

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "phalanx"
 FILES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BESIDE = sorted(path for folder in ("benchmarks", "examples", "scripts") for path in (ROOT / folder).rglob("*.py"))
 MAX_LINES = 400
 MAX_CLI_LINES = 100
 RUN_CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -225,8 +226,9 @@ def riddles(source: str) -> list[str]:
 
 def test_docstrings_name_their_subject(sources: dict[str, str]) -> None:
     prefixes = tuple(f"src/phalanx/{folder}" for folder in RIDDLES_LEFT)
+    texts = sources | {name_of(path): path.read_text(encoding="utf-8") for path in (*TESTS, *BESIDE)}
 
-    found = {file: riddles(text) for file, text in sources.items() if not file.startswith(prefixes)}
+    found = {file: riddles(text) for file, text in texts.items() if not file.startswith(prefixes)}
 
     assert {file: words for file, words in found.items() if words} == {}
 

@@ -1,4 +1,4 @@
-"""Rows are computed from blocks whose numbers are known."""
+"""Rows are computed from blocks with known numbers."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def usage(**seconds: float) -> dict[str, dict[str, float]]:
 
 
 def arm(wall_s: float, cpu_s: float, *, rounds: int = 3, **spent: float) -> ArmMeasurement:
-    """An arm whose every step takes the same time; `spent` is its usage over all rounds of 2 steps."""
+    """An arm that takes the same time for every step; `spent` is its usage over all rounds of 2 steps."""
     before = usage(**dict.fromkeys(spent, 1.0))
     after = usage(**{name: 1.0 + seconds for name, seconds in spent.items()})
     report = Report(

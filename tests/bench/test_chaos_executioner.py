@@ -1,4 +1,4 @@
-"""Whoever is to die at a point of its work dies there, says where before it does, and never anywhere else."""
+"""A worker that is to be killed at a point of its work dies there, records where before it does, and nowhere else."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ from phalanx.lab.bench.chaos.kill_plan import POINTS, PlannedKill
 
 
 class Death:
-    """Notes that somebody died, and whether it was at work then."""
+    """Notes that the process died, and whether it was at work then."""
 
     def __init__(self, path, kill):
         self.path = path

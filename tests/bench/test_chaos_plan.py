@@ -1,4 +1,4 @@
-"""Deaths are drawn from a seed: each point as often as another, nobody twice, the same failures for every arm."""
+"""Kills are drawn from a seed: each point as often as another, no worker twice, the same failures for every arm."""
 
 import itertools
 import math

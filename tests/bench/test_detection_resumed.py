@@ -17,7 +17,7 @@ CELLS = [DetectionCell(small_run(3, guard), guard, 1) for guard in ("off", "stat
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the guards whose company was really played."""
+    """Names of the guards of the companies that were really simulated."""
     names: list[str] = []
 
     def watched(cell: DetectionCell, directory: Path, cache: Path) -> object:

@@ -1,4 +1,4 @@
-"""Honest companies whose workers really compute in different ways: nobody is accused, and that is no accident."""
+"""Honest companies with workers that really compute differently: none is accused, and that is no accident."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Settings of a numeric path belong to the process: while one party computes on its own, everybody else waits."""
+"""Settings of a numeric path belong to the process: while one party computes on its path, all others wait."""
 
 import threading
 

@@ -8,7 +8,7 @@ STATE = {"run": "demo", "config_digest": "ab" * 32, "loader": {"position": 7}}
 
 
 def make_shard(stage, step=0):
-    """A stage whose values depend on the step, so that files of two steps differ."""
+    """A stage with values that depend on the step, so that files of two steps differ."""
     generator = torch.Generator().manual_seed(1000 * step + stage)
     weight = torch.randn(8, 16, generator=generator)
     return Shard(

@@ -27,7 +27,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class RunFile(str):
-    """Stands in for a run that nobody attacks."""
+    """Stands in for a run without an attack."""
 
     attack = SimpleNamespace(kind="none")
     parallel = None

@@ -1,4 +1,4 @@
-"""``phalanx enclave enrol``: a policy that accepts this TPM in this state, and says who vouches for it."""
+"""``phalanx enclave enrol``: a policy that accepts this TPM in this state, and names the authority behind it."""
 
 import sys
 from pathlib import Path

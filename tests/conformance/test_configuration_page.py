@@ -16,7 +16,7 @@ from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import OuterConfig, ParallelConfig
 from phalanx.parallel.deepspeed import AioConfig, DeepSpeedConfig
-from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
+from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineConfig, WorkerConfig
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
@@ -52,6 +52,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "attack": AttackConfig,
     "checkpoint": CheckpointConfig,
     "worker": WorkerConfig,
+    "worker.parallel": PartyLayout,
     "masked": MaskedConfig,
     "masked worker": MaskedWorkerConfig,
 }

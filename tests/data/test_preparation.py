@@ -1,4 +1,4 @@
-"""Text becomes a corpus whose counts add up, whose splits share nothing, and whose damage is noticed."""
+"""Text becomes a corpus: its counts add up, its splits share nothing, and damage to it is noticed."""
 
 import json
 

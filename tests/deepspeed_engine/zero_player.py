@@ -98,7 +98,7 @@ def play(case: ZeroCase, rank: int, home: Path, number: int) -> dict[str, object
 
 
 def fails(member, step: int) -> str:
-    """What is said of a step of whose ranks the last one alone has a loss that is not a number."""
+    """Return the error of a step in which the last rank alone has a loss that is not a number."""
     last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
     ids, labels = batch_of(step, VOCAB)
     hook = member._engine.module.register_forward_hook(lambda *found: found[-1] * (torch.nan if last else 1.0))

@@ -152,7 +152,7 @@ def test_rank_0_is_placed_where_the_run_directory_is(tmp_path):
 
 
 class Ray:
-    """A cluster whose actors answer what they are told to; a question is its own answer."""
+    """A cluster with actors that answer what they are told to; a question is its own answer."""
 
     exceptions = SimpleNamespace(RayActorError=ZeroDivisionError)
 

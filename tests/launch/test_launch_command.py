@@ -13,7 +13,7 @@ EVERYBODY = ("owner", "alice", "bob", "alice-2", "bob-2")
 
 @pytest.fixture
 def words(tmp_path):
-    """A command line on a machine with everybody's keys."""
+    """A command line on a machine with the keys of all parties."""
     for name in EVERYBODY:
         (tmp_path / name).mkdir()
         (tmp_path / name / "signing.key").touch()

@@ -1,4 +1,4 @@
-"""Who runs where follows from whose keys are there; a launch that could not come about is refused before it starts."""
+"""The parties with keys on a machine run there; a launch that could not come about is refused before it starts."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ EVERYBODY = ("owner", "alice", "bob", "alice-2", "bob-2")
 
 @pytest.fixture
 def keys(tmp_path):
-    """A directory with keys of whoever is asked for."""
+    """A directory with the keys of the parties that are asked for."""
 
     def make(*names):
         for name in names:

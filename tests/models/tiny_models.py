@@ -128,7 +128,7 @@ def trained(stages: list[StageModule]) -> dict[str, torch.nn.Parameter]:
 
 
 def disturbed(stages: list[StageModule], size: float) -> list[StageModule]:
-    """The same stages after some training, as far as anybody can tell: numbers of this size in all that is trained."""
+    """The same stages as if after some training: numbers of this size are added to all that is trained."""
     generator = torch.Generator().manual_seed(4)
     for value in trained(stages).values():
         value.detach().normal_(0.0, size, generator=generator)

@@ -1,4 +1,4 @@
-"""Runs of one domain as real processes: a run file, its undisturbed curve, and who of its ranks is which process."""
+"""Runs of one domain as real processes: a run file, its undisturbed curve, and the process of each rank."""
 
 import time
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def launch_domain(place: Place, *options: str, run_dir: str = "run") -> Process:
 
 
 def below(pid: int) -> dict[int, str]:
-    """Everybody below a process, with their command lines."""
+    """Every process below a process, with their command lines."""
     found, waiting = {}, [pid]
     while waiting:
         children = children_of(waiting.pop())

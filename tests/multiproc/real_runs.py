@@ -173,7 +173,7 @@ def children_of(pid: int) -> dict[int, str]:
 
 
 def descendant(process: Process, *words: str) -> int:
-    """Process id of whoever below a process has all of these words in its command line."""
+    """Process id of the process below a process that has all of these words in its command line."""
     waiting = [process.popen.pid]
     while waiting:
         for pid, command in children_of(waiting.pop()).items():
@@ -184,7 +184,7 @@ def descendant(process: Process, *words: str) -> int:
 
 
 def free_port() -> int:
-    """A port that nobody uses at the moment."""
+    """A port that no process uses at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

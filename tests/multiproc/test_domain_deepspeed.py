@@ -57,7 +57,7 @@ def kernels(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, kernels):
-    """The curve of two ranks whose updates DeepSpeed's kernel makes: its roundings are not those of torch's kernel."""
+    """The curve of two ranks with DeepSpeed's optimizer kernel, which rounds differently from torch's."""
     place = make_place(tmp_path_factory.mktemp("undisturbed"))
     finish(train_domain(place, *ALONE, *HOST))
     yield losses(place)

@@ -1,4 +1,4 @@
-"""Two processes with one certificate, before the first step: one of them works, and nobody else is stopped."""
+"""Two processes with one certificate, before the first step: one of them works, and no other worker is stopped."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A stage that nobody can serve any more: the run goes back to its checkpoint by itself and ends with the same bits."""
+"""A stage that no party can serve any more: the run goes back to its checkpoint and ends with the same bits."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Machines that hang, crawl or cannot be reached any more: the run ends right, and nobody is called malicious."""
+"""Machines that hang, crawl or cannot be reached any more: the run ends right, and no party is called malicious."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def long_digest(tmp_path_factory):
 
 
 def reasons(place):
-    """Why somebody was suspected, by name."""
+    """Why parties were suspected, by name."""
     path = place.path / "run" / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
     return {e["body"]["party"]: e["body"]["reason"] for e in events if e["kind"] == "link_broken"}

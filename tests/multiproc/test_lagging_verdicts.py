@@ -1,4 +1,4 @@
-"""Real processes whose verdicts are one step behind: a liar or a SIGKILL leaves no trace in the weights."""
+"""Real processes with verdicts that are one step behind: a liar or a SIGKILL leaves no trace in the weights."""
 
 import os
 import signal

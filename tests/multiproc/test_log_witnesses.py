@@ -1,4 +1,4 @@
-"""Lines of the audit log that nobody knows any more but machines elsewhere: a resumed run is refused without them."""
+"""Lines of the audit log that only machines elsewhere know any more: a resumed run is refused without them."""
 
 import json
 import shutil

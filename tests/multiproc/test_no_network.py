@@ -1,4 +1,4 @@
-"""A run needs nobody outside: it trains and reports in a network that has a loopback and nothing else."""
+"""A run needs nothing outside: it trains and reports in a network that has a loopback and nothing else."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A party of another numeric class, or one that says so, is refused at the door or checked like everybody else."""
+"""A party of another numeric class, or one that says so, is refused at joining or checked like all others."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Workers that somebody starts elsewhere: they join with certificates, and end when their owner is gone."""
+"""Workers that are started elsewhere: they join with certificates, and end when their owner is gone."""
 
 import json
 import os
@@ -15,7 +15,7 @@ PARTIES = ("owner", "north", "south", "east", "west")
 
 @pytest.fixture
 def keys(place):
-    """Certificates for everybody, made with the command that users have."""
+    """Certificates for all parties, made with the command that users have."""
     for arguments in (["init"], *(["issue", name] for name in PARTIES)):
         process = place.start("pki", arguments[0], str(place.path / "keys"), *arguments[1:])
         assert process.wait() == 0, process.text
@@ -53,7 +53,7 @@ def bodies(place, kind):
 
 
 def movers(place):
-    """Who has got a stage that was another's before."""
+    """Parties that have got a stage that was another's before."""
     return {party for body in bodies(place, "stages_moved") for party in body["to"].values()}
 
 

@@ -1,4 +1,4 @@
-"""A classification as users start it, however it is carried and whoever is killed; masked workers in sandboxes."""
+"""A classification as users start it, on every carrier and after every kill; masked workers in sandboxes."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Split runs as users start them: the enclave is a process of its own, and anybody may be killed at any moment."""
+"""Split runs as users start them: the enclave is a process of its own, and any party may be killed at any moment."""
 
 import json
 import os
@@ -30,7 +30,7 @@ PLAINTEXT = ("split.mode='plaintext'", "split.insecure=true", "split.allow_insec
 
 @pytest.fixture
 def split(place):
-    """A place whose run file has a split in the place of a pipeline."""
+    """A place with a run file that has a split in the place of a pipeline."""
     text = TINY[: TINY.index("[pipeline]")].replace("[data]", f"{SPLIT}\n[data]")
     place.run_file.write_text(text)
     return place

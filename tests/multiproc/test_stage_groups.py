@@ -1,4 +1,4 @@
-"""A stage on two ranks of one worker: trains as on one, is audited as any other, and dies as a whole."""
+"""A stage on several ranks of one worker: trains as on one, is audited as any other, and dies as a whole."""
 
 import json
 import os
@@ -19,10 +19,10 @@ def events(place, kind):
 def company(place):
     """Starts two remote workers, of which the first has two ranks; returns the run's settings and both workers."""
 
-    def start(*settings, attack=None):
+    def start(*settings, attack=None, layout="dp = 2, zero = 2"):
         port, keys = free_port(), make_keys(place, "owner", "north", "south")
         workers = {}
-        for name, more in (("north", "tensor_parallel = 2\n"), ("south", "")):
+        for name, more in (("north", f"parallel = {{ {layout} }}\n"), ("south", "")):
             file = place.path / f"{name}.toml"
             file.write_text(f"identity = '{keys / name}'\nowner = '127.0.0.1:{port}'\n{more}")
             workers[name] = place.start_worker(file, attack if name == "north" else None)

@@ -1,4 +1,4 @@
-"""Where ranks meet: each start by a file of its own, never by a store of those who died; who is left over stands by."""
+"""Where ranks meet: each start by a file of its own, never by a store of dead ranks; a rank too many stands by."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The ports of a domain are on private addresses, or nobody listens."""
+"""The ports of a domain are on private addresses, or no rank listens."""
 
 import socket
 

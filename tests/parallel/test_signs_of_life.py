@@ -1,4 +1,4 @@
-"""Who hangs is told from who is slow, from who has ended, and from a listener that was stopped itself."""
+"""A rank that hangs is told from a slow one, from one that has ended, and from a listener that was stopped itself."""
 
 import threading
 from datetime import timedelta
@@ -17,7 +17,7 @@ def silence():
 
 
 def look(silence, counts, *times):
-    """Hear the same numbers at each of these times; who is overdue at the last of them."""
+    """Hear the same numbers at each of these times; return the ranks that are overdue at the last of them."""
     found = {}
     for now in times:
         silence.hear(counts, now)

@@ -19,7 +19,7 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_company(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[MakeCompany]:
-    """Make companies whose actors are given by stage; ends them all."""
+    """Make companies with actors that are given by stage; ends them all."""
     with ExitStack() as stack:
 
         def make(
@@ -58,7 +58,7 @@ def honest_digest(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -
 
 @pytest.fixture
 def shared_run() -> Callable[..., RunConfig]:
-    """Build a run whose middle stages have two copies each, which share the microbatches; rates are for choice."""
+    """Build a run with two copies of each middle stage, which share the microbatches; rates are for choice."""
 
     def build(stages: int = 4, *, schedule: Literal["gpipe", "1f1b"] = "1f1b", **changes: float) -> RunConfig:
         patience = {"patience_s": changes.pop("patience_s")} if "patience_s" in changes else {}

@@ -4,7 +4,7 @@ from phalanx.pipeline import StageCopy
 
 
 def eager(copy, held):
-    """The same state and optimizer, in a module whose attention is computed step by step."""
+    """The same state and optimizer, in a module with an attention that is computed step by step."""
     del held
     other = copy.plan.model_copy(update={"attention": "eager"})
     found = StageCopy.of_module(copy.plan, copy.spec, StageCopy.empty(other, copy.spec.index).module)

@@ -1,4 +1,4 @@
-"""Runs whose shadows are sent a snapshot every three steps, and what is asked about them."""
+"""Runs with shadows that are sent a snapshot every three steps, and what is asked about them."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Attackers of the red team against a whole company: the guilty one is named in its first step, nobody else ever.
+"""Attackers of the red team against a whole company: the guilty one is named in its first step, no other ever.
 
 Every attack of the table is played here, and every time the price of what was caught is checked as well.
 """
@@ -40,10 +40,12 @@ def check_the_price(company, results):
     spent = [(str(body["offence"]), body["referee"]) for body in company.bodies("verdict")]
     assert [(work["microbatches"], work["steps"]) for _, work in spent] == [REFEREE_WORK[name] for name, _ in spent]
     replaced = len(company.verdicts) + len(company.lost)
-    assert sum(result.attempts - 1 for result in results) <= replaced
+    assert sum(result.guard.attempts - 1 for result in results) <= replaced
     assert len(company.bodies("step_redone")) == replaced
     assert [result.step for result in results] == list(range(len(results)))
-    assert {(result.steps_redone, result.restarts, result.skipped) for result in results} == {(0, 0, ())}
+    assert {(result.guard.steps_redone, result.guard.restarts, result.guard.skipped) for result in results} == {
+        (0, 0, ())
+    }
 
 
 def told(tmp_path):

@@ -19,7 +19,7 @@ def test_the_papers_mode_recomputes_everything(make_company, honest_digest):
 
     (result,) = company.run(1)
 
-    assert result.num_audits == 2 * run.train.microbatches
+    assert result.guard.num_audits == 2 * run.train.microbatches
     assert company.weights_digest() == honest_digest(run, 1)
 
 
@@ -40,7 +40,7 @@ def test_statistics_condemn_a_gross_liar_without_recomputing(make_company):
     results = company.run(8)
 
     assert [(verdict.offence, verdict.party) for verdict in company.verdicts] == [("statistics", "worker-1")]
-    assert {result.num_audits for result in results} == {0}
+    assert {result.guard.num_audits for result in results} == {0}
 
 
 def test_statistics_condemn_what_is_not_finite_at_once(make_company, honest_digest):

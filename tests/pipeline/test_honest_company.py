@@ -1,4 +1,4 @@
-"""An honest run: nobody is blamed, and neither guard, layout nor schedule changes what is learnt."""
+"""An honest run: no party is blamed, and neither guard, layout nor schedule changes what is learnt."""
 
 import pytest
 import torch
@@ -92,9 +92,9 @@ def test_the_guard_changes_no_bit_and_blames_nobody(make_company, honest_digest,
     assert company.weights_digest() == honest_digest(deep_run(stages), STEPS)
     losses, _, _ = train_whole(company.run_config, company.source, STEPS)
     assert losses_of(results) == pytest.approx(losses, rel=2e-6)
-    assert [result.num_audits for result in results] == [2 * (stages - 2)] * STEPS
+    assert [result.guard.num_audits for result in results] == [2 * (stages - 2)] * STEPS
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
-    assert [result.attempts for result in results] == [1] * STEPS
+    assert [result.guard.attempts for result in results] == [1] * STEPS
 
 
 def test_without_a_guard_nothing_is_audited_or_shadowed(make_company):
@@ -102,7 +102,7 @@ def test_without_a_guard_nothing_is_audited_or_shadowed(make_company):
 
     results = company.run(2)
 
-    assert [result.num_audits for result in results] == [0, 0]
+    assert [result.guard.num_audits for result in results] == [0, 0]
     assert dict(company.engine.shadows) == {}
 
 
@@ -130,7 +130,7 @@ def test_lockstep_audits_every_microbatch(make_company):
 
     (result,) = company.run(1)
 
-    assert result.num_audits == 2 * 4
+    assert result.guard.num_audits == 2 * 4
 
 
 @pytest.mark.parametrize("shadow", ["gradient", "adapters"])
@@ -152,7 +152,7 @@ def test_an_owner_who_is_alone_needs_no_guard(make_company, stages):
 
     results = company.run(2)
 
-    assert [result.num_audits for result in results] == [0, 0]
+    assert [result.guard.num_audits for result in results] == [0, 0]
     assert dict(company.engine.shadows) == {}
     assert set(company.engine.holders.values()) == {"owner"}
 

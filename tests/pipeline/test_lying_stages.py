@@ -1,4 +1,4 @@
-"""A stage whose tensors are wrong is named and replaced, and the step is completed as if nothing had happened."""
+"""A stage that sends wrong tensors is named and replaced, and the step is completed as if nothing had happened."""
 
 import json
 
@@ -38,21 +38,21 @@ def test_a_liar_at_any_stage_is_named_and_evicted_and_no_bit_is_lost(make_compan
     assert (verdict.party, verdict.stage, verdict.step) == (f"worker-{stage}", stage, 1)
     assert (verdict.offence, verdict.direction) == ("message", DIRECTION[kind])
     assert company.evicted == [f"worker-{stage}"]
-    assert [result.attempts for result in results] == [1, 2, 1]
+    assert [result.guard.attempts for result in results] == [1, 2, 1]
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
 def test_the_shadow_of_the_liar_serves_its_stage_from_then_on(make_company):
     company = make_company(tiny_run(5), {2: attacker("forward_sign_flip", 2)})
-    heir = company.engine.shadows[2]
+    successor = company.engine.shadows[2]
 
     company.run(2)
 
-    assert company.engine.holders[2] == heir
+    assert company.engine.holders[2] == successor
     assert "worker-2" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
     assert set(company.engine.shadows) == {1, 2, 3}
     assert company.engine.takeovers == 1
-    assert company.bodies("takeover") == [{"stage": 2, "step": 1, "by": heir, "from": "worker-2"}]
+    assert company.bodies("takeover") == [{"stage": 2, "step": 1, "by": successor, "from": "worker-2"}]
 
 
 def test_in_three_stages_the_owner_is_the_shadow_and_serves_alone_afterwards(make_company, honest_digest):
@@ -93,7 +93,7 @@ def test_a_liar_who_lies_in_some_steps_is_caught_in_the_first_of_them(make_compa
     results = company.run(5)
 
     first = next(result.step for result in results if result.verdicts)
-    assert [result.attempts for result in results] == [2 if step == first else 1 for step in range(5)]
+    assert [result.guard.attempts for result in results] == [2 if step == first else 1 for step in range(5)]
     assert company.evicted == ["worker-1"]
     assert company.weights_digest() == honest_digest(tiny_run(), 5)
 
@@ -124,7 +124,7 @@ def test_two_liars_are_found_one_after_the_other_in_the_same_step(make_company, 
     results = company.run(STEPS)
 
     assert sorted(company.evicted) == ["worker-1", "worker-3"]
-    assert [result.attempts for result in results] == [1, 3, 1]
+    assert [result.guard.attempts for result in results] == [1, 3, 1]
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 

@@ -1,4 +1,4 @@
-"""Two copies of a stage share its microbatches: whoever of the two lies is named, and no bit of the result shows it."""
+"""Two copies of a stage share its microbatches: a liar among the two is named, and no bit of the result shows it."""
 
 import pytest
 

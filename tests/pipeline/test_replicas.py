@@ -27,16 +27,16 @@ def test_two_copies_that_share_the_work_end_with_the_bits_of_one_that_does_it_al
 
     assert company.weights_digest() == honest_digest(run, STEPS)
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
-    assert [result.attempts for result in results] == [1] * STEPS
+    assert [result.guard.attempts for result in results] == [1] * STEPS
 
 
 def test_each_copy_serves_its_lane_and_commits_to_it(make_company, shared_run):
     seen = []
 
-    def note(letter):
-        if isinstance(letter.message, Activation | Commit):
-            seen.append(letter.message)
-        return [letter]
+    def note(outgoing):
+        if isinstance(outgoing.message, Activation | Commit):
+            seen.append(outgoing.message)
+        return [outgoing]
 
     company = make_company(shared_run(), {1: Actor(rewrite=note)})
     assert (company.engine.holders[1], company.engine.shadows[2]) == ("worker-1", "worker-1")
@@ -69,25 +69,25 @@ def test_every_audit_passes_where_nobody_lies(make_company, shared_run, honest_d
 
     assert company.verdicts == []
     # three stages of four microbatches, by the other copy and by the owner
-    assert [result.num_audits for result in results] == [2 * 12] * STEPS
+    assert [result.guard.num_audits for result in results] == [2 * 12] * STEPS
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
 def test_each_lane_is_audited_in_each_step(make_company, shared_run):
     company = make_company(shared_run(audit_rate=0.01))
 
-    assert [result.num_audits for result in company.run(2)] == [4, 4]
+    assert [result.guard.num_audits for result in company.run(2)] == [4, 4]
 
 
 def test_a_worker_that_finds_the_owners_lane_odd_stops_nobody(make_company, shared_run, honest_digest):
     run = shared_run(3)
 
-    def complain(letter):
-        if not isinstance(letter.message, Commit):
-            return [letter]
-        place = {"epoch": letter.message.epoch, "step": letter.message.step, "direction": "forward"}
+    def complain(outgoing):
+        if not isinstance(outgoing.message, Commit):
+            return [outgoing]
+        place = {"epoch": outgoing.message.epoch, "step": outgoing.message.step, "direction": "forward"}
         hits = [ScreenHit(**place, microbatch=0, source=source, reason="odd") for source in (0, 1)]
-        return [*(type(letter)(OWNER, hit) for hit in hits), letter]
+        return [*(type(outgoing)(OWNER, hit) for hit in hits), outgoing]
 
     company = make_company(run, {1: Actor(rewrite=complain)})
 

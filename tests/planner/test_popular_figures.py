@@ -1,4 +1,4 @@
-"""Figures that everybody quotes, each from its own source: the planner must give them, on the hardware they are of."""
+"""Figures that are often quoted, each from its source: the planner must give them, on the hardware they are of."""
 
 import pytest
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.engine import StepInputs
 from phalanx.lab.reproduce.arms import ArmInputs
 from phalanx.lab.reproduce.attacker import Attacker, LieSchedule
 from phalanx.models import ModelSource, open_model
-from phalanx.pipeline import GuardConfig, StepInputs, StepPlan
+from phalanx.pipeline import GuardConfig, StepPlan
 from phalanx.testing import random_batch, tiny_run
 from phalanx.train import RunConfig, step_inputs
 from phalanx.train.setup.layout import make_plan

@@ -1,4 +1,4 @@
-"""What is told of an audit log to those who take part: enough to miss lines, too little to see a suspicion."""
+"""What workers are told of an audit log: enough to miss lines, too little to see a suspicion."""
 
 import pytest
 

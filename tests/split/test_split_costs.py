@@ -22,7 +22,7 @@ HIDDEN_STATES = torch.arange(SEQ * HIDDEN, dtype=torch.float32).reshape(1, SEQ, 
 
 
 def two_ends():
-    """A client's link, the enclave's, and who they are."""
+    """A client's link, the enclave's, and their identities."""
     client, enclave = Identity.without_certificate("client-0"), Identity.without_certificate("enclave")
     terms = Terms("run", b"\1" * 32, b"\2" * 32, client.name, enclave.name, 64)
     offer = Offer(terms, client, MemoryEpochs())

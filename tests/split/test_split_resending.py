@@ -11,7 +11,7 @@ from phalanx.split.channel.resend_window import TRIES, ReceiveWindow, SendWindow
 
 
 class Spoiling:
-    """A link whose frames arrive changed, some times; what is refused does not open, as with any link."""
+    """A link with frames that arrive changed, some times; what is refused does not open, as with any link."""
 
     def __init__(self, link, spoiled):
         self._link, self._spoiled, self.refused = link, list(spoiled), 0

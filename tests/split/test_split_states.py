@@ -1,4 +1,4 @@
-"""Sealed states: a crash at any moment costs no kept one, and nobody goes back behind the newest kept one."""
+"""Sealed states: a crash at any moment costs no kept one, and no enclave goes back behind the newest kept one."""
 
 import pytest
 import torch

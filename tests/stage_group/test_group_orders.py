@@ -5,6 +5,7 @@ import torch
 
 from phalanx.errors import ConfigError, FrameError
 from phalanx.models import LoraConfig, open_model
+from phalanx.pipeline import PartyLayout
 from phalanx.stage_group.group import check_plan
 from phalanx.stage_group.orders import GroupCommand, cargo_of, read_order
 from phalanx.testing.tiny import tiny_run
@@ -20,13 +21,17 @@ def test_what_is_no_order_is_refused(line):
 
 
 def test_an_order_comes_back_as_it_was_given():
-    tensors = (torch.zeros(2, 3), None, torch.zeros(1, dtype=torch.bfloat16))
-    order = GroupCommand(
-        deed="recompute", copy_id=4, step=7, microbatch=2, cargo=tuple(map(cargo_of, tensors)), dropped=(1, 3)
-    )
+    cargo = {"x": cargo_of(torch.zeros(2, 3)), "gradient": cargo_of(torch.zeros(1, dtype=torch.bfloat16))}
+    order = GroupCommand(deed="recompute", copy_id=4, step=7, microbatch=2, cargo=cargo, dropped=(1, 3))
 
     assert read_order(order.model_dump_json().encode()) == order
-    assert [cargo and cargo.shape for cargo in order.cargo] == [(2, 3), None, (1,)]
+    assert [one.shape for one in order.cargo.values()] == [(2, 3), (1,)]
+
+
+def test_numbers_of_an_update_arrive_with_all_their_bits():
+    order = GroupCommand(deed="update", copy_id=0, learning_rate=1 / 3, clip_coefficient=2**0.5)
+
+    assert read_order(order.model_dump_json().encode()) == order
 
 
 @pytest.fixture
@@ -35,20 +40,23 @@ def plan(tmp_path):
     return make_plan(run, open_model(run.model, tmp_path, 0))
 
 
-def test_two_ranks_share_a_plain_model(plan):
-    check_plan(plan, 2)
+def test_ranks_share_a_plain_model(plan):
+    check_plan(plan, PartyLayout(dp=2, tp=2, zero=2))
 
 
 @pytest.mark.parametrize(
-    ("ranks", "changes", "reason"),
+    ("layout", "changes", "reason"),
     [
-        (3, {}, "tp=3"),
-        (2, {"adapter": LoraConfig(rank=2)}, "adapters are not cut"),
-        (2, {"hub_config": {"attn_pdrop": 0.1}}, "attn_pdrop = 0.1"),
-        (2, {"guard": {"recovery": "skip_layer"}}, "compares bits"),
+        (PartyLayout(tp=3), {}, "tp=3"),
+        (PartyLayout(dp=4), {}, "dp=4"),
+        (PartyLayout(dp=2), {"adapter": LoraConfig(rank=2)}, "adapters are not shared"),
+        (PartyLayout(tp=2), {"hub_config": {"attn_pdrop": 0.1}}, "attn_pdrop = 0.1"),
+        (PartyLayout(dp=2), {"hub_config": {"resid_pdrop": 0.1}}, "resid_pdrop = 0.1"),
+        (PartyLayout(tp=2), {"guard": {"recovery": "skip_layer"}}, "compares bits"),
+        (PartyLayout(dp=2, zero=2), {"guard": {"shadow": "replica"}}, "2 lanes"),
     ],
 )
-def test_what_ranks_cannot_share_is_refused_with_the_reason(plan, ranks, changes, reason):
+def test_what_ranks_cannot_share_is_refused_with_the_reason(plan, layout, changes, reason):
     for key in ("hub_config", "guard"):
         if key in changes:
             old = getattr(plan, key)
@@ -56,4 +64,10 @@ def test_what_ranks_cannot_share_is_refused_with_the_reason(plan, ranks, changes
             changes = {**changes, key: new}
 
     with pytest.raises(ConfigError, match=reason):
-        check_plan(plan.model_copy(update=changes), ranks)
+        check_plan(plan.model_copy(update=changes), layout)
+
+
+def test_ranks_that_share_products_drop_the_same_hidden_numbers_as_a_whole_stage(plan):
+    dropping = plan.model_copy(update={"hub_config": {**plan.hub_config, "resid_pdrop": 0.1}})
+
+    check_plan(dropping, PartyLayout(tp=2))

@@ -1,4 +1,4 @@
-"""Run files that classify: what they may say, who gets which texts, and what is left in the records."""
+"""Run files that classify: what they may say, which client gets which texts, and what is left in the records."""
 
 import gzip
 import json
@@ -66,7 +66,7 @@ allow_insecure_sim = true
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with a made-up MedQuAD: six sites, and answers whose words give their kind away."""
+    """A folder with a made-up MedQuAD: six sites, and answers with words that give their kind away."""
     folder = tmp_path_factory.mktemp("texts")
     with gzip.open(folder / "medquad.jsonl.gz", "wt", encoding="utf-8") as file:
         for number in range(480):

@@ -1,4 +1,4 @@
-"""Whom an owner that was killed asks for what its workers have kept."""
+"""Which workers an owner that was killed asks for the states that they have kept."""
 
 import pytest
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from phalanx.data import IGNORE, Batch
+from phalanx.engine import GuardReport, StepResult
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelConfig, build_stage, open_model, partition, tie
-from phalanx.pipeline import GuardConfig, StageChecks, StepResult
+from phalanx.pipeline import GuardConfig, StageChecks
 from phalanx.train import load_run
 from phalanx.train.batches.validation import perplexity
 from phalanx.train.records.check_record import CheckRecord
@@ -27,12 +28,10 @@ def result(step, loss=2.0, audits=3, alarms=0):
         loss=loss,
         num_targets=10,
         gradient_norm=1.0,
-        attempts=1,
-        num_audits=audits,
-        num_alarms=alarms,
-        verdicts=(),
         phases={},
         bytes_by_link={},
+        batch="",
+        guard=GuardReport(num_audits=audits, num_alarms=alarms),
     )
 
 

@@ -1,4 +1,4 @@
-"""Who was convicted is read from the signed log, and from nothing else."""
+"""Convictions are read from the signed log, and from nothing else."""
 
 import pytest
 

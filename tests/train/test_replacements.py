@@ -1,4 +1,4 @@
-"""Whoever is gone is replaced, and so is a replacement that ends on its way, as long as there are names."""
+"""A worker that is gone is replaced, and so is a replacement that ends on its way, as long as there are names."""
 
 import pytest
 

@@ -195,7 +195,7 @@ def public_directory(monkeypatch):
 
 @contextlib.contextmanager
 def without_privileges():
-    """A superuser may write anywhere: this process is nobody meanwhile."""
+    """A superuser may write anywhere: this process has another user's rights meanwhile."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""A run meets batches whose loss is not a number: it goes on with the next ones, counts, and ends after many."""
+"""A run meets batches with a loss that is not a number: it goes on with the next ones, counts, and ends after many."""
 
 import contextlib
 import json

@@ -1,12 +1,16 @@
-"""A run file with a split: what it excludes, who takes part, and how clients share the text."""
+"""A run file with a split: what it excludes, which parties take part, and how clients share the text."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from phalanx.data import BatchLoader, prepare
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.objectives import OBJECTIVES
 from phalanx.train import load_run
 from phalanx.train.batches.client_loader import ClientLoader
+from phalanx.train.sessions.split_cluster import kinds_of
 from tiny_run_file import tiny_run_file
 
 SPLIT = ("split={cut=2,clients=2,allow_insecure_sim=true}", "model.adapter={rank=2}")
@@ -108,3 +112,13 @@ def test_one_client_draws_what_anybody_would_and_too_many_are_refused(corpus):
     assert alone.next().indices == plain.next().indices
     with pytest.raises(ConfigError, match="cannot be shared"):
         BatchLoader(corpus, 1, 5, (10**6, 10**6 + 1))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_says_what_crosses(make_split, objective):
+    run = make_split()
+    run = run.model_copy(update={"train": run.train.model_copy(update={"objective": objective})})
+
+    kinds = kinds_of(run, SimpleNamespace(hidden_size=32), num_classes=4)
+
+    assert (kinds.label_shape(2, 16), kinds.seq) == ((2, 16), 16)

@@ -1,4 +1,4 @@
-"""The tier "auto": the best that there is, never a simulation that nobody allowed."""
+"""The tier "auto": the best that there is, never a simulation that was not allowed."""
 
 import pytest
 

@@ -277,7 +277,7 @@ def test_a_retry_that_overtakes_its_first_try_is_delivered_once(parties):
 
 
 class RefusingWire(HeldWire):
-    """Nobody listens at the other end."""
+    """No process listens at the other end."""
 
     def deliver(self, receiver, raw, timeout_s):
         raise PeerGoneError("connection refused")

@@ -12,12 +12,13 @@ from phalanx.planner.model.optimizers import moment_names, moment_shapes
 
 if TYPE_CHECKING:
     from phalanx.optimizers.clipping import clip_coefficient, gradient_norm_squared
-    from phalanx.optimizers.stage import StageOptimizer
+    from phalanx.optimizers.stage import StageOptimizer, expect_state
 
 __all__ = [
     "OptimizerConfig",
     "StageOptimizer",
     "clip_coefficient",
+    "expect_state",
     "gradient_norm_squared",
     "learning_rate",
     "moment_names",
@@ -27,6 +28,7 @@ __all__ = [
 _LATER = {
     "StageOptimizer": "phalanx.optimizers.stage",
     "clip_coefficient": "phalanx.optimizers.clipping",
+    "expect_state": "phalanx.optimizers.stage",
     "gradient_norm_squared": "phalanx.optimizers.clipping",
 }
 

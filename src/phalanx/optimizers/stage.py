@@ -141,6 +141,15 @@ class StageOptimizer:
                 tensors[f"exp_avg_sq/{name}"] = self._exp_avg_sqs[i]
         return tensors if self._updates is None else {**tensors, UPDATES: self._updates}
 
+    def reading(self) -> Mapping[str, torch.Tensor]:
+        """As `state`, to be read tensor by tensor: one that lies elsewhere comes when it is asked for."""
+        return self.state()
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether steps can be made."""
+        return self._has_moments
+
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, torch.Tensor], num_steps: int) -> None:
         """Copy a state in.
@@ -150,17 +159,7 @@ class StageOptimizer:
                 Nothing was changed.
         """
         own = self.state()
-        if set(tensors) != set(own):
-            missing, unknown = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))
-            raise CheckpointError(
-                f"optimizer state: missing {missing[:3]}, unknown {unknown[:3]}; it is from another stage or model"
-            )
-        if num_steps < 0:
-            raise CheckpointError(f"optimizer state: {num_steps} steps, expected at least 0")
-        for name, mine in own.items():
-            found = _mismatch(tensors[name], mine)
-            if found:
-                raise CheckpointError(f"optimizer state: {name}: {found}; it is from another stage or model")
+        expect_state(tensors, own, num_steps)
         for name, mine in own.items():
             mine.copy_(tensors[name])
         self._set_num_steps(num_steps)
@@ -231,6 +230,30 @@ class StageOptimizer:
         for buffer, gradient in zip(self._scaled, gradients, strict=True):
             torch.mul(gradient, coefficient, out=buffer)
         return self._scaled
+
+
+def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], num_steps: int) -> None:
+    """Refuse a state that is not like the one of an optimizer.
+
+    Args:
+        tensors: The state.
+        own: What the optimizer has, by the same names.
+        num_steps: Steps that were made to get there.
+
+    Raises:
+        CheckpointError: Names, shapes or dtypes are not this stage's, or `num_steps` is negative.
+    """
+    if set(tensors) != set(own):
+        missing, unknown = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))
+        raise CheckpointError(
+            f"optimizer state: missing {missing[:3]}, unknown {unknown[:3]}; it is from another stage or model"
+        )
+    if num_steps < 0:
+        raise CheckpointError(f"optimizer state: {num_steps} steps, expected at least 0")
+    for name, mine in own.items():
+        found = _mismatch(tensors[name], mine)
+        if found:
+            raise CheckpointError(f"optimizer state: {name}: {found}; it is from another stage or model")
 
 
 def _mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:

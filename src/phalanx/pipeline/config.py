@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, one_of
+from phalanx.pipeline.party_layout import PartyLayout
 from phalanx.pipeline.presets import PRESETS, Preset, settled
 from phalanx.planner.schedules import verifiable_schedules
 from phalanx.transport.config import TransportConfig
@@ -334,6 +335,7 @@ class AttackConfig(StrictModel):
 
 
 _ATTACK_KEYS = {"attack", "attack_log"}
+_OLD_TP = "tensor_parallel"
 
 
 class WorkerConfig(StrictModel):
@@ -351,8 +353,8 @@ class WorkerConfig(StrictModel):
     join_timeout_s: float = Field(default=300.0, gt=0, le=86400, allow_inf_nan=False)
     """How long to look for an owner that does not listen yet, seconds."""
     threads: int = Field(default=1, ge=1)
-    tensor_parallel: int = Field(default=1, ge=1, le=1024)
-    """Processes of this machine that share every matrix product of this worker's stages; 1: this one alone."""
+    parallel: PartyLayout = PartyLayout()
+    """Processes of this machine that share this worker's stages, this one included."""
     device: str = "cpu"
     memory_mib: int | None = Field(default=None, ge=1, le=2**40)
     """Memory that this worker gives to stages; left out, most of what is available on its machine when it joins."""
@@ -373,3 +375,13 @@ class WorkerConfig(StrictModel):
                 "does: `python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml`"
             )
         return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_tensor_parallel(cls, data: object) -> object:
+        """`tensor_parallel = N` is the older way to write `parallel = { tp = N }`."""
+        if not isinstance(data, dict) or _OLD_TP not in data:
+            return data
+        if "parallel" in data:
+            raise ValueError(f"{_OLD_TP} and [parallel] both say how ranks share a stage; put tp into [parallel]")
+        return {**{key: value for key, value in data.items() if key != _OLD_TP}, "parallel": {"tp": data[_OLD_TP]}}

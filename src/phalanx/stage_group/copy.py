@@ -1,17 +1,22 @@
-"""Rank 0's copy of a stage: it has the whole state, and the group does the work."""
+"""Rank 0's copy of a stage: what the guard sees is whole, and the group does the work."""
 
 import weakref
+from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
 
-from phalanx.models import StageModule
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
-from phalanx.stage_group.orders import Deed
+from phalanx.stage_group.optimizer import GroupHistory, GroupOptimizer
+from phalanx.stage_group.orders import Deed, GroupCommand, cargo_of
 
 
 class Workers(Protocol):
     """What a copy needs of its group."""
+
+    @property
+    def shares_state(self) -> bool:
+        """Whether the ranks keep the optimizer's state together; rank 0 has it alone otherwise."""
 
     def build(self, plan: StepPlan, stage: int) -> int:
         """Have every rank make its share of a copy; returns the copy's number."""
@@ -19,30 +24,63 @@ class Workers(Protocol):
     def drop(self, copy_id: int) -> None:
         """Note that a copy is no longer used; may be called at any moment."""
 
-    def send_weights(self, copy_id: int, module: StageModule) -> None:
-        """Give every rank its slices of these parameters."""
-
-    def perform(
-        self, copy_id: int, deed: Deed, step: int, microbatch: int, *tensors: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Have a microbatch done by all ranks."""
-
-    def gradients(self, copy_id: int) -> dict[str, Tensor]:
-        """Collect whole weight gradients."""
+    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Have something done by all ranks."""
 
 
-class GroupCopy(StageCopy):
-    """Stands in for a plain copy, with its module and its optimizer.
+class GroupLink:
+    """What rank 0 has its group do with one copy.
 
-    Weights and moments are whole here, so digests, upkeep and takeover are those of any copy. Ranks get their
-    slices anew whenever a weight was written since they last worked.
+    Args:
+        plain: The copy; its parameters are those that the ranks work with.
+        group: The ranks.
     """
 
     def __init__(self, plain: StageCopy, group: Workers) -> None:
-        super().__init__(plain.plan, plain.spec, plain.module, plain.optimizer)
-        self.history = plain.history
+        self._module = plain.module
         self._group = group
-        self.runner = GroupRunner(plain, group)
+        self._id = group.build(plain.plan, plain.spec.index)
+        self._sent: tuple[int, int] | None = None
+        weakref.finalize(self, group.drop, self._id)
+
+    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Have something done with this copy."""
+        return self._group.order(command.model_copy(update={"copy_id": self._id}), given)
+
+    def refresh(self, num_steps: int) -> None:
+        """Give the ranks the parameters, if these were written since the ranks last had them.
+
+        Args:
+            num_steps: Of the optimizer.
+        """
+        if self._version(num_steps) != self._sent:
+            self.order(GroupCommand(deed="weights", copy_id=0), self._module.all_parameters())
+            self.are_fresh(num_steps)
+
+    def are_fresh(self, num_steps: int) -> None:
+        """The ranks have the parameters as they are."""
+        self._sent = self._version(num_steps)
+
+    def _version(self, num_steps: int) -> tuple[int, int]:
+        # a write in place raises a tensor's version, but that of torch's fused optimizers does not
+        return num_steps, sum(parameter._version for parameter in self._module.all_parameters().values())
+
+
+class GroupCopy(StageCopy):
+    """Stands in for a plain copy, with its module.
+
+    Weights are whole here, and what is asked of moments and of earlier states is whole, so digests, upkeep and takeover
+    are those of any copy. Ranks get their slices anew whenever a weight was written since they last worked.
+    """
+
+    def __init__(self, plain: StageCopy, group: Workers) -> None:
+        link = GroupLink(plain, group)
+        shares_state = group.shares_state and plain.optimizer.has_moments
+        optimizer = GroupOptimizer(plain, link) if shares_state else plain.optimizer
+        super().__init__(plain.plan, plain.spec, plain.module, optimizer)
+        self.history = GroupHistory(optimizer) if isinstance(optimizer, GroupOptimizer) else plain.history
+        self._group = group
+        self.runner = GroupRunner(self, link)
 
     def past(self, step: int) -> StageCopy:
         """As any copy's, computed by the group too: what it is compared with was."""
@@ -53,52 +91,39 @@ class GroupCopy(StageCopy):
 class GroupRunner(StageRunner):
     """Has the ranks of a group run microbatches through a stage."""
 
-    def __init__(self, plain: StageCopy, group: Workers) -> None:
-        self.module, self.spec = plain.module, plain.spec
-        self._group = group
-        self._optimizer = plain.optimizer
-        self._id = group.build(plain.plan, plain.spec.index)
-        self._sent: tuple[int, int] | None = None
+    def __init__(self, copy: StageCopy, link: GroupLink) -> None:
+        self.module, self.spec = copy.module, copy.spec
+        self._optimizer = copy.optimizer
+        self._link = link
         self._is_idle = True
-        weakref.finalize(self, group.drop, self._id)
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """As `StageRunner.forward`."""
-        (y,) = self._perform("forward", step, microbatch, x)
-        return _present(y)
+        return self._perform("forward", step, microbatch, x=x)["y"]
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """As `StageRunner.backward`."""
-        (x_gradient,) = self._perform("backward", step, microbatch, gradient)
-        return x_gradient
+        return self._perform("backward", step, microbatch, gradient=gradient)["x_gradient"]
 
     def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """As `StageRunner.recompute`."""
-        y, x_gradient = self._perform("recompute", step, microbatch, x, gradient)
-        return _present(y), x_gradient
+        found = self._perform("recompute", step, microbatch, x=x, gradient=gradient)
+        return found["y"], found.get("x_gradient")
 
     def gradients(self) -> dict[str, Tensor]:
         """As `StageRunner.gradients`."""
-        return self._group.gradients(self._id)
+        return self._link.order(GroupCommand(deed="gradients", copy_id=0), {})
 
     def abandon(self) -> None:
         """As `StageRunner.abandon`."""
         if not self._is_idle:
-            self._group.perform(self._id, "abandon", 0, 0)
+            self._link.order(GroupCommand(deed="abandon", copy_id=0), {})
             self._is_idle = True
 
-    def _perform(self, deed: Deed, step: int, microbatch: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        # a write in place raises a tensor's version, but that of torch's fused optimizers does not
-        writes = sum(parameter._version for parameter in self.module.all_parameters().values())
-        version = (self._optimizer.num_steps, writes)
-        if version != self._sent:
-            self._group.send_weights(self._id, self.module)
-            self._sent = version
+    def _perform(self, deed: Deed, step: int, microbatch: int, **tensors: Tensor | None) -> dict[str, Tensor]:
+        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        self._link.refresh(self._optimizer.num_steps)
         self._is_idle = False
-        return self._group.perform(self._id, deed, step, microbatch, *tensors)
-
-
-def _present(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise TypeError("a stage returned no tensor")
-    return tensor
+        cargo = {name: cargo_of(tensor) for name, tensor in given.items()}
+        order = GroupCommand(deed=deed, copy_id=0, step=step, microbatch=microbatch, cargo=cargo)
+        return self._link.order(order, given)

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
@@ -10,43 +10,48 @@ from torch import Tensor
 
 from phalanx.config import digest
 from phalanx.errors import ConfigError, PeerLostError
-from phalanx.models import StageModule
-from phalanx.parallel import LocalRanks, ParallelConfig, StepWorkload, check_layout, join
+from phalanx.parallel import LocalRanks, StepWorkload, check_layout, join
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
-from phalanx.pipeline import StageCopy, StepPlan, WorkerConfig, settle_numerics
+from phalanx.pipeline import PartyLayout, StageCopy, StepPlan, WorkerConfig, settle_numerics
 from phalanx.stage_group.copy import GroupCopy
-from phalanx.stage_group.orders import Cargo, Deed, GroupCommand, cargo_of, hand_round
-from phalanx.stage_group.rank import LINE
+from phalanx.stage_group.orders import GroupCommand
+from phalanx.stage_group.rank import LINE, domain_config
 from phalanx.stage_group.share import Share
 
 _PATIENCE_S = 5.0
 _ATTENTION_DROPOUT = ("attn_pdrop", "attention_dropout")
+_HIDDEN_DROPOUT = ("resid_pdrop", "hidden_dropout", "dropout", "activation_dropout")
+_GRADIENTS_SHARED = 2
+_COMMAND = ("phalanx", "worker")
 
 
 @contextlib.contextmanager
-def open_group(config: WorkerConfig, file: Path) -> Iterator["StageGroup"]:
+def open_group(config: WorkerConfig, file: Path, command: Sequence[str] = _COMMAND) -> Iterator["StageGroup"]:
     """Start the other ranks of a worker and meet them; all of them end with this process.
 
     Args:
-        config: The worker file's contents; `tensor_parallel` says how many ranks there are.
+        config: The worker file's contents; `parallel` says how many ranks there are.
         file: The worker file, which the others read as well.
+        command: Module and arguments of a rank, without the file; another than the default is for drills only.
 
     Raises:
         PeerLostError: A rank ended, or did not come.
     """
+    layout = config.parallel
     settle_numerics(config.threads)
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-group-")))
-        ranks = LocalRanks(directory, ("phalanx", "worker", str(file)), config.tensor_parallel, config.threads)
-        listener = stack.enter_context(Listener(str(directory / LINE), "AF_UNIX"))
+        ranks = LocalRanks(directory, (*command, str(file)), layout.world, config.threads, layout.silence_s)
+        # all ranks knock before the first is let in
+        listener = stack.enter_context(Listener(str(directory / LINE), "AF_UNIX", backlog=layout.world))
         stack.enter_context(ranks)
         ranks.start()
         place = ranks.place(0)
         device = own_device(config.device, place)
         stack.enter_context(join(place, device, digest(config), ranks.check))
         lines = [stack.enter_context(listener.accept()) for _ in range(1, place.world)]
-        yield StageGroup(lines, open_domain(ParallelConfig(tp=place.world), device), ranks)
+        yield StageGroup(lines, open_domain(domain_config(layout), device), ranks, layout)
 
 
 class StageGroup:
@@ -56,12 +61,14 @@ class StageGroup:
         lines: One to each of the other ranks.
         domain: Rank 0's place.
         ranks: The other ranks' processes.
+        layout: How they share a stage.
     """
 
-    def __init__(self, lines: Sequence[Connection], domain: Domain, ranks: LocalRanks) -> None:
+    def __init__(self, lines: Sequence[Connection], domain: Domain, ranks: LocalRanks, layout: PartyLayout) -> None:
         self._lines = lines
         self._domain = domain
         self._ranks = ranks
+        self._layout = layout
         self._shares: dict[int, Share] = {}
         self._dropped: list[int] = []
         self._num_built = 0
@@ -71,13 +78,18 @@ class StageGroup:
         del held
         return copy if isinstance(copy, GroupCopy) else GroupCopy(copy, self)
 
+    @property
+    def shares_state(self) -> bool:
+        """Whether the ranks keep the optimizer's state together."""
+        return self._layout.zero > 0
+
     def build(self, plan: StepPlan, stage: int) -> int:
         """Have every rank make its share of a copy; returns the copy's number.
 
         Raises:
             ConfigError: The ranks cannot share this model.
         """
-        check_plan(plan, self._domain.config.tp)
+        check_plan(plan, self._layout)
         copy_id, self._num_built = self._num_built, self._num_built + 1
         with self._together(
             GroupCommand(deed="build", copy_id=copy_id, stage=stage, plan=plan.model_dump(mode="json"))
@@ -89,30 +101,19 @@ class StageGroup:
         """Note that a copy is no longer used: the ranks forget it before the next deed."""
         self._dropped.append(copy_id)
 
-    def send_weights(self, copy_id: int, module: StageModule) -> None:
-        """Give every rank its slices of these parameters."""
-        with self._together(GroupCommand(deed="weights", copy_id=copy_id)):
-            self._shares[copy_id].fill(module)
+    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Have something done by all ranks.
 
-    def perform(
-        self, copy_id: int, deed: Deed, step: int, microbatch: int, *tensors: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Have a microbatch done by all ranks.
+        Args:
+            command: What.
+            given: What it is done with, by name.
 
         Raises:
             PeerLostError: A rank has ended.
+            StaleReplicaError: A state is asked for that is not kept. Nothing was changed.
         """
-        cargo: tuple[Cargo | None, ...] = tuple(cargo_of(tensor) for tensor in tensors)
-        order = GroupCommand(deed=deed, copy_id=copy_id, step=step, microbatch=microbatch, cargo=cargo)
-        with self._together(order):
-            pairs = zip(tensors, cargo, strict=True)
-            here = [hand_round(tensor, about, self._domain.device) for tensor, about in pairs]
-            return self._shares[copy_id].perform(order, here)
-
-    def gradients(self, copy_id: int) -> dict[str, Tensor]:
-        """Collect whole weight gradients, by name."""
-        with self._together(GroupCommand(deed="gradients", copy_id=copy_id)):
-            return self._shares[copy_id].gradients()
+        with self._together(command):
+            return self._shares[command.copy_id].obey(command, given)
 
     @contextlib.contextmanager
     def _together(self, order: GroupCommand) -> Iterator[None]:
@@ -131,22 +132,33 @@ class StageGroup:
             raise lost or PeerLostError(f"stage group: the ranks lost each other: {exc}") from exc
 
 
-def check_plan(plan: StepPlan, ranks: int) -> None:
-    """Refuse a run of which so many ranks cannot share a stage.
+def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
+    """Refuse a run of which the ranks of a party cannot share a stage.
 
     Raises:
         ConfigError: Says why.
     """
     batch = plan.microbatch_size * plan.microbatches
-    load = StepWorkload(batch, plan.microbatches, plan.sequence_length)
-    check_layout(ParallelConfig(tp=ranks), plan.hub_config, load)
+    load = StepWorkload(batch, plan.microbatches, plan.sequence_length, attention=plan.attention)
+    check_layout(domain_config(layout), plan.hub_config, load)
+    for reason in _reasons(plan, layout):
+        raise ConfigError(f"parallel: {layout.label}: {reason}")
+
+
+def _reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
     if plan.adapter is not None:
-        raise ConfigError(f"tensor_parallel = {ranks}: adapters are not cut yet; set it to 1 or train whole stages")
+        yield "adapters are not shared by the ranks of a party yet; set its axes to 1 or train whole stages"
     if plan.guard.recovery == "skip_layer":
-        raise ConfigError(f'tensor_parallel = {ranks}: mode "paper" compares bits of whole stages; set it to 1')
-    for name in _ATTENTION_DROPOUT:
+        yield 'guard.recovery = "skip_layer" compares bits of whole stages; set the axes to 1'
+    if layout.zero >= _GRADIENTS_SHARED and plan.lanes > 1:
+        yield (
+            f'guard.shadow = "replica" keeps the gradients of {plan.lanes} lanes apart, and ranks that share them keep '
+            "one sum; set zero to 1"
+        )
+    rows_apart = layout.copies > 1 or layout.sequence_parallel
+    for name in (*_ATTENTION_DROPOUT, *(_HIDDEN_DROPOUT if rows_apart else ())):
         if plan.hub_config.get(name):
-            raise ConfigError(
-                f"tensor_parallel = {ranks}: the model has {name} = {plan.hub_config[name]}, and ranks that have "
-                "some of the heads drop other numbers than a whole stage does; set it to 0"
+            yield (
+                f"the model has {name} = {plan.hub_config[name]}, and ranks that have some of the heads, rows or "
+                "positions drop other numbers than a whole stage does; set it to 0"
             )

@@ -10,12 +10,29 @@ from torch import distributed as dist
 from phalanx.config import StrictModel
 from phalanx.errors import FrameError
 
-Deed = Literal["build", "weights", "forward", "backward", "recompute", "gradients", "abandon"]
+Deed = Literal[
+    "build",
+    "weights",
+    "forward",
+    "backward",
+    "recompute",
+    "gradients",
+    "abandon",
+    "load",
+    "update",
+    "snapshot",
+    "restore",
+    "forget",
+    "collect",
+]
+StateSource = Literal["present", "snapshot", "past"]
+"""Which state of a stage is asked for: of now, of the last snapshot, or of before an earlier step."""
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
 
 
 class Cargo(StrictModel):
-    """A tensor that follows an order; None in its place stands for no tensor."""
+    """A tensor that follows an order."""
 
     shape: tuple[int, ...]
     dtype: Literal["float32", "bfloat16", "float16", "int64"]
@@ -29,20 +46,30 @@ class GroupCommand(StrictModel):
         copy_id: With which copy of a stage.
         step: Optimizer step, where the deed has one.
         microbatch: Index in the step, where the deed has one.
-        cargo: Tensors that rank 0 broadcasts right after.
+        cargo: Tensors that rank 0 broadcasts right after, by name.
         dropped: Copies that are no longer used.
         stage: Which stage to build.
         plan: The run's plan, for building.
+        names: Tensors of the state that are asked for.
+        source: Of which state.
+        learning_rate: Of an update.
+        clip_coefficient: Multiplies the gradients of an update.
+        is_recorded: Whether the update is kept, so that it can be undone.
     """
 
     deed: Deed
     copy_id: Annotated[int, Field(ge=0)]
     step: int = 0
     microbatch: int = 0
-    cargo: tuple[Cargo | None, ...] = ()
+    cargo: dict[str, Cargo] = Field(default_factory=dict)
     dropped: tuple[int, ...] = ()
     stage: int = 0
     plan: dict[str, Any] | None = None
+    names: tuple[str, ...] = ()
+    source: StateSource = "present"
+    learning_rate: float = 0.0
+    clip_coefficient: float = 1.0
+    is_recorded: bool = False
 
 
 def read_order(line: bytes) -> GroupCommand:
@@ -57,23 +84,19 @@ def read_order(line: bytes) -> GroupCommand:
         raise FrameError(f"stage group: rank 0 sent no order: {exc}; all ranks must run the same version") from exc
 
 
-def cargo_of(tensor: Tensor | None) -> Cargo | None:
+def cargo_of(tensor: Tensor) -> Cargo:
     """Describe a tensor that will be broadcast."""
-    if tensor is None:
-        return None
     return Cargo.model_validate({"shape": tuple(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")})
 
 
-def hand_round(tensor: Tensor | None, cargo: Cargo | None, device: torch.device) -> Tensor | None:
+def hand_round(tensor: Tensor | None, cargo: Cargo, device: torch.device) -> Tensor:
     """Give every rank rank 0's tensor; all of them call this together.
 
     Args:
-        tensor: At rank 0, where there is one.
+        tensor: At rank 0.
         cargo: What it is like.
         device: Where this rank computes.
     """
-    if cargo is None:
-        return None
     mine = torch.empty(cargo.shape, dtype=_DTYPES[cargo.dtype], device=device)
     if tensor is not None:
         mine.copy_(tensor)

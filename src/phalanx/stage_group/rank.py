@@ -1,41 +1,47 @@
 """What ranks 1 and up of a stage's group do: one deed after the other, as rank 0 says."""
 
+import contextlib
+from collections.abc import Callable
 from multiprocessing.connection import Client, Connection
 
 from phalanx.config import digest
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, StaleReplicaError
 from phalanx.parallel import ParallelConfig, RankEnv, join
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
-from phalanx.pipeline import WorkerConfig, settle_numerics
+from phalanx.pipeline import PartyLayout, WorkerConfig, settle_numerics
 from phalanx.pipeline.plan import parse_plan
-from phalanx.stage_group.orders import GroupCommand, hand_round, read_order
+from phalanx.stage_group.orders import read_order
 from phalanx.stage_group.share import Share
 
 LINE = "orders"
 """Name of the socket on which rank 0 gives orders, in the group's private directory."""
 
+WrapShare = Callable[[Share], Share]
+"""How a drill puts a lying rank's share in the place of an honest one."""
 
-def follow(config: WorkerConfig, place: RankEnv) -> None:
+
+def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = lambda share: share) -> None:
     """Be a rank of a stage's group until rank 0 has no more orders.
 
     Args:
         config: The worker file, the same as rank 0's.
         place: This process's.
+        wrap_share: Puts a lying rank's share in the place of each honest one; for drills only.
 
     Raises:
         ConfigError: This place is no rank of a group.
         PeerLostError: The ranks did not find each other.
     """
     if place.rendezvous is None or place.is_lead:
-        raise ConfigError(f"rank {place.rank}: was not started by a worker with tensor_parallel; start the worker")
+        raise ConfigError(f"rank {place.rank}: was not started by a worker with several ranks; start the worker")
     settle_numerics(config.threads)
     device = own_device(config.device, place)
     with Client(str(place.rendezvous.parent / LINE), "AF_UNIX") as line, join(place, device, digest(config)):
-        obey(line, open_domain(ParallelConfig(tp=place.world), device))
+        obey(line, open_domain(domain_config(config.parallel), device), wrap_share)
 
 
-def obey(line: Connection, domain: Domain) -> None:
+def obey(line: Connection, domain: Domain, wrap_share: WrapShare = lambda share: share) -> None:
     """Carry out orders until the line is closed."""
     shares: dict[int, Share] = {}
     while True:
@@ -45,17 +51,14 @@ def obey(line: Connection, domain: Domain) -> None:
             return
         for copy_id in order.dropped:
             del shares[copy_id]
-        _carry_out(order, shares, domain)
+        if order.deed == "build":
+            shares[order.copy_id] = wrap_share(Share(parse_plan(order.plan or {}), order.stage, domain))
+            continue
+        # rank 0 has found the same, and says so to its owner
+        with contextlib.suppress(StaleReplicaError):
+            shares[order.copy_id].obey(order, None)
 
 
-def _carry_out(order: GroupCommand, shares: dict[int, Share], domain: Domain) -> None:
-    if order.deed == "build":
-        shares[order.copy_id] = Share(parse_plan(order.plan or {}), order.stage, domain)
-        return
-    share = shares[order.copy_id]
-    if order.deed == "weights":
-        share.fill(None)
-    elif order.deed == "gradients":
-        share.gradients()
-    else:
-        share.perform(order, [hand_round(None, cargo, domain.device) for cargo in order.cargo])
+def domain_config(layout: PartyLayout) -> ParallelConfig:
+    """The same layout as ``[parallel]`` has it."""
+    return ParallelConfig.model_validate(layout.model_dump())

@@ -1,17 +1,23 @@
-"""One rank's share of a copy of a stage: its slices of the matrices, and its part of every deed."""
+"""One rank's share of a copy of a stage: its slices and rows, its tensors of the state, its part of every deed."""
 
-from typing import cast
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from phalanx.models import StageModule
-from phalanx.parallel.data.parameters import RankParameter, fill, held_parameters, whole
+from phalanx.parallel.data.parameters import fill, held_parameters
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
-from phalanx.stage_group.orders import GroupCommand
+from phalanx.stage_group.orders import GroupCommand, hand_round
+from phalanx.stage_group.pieces import join_pieces, own_piece
+from phalanx.stage_group.state_shards import StateShards
+from phalanx.stage_group.weight_gradients import JoinedGradients, SharedGradients, WeightGradients, whole_shape
+
+_GRADIENTS_SHARED = 2
+Tensors = Mapping[str, Tensor]
 
 
 class SlicedStage(StagePart):
@@ -27,59 +33,132 @@ class SlicedStage(StagePart):
 
 
 class Share:
-    """What every rank of a group has of one copy; all ranks call the same methods in the same order.
+    """What every rank of a group has of one copy; all ranks are given the same orders.
 
     Args:
         plan: The run's.
         stage: Which stage.
-        domain: This rank's place; tensor parallel ranks alone.
+        domain: This rank's place.
+
+    Attributes:
+        runner: Computes this rank's rows and positions with its slices.
+        gradients: Adds up the ranks' weight gradients.
+        shards: This rank's tensors of the optimizer's state; None where rank 0 has all of it.
     """
 
     def __init__(self, plan: StepPlan, stage: int, domain: Domain) -> None:
         copy = StageCopy.empty(plan, stage, has_moments=False)
         self._domain = domain
-        part = SlicedStage(copy.module, domain)
+        part = SlicedStage(copy.module, _recomputing_as(plan, domain))
         self._held = held_parameters(part, domain)
-        self._runner = StageRunner(
-            cast("StageModule", part),  # it has all that a runner calls
+        self.runner: StageRunner = StageRunner(
+            part,
             copy.spec,
             seed=plan.seed,
             precision=plan.precision,
             device=str(domain.device),
             lanes=plan.lanes,
         )
+        shared = domain.config.zero >= _GRADIENTS_SHARED
+        joining = SharedGradients if shared else JoinedGradients
+        self.gradients: WeightGradients = joining(self._held, domain)
+        shapes = {one.name: whole_shape(one, domain) for one in self._held}
+        self.shards = StateShards(plan, shapes, domain.device) if domain.config.zero else None
 
-    def perform(self, order: GroupCommand, cargo: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """Do this rank's part of a deed with a microbatch; the results are the same on every rank."""
-        first = cargo[0] if cargo else None
+    def obey(self, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
+        """Do this rank's part of a deed.
+
+        Args:
+            order: What is to be done.
+            given: What rank 0 has for it, by name; None on every other rank.
+
+        Returns:
+            What comes of it, on rank 0; on other ranks it does not matter.
+        """
         match order.deed:
-            case "forward" if first is not None:
-                return (self._runner.forward(order.step, order.microbatch, first),)
-            case "backward":
-                return (self._runner.backward(order.step, order.microbatch, first),)
-            case "recompute" if first is not None:
-                return self._runner.recompute(order.step, order.microbatch, first, cargo[1])
+            case "forward" | "backward" | "recompute":
+                cargo = {
+                    name: hand_round(None if given is None else given[name], about, self._domain.device)
+                    for name, about in order.cargo.items()
+                }
+                return self._compute(order, cargo)
+            case "gradients":
+                return self.gradients.collect(self.runner.gradients())
+            case "abandon":
+                self.runner.abandon()
+                self.gradients.clear()
+            case "weights":
+                self._spread(given, is_everywhere=False)
+            case _ if self.shards is not None:
+                return self._keep(self.shards, order, given)
             case _:
-                self._runner.abandon()
-                return ()
+                raise TypeError(f"{order.deed}: rank 0 has the whole state")
+        return {}
 
-    def fill(self, weights: StageModule | None) -> None:
-        """Take this rank's slices of rank 0's whole parameters."""
-        given = {} if weights is None else weights.all_parameters()
+    def _compute(self, order: GroupCommand, cargo: Tensors) -> dict[str, Tensor]:
+        pieces = {name: own_piece(tensor, self._domain) for name, tensor in cargo.items()}
+        whole = next(iter(cargo.values())).shape
+        found: dict[str, Tensor | None] = {}
+        if order.deed == "forward":
+            found["y"] = self.runner.forward(order.step, order.microbatch, pieces["x"])
+        elif order.deed == "backward":
+            found["x_gradient"] = self.runner.backward(order.step, order.microbatch, pieces["gradient"])
+        else:
+            found["y"], found["x_gradient"] = self.runner.recompute(
+                order.step, order.microbatch, pieces["x"], pieces.get("gradient")
+            )
+        joined = {
+            name: join_pieces(piece, tuple(whole), self._domain) for name, piece in found.items() if piece is not None
+        }
+        return {name: tensor for name, tensor in joined.items() if tensor is not None}
+
+    def _keep(self, shards: StateShards, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
+        """Read or change the state that the ranks keep together."""
+        match order.deed:
+            case "load":
+                shards.load(order.step, given)
+            case "update":
+                shards.update(order.learning_rate, order.clip_coefficient, order.is_recorded, given or {})
+                return self._spread(None, is_everywhere=True)
+            case "snapshot":
+                shards.optimizer.snapshot()
+            case "restore":
+                shards.history.restore(shards.optimizer, order.step)
+                return self._spread(None, is_everywhere=True)
+            case "forget":
+                shards.history.forget_from(order.step)
+            case _:
+                return shards.collect(order.names, order.source, order.step)
+        return {}
+
+    def _spread(self, weights: Tensors | None, *, is_everywhere: bool) -> dict[str, Tensor]:
+        """Give every rank its slices of whole parameters, from the rank that has them.
+
+        Args:
+            weights: At rank 0, where they come from it.
+            is_everywhere: They come from the ranks that keep them.
+
+        Returns:
+            The whole parameters that came from other ranks, at rank 0.
+        """
+        found = {}
         for one in self._held:
-            full = self._room_for(one)
-            if weights is not None:
-                full.copy_(given[one.name].detach())
-            dist.broadcast(full, src=0)
+            full = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)
+            own = None if self.shards is None else self.shards.own(one.name)
+            source = own if is_everywhere else None if weights is None else weights[one.name]
+            if source is not None:
+                full.copy_(source.detach())
+            keeper = self.shards.keepers[one.name] if is_everywhere and self.shards is not None else 0
+            dist.broadcast(full, src=keeper)
             fill(one, one.parameter, full, self._domain)
+            if own is not None and not is_everywhere:
+                own.detach().copy_(full)
+            if is_everywhere and dist.get_rank() == 0:
+                found[one.name] = full
+        return found
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Whole weight gradients, joined from all ranks, by name."""
-        slices = self._runner.gradients()
-        return {one.name: whole(one, slices[one.name], self._domain) for one in self._held if one.name in slices}
 
-    def _room_for(self, one: RankParameter) -> Tensor:
-        shape = list(one.parameter.shape)
-        if one.split is not None:
-            shape[one.split.dim] *= self._domain.config.tp
-        return torch.empty(shape, dtype=one.parameter.dtype, device=self._domain.device)
+def _recomputing_as(plan: StepPlan, domain: Domain) -> Domain:
+    """The same place, where blocks are computed again in the backward pass if the run says so."""
+    recompute = "full" if plan.activation_checkpointing else "none"
+    return replace(domain, config=domain.config.model_copy(update={"activation_checkpointing": recompute}))

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.train.config import RunConfig, TrainConfig, load_run
 from phalanx.train.entry import describe, follow, plays_rank, train
-from phalanx.train.loop import Engine, run_loop, step_inputs
+from phalanx.train.loop import run_loop, step_inputs
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.past_run import PastRun
 from phalanx.train.records.run_directory import ADDRESS_FILE, default_directory, holds_run
@@ -15,7 +15,6 @@ from phalanx.train.records.run_directory import ADDRESS_FILE, default_directory,
 __all__ = [
     "ADDRESS_FILE",
     "CheckRecord",
-    "Engine",
     "PastRun",
     "RunConfig",
     "TrainConfig",

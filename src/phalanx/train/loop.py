@@ -6,22 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from phalanx.data import Batch
+from phalanx.engine import Engine, StepInputs, StepResult
 from phalanx.errors import FailedBatchError
-from phalanx.pipeline import StepInputs, StepResult
 from phalanx.train.batches.scores import Validation
 from phalanx.train.config import TrainConfig
-
-
-class Engine(Protocol):
-    """What the loop needs of whatever runs a step."""
-
-    def step(self, step: int, inputs: StepInputs) -> StepResult:
-        """Run one optimizer step to its end: verified and applied, or an error.
-
-        Raises:
-            FailedBatchError: Nothing was applied; the step can be run again with another batch.
-        """
-        ...
 
 
 class Loader(Protocol):

@@ -12,7 +12,7 @@ def names(count):
 
 
 def check(assignment, num_stages, alive):
-    """What must hold of every assignment, whoever is left."""
+    """Check what must hold of every assignment, after any loss."""
     holders, shadows = assignment.holders, assignment.shadows
     assert set(holders) == set(range(num_stages))
     assert holders[0] == holders[num_stages - 1] == OWNER

@@ -1,4 +1,4 @@
-"""Stages move to whoever is there now: no worker has two more than another, and nothing moves without need."""
+"""Stages move to the workers that are there: none has two more than another, and nothing moves without need."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -144,7 +144,7 @@ class Backwards:
 
 @dataclass(frozen=True)
 class Renamed:
-    """An object whose entry has another name, once or many times over."""
+    """An object with an entry that has another name, once or many times over."""
 
     name: str
     times: int = 1
@@ -158,7 +158,7 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Passed:
-    """Somebody's signed header: the `nth` newest of a kind, of this session or an earlier one.
+    """Another party's signed header: the `nth` newest of a kind, of this session or an earlier one.
 
     With `twin`, the one that says the same as the header in its place, where there is one.
     """

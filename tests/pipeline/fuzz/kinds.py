@@ -77,7 +77,7 @@ def _inside(path: Path, found: Any) -> list[Place]:
 
 
 def headers() -> st.SearchStrategy[Any]:
-    """What an insider shows as somebody's signed header."""
+    """What an insider shows as another party's signed header."""
     kinds = st.sampled_from(["tensor", "bulk", "audit", "assign", "commit", "apply", "fetched", "applied", "ready"])
     passed = st.builds(Passed, kinds, st.integers(0, 7), st.booleans(), st.booleans())
     wrong = st.sampled_from(

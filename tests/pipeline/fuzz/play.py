@@ -36,7 +36,7 @@ class Company:
         guard: How it looks after itself.
         stages: Of which the owner has the first and the last.
         spares: Workers beyond one for each of the others.
-        late: Workers who may come later.
+        late: Workers that may come later.
         most_liars: How many insiders at once it must withstand.
         is_exact: Whether no lie at all may reach the weights at these rates.
     """
@@ -50,7 +50,7 @@ class Company:
 
     @property
     def num_workers(self) -> int:
-        """Those who are there from the start."""
+        """Number of workers that are there from the start."""
         return self.stages - 2 + self.spares
 
     def run(self, pki: Path) -> RunConfig:
@@ -231,17 +231,17 @@ class Stage:
 
 
 def _may_end(outcome: Outcome, liars: set[str]) -> bool:
-    """A run that has not begun may refuse to, if its error names who is in the way and nobody else."""
+    """A run that has not begun may refuse to, if its error names the party in the way and no other."""
     named = set(re.findall(r"worker-\d+", str(outcome.ended)))
     return isinstance(outcome.ended, PhalanxError) and not outcome.has_begun and bool(named) and named <= liars
 
 
 def _both(first, second):
-    return lambda letter: [last for one in first(letter) for last in second(one)]
+    return lambda outgoing: [last for one in first(outgoing) for last in second(one)]
 
 
 def _train(company, events, *, may_fall_back):
-    """Every step; where the upkeep has no heirs, as often as need be from the beginning."""
+    """Every step; where the upkeep has no successors, as often as need be from the beginning."""
     falls, step, happened = 0, 0, set()
     while step < NUM_STEPS:
         for event in events:

@@ -1,4 +1,4 @@
-"""A schedule: who lies in which company, and what each liar does to which of its messages."""
+"""A schedule: which parties of which company lie, and what each liar does to which of its messages."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +47,12 @@ class Repeat:
 class Hold:
     """It is sent behind so many later ones."""
 
-    letters: int
+    messages: int
 
 
 @dataclass(frozen=True)
 class Redirect:
-    """It goes to somebody else, or to everybody whom it does not concern."""
+    """It goes to another party, or to all parties that it does not concern."""
 
     to: str
 
@@ -75,7 +75,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Say:
-    """A message that nobody has asked for is sent along."""
+    """A message that was not asked for is sent along."""
 
     kind: str
     to: str = "owner"
@@ -122,7 +122,7 @@ class Schedule:
         company: Name in `COMPANIES`.
         liars: By worker's number, from 1.
         events: What happens to honest parties: (before which step, "join" or "leave" or "kill", worker's number).
-        order: Seed of who runs when; 0: one after another.
+        order: Seed of the order in which workers run; 0: one after another.
     """
 
     company: str

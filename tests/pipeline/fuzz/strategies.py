@@ -37,7 +37,7 @@ def triggers(kind):
 
 @st.composite
 def says(draw):
-    """A message that nobody has asked for."""
+    """A message that was not asked for."""
     kind = draw(st.sampled_from(sorted(KINDS)))
     altered = draw(st.lists(alterations(kind), max_size=4))
     return Say(kind, draw(st.sampled_from(NAMES[:5])), tuple(altered), draw(st.sampled_from([0, 4, 1024])))

@@ -1,4 +1,4 @@
-"""A company whose parties take turns: one thread runs at a time, in an order that a seed decides."""
+"""A company of parties that take turns: one thread runs at a time, in an order that a seed decides."""
 
 import random
 import threading
@@ -21,11 +21,11 @@ MOST_TURNS = 30_000
 
 
 class EndlessError(AssertionError):
-    """A party did not come to rest, or nobody got any further."""
+    """A party did not come to rest, or none got any further."""
 
 
 class Turns:
-    """Who may run: the owner, or the one worker that it has given its turn to.
+    """The turns of a company: the owner may run, or the one worker that it has given its turn to.
 
     Attributes:
         num_given: Turns that workers have had.
@@ -43,7 +43,7 @@ class Turns:
 
     @property
     def is_over(self) -> bool:
-        """Whether everybody may run: the company is being taken apart."""
+        """Whether all parties may run: the company is being taken apart."""
         return self._is_over
 
     def add(self, name: str, endpoint: "TurnEndpoint") -> None:
@@ -66,7 +66,7 @@ class Turns:
         self._back.release()
 
     def give(self) -> bool:
-        """As the owner: let one worker run that has anything to do; False when nobody has."""
+        """As the owner: let one worker run that has anything to do; False when none has."""
         now = self._clock.now()
         able = sorted(name for name, end in self._ends.items() if end.has_news or now >= self._until[name])
         if not able:
@@ -85,14 +85,14 @@ class Turns:
         return self._random is not None and self._random.random() < 0.1
 
     def finish(self) -> None:
-        """Let everybody run from now on."""
+        """Let all parties run from now on."""
         self._is_over = True
         for begin in self._begins.values():
             begin.release()
 
 
 class FullInbox(Inbox):
-    """Refuses at once where a real one first waits for room: nobody can make any meanwhile."""
+    """Refuses at once where a real one first waits for room: no thread can make any meanwhile."""
 
     most_bytes = 0
 
@@ -106,7 +106,7 @@ class FullInbox(Inbox):
 
 
 class InlineOutbox(Outbox):
-    """Delivers each frame in its sender's turn; whoever is not on the network is gone."""
+    """Delivers each frame in its sender's turn; a receiver that is not on the network is gone."""
 
     def put(self, kind, body, payload):
         header = super().put(kind, body, payload)
@@ -151,7 +151,7 @@ class InlineEndpoint(Endpoint):
 
 
 class InsidersEndpoint(InlineEndpoint):
-    """Notes what it sends and gets where somebody wants to know, and goes on where an honest party would stop."""
+    """Notes what it sends and gets where a test wants to know, and goes on where an honest party would stop."""
 
     noted: list | None = None
 
@@ -176,7 +176,7 @@ class InsidersEndpoint(InlineEndpoint):
 
 
 class TurnEndpoint(RewritingEndpoint, InsidersEndpoint):
-    """A worker's end: whoever waits lets others run."""
+    """A worker's end: while it waits, others run."""
 
     turns: Turns
 
@@ -193,7 +193,7 @@ class TurnEndpoint(RewritingEndpoint, InsidersEndpoint):
 
 
 class TurnOwnersEndpoint(InlineEndpoint):
-    """The owner's end: whoever waits lets workers run, and time pass where none of them can."""
+    """The owner's end: while it waits, workers run, and time passes where none of them can."""
 
     def __init__(self, *args, turns, clock):
         super().__init__(*args)
@@ -215,7 +215,7 @@ class TurnCompany(MemoryCompany):
     """A company in which the same seed and the same actors give the same events.
 
     Attributes:
-        turns: Who may run.
+        turns: Which party may run.
         crashes: How workers ended that ended with an error that is not ours.
     """
 

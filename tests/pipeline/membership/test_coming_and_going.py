@@ -72,7 +72,7 @@ def test_a_worker_that_leaves_loses_no_step(make_company, honest_digest, mode):
     assert [body["party"] for body in company.bodies("left")] == ["worker-2"]
     assert "worker-2" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
     assert (company.lost, company.evicted, company.bodies("step_redone")) == ([], [], [])
-    assert [result.attempts for result in results] == [1, 1]
+    assert [result.guard.attempts for result in results] == [1, 1]
     assert company.weights_digest() == honest_digest(tiny_run(5), steps + 2)
 
 
@@ -93,12 +93,12 @@ def test_all_workers_leave_and_others_come(make_company, honest_digest):
 
 
 def false_states_to(victims):
-    """What somebody sends who gives a stage's state, but another one, to newcomers."""
+    """Rewrite a stage's state that a party sends to newcomers into another one."""
 
-    def rewrite(letter, bulk):
-        if bulk.purpose != "state" or letter.receiver not in victims:
-            return (letter,)
-        return (replace(letter, payload=bytes(len(letter.payload))),)
+    def rewrite(outgoing, bulk):
+        if bulk.purpose != "state" or outgoing.receiver not in victims:
+            return (outgoing,)
+        return (replace(outgoing, payload=bytes(len(outgoing.payload))),)
 
     return only(Bulk, rewrite)
 
@@ -159,7 +159,7 @@ def test_a_newcomer_of_another_numeric_class_is_not_let_into_a_run_in_lockstep(m
 
 
 def test_a_newcomer_that_dies_while_it_gets_its_state_is_given_up(make_company, honest_digest):
-    def die(letter, ready):
+    def die(outgoing, ready):
         raise WorkerCrash
 
     company = make_company(elastic(3), {2: Actor(rewrite=only(Ready, die))})

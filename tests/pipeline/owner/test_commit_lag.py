@@ -35,12 +35,12 @@ IMPATIENT = PipelineConfig(stages=4, step_timeout_s=30.0, patience_s=0.5)
 
 
 def stalled_at(step, actor=None, said=None):
-    """An auditor that says nothing about a step before the owner asks who is silent."""
+    """An auditor that says nothing about a step before the owner asks which party is silent."""
     said = [] if said is None else said
     slow = late(actor, until=ProgressReport, holds=lambda message: message.step == step)
 
-    def rewrite(letter):
-        found = slow.rewrite(letter)
+    def rewrite(outgoing):
+        found = slow.rewrite(outgoing)
         said.extend((other.message.kind, other.message.step) for other in found if hasattr(other.message, "step"))
         return found
 
@@ -69,7 +69,7 @@ def test_honest_parties_get_the_bits_of_an_unguarded_run(make_company, honest_di
     assert company.weights_digest() == honest_digest(run, STEPS)
     assert (company.verdicts, company.bodies("alarm"), went_back(company)) == ([], [], [])
     middle = pipeline.stages - 2
-    assert [(result.attempts, result.num_audits) for result in results] == [(1, middle * 4)] * STEPS
+    assert [(result.guard.attempts, result.guard.num_audits) for result in results] == [(1, middle * 4)] * STEPS
 
 
 def test_steps_are_applied_before_their_audits_are_in(make_company, honest_digest):
@@ -117,8 +117,8 @@ def test_a_lie_that_was_applied_is_undone_and_its_author_named(
     assert [(v.party, v.step, v.offence) for v in company.verdicts] == [(f"worker-{stage}", LIE, "message")]
     assert company.evicted == [f"worker-{stage}"]
     assert went_back(company) == [(LIE, LIE + 1)]
-    assert [result.steps_redone for result in results] == [0, 0, 0, 1, 0]
-    assert [result.attempts for result in results] == [1, 1, 1, 2, 1]
+    assert [result.guard.steps_redone for result in results] == [0, 0, 0, 1, 0]
+    assert [result.guard.attempts for result in results] == [1, 1, 1, 2, 1]
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -149,9 +149,9 @@ def test_a_wrong_learning_rate_takes_the_step_before_with_it(make_company, hones
 def test_a_false_accusation_about_an_applied_step_names_the_accuser(make_company, honest_digest):
     run = tiny_run(guard=lagging())
 
-    def accuse(letter, report):
+    def accuse(outgoing, report):
         lie = {"digests": {**report.digests, "backward": "5" * 64}}
-        return [letter.saying(lie) if report.step == LIE else letter]
+        return [outgoing.with_fields(lie) if report.step == LIE else outgoing]
 
     company = make_company(run, all_late({2: Actor(rewrite=only(AuditReport, accuse))}))
 
@@ -171,7 +171,7 @@ def test_a_worker_that_dies_while_a_step_lags_costs_that_step_and_is_not_blamed(
 
     assert (company.lost, company.verdicts) == ([f"worker-{stage}"], [])
     assert went_back(company) == [(LIE, LIE + 1)]
-    assert [result.steps_redone for result in results] == [0, 0, 0, 1, 0]
+    assert [result.guard.steps_redone for result in results] == [0, 0, 0, 1, 0]
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
@@ -262,7 +262,7 @@ def test_a_loss_that_is_no_number_waits_for_the_audits(make_company, honest_dige
     results = company.run(STEPS)
 
     assert [(v.party, v.step) for v in company.verdicts] == [("worker-2", LIE)]
-    assert (went_back(company), results[LIE].attempts) == ([], 2)
+    assert (went_back(company), results[LIE].guard.attempts) == ([], 2)
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
@@ -303,7 +303,7 @@ def test_a_checkpoint_never_holds_a_step_that_is_not_verified(make_company, hone
 
 def test_an_auditor_that_never_speaks_of_an_applied_step_is_replaced(make_company, honest_digest):
     run = tiny_run(pipeline=IMPATIENT, guard=lagging())
-    silent = only(AuditReport, lambda letter, report: [] if report.step == LIE else [letter])
+    silent = only(AuditReport, lambda outgoing, report: [] if report.step == LIE else [outgoing])
     company = make_company(run, {2: Actor(rewrite=silent)})
 
     company.run(LIE + 3)

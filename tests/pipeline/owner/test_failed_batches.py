@@ -1,4 +1,4 @@
-"""A batch whose loss or gradient is not a number: given up when everybody was honest, a conviction when not."""
+"""A batch with a loss or gradient that is not a number: given up when all were honest, a conviction when not."""
 
 import math
 from dataclasses import replace
@@ -75,13 +75,13 @@ def test_a_fault_of_the_owner_itself_that_does_not_come_back_costs_one_attempt(m
 
     (result, _) = company.run(2)
 
-    assert (result.attempts, len(company.bodies("step_repeated"))) == (2, 1)
+    assert (result.guard.attempts, len(company.bodies("step_repeated"))) == (2, 1)
     assert (company.verdicts, company.lost) == ([], [])
     assert company.weights_digest() == honest_digest(run, 3)
 
 
 def infinite_gradient(from_step):
-    """A stage whose weight gradient is not finite from one step on: nobody but who redoes the step can contradict."""
+    """A stage with an infinite weight gradient from one step on: only a party that redoes the step can contradict."""
     calls = []
 
     def twist(gradients):

@@ -53,7 +53,7 @@ def test_a_conviction_takes_the_run_back_to_the_older_state(make_company, honest
     assert company.evicted == ["worker-1"]
     # with a lag the step is known to be wrong when the next one is under way
     assert went_back(company) in ([(to, found)], [(to, found + lag)])
-    assert sum(result.steps_redone for result in results) in (found - to, found + lag - to)
+    assert sum(result.guard.steps_redone for result in results) in (found - to, found + lag - to)
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 

@@ -1,4 +1,4 @@
-"""Mode `paper` with the paper's own recoveries: nobody is excluded; the step runs again, or without the suspects."""
+"""Mode `paper` with the paper's own recoveries: none is excluded; the step runs again, or without the suspects."""
 
 import threading
 
@@ -36,10 +36,14 @@ def test_restart_repeats_the_step_until_the_coin_spares_it(make_company, honest_
 
     assert company.weights_digest() == honest_digest(run, 4)
     assert company.evicted == []
-    assert [result.restarts for result in results] == [result.attempts - 1 for result in results]
-    assert max(result.restarts for result in results) > 1
+    assert [result.guard.restarts for result in results] == [result.guard.attempts - 1 for result in results]
+    assert max(result.guard.restarts for result in results) > 1
     assert {(verdict.party, verdict.offence) for verdict in company.verdicts} == {(f"worker-{LIAR}", "message")}
-    assert len(company.verdicts) == sum(result.restarts for result in results) == len(company.bodies("step_restarted"))
+    assert (
+        len(company.verdicts)
+        == sum(result.guard.restarts for result in results)
+        == len(company.bodies("step_restarted"))
+    )
     assert {body["excludes"] for body in company.bodies("verdict")} == {False}
 
 
@@ -63,7 +67,7 @@ def test_skip_layer_leaves_the_suspects_out_and_freezes_three_stages(make_compan
     after = digests(company)
     assert {stage for stage in range(STAGES) if after[stage].weights == before[stage].weights} == frozen
     assert {digest.step for digest in after} == {2}
-    assert (list(result.skipped), result.attempts) == (left_out, 2)
+    assert (list(result.guard.skipped), result.guard.attempts) == (left_out, 2)
     assert [(body["left_out"], set(body["frozen"])) for body in company.bodies("step_skipped")] == [(left_out, frozen)]
     assert (company.evicted, dict(company.engine.holders)) == ([], roles)
 
@@ -75,7 +79,7 @@ def test_after_a_skipped_step_everybody_takes_part_again(make_company):
 
     (result,) = company.run(1)
 
-    assert (result.skipped, result.attempts) == ((), 1)
+    assert (result.guard.skipped, result.guard.attempts) == ((), 1)
     assert all(old.weights != new.weights for old, new in zip(before, digests(company), strict=True))
     assert set(company.engine.shadows) == set(range(1, STAGES - 1))
 
@@ -113,12 +117,12 @@ def test_a_worker_that_dies_in_a_skipped_step_is_replaced_and_the_step_begins_an
     results = company.run(3)
 
     assert company.lost == [f"worker-{dies}"]
-    assert [len(result.skipped) for result in results] == [0, 2, 0]
+    assert [len(result.guard.skipped) for result in results] == [0, 2, 0]
     assert len({body["step"] for body in company.bodies("step_skipped")}) == 1
 
 
 def test_who_inherits_a_frozen_stage_goes_on_with_its_bits(make_company):
-    """A newcomer gets a state whose moments have seen fewer updates than there were steps."""
+    """A newcomer gets a state with moments that have seen fewer updates than there were steps."""
     undisturbed = make_company(run_with("skip_layer", spares=1), {LIAR: lying_in(1)})
     undisturbed.run(5)
     company = make_company(run_with("skip_layer", spares=1), {LIAR: lying_in(1)})

@@ -42,7 +42,7 @@ def test_the_run_goes_back_to_the_first_step_that_was_wrong(make_company, honest
 
     assert company.evicted == [f"worker-{stage}"]
     assert went_back(company) == [(3, 6)]
-    assert [result.steps_redone for result in results] == [0, 0, 0, 0, 0, 0, 3, 0]
+    assert [result.guard.steps_redone for result in results] == [0, 0, 0, 0, 0, 0, 3, 0]
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
@@ -101,16 +101,16 @@ def test_a_liar_of_one_step_costs_only_that_step(make_company, honest_digest):
     results = company.run(STEPS)
 
     assert went_back(company) == []
-    assert [result.attempts for result in results] == [1, 1, 1, 1, 1, 2, 1, 1]
+    assert [result.guard.attempts for result in results] == [1, 1, 1, 1, 1, 2, 1, 1]
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
 def test_a_wrong_state_is_convicted_where_steps_are_kept_too(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(keep_steps=6, **NO_COIN))
 
-    def falsify(letter, applied):
+    def falsify(outgoing, applied):
         state = applied.states["1"].model_copy(update={"weights": "0" * 64})
-        return [letter.saying({"states": {**applied.states, "1": state}})] if state.step == 3 else [letter]
+        return [outgoing.with_fields({"states": {**applied.states, "1": state}})] if state.step == 3 else [outgoing]
 
     company = make_company(run, {1: Actor(rewrite=only(UpdateReport, falsify))})
 

@@ -1,4 +1,4 @@
-"""After a conviction the steps are named that hold the guilty party's work and that nobody has recomputed in full."""
+"""After a conviction the steps are named that hold the guilty party's work and were not recomputed in full."""
 
 import pytest
 

@@ -67,7 +67,7 @@ def test_every_step_of_an_honest_company_is_proven_whatever_the_upkeep(make_comp
 
     assert [record.step for record in company.records] == list(range(STEPS))
     works = [judged(company, record) for record in company.records]
-    drawn = sum(result.num_audits for result in results)
+    drawn = sum(result.guard.num_audits for result in results)
     # the owner redoes a stage at once and counts its microbatches, of which the record says one word
     assert sum(work.signed for work in works) <= drawn
     assert (sum(work.signed for work in works) > 0) == company.run_config.guard.audits
@@ -75,7 +75,7 @@ def test_every_step_of_an_honest_company_is_proven_whatever_the_upkeep(make_comp
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory):
-    """A company whose every stage is audited in every way, and its first step's record."""
+    """A company in which every stage is audited in every way, and its first step's record."""
     guard = GuardConfig(audit_rate=0.5, step_audit_rate=0.6, owner_audit_rate=0.6, third_party_audit_rate=0.6)
     with MemoryCompany(guarded(guard, stages=5), tmp_path_factory.mktemp("audited")) as company:
         company.run(6)

@@ -1,4 +1,4 @@
-"""Links between workers that fail in the middle of a run: the owner carries what they had to, and nobody is lost."""
+"""Links between workers that fail in the middle of a run: the owner relays what they had to carry, and none is lost."""
 
 import pytest
 
@@ -175,7 +175,7 @@ def test_the_owner_carries_nobody_elses_frames(three):
 
 
 def test_an_order_of_the_owner_to_another_cannot_be_brought_as_ones_own(three):
-    """What alice signs as alice stays alice's, whoever brings it."""
+    """What alice signs as alice stays alice's, whichever party brings it."""
     order = frame(three["alice"], three["bob"], b"", APPLY)
 
     inner, _ = LinkRelay(three["bob"]).open(from_whom("owner", b""), order)

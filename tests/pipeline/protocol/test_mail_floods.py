@@ -1,4 +1,4 @@
-"""Somebody sends without end: whoever reads still looks up, at deadlines and silences."""
+"""A party sends without end: its reader still looks up, at deadlines and silences."""
 
 import pytest
 

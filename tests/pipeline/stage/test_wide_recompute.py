@@ -1,4 +1,4 @@
-"""A referee in float64 has no rounding of its own: it tells who of two is off where float32 cannot."""
+"""A referee in float64 has no rounding of its own: it tells which of two is off where float32 cannot."""
 
 import pytest
 import torch

@@ -145,8 +145,8 @@ def test_without_the_screen_the_same_lie_stays(make_company, honest_digest, kind
     assert company.weights_digest() != honest_digest(run, STEPS)
 
 
-def claiming_doubt(letter, report):
-    return [letter.saying({"doubt": "direction"})]
+def claiming_doubt(outgoing, report):
+    return [outgoing.with_fields({"doubt": "direction"})]
 
 
 def test_a_forged_doubt_accuses_nobody_and_costs_its_author_a_recomputation(make_company, honest_digest):
@@ -161,7 +161,7 @@ def test_a_forged_doubt_accuses_nobody_and_costs_its_author_a_recomputation(make
     }
     # once a step, however often it is said
     assert said == {(step, 1) for step in range(4)}
-    assert sum(result.num_audits for result in results) >= 4 * (1 + run.train.microbatches)
+    assert sum(result.guard.num_audits for result in results) >= 4 * (1 + run.train.microbatches)
     assert company.weights_digest() == honest_digest(run, 4)
 
 
@@ -180,7 +180,7 @@ def test_who_doubts_and_does_not_recompute_is_replaced_and_not_accused(make_comp
 
 MANY = 28
 DRAWN = 4
-"""Audits of a step in which nobody doubts: two stages, every other one of four microbatches."""
+"""Audits of a step without a doubt: two stages, every other one of four microbatches."""
 
 
 @given(st.lists(st.booleans(), max_size=400))
@@ -222,13 +222,13 @@ def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_compan
     assert 1 <= len(told) <= 1 + len([step for step in followed if step > told[0]["step"]])
     assert (company.verdicts, company.lost) == ([], [])
     recomputed = {body["step"] for body in company.bodies("gradient_doubted")}
-    assert {result.num_audits for result in results if result.step not in recomputed} == {DRAWN}
+    assert {result.guard.num_audits for result in results if result.step not in recomputed} == {DRAWN}
     assert company.weights_digest() == honest_digest(run, MANY)
 
 
 @pytest.fixture
 def everybody_doubts(monkeypatch):
-    """Shadows of a model whose honest sums all look odd."""
+    """Shadows of a model with honest sums that all look odd."""
     monkeypatch.setattr("phalanx.pipeline.worker.shadow.doubt_about", lambda *found: "direction")
 
 
@@ -322,8 +322,8 @@ def test_in_an_honest_run_doubts_are_seldom_and_convict_nobody(make_company, hon
     assert company.weights_digest() == honest_digest(run, steps)
 
 
-def silent(letter, report):
-    return [letter.saying({"doubt": None})] if report.stage == 1 else [letter]
+def silent(outgoing, report):
+    return [outgoing.with_fields({"doubt": None})] if report.stage == 1 else [outgoing]
 
 
 def test_a_shadow_in_league_keeps_its_doubt_to_itself_and_the_owner_names_the_liar(make_company, honest_digest):

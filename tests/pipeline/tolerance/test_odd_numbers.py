@@ -1,4 +1,4 @@
-"""NaN, infinities and odd statistics: a lie is found at once, an honest overflow ends the run and blames nobody."""
+"""NaN, infinities and odd statistics: a lie is found at once, an honest overflow ends the run without a verdict."""
 
 import math
 

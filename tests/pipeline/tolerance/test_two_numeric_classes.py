@@ -14,7 +14,7 @@ FULL = GuardConfig(audit_rate=1.0, tolerance=TAU, **NO_COIN)
 
 
 def drifting(factor, direction="forward", numeric_class="another build"):
-    """A party whose kernels round differently, or one that says so."""
+    """A party with kernels that round differently, or one that says so."""
 
     def drift(found, step, microbatch, tensor):
         return tensor * (1 + factor) if found == direction else tensor
@@ -40,7 +40,7 @@ def test_rounding_within_the_tolerance_is_not_even_an_alarm(make_company, direct
     results = company.run(2)
 
     assert (company.verdicts, company.bodies("alarm")) == ([], [])
-    assert [result.attempts for result in results] == [1, 1]
+    assert [result.guard.attempts for result in results] == [1, 1]
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -66,7 +66,7 @@ def test_beyond_tau_the_referee_decides(make_company):
 
 
 class _Leaning(StageRunner):
-    """An auditor whose kernels round the other way."""
+    """An auditor with kernels that round the other way."""
 
     def __init__(self, honest, factor):
         self._honest, self._factor = honest, factor
@@ -129,7 +129,7 @@ def test_a_small_drift_to_one_side_is_seen_in_the_long_run(make_company):
     assert {(body["party"], body["direction"]) for body in drifts} == {("worker-1", "forward")}
     assert min(body["step"] for body in drifts) >= 20
     # looked at in full from then on: four microbatches instead of two
-    assert (results[0].num_audits, results[-1].num_audits) == (4, 6)
+    assert (results[0].guard.num_audits, results[-1].guard.num_audits) == (4, 6)
 
 
 def test_a_little_above_twice_tau_the_stage_is_named(make_company):
@@ -154,13 +154,13 @@ def test_inside_one_class_the_same_rounding_is_a_lie(make_company, honest_digest
 def test_a_false_accuser_of_another_class_is_named_by_the_distance_of_its_claim(make_company, honest_digest):
     zeros = bytes(2 * 8 * 16 * 4)
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, AuditReport):
-            return [letter.saying({"digests": {**message.digests, "forward": digest_hex(zeros)}})]
+            return [outgoing.with_fields({"digests": {**message.digests, "forward": digest_hex(zeros)}})]
         if isinstance(message, FetchReply) and message.claim:
-            return [type(letter)(letter.receiver, message, zeros)]
-        return [letter]
+            return [type(outgoing)(outgoing.receiver, message, zeros)]
+        return [outgoing]
 
     run = tiny_run(guard=FULL)
     company = make_company(run, {2: Actor(rewrite=rewrite, numeric_class="another build")})

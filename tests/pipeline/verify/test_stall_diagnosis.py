@@ -1,4 +1,4 @@
-"""The diagnosis of a stalled step by itself: what was withheld is handed on, silence is replaced, nobody is blamed."""
+"""The diagnosis of a stalled step by itself: what was withheld is handed on, silence is replaced, not convicted."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ WAY = ("forward", "backward")
 
 @pytest.fixture
 def world(model_cache):
-    """Every stage has committed but stage 1, and everybody answers."""
+    """Every stage has committed but stage 1, and every party answers."""
     found = make_world(model_cache)
     found.docket.assignment = type(found.docket.assignment)(found.docket.assignment.holders, {STAGE: SHADOW})
     ledger = found.docket.ledger

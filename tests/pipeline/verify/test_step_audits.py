@@ -23,7 +23,7 @@ def test_an_honest_weight_gradient_is_found_right(make_company, honest_digest, s
     assert company.verdicts == []
     assert company.bodies("alarm") == []
     # every microbatch of every stage in other hands, each step
-    assert [result.num_audits for result in results] == [(stages - 2) * run.train.microbatches] * 3
+    assert [result.guard.num_audits for result in results] == [(stages - 2) * run.train.microbatches] * 3
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -45,13 +45,13 @@ def test_a_made_up_weight_gradient_is_found_in_the_step_that_is_audited(make_com
 
     (verdict,) = company.verdicts
     assert (verdict.offence, verdict.stage, verdict.party, verdict.step) == ("gradient", 1, "worker-1", 0)
-    assert [result.attempts for result in results] == [2, 1, 1]
+    assert [result.guard.attempts for result in results] == [2, 1, 1]
     assert company.weights_digest() == honest_digest(run, 3)
 
 
 def test_an_auditor_that_makes_up_another_weight_gradient_is_named(make_company, honest_digest):
     run = tiny_run(guard=ALWAYS)
-    liar = Actor(rewrite=only(StepAudited, lambda letter, audited: [letter.saying({"gradient": "0" * 64})]))
+    liar = Actor(rewrite=only(StepAudited, lambda outgoing, audited: [outgoing.with_fields({"gradient": "0" * 64})]))
     company = make_company(run, {2: liar})
 
     company.run(2)

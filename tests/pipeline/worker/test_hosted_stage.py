@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from phalanx.engine import StepInputs
 from phalanx.models import open_model
-from phalanx.pipeline import StepInputs
 from phalanx.pipeline.worker.hosted import HostedStage
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan

@@ -56,17 +56,17 @@ def test_the_weights_are_those_of_the_gradient_upkeep(make_company):
 def test_a_stage_sends_its_state_every_so_many_steps_and_weights_in_audited_ones_alone(make_company):
     sent = []
 
-    def note(letter, bulk):
+    def note(outgoing, bulk):
         if bulk.stage == 1 and bulk.offset == 0:
             sent.append((bulk.purpose, bulk.step))
-        return [letter]
+        return [outgoing]
 
     company = audit_at(make_company(run_with(), {1: Actor(rewrite=only(Bulk, note))}), (1, 1), (1, 4))
 
     results = company.run(8)
 
     assert sent == [("weights", 1), ("snapshot", 3), ("weights", 4), ("snapshot", 6)]
-    assert [result.num_audits for result in results] == [0, 4, 0, 0, 4, 0, 0, 0]
+    assert [result.guard.num_audits for result in results] == [0, 4, 0, 0, 4, 0, 0, 0]
 
 
 def test_a_coin_draws_all_microbatches_of_a_step_as_often_as_others_draw_some(make_company):
@@ -108,7 +108,7 @@ def test_a_holder_that_dies_between_snapshots_costs_the_steps_since_the_last_one
     results = company.run(9 - dies_before)
 
     assert went_back(company) == [(back_to, dies_before)]
-    assert sum(result.steps_redone for result in results) == dies_before - back_to
+    assert sum(result.guard.steps_redone for result in results) == dies_before - back_to
     assert (company.lost, company.verdicts) == (["worker-1"], [])
     assert company.weights_digest() == honest_digest(run, 9)
 
@@ -116,8 +116,8 @@ def test_a_holder_that_dies_between_snapshots_costs_the_steps_since_the_last_one
 def test_a_holder_that_dies_before_its_snapshot_is_handed_over_is_replaced_from_the_one_before(
     make_company, honest_digest
 ):
-    def die(letter, bulk):
-        return [] if bulk.purpose == "snapshot" and bulk.step == 6 else [letter]
+    def die(outgoing, bulk):
+        return [] if bulk.purpose == "snapshot" and bulk.step == 6 else [outgoing]
 
     run = run_with(IMPATIENT)
     company = make_company(run, {1: Actor(rewrite=only(Bulk, die))})
@@ -140,7 +140,7 @@ def test_a_loss_right_after_all_have_the_snapshot_costs_no_step(make_company, ho
     results = company.run(2)
 
     assert went_back(company) == []
-    assert [result.steps_redone for result in results] == [0, 0]
+    assert [result.guard.steps_redone for result in results] == [0, 0]
     assert company.weights_digest() == honest_digest(run_with(), 8)
 
 
@@ -168,7 +168,7 @@ def test_a_run_of_one_step_between_snapshots_redoes_the_interrupted_step_alone(m
     results = company.run(2)
 
     # the snapshot of step 3 is everybody's only when step 3 is applied
-    assert [result.steps_redone for result in results] == [1, 0]
+    assert [result.guard.steps_redone for result in results] == [1, 0]
     assert company.weights_digest() == honest_digest(run, 5)
 
 
@@ -185,7 +185,7 @@ def test_a_liar_is_named_when_the_coin_falls_and_what_it_did_since_the_snapshot_
 
     assert found(company) == [(f"worker-{stage}", "message", 5)]
     assert went_back(company) == [(3, 5)]
-    assert sum(result.steps_redone for result in results) == 2
+    assert sum(result.guard.steps_redone for result in results) == 2
     assert company.weights_digest() == honest_digest(run_with(), 8)
 
 

@@ -80,7 +80,7 @@ def test_with_pads_of_a_ledger_the_same_difference_is_noise():
 
 
 def advantage(seen, secret):
-    """How much better than a coin somebody guesses which of two values was masked, from the sign of what is seen."""
+    """How much better than a coin a guess of which of two values was masked is, from the sign of what is seen."""
     return abs(2 * float(((seen > np.median(seen)) == secret).mean()) - 1)
 
 

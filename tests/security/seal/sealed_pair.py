@@ -12,7 +12,7 @@ CLIENT, SERVER = Identity.without_certificate("client-a"), Identity.without_cert
 
 
 class CountingEpochs:
-    """Epochs that nobody can turn back."""
+    """Epochs that cannot be turned back."""
 
     def __init__(self) -> None:
         self.given = 0

@@ -19,7 +19,7 @@ class Crash(BaseException):
 
 
 class ProofCounter:
-    """A counter that nobody can turn back; on demand the process dies before or after it goes up."""
+    """A counter that cannot be turned back; on demand the process dies before or after it goes up."""
 
     rollback_proof = True
 
@@ -168,7 +168,7 @@ def test_a_counter_in_a_file_says_that_it_can_be_turned_back(tmp_path):
 
 
 class Machine:
-    """One party's machine: its files, its counter, whoever can restore its disk, and how its process dies."""
+    """One party's machine: its files, its counter, a disk that can be restored, and how its process dies."""
 
     def __init__(self, directory, *, proof):
         self.path, self.count_path = directory / "epoch.json", directory / "count"

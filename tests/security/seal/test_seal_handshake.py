@@ -29,7 +29,7 @@ def reason_of(action):
 
 
 def signed_again(data, identity, **changes):
-    """The same hello with other contents, signed by whoever does this."""
+    """The same hello with other contents, signed by the party that changed them."""
     body = json.loads(data)["body"] | changes
     signature = identity.sign(in_domain("seal-hello/1", canonical_json(body)))
     return canonical_json({"body": body, "signature": signature.hex()})

@@ -30,7 +30,7 @@ def name(common_name: str) -> x509.Name:
 
 @dataclass(frozen=True)
 class Holder:
-    """Somebody with a key and a certificate."""
+    """A party with a key and a certificate."""
 
     key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
     certificate: x509.Certificate

@@ -47,7 +47,7 @@ SIGNED_INFO = (
 
 @dataclass
 class Signer:
-    """A root for manifests and who signs below it."""
+    """A root for manifests and the signer below it."""
 
     leaf_form: dict = field(default_factory=dict)
 

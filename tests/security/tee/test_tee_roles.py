@@ -1,4 +1,4 @@
-"""Attester and verifier as a run uses them: a nonce is good once, and only from the verifier who drew it."""
+"""Attester and verifier as a run uses them: a nonce is good once, and only from the verifier that drew it."""
 
 from datetime import timedelta
 

@@ -39,7 +39,7 @@ def test_after_a_pcr_has_changed_a_secret_stays_closed(sealer, device):
 
 
 def test_a_secret_opens_by_its_policy_alone(sealer, device):
-    """Not by the empty password, which everybody knows."""
+    """Not by the empty password, which is publicly known."""
     sealed = json.loads(sealer.seal(SECRET))
     device.extend(16, b"\x01" * 32)
     with device.primary(wire.OWNER, wire.storage_key()) as (parent, _):

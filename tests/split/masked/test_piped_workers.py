@@ -1,4 +1,4 @@
-"""Workers behind pipes of their own: they multiply as others do, and nobody else is at the end of a pipe."""
+"""Workers behind pipes of their own: they multiply as others do, and no other process is at the end of a pipe."""
 
 import socket
 import threading

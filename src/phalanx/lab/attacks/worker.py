@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str]) -> None:
         raise ConfigError("usage: python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml")
     attack_file, worker_file = map(Path, arguments)
     plan, config = load_config(attack_file, AttackPlan), load_config(worker_file, WorkerConfig)
-    if config.tensor_parallel == 1:
+    if config.parallel.world == 1:
         run_attacker(plan, config)
         return
     # the other ranks are production workers: they compute for rank 0, and only rank 0 speaks

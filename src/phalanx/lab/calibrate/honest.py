@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from phalanx.engine import StepInputs
 from phalanx.optimizers import clip_coefficient, gradient_norm_squared
-from phalanx.pipeline import StageCopy, StepInputs, StepPlan
+from phalanx.pipeline import StageCopy, StepPlan
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data import BatchLoader, Corpus, validation_batches
+from phalanx.engine import StepInputs
 from phalanx.errors import NonFiniteLossError
 from phalanx.lab.reproduce.arms import ARMS, HONEST, Arm, ArmInputs
 from phalanx.lab.reproduce.attacker import Attacker, Direction, LieSchedule
 from phalanx.lab.reproduce.workload import BATCH_SIZE, STAGES, steps_per_epoch
 from phalanx.models import open_model
-from phalanx.pipeline import StepInputs
 from phalanx.train import RunConfig, step_inputs
 from phalanx.train.batches.validation import perplexity
 from phalanx.train.setup.layout import make_plan

@@ -11,10 +11,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from phalanx.engine import StepInputs
 from phalanx.lab.reproduce.attacker import Attacker, Direction
 from phalanx.models import ModelSource, StageModule, weights_digest
 from phalanx.optimizers import clip_coefficient, gradient_norm_squared, learning_rate
-from phalanx.pipeline import StageCopy, StageRunner, StepInputs, StepPlan
+from phalanx.pipeline import StageCopy, StageRunner, StepPlan
 from phalanx.train.setup.stage_source import StageLibrary
 
 

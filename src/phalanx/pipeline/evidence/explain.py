@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from phalanx.engine import Offence
 from phalanx.errors import EvidenceError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.checked import CheckedEvidence, Pins, open_hearing
 from phalanx.pipeline.evidence.forgery import explain_forgery
 from phalanx.pipeline.evidence.message_dispute import explain_message
-from phalanx.pipeline.evidence.verdict import Offence
 from phalanx.pipeline.evidence.weight_dispute import explain_sent_weights, part_name
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Activation, Commit, GradientHeld, StepAudited

@@ -13,8 +13,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from phalanx.config import StrictModel
+from phalanx.engine import Verdict
 from phalanx.errors import EvidenceError
-from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import PassedOnHeader
 

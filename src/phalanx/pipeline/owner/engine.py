@@ -3,15 +3,14 @@
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 
+from phalanx.engine import StepInputs, StepResult, Verdict
 from phalanx.errors import FailedBatchError, PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
 from phalanx.pipeline.assignment.pace import Balance
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.membership.members import Files, Members
@@ -23,7 +22,6 @@ from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.journal_notes import JournalNotes
 from phalanx.pipeline.owner.links import OwnerLinks
 from phalanx.pipeline.owner.step_books import StepBooks
-from phalanx.pipeline.owner.step_result import StepResult
 from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
@@ -36,7 +34,6 @@ from phalanx.pipeline.protocol.running_costs import BytesByLink, RunningCosts
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Library
 from phalanx.security.crypto import Peer
@@ -59,7 +56,7 @@ class PipelineEngine:
     Attributes:
         plan: The run.
         timer: The owner's own phases.
-        lives: Knows which parties may come back, and under which names.
+        incarnations: Knows which parties may come back, and under which names.
 
     Guarantees:
         With the guard on, the optimizer of no stage steps before every audit of the step has passed
@@ -85,8 +82,8 @@ class PipelineEngine:
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         clock = Awake() if clock is None else clock
         mail = Mailbox(owner, endpoint)
-        self.lives = members.lives or Incarnations(endpoint, members.names, members.returns)
-        self._links = OwnerLinks(endpoint, mail, self.lives, Patience(30.0, clock))
+        self.incarnations = members.incarnations or Incarnations(endpoint, members.names, members.returns)
+        self._links = OwnerLinks(endpoint, mail, self.incarnations, Patience(30.0, clock))
         endpoint.allowances.each = allowance_of(plan)
         self._party = Party(OWNER, plan, mail.post, mail.statements, self.timer)
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
@@ -96,7 +93,7 @@ class PipelineEngine:
         self._succession = Failover(self._docket, self._coordinator, self._links, self._party.roles, members, files)
         self._requests = Requests(mail.post, clock, endpoint.allowances, answer_bytes(plan))
         self._books = self._open_books(members, files)
-        self._newcomers = LateJoins(members, plan, mail, endpoint, files.observe, self.lives)
+        self._newcomers = LateJoins(members, plan, mail, endpoint, files.observe, self.incarnations)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
         self._stepping = VerifiedStep(self._docket, self._coordinator, self._succession, self._party, self._books)
         self._loop = EventLoop(
@@ -175,8 +172,7 @@ class PipelineEngine:
             error = FailedBatchError(stepping.outcome.failure(step, inputs))
             await stepping.begin_again(step)
             raise error
-        result = await stepping.apply(step, inputs, effort, self.verdicts[first_verdict:])
-        return replace(result, steps_redone=self.steps_redone - redone)
+        return await stepping.apply(step, inputs, effort, self.verdicts[first_verdict:], redone)
 
     async def _regroup(self, step: int) -> None:
         """Let workers in and out between two steps, and relieve slow or crowded ones; all states are agreed on then."""

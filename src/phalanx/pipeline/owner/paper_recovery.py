@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from phalanx.engine import Verdict
 from phalanx.errors import TrainingError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.verdict import Verdict
 
 MAX_ATTEMPTS = 200
 """Attempts at one step, all of them attacked, after which `restart` gives up."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.replay import Replay
 from phalanx.pipeline.owner.step_history import PastStep, StepHistory, slim
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.stage.kept_points import points_before
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.hosted import StepInputs
 
 
 class Rollback:
@@ -63,10 +63,12 @@ class Rollback:
         if not self._docket.plan.guard.keep_steps:
             return self.unverified
         reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
-        heirs = {stage: new.holders[stage] for stage in stages}
+        successors = {stage: new.holders[stage] for stage in stages}
         replayed = [
-            await self._replay.first_bad_step(stage, heir, max(reach, self._since.get((heir, stage), 0)), gone)
-            for stage, heir in heirs.items()
+            await self._replay.first_bad_step(
+                stage, successor, max(reach, self._since.get((successor, stage), 0)), gone
+            )
+            for stage, successor in successors.items()
         ]
         found = [bad for bad in (*replayed, self.unverified) if bad is not None]
         return min(found) if found else None

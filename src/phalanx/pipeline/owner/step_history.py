@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.verify.ledger import StepLedger
-from phalanx.pipeline.worker.hosted import StepInputs
 
 
 @dataclass(frozen=True)

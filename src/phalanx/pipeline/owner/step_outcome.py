@@ -1,10 +1,10 @@
 """The outcome of the present step: its loss, the norm of its gradient, and whether both are numbers."""
 
 import math
+from collections.abc import Mapping
 
-from phalanx.pipeline.owner.step_result import describe_failure
+from phalanx.engine import StepInputs
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.party import Party
 
 
@@ -32,4 +32,14 @@ class Outcome:
     def failure(self, step: int, inputs: StepInputs) -> str:
         """What to say of a step where they are not."""
         ledger = self._docket.ledger
-        return describe_failure(step, self.mean_loss(inputs), ledger.total_norm(), ledger.norms())
+        return _describe_failure(step, self.mean_loss(inputs), ledger.total_norm(), ledger.norms())
+
+
+def _describe_failure(step: int, loss: float, norm: float, norms: Mapping[int, float | None]) -> str:
+    """Say why a step came to no number; `norms`: of its gradient, squared, by stage."""
+    stages = [str(stage) for stage, square in sorted(norms.items()) if square is None]
+    where = f" (of stages {', '.join(stages)})" if stages else ""
+    return (
+        f"step {step}: loss {loss}, gradient norm {norm}{where}, and every audit agrees; "
+        "lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
+    )

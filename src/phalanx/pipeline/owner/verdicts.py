@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
+from phalanx.engine import Verdict
 from phalanx.errors import EvidenceError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.checked import Pins
 from phalanx.pipeline.evidence.explain import UNPROVED, judge_evidence
 from phalanx.pipeline.evidence.files import record_verdict
-from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.signed_history import SignedHistory

@@ -2,22 +2,20 @@
 
 from collections.abc import Sequence
 
+from phalanx.engine import GuardReport, StepInputs, StepResult, Verdict
 from phalanx.errors import NonFiniteLossError, PeerLostError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.owner.attempt import Attempts
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.step_books import StepBooks
 from phalanx.pipeline.owner.step_history import PastStep
 from phalanx.pipeline.owner.step_outcome import Outcome
-from phalanx.pipeline.owner.step_result import StepResult
 from phalanx.pipeline.protocol.messages import Apply
 from phalanx.pipeline.protocol.needs import OwnMail, task
 from phalanx.pipeline.protocol.received import ReceivedMessage
 from phalanx.pipeline.protocol.running_costs import claimed_links
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
-from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.party import Party
 
 
@@ -91,13 +89,18 @@ class VerifiedStep:
             attempts, audits = await self.train(step, inputs)
             if not self.outcome.is_finite(inputs):
                 raise NonFiniteLossError(self.outcome.failure(step, inputs))
-            await self.apply(step, inputs, (attempts, audits), ())
+            await self.apply(step, inputs, (attempts, audits), (), self.steps_redone)
             del self.succession.rollback.undone[step]
             self.steps_redone += 1
 
     @task
     async def apply(
-        self, step: int, inputs: StepInputs, effort: tuple[int, int], verdicts: Sequence[Verdict]
+        self,
+        step: int,
+        inputs: StepInputs,
+        effort: tuple[int, int],
+        verdicts: Sequence[Verdict],
+        redone_before: int,
     ) -> StepResult:
         """Let all optimizers take a verified step, and begin the next one.
 
@@ -106,6 +109,7 @@ class VerifiedStep:
             inputs: Its batch.
             effort: Attempts and audits that it took.
             verdicts: Those that fell in it.
+            redone_before: What `steps_redone` was when the step began.
         """
         coordinator, docket, books = self.coordinator, self.docket, self.books
         norm, clip = docket.ledger.total_norm(), coordinator.clip()
@@ -128,16 +132,19 @@ class VerifiedStep:
             loss=self.outcome.mean_loss(inputs),
             num_targets=inputs.num_targets,
             gradient_norm=norm,
-            attempts=effort[0],
-            num_audits=effort[1],
-            num_alarms=len(verdicts),
-            verdicts=tuple(verdicts),
             phases=books.timer.take(),
             bytes_by_link=moved,
             claimed_links=claimed_links(moved),
-            restarts=attempt.number,
-            skipped=tuple(sorted(attempt.bypassed)),
             batch=inputs.digest(),
+            guard=GuardReport(
+                attempts=effort[0],
+                num_audits=effort[1],
+                num_alarms=len(verdicts),
+                verdicts=tuple(verdicts),
+                restarts=attempt.number,
+                skipped=tuple(sorted(attempt.bypassed)),
+                steps_redone=self.steps_redone - redone_before,
+            ),
         )
 
     async def _attempt(self, step: int, inputs: StepInputs) -> tuple[int, int]:

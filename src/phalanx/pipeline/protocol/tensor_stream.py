@@ -1,6 +1,6 @@
 """Many tensors as one stream of frames; names, shapes and types are the receiver's own, never the sender's."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Bulk, FetchBulk
-from phalanx.security.crypto import digest_hex
+from phalanx.security.crypto import digest_hex, digest_one_by_one
 from phalanx.transport import SignedHeader
 from phalanx.transport.tensors import tensor_buffers
 
@@ -75,14 +75,21 @@ def parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, list[memory
         yield start, total, part
 
 
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """BLAKE3 over names, shapes, types and bytes in order of name, hex."""
-    buffers: list[bytes | memoryview] = []
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        buffers.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        buffers.append(tensor_buffers(tensor))
-    return digest_hex(*buffers)
+def tensors_digest(tensors: Mapping[str, Tensor], names: Iterable[str] | None = None) -> str:
+    """BLAKE3 over names, shapes, types and bytes in order of name, hex.
+
+    Args:
+        tensors: Each is read once, and none is kept.
+        names: Which of them; left out, all.
+    """
+
+    def buffers() -> Iterator[bytes | memoryview]:
+        for name in sorted(tensors if names is None else names):
+            tensor = tensors[name]
+            yield f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode()
+            yield tensor_buffers(tensor)
+
+    return digest_one_by_one(buffers())
 
 
 class BulkReceiver:

@@ -3,13 +3,29 @@
 import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, cast, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from phalanx.models import StageModule, StageSpec
 from phalanx.objectives import causal_lm
 from phalanx.pipeline.stage.replica_gradients import LaneGradients
+
+
+@runtime_checkable
+class RunnableStage(Protocol):
+    """What a runner calls: a stage's module, or one rank's slices of it."""
+
+    @property
+    def shared_head(self) -> nn.Parameter | None:
+        """The parameter of a tied head, at the last stage."""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """What the optimizer moves, by name."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Run the stage."""
 
 
 class StageRunner:
@@ -20,10 +36,11 @@ class StageRunner:
     """
 
     def __init__(
-        self, module: StageModule, spec: StageSpec, *, seed: int, precision: str, device: str, lanes: int = 1
+        self, module: RunnableStage, spec: StageSpec, *, seed: int, precision: str, device: str, lanes: int = 1
     ) -> None:
         """`lanes`: into how many sums the weight gradients of microbatches go, in turn; they are added at the end."""
-        self.module = module
+        # who reads it has a whole stage; of slices a runner needs no more than is promised
+        self.module = cast("StageModule", module)
         self.spec = spec
         self.seed = seed
         self._bf16 = precision == "bf16"

@@ -1,5 +1,7 @@
 """The undo of a copy with upkeep `snapshot`: it goes back to the one state that every party keeps of the same step."""
 
+from typing import Protocol, runtime_checkable
+
 import torch
 from torch import Tensor
 
@@ -55,7 +57,22 @@ class OwnSnapshot:
             self._step = None
 
 
-Past = UndoLog | OwnSnapshot | KeptPoints
+@runtime_checkable
+class Past(Protocol):
+    """What a copy keeps in order to go back."""
+
+    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
+        """Keep what is needed of an update that the optimizer is about to make."""
+
+    def restore(self, optimizer: StageOptimizer, step: int) -> None:
+        """Bring an optimizer of this stage to the state before `step`.
+
+        Raises:
+            StaleReplicaError: It is not kept. Nothing was changed.
+        """
+
+    def forget_from(self, step: int) -> None:
+        """Let go of this step and later ones: they were undone."""
 
 
 def past_of(guard: GuardConfig) -> Past:

@@ -119,7 +119,7 @@ class StageCopy:
         """Digest weights and optimizer moments; frozen weights are hashed once."""
         if self._frozen_digest is None:
             self._frozen_digest = tensors_digest(self._frozen())
-        return state_digest(self.optimizer.state(), self._frozen_digest, self.step)
+        return state_digest(self.optimizer.reading(), self._frozen_digest, self.step)
 
     @property
     def frozen_digest(self) -> str:
@@ -197,9 +197,11 @@ def unwrapped(copy: StageCopy, held: bool) -> StageCopy:
 
 def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDigest:
     """Digest a state with frozen weights that are known by their digest."""
-    weights = {name: tensor for name, tensor in state.items() if name.startswith("weight/")}
-    moments = {name: tensor for name, tensor in state.items() if not name.startswith("weight/")}
-    return StateDigest(step=step, weights=f"{frozen}{tensors_digest(weights)}", moments=tensors_digest(moments))
+    weights = [name for name in state if name.startswith("weight/")]
+    moments = [name for name in state if not name.startswith("weight/")]
+    return StateDigest(
+        step=step, weights=f"{frozen}{tensors_digest(state, weights)}", moments=tensors_digest(state, moments)
+    )
 
 
 def trained_digest(state: StateDigest) -> str:

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 
 from phalanx.config import StrictModel, canonical_json
+from phalanx.pipeline.party_layout import PartyLayout
 
 Word = Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]
 """A short text that can be shown on a terminal as it is."""
@@ -25,7 +26,9 @@ class NumericClass(StrictModel):
     instructions: Word
     threads: int = Field(ge=1, le=2**20)
     ranks: int = Field(default=1, ge=1, le=2**20)
-    """Processes that share every matrix product: they add up in another order than one does."""
+    """Processes that share the work of a stage: they add up in another order than one does."""
+    layout: Word = ""
+    """How they share it."""
 
     @property
     def label(self) -> str:
@@ -52,20 +55,21 @@ def settle_numerics(threads: int) -> None:
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - mypy knows no such member
 
 
-def local_numeric_class(device: str, ranks: int = 1) -> NumericClass:
-    """Describe this process, or a group of so many ranks like it."""
+def local_numeric_class(device: str, layout: PartyLayout | None = None) -> NumericClass:
+    """Describe this process, or a group of ranks like it."""
     on_gpu = device.startswith("cuda")
     return NumericClass(
         torch=_shown(torch.__version__),
         device=_shown(torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} {_cpu_model()}"),
         instructions="cuda" if on_gpu else torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
-        ranks=ranks,
+        ranks=1 if layout is None else layout.world,
+        layout="" if layout is None else layout.label,
     )
 
 
 def _shown(text: str) -> str:
-    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)[:200]
+    return "".join(outgoing if " " <= outgoing <= "~" else "?" for outgoing in text)[:200]
 
 
 def _cpu_model() -> str:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from phalanx.config import StrictModel
+from phalanx.engine import Verdict
 from phalanx.pipeline.assignment.assignment import Assignment, Share
 from phalanx.pipeline.assignment.budget import Sample
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import Exhibit
-from phalanx.pipeline.evidence.verdict import RefereeWork, Verdict
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.log_memory import Observe
 from phalanx.pipeline.protocol.messages import Activation, PassedOnHeader, StateDigest
@@ -16,6 +17,15 @@ from phalanx.pipeline.stage.gradient_norm import KnownNorms
 from phalanx.pipeline.verify.ledger import StepLedger
 
 NO_HEADERS: Mapping[str, PassedOnHeader] = {}
+
+
+class RefereeWork(StrictModel):
+    """What the referee did again to settle one dispute."""
+
+    microbatches: int = 0
+    """Messages: forward, and input-backward where the dispute is about a gradient, of one stage's microbatch."""
+    steps: int = 0
+    """States and weight gradients: all microbatches of one stage, or its update."""
 
 
 @dataclass

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from phalanx.engine import Verdict
 from phalanx.pipeline.assignment.assignment import Assignment, Share
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import Exhibit
-from phalanx.pipeline.evidence.verdict import RefereeWork, Verdict
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
@@ -19,6 +19,7 @@ from phalanx.pipeline.stage.replica_gradients import add_lanes
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth, token_distance
+from phalanx.pipeline.verify.facts import RefereeWork
 from phalanx.pipeline.verify.ledger import CommittedMessage, MessageKey, StepLedger
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from

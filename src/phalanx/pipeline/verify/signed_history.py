@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from phalanx.engine import Verdict
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import Case
-from phalanx.pipeline.evidence.verdict import Verdict
 from phalanx.pipeline.protocol.messages import (
     AuditReport,
     Commit,

@@ -5,30 +5,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from phalanx.engine import StepInputs
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.schedules import Action, actions
 from phalanx.pipeline.schedules.action import Direction
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.security.crypto import digest_hex
 from phalanx.transport import SignedHeader
-from phalanx.transport.tensors import tensor_buffers
 
 Slot = tuple[int, Direction, int]
 """(step, direction, microbatch) of a message into this stage."""
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """What the owner's stages get from the batch, one entry per microbatch."""
-
-    ids: tuple[Tensor, ...]
-    labels: tuple[Tensor, ...]
-    num_targets: int
-
-    def digest(self) -> str:
-        """BLAKE3 over tokens and labels, 32 hex characters: the same batch in the same order has the same one."""
-        return digest_hex(*(tensor_buffers(tensor.contiguous()) for tensor in (*self.ids, *self.labels)))[:32]
 
 
 @dataclass

@@ -6,6 +6,7 @@ urgent thing that has all it needs. Nothing ever blocks in the middle of a step.
 
 from collections.abc import Callable
 
+from phalanx.engine import StepInputs
 from phalanx.errors import FrameError, PhalanxError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
@@ -32,7 +33,6 @@ from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.worker.context import PartyContext
-from phalanx.pipeline.worker.hosted import StepInputs
 from phalanx.pipeline.worker.request_handlers import answer_ask, answer_fetch, answer_fetch_bulk
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.pipeline.worker.serving import ServedStages
@@ -109,7 +109,7 @@ class Party:
         elif message.epoch > self.roles.epoch:
             self._keep_for_later(received)
         elif message.epoch == self.roles.epoch and not isinstance(message, ProgressReport):
-            # the answer to a knock says no more than that it came over its link
+            # the answer to a probe says no more than that it came over its link
             self._dispatch(received)
 
     def _dispatch(self, received: ReceivedMessage) -> None:

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, Batch
+from phalanx.engine import StepInputs, StepResult
 from phalanx.parallel import Controller, stand_in
-from phalanx.pipeline import StepInputs, StepResult
 
 _WEIGHT = "weight/"
 
@@ -42,13 +42,10 @@ class DomainEngine:
             loss=outcome.loss,
             num_targets=inputs.num_targets,
             gradient_norm=outcome.gradient_norm,
-            attempts=1,
-            num_audits=0,
-            num_alarms=0,
-            verdicts=(),
             phases=self._lead.timer.take(),
             bytes_by_link={},
             batch=inputs.digest(),
+            guard=None,
         )
 
     def settle(self) -> None:

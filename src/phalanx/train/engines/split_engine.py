@@ -10,8 +10,8 @@ import torch
 
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, Batch
+from phalanx.engine import StepInputs, StepResult
 from phalanx.errors import CheckpointError
-from phalanx.pipeline import StepInputs, StepResult
 from phalanx.split import SplitDriver
 from phalanx.split.channel.costs import Costs
 from phalanx.train.batches.scores import Scores, Validation
@@ -59,13 +59,10 @@ class SplitEngine:
             loss=outcome.loss,
             num_targets=outcome.num_targets,
             gradient_norm=outcome.norm,
-            attempts=1,
-            num_audits=0,
-            num_alarms=0,
-            verdicts=(),
             phases=lead.timer.take(),
             bytes_by_link={name: count - bytes_before[name] for name, count in lead.bytes_crossed.items()},
             batch=inputs.digest(),
+            guard=None,
         )
 
     def facts(self) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from phalanx.config import printable
+from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import CheckpointError, CutLogError
-from phalanx.pipeline import Observe, StepResult
+from phalanx.pipeline import Observe
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, ProgressDisplay, StepReading, TensorBoardWriter
 from phalanx.telemetry.progress import Kind
@@ -102,8 +103,9 @@ class RunningTotals:
         self.steps += 1
         self.last_step = result.step
         self.tokens += tokens
-        self.audits += result.num_audits
-        self.alarms += result.num_alarms
+        guard = result.guard or UNGUARDED
+        self.audits += guard.num_audits
+        self.alarms += guard.num_alarms
         self.wall_s += wall_s
         self.loss_first = result.loss if self.loss_first is None else self.loss_first
         self.loss_last = result.loss
@@ -160,7 +162,7 @@ class RunRecorder:
     ) -> None:
         """A step was applied; `validation` is what was measured after it, where it was."""
         self.truth.refresh()
-        totals = self.totals
+        totals, guard = self.totals, result.guard or UNGUARDED
         totals.add(result, tokens, wall_s)
         rate = tokens / wall_s
         self._metrics.append(
@@ -174,13 +176,13 @@ class RunRecorder:
                 "tokens": tokens,
                 "tokens_per_s": rate,
                 "wall_s": wall_s,
-                "attempts": result.attempts,
-                "audits": result.num_audits,
-                "alarms": result.num_alarms,
+                "attempts": guard.attempts,
+                "audits": guard.num_audits,
+                "alarms": guard.num_alarms,
                 "attacked": result.step in self.truth.attacked_steps(),
-                "repaired": result.attempts > 1 and not result.skipped,
-                "restarts": result.restarts,
-                "skipped": bool(result.skipped),
+                "repaired": guard.attempts > 1 and not guard.skipped,
+                "restarts": guard.restarts,
+                "skipped": bool(guard.skipped),
                 **validation_row(validation),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,

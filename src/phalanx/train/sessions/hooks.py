@@ -5,8 +5,9 @@ from typing import Protocol
 
 from phalanx.data import Batch, validation_batches
 from phalanx.data.loader import HeldOut
+from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import FailedBatchError
-from phalanx.pipeline import PipelineEngine, StepResult
+from phalanx.pipeline import PipelineEngine
 from phalanx.train.batches.scores import Validation, say_validation
 from phalanx.train.batches.validation import perplexity
 from phalanx.train.config import RunConfig
@@ -94,7 +95,7 @@ class RunHooks:
         self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: Validation | None
     ) -> None:
         """A step was applied."""
-        self._went_back = self._went_back or result.steps_redone > 0
+        self._went_back = self._went_back or (result.guard or UNGUARDED).steps_redone > 0
         self._recorder.stepped(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
 
     def save(self, num_steps: int) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from phalanx.checkpoint import CertifiedCheckpoints, Checkpoint, Shard
 from phalanx.config import digest
 from phalanx.data import BatchLoader, Corpus, prepare, unigram_perplexity
+from phalanx.engine import Engine
 from phalanx.errors import AuditLogError, CheckpointError, ConfigError, CutLogError, DiskError, NoHolderError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.optimizers import learning_rate
@@ -18,7 +19,7 @@ from phalanx.pipeline import OWNER, AuditDraw, LocalWorkers, Observe, PipelineEn
 from phalanx.security.audit import AuditLog
 from phalanx.telemetry import MetricsFile, ProgressDisplay, TensorBoardWriter
 from phalanx.train.config import RunConfig
-from phalanx.train.loop import Engine, Loader, run_loop
+from phalanx.train.loop import Loader, run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, rules, step_noter
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.ground_truth import GroundTruth

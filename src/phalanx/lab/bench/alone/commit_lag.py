@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from phalanx.engine import UNGUARDED
 from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import ModelSource, open_model
@@ -51,7 +52,8 @@ class LagArm:
         self.waited_s, started = 0.0, time.perf_counter()
         for step in range(first, first + STEPS):
             batch = random_batch(self.run, self.vocab_size, step)
-            self.audits += self.engine.step(step, step_inputs(batch, self.run.train.microbatches)).num_audits
+            result = self.engine.step(step, step_inputs(batch, self.run.train.microbatches))
+            self.audits += (result.guard or UNGUARDED).num_audits
         self.engine.settle()
         self.wall_s.append((time.perf_counter() - started) / STEPS)
         self.audit_wait_s.append(self.waited_s / STEPS)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from phalanx.engine import UNGUARDED
 from phalanx.lab.attacks import actor, attacks_in, make_attack
 from phalanx.lab.bench.detection.cell import DetectionCell
 from phalanx.lab.bench.detection.cells import FIRST_ATTACKED_STEP
@@ -211,7 +212,7 @@ def _drive(company: MemoryCompany, steps: int, log: Path, outcome: CompanyResult
     while len(outcome.losses) < steps and after < _STEPS_AFTER_THE_LAST:
         result = company.run(1)[0]
         outcome.losses.append(result.loss)
-        outcome.num_audits += result.num_audits
+        outcome.num_audits += (result.guard or UNGUARDED).num_audits
         liars = {lie.party for lie in read_lies(log)}
         after += bool(liars) and liars <= {*company.evicted, *company.lost}
 

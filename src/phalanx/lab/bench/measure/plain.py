@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import torch
 from transformers import AutoModelForCausalLM
 
+from phalanx.engine import StepInputs
 from phalanx.models import ModelSource
 from phalanx.objectives import causal_lm
 from phalanx.optimizers import OptimizerConfig, learning_rate
-from phalanx.pipeline import StepInputs
 
 
 class PlainTrainer:

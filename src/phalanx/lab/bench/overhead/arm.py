@@ -11,11 +11,12 @@ from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel
 from phalanx.data import BatchLoader, prepare
+from phalanx.engine import UNGUARDED, StepInputs
 from phalanx.errors import ConfigError
 from phalanx.lab.bench.measure.plain import PlainTrainer
 from phalanx.lab.bench.overhead.loss import Loss
 from phalanx.models import ModelSource, open_model
-from phalanx.pipeline import PipelineEngine, StepInputs, die_with_parent, keep_freed_memory, settle_numerics
+from phalanx.pipeline import PipelineEngine, die_with_parent, keep_freed_memory, settle_numerics
 from phalanx.train import RunConfig, step_inputs
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import company
@@ -111,12 +112,13 @@ def _pipeline(spec: ArmSpec, source: ModelSource) -> Iterator[_Runner]:
 
 def _pipeline_step(engine: PipelineEngine, step: int, inputs: StepInputs, loss: Loss, lose: str | None) -> Report:
     result, recovery_s = (engine.step(step, inputs), None) if lose is None else loss.step(lose, step, inputs)
+    guard = result.guard or UNGUARDED
     return Report(
         recovery_s=recovery_s,
-        steps_redone=result.steps_redone,
+        steps_redone=guard.steps_redone,
         losses=(result.loss,),
-        audits=result.num_audits,
-        alarms=result.num_alarms,
+        audits=guard.num_audits,
+        alarms=guard.num_alarms,
         wall_by_phase=dict(result.phases),
         bytes_by_link=dict(result.bytes_by_link),
         usage={party: dict(seconds) for party, seconds in engine.usage.items()},

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.checkpoint import Shard, open_checkpoint, save_checkpoint
+from phalanx.engine import StepInputs, StepResult
 from phalanx.errors import NoHolderError, TrainingError
 from phalanx.lab.bench.measure.process_clock import process_tree
 from phalanx.models import ModelSource
-from phalanx.pipeline import PipelineEngine, StepInputs, StepPlan, StepResult
+from phalanx.pipeline import PipelineEngine, StepPlan
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.setup.stage_source import StageLibrary
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from phalanx.engine import StepInputs
 from phalanx.lab.reproduce.attacker import Attacker
 from phalanx.models import ModelSource, StageModule
-from phalanx.pipeline import StepInputs, StepPlan
+from phalanx.pipeline import StepPlan
 from phalanx.train import RunConfig
 
 

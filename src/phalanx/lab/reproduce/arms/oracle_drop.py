@@ -1,7 +1,7 @@
 """A defence that the paper does not show: leave out every attacked step, told by an oracle, and do nothing else."""
 
+from phalanx.engine import StepInputs
 from phalanx.lab.reproduce.arms.undefended import UndefendedArm
-from phalanx.pipeline import StepInputs
 
 
 class OracleDrop(UndefendedArm):

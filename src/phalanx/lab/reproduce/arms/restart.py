@@ -1,11 +1,12 @@
 """The paper's first recovery: on an alarm of the duplicated block the whole iteration runs again."""
 
+from phalanx.engine import StepInputs
 from phalanx.errors import TrainingError
 from phalanx.lab.reproduce.arms.arm import ArmInputs
 from phalanx.lab.reproduce.arms.duplicates import DuplicateCheck
 from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.simulator import AlarmRaised
-from phalanx.pipeline import MAX_ATTEMPTS, StepInputs
+from phalanx.pipeline import MAX_ATTEMPTS
 
 
 class Restart(SimulatedArm):

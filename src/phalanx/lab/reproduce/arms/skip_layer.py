@@ -8,12 +8,13 @@ Source: Lu et al. 2023, section 6.3. Their release differs from their text at bo
 docs/reproduction.md.
 """
 
+from phalanx.engine import StepInputs
 from phalanx.errors import TrainingError
 from phalanx.lab.reproduce.arms.arm import ArmInputs
 from phalanx.lab.reproduce.arms.duplicates import DuplicateCheck
 from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.simulator import AlarmRaised
-from phalanx.pipeline import StepInputs, skipping
+from phalanx.pipeline import skipping
 
 
 class SkipLayer(SimulatedArm):

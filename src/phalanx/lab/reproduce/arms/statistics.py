@@ -9,12 +9,12 @@ stage is replaced by an honest copy with the right weights, which costs nothing 
 from collections import Counter
 from collections.abc import Sequence
 
+from phalanx.engine import StepInputs
 from phalanx.lab.reproduce.arms.arm import ArmInputs
 from phalanx.lab.reproduce.arms.monitor import StatisticsMonitor
 from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.attacker import Attacker
 from phalanx.lab.reproduce.simulator import Simulator, StageTensor
-from phalanx.pipeline import StepInputs
 
 STEPS_TO_BAN = 3
 _RECENTRING = 4

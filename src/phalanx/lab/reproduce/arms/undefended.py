@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+from phalanx.engine import StepInputs
 from phalanx.lab.reproduce.arms.arm import ArmInputs, Counts
 from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
 from phalanx.models import StageModule
-from phalanx.pipeline import StepInputs
 
 
 class SimulatedArm:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+from phalanx.engine import UNGUARDED, StepInputs
 from phalanx.lab.reproduce.arms.arm import ArmInputs, Counts
 from phalanx.models import StageModule
-from phalanx.pipeline import StepInputs
 from phalanx.testing import MemoryCompany
 
 
@@ -38,7 +38,7 @@ class VerifiedArm:
     def step(self, step: int, inputs: StepInputs) -> None:
         """Train one verified step."""
         result = self._company.engine.step(step, inputs)
-        self._redone += result.attempts - 1
+        self._redone += (result.guard or UNGUARDED).attempts - 1
 
     def stages(self) -> Iterator[StageModule]:
         """Yield the verified weights, collected from the parties that hold them."""

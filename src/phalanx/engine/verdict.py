@@ -1,9 +1,8 @@
-"""The verdict, which names exactly one guilty party, and the referee's work for it."""
+"""A verdict ends a dispute: it names exactly one guilty party."""
 
 from typing import Literal
 
 from phalanx.config import StrictModel
-from phalanx.pipeline.schedules.action import Direction
 
 Offence = Literal[
     "message",
@@ -19,15 +18,6 @@ Offence = Literal[
 ]
 
 
-class RefereeWork(StrictModel):
-    """What the referee did again to settle one dispute."""
-
-    microbatches: int = 0
-    """Messages: forward, and input-backward where the dispute is about a gradient, of one stage's microbatch."""
-    steps: int = 0
-    """States and weight gradients: all microbatches of one stage, or its update."""
-
-
 class Verdict(StrictModel):
     """One party is guilty; `reason` says where, what was found and what was allowed."""
 
@@ -36,7 +26,7 @@ class Verdict(StrictModel):
     party: str
     offence: Offence
     reason: str
-    direction: Direction | None = None
+    direction: Literal["forward", "backward"] | None = None
     microbatch: int | None = None
     distance: float | None = None
     """Largest relative distance over tokens; None where digests were compared or a tensor is not finite."""

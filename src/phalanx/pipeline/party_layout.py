@@ -1,0 +1,94 @@
+"""The layout of one party's ranks, in the words of ``[parallel]``; what a party cannot have is refused here."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from phalanx.config import StrictModel
+
+_ALL_PARAMETERS = 3
+"""The ZeRO level at which parameters are shared as well."""
+
+NOT_FOR_PARTIES = {
+    "pp": "the stages of the run are its pipeline; raise pipeline.stages and give the party another one",
+    "schedule": "it orders a pipeline's microbatches, which pipeline.schedule does",
+    "replicas": "groups of copies that each have all of a state save links between machines, and a party is on one",
+    "gradient_compression": "what the party signs is the sum itself, which its shadow recomputes",
+    "offload": "rank 0 keeps the stage on the device of the worker file",
+    "activation_checkpointing": "it is the run's: model.activation_checkpointing",
+    "compile": "compiled blocks give other bits than those that an auditor recomputes",
+    "outer": "copies that train apart have no common state to sign after a step",
+    "min_dp": "a party keeps its ranks or is lost, and then its shadow takes over",
+    "max_dp": "a party keeps its ranks or is lost, and then its shadow takes over",
+    "restarts": "a party that loses a rank is lost as a whole; pipeline.respawns or pipeline.returns bring another one",
+    "unsafe_public_network": "the ranks of a party are processes of one machine",
+}
+"""Words of ``[parallel]`` that a party's layout cannot have, and why."""
+
+
+class PartyLayout(StrictModel):
+    """How the ranks of one party share its stages.
+
+    Attributes:
+        dp: Ranks that each run some of a microbatch's rows.
+        tp: Ranks that share every matrix product.
+        cp: Ranks that share every sequence.
+        context: How they see all of it, as in ``[parallel]``.
+        zero: What the ranks share instead of rank 0 having it: 0 nothing, 1 optimizer state and what is kept to undo
+            steps, 2 weight gradients too while they add up.
+        sequence_parallel: Tensor parallel ranks share the sequence too, where they would do the same work.
+        silence_s: Seconds after which a rank that gives no sign of life is taken for hung.
+    """
+
+    dp: int = Field(default=1, ge=1, le=1024)
+    tp: int = Field(default=1, ge=1, le=1024)
+    cp: int = Field(default=1, ge=1, le=1024)
+    context: Literal["ulysses", "ring"] = "ulysses"
+    zero: int = Field(default=0, ge=0, le=_ALL_PARAMETERS)
+    sequence_parallel: bool = False
+    silence_s: float = Field(default=30.0, ge=2.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_words(cls, data: Any) -> Any:
+        for word in NOT_FOR_PARTIES if isinstance(data, dict) else ():
+            if word in data:
+                raise ValueError(f"{word} is not for the ranks of one party: {NOT_FOR_PARTIES[word]}; leave it out")
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> "PartyLayout":
+        if self.zero == _ALL_PARAMETERS:
+            raise ValueError(
+                "zero = 3 shares parameters, and rank 0 of a party has all of them: it signs whole weights in every "
+                "step; set zero to 2"
+            )
+        if self.zero and self.copies == 1:
+            raise ValueError(
+                f"zero = {self.zero} shares what dp * cp copies have, and there is one; raise dp, or set zero to 0"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel = true needs tensor parallel ranks; set tp to 2 or more, or cp instead")
+        return self
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self.dp * self.tp * self.cp
+
+    @property
+    def copies(self) -> int:
+        """How many ranks have the same weights."""
+        return self.dp * self.cp
+
+    @property
+    def label(self) -> str:
+        """The layout in a few words; empty for one rank."""
+        words = {axis: getattr(self, axis) for axis in ("dp", "tp", "cp") if getattr(self, axis) > 1}
+        if self.cp > 1 and self.context != "ulysses":
+            words["context"] = self.context
+        if self.zero:
+            words["zero"] = self.zero
+        if self.sequence_parallel:
+            words["sequence_parallel"] = "true"
+        return " ".join(f"{word}={value}" for word, value in words.items())

@@ -1,0 +1,189 @@
+"""Rank 0's end of an optimizer with a state that the ranks of a group keep together (ZeRO)."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from phalanx.errors import TrainingError
+from phalanx.optimizers import StageOptimizer, expect_state
+from phalanx.pipeline import StageCopy
+from phalanx.pipeline.stage.undo_log import UndoEntry
+from phalanx.stage_group.orders import GroupCommand, StateSource
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class GroupOrders(Protocol):
+    """What an optimizer needs of its copy's link to the group."""
+
+    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Have something done with this copy."""
+
+    def refresh(self, num_steps: int) -> None:
+        """Give the ranks the parameters, if these were written since."""
+
+    def are_fresh(self, num_steps: int) -> None:
+        """Note that the ranks have the parameters as they are."""
+
+
+class GroupOptimizer(StageOptimizer):
+    """Has whole weights and no moments: those come from the ranks when they are asked for.
+
+    Args:
+        plain: The copy that the group stands in for; its state is taken over.
+        link: To the ranks.
+    """
+
+    def __init__(self, plain: StageCopy, link: GroupOrders) -> None:
+        super().__init__(plain.module.trainable(), plain.plan.optimizer, has_moments=False)
+        self._link = link
+        self._is_recorded = False
+        if plain.step > 0:
+            self.load_state(plain.optimizer.state(), plain.step)
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], lr: float, clip_coefficient: float) -> None:
+        """As `StageOptimizer.step`; each rank makes its part of it."""
+        self._ordered(gradients)
+        if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
+            raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
+        self._link.refresh(self.num_steps)
+        order = GroupCommand(
+            deed="update",
+            copy_id=0,
+            learning_rate=lr,
+            clip_coefficient=clip_coefficient,
+            is_recorded=self._is_recorded,
+        )
+        self._is_recorded = False
+        self._take(self._link.order(order, gradients), self.num_steps + 1)
+
+    def record_next(self) -> None:
+        """Have the ranks keep what they need to undo the next step."""
+        self._is_recorded = True
+
+    def state(self) -> dict[str, Tensor]:
+        """As `StageOptimizer.state`; weights are the tensors themselves, moments are copies."""
+        weights = super().state()
+        names = _with_moments(weights)
+        moments = self._collect(tuple(name for name in names if name not in weights))
+        return {name: weights[name] if name in weights else moments[name] for name in names}
+
+    def reading(self) -> Mapping[str, Tensor]:
+        """As `StageOptimizer.reading`: each moment comes from its rank when it is asked for."""
+        return _DistributedState(super().state(), self._collect)
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+        """As `StageOptimizer.load_state`."""
+        own = super().state()
+        expect_state(tensors, {key: own[f"weight/{key.partition('/')[2]}"] for key in _with_moments(own)}, num_steps)
+        for name, weight in own.items():
+            weight.copy_(tensors[name])
+        self._set_num_steps(num_steps)
+        self._link.order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
+
+    def snapshot(self) -> None:
+        """As `StageOptimizer.snapshot`; each rank keeps its part."""
+        self._link.refresh(self.num_steps)
+        self._link.order(GroupCommand(deed="snapshot", copy_id=0), {})
+        self._undo_steps = self.num_steps
+
+    def restore(self) -> None:
+        """As `StageOptimizer.restore`."""
+        state, steps = self.undo_state(), self._undo_steps
+        self.load_state(state, steps or 0)
+
+    def undo_state(self) -> dict[str, Tensor]:
+        """As `StageOptimizer.undo_state`; copies."""
+        if self._undo_steps is None:
+            raise TrainingError("optimizer: no snapshot to look at; take one before the step")
+        return self._collect(_with_moments(super().state()), "snapshot")
+
+    def state_before(self, step: int) -> dict[str, Tensor]:
+        """The whole state before an earlier step; copies.
+
+        Raises:
+            StaleReplicaError: It is not kept.
+        """
+        return self._collect(_with_moments(super().state()), "past", step)
+
+    def go_back(self, step: int) -> None:
+        """Return to the state before an earlier step.
+
+        Raises:
+            StaleReplicaError: It is not kept. Nothing was changed.
+        """
+        self._take(self._link.order(GroupCommand(deed="restore", copy_id=0, step=step), {}), step)
+
+    def forget_from(self, step: int) -> None:
+        """Have the ranks let go of this step and later ones."""
+        self._link.order(GroupCommand(deed="forget", copy_id=0, step=step), {})
+
+    @torch.no_grad()
+    def _take(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
+        own = super().state()
+        for name, weight in weights.items():
+            own[f"weight/{name}"].copy_(weight)
+        self._set_num_steps(num_steps)
+        self._link.are_fresh(num_steps)
+
+    def _collect(self, names: tuple[str, ...], source: StateSource = "present", step: int = 0) -> dict[str, Tensor]:
+        order = GroupCommand(deed="collect", copy_id=0, names=names, source=source, step=step)
+        return self._link.order(order, {})
+
+
+class GroupHistory:
+    """What the ranks of a group keep together in order to go back; stands where others keep an `UndoLog`."""
+
+    def __init__(self, optimizer: GroupOptimizer) -> None:
+        self._own = optimizer
+
+    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
+        """Keep what is needed of the update that comes next."""
+        del optimizer, update
+        self._own.record_next()
+
+    def restore(self, optimizer: StageOptimizer, step: int) -> None:
+        """As `Past.restore`; another optimizer than the group's own is given the whole state."""
+        if optimizer is self._own:
+            self._own.go_back(step)
+        else:
+            optimizer.load_state(self._own.state_before(step), step)
+
+    def forget_from(self, step: int) -> None:
+        """As `Past.forget_from`."""
+        self._own.forget_from(step)
+
+
+class _DistributedState(Mapping[str, Tensor]):
+    """A state of which rank 0 has the weights; in the order of `StageOptimizer.state`."""
+
+    def __init__(self, weights: Mapping[str, Tensor], collect: "Collect") -> None:
+        self._weights = weights
+        self._collect = collect
+        self._names = _with_moments(weights)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[name] if name in self._weights else self._collect((name,))[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Collect(Protocol):
+    """How tensors of the state come from the ranks."""
+
+    def __call__(self, names: tuple[str, ...]) -> dict[str, Tensor]:
+        """Bring the named ones to rank 0."""
+
+
+def _with_moments(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
+    names = [name.partition("/")[2] for name in weights]
+    return tuple(f"{kind}/{name}" for name in names for kind in ("weight", *_MOMENTS))

@@ -1,0 +1,153 @@
+"""Whole weight gradients of a group's ranks, added up in the order of the ranks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from phalanx.parallel.data.parameters import RankParameter, whole
+from phalanx.parallel.groups.direct import summed
+from phalanx.parallel.groups.mesh import Domain
+
+Slices = Mapping[str, Tensor]
+"""What a runner has of the weight gradients, by name."""
+
+
+class WeightGradients(Protocol):
+    """How the ranks of a group add up the weight gradients of a stage."""
+
+    def collect(self, slices: Slices) -> dict[str, Tensor]:
+        """Bring whole sums to rank 0, on the CPU; all ranks call this together, and rank 0 alone has all of them."""
+
+    def clear(self) -> None:
+        """Forget the sums of a step that will be done again."""
+
+
+class JoinedGradients:
+    """Each rank adds up the gradients of its own rows and positions; rank 0 adds the ranks' sums at the end.
+
+    Args:
+        held: This rank's parameters.
+        domain: Its place.
+    """
+
+    def __init__(self, held: Sequence[RankParameter], domain: Domain) -> None:
+        self._held = held
+        self._domain = domain
+
+    def collect(self, slices: Slices) -> dict[str, Tensor]:
+        """As `WeightGradients.collect`."""
+        domain = self._domain
+        found = {}
+        for one in self._held:
+            total = whole(one, _completed(one, slices[one.name], domain), domain)
+            if domain.tp == 0:
+                total = ordered_sum(total, domain, 0)
+            if dist.get_rank() == 0:
+                found[one.name] = total
+        return found
+
+    def clear(self) -> None:
+        """Nothing is kept here."""
+
+
+class SharedGradients:
+    """Each sum is at one of the copies alone, and is added to while the backward pass runs (ZeRO 2).
+
+    A rank holds the gradients of one parameter after the other, and the sums of those that it keeps.
+
+    Args:
+        held: This rank's parameters; each gets a hook.
+        domain: Its place.
+    """
+
+    def __init__(self, held: Sequence[RankParameter], domain: Domain) -> None:
+        self._held = held
+        self._domain = domain
+        self._sums: dict[str, Tensor] = {}
+        for one, keeper in self._keepers():
+            parameter: Any = one.parameter
+            parameter.register_post_accumulate_grad_hook(self._hook(one.name, keeper))
+
+    def collect(self, slices: Slices) -> dict[str, Tensor]:
+        """As `WeightGradients.collect`."""
+        del slices
+        domain = self._domain
+        found = {}
+        for one, keeper in self._keepers():
+            if domain.copy == keeper:
+                total = self._sums.get(one.name, torch.zeros_like(one.parameter))
+                found[one.name] = whole(one, _completed(one, total, domain), domain)
+                if domain.tp == 0 and keeper > 0:
+                    dist.send(found[one.name].to(domain.device), dst=0)
+            elif dist.get_rank() == 0:
+                found[one.name] = self._receive(one, keeper)
+        self.clear()
+        return found
+
+    def clear(self) -> None:
+        """As `WeightGradients.clear`."""
+        self._sums.clear()
+
+    def _hook(self, name: str, keeper: int) -> Callable[[Tensor], None]:
+        def give(parameter: Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                return
+            total = ordered_sum(gradient, self._domain, keeper)
+            if self._domain.copy == keeper:
+                self._sums[name] = total if name not in self._sums else self._sums[name].add_(total)
+
+        return give
+
+    def _keepers(self) -> Iterator[tuple[RankParameter, int]]:
+        for number, one in enumerate(self._held):
+            yield one, number % self._domain.config.copies
+
+    def _receive(self, one: RankParameter, keeper: int) -> Tensor:
+        came = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)
+        dist.recv(came, src=keeper * self._domain.config.tp)
+        return came.cpu()
+
+
+def whole_shape(one: RankParameter, domain: Domain) -> tuple[int, ...]:
+    """Shape of a parameter that tensor parallel ranks may have cut."""
+    shape = list(one.parameter.shape)
+    if one.split is not None:
+        shape[one.split.dim] *= domain.config.tp
+    return tuple(shape)
+
+
+def ordered_sum(part: Tensor, domain: Domain, keeper: int) -> Tensor:
+    """Add what the copies have, in their order, at one of them; all copies call this together.
+
+    Args:
+        part: This copy's; changed where it is the first one's.
+        domain: This rank's place.
+        keeper: Which copy gets the sum.
+
+    Returns:
+        The sum at the keeper; elsewhere what was given.
+    """
+    group, copies = domain.copies, domain.config.copies
+    if copies == 1:
+        return part
+    mine = part.to(domain.device).contiguous()
+    if domain.copy != keeper:
+        dist.send(mine, group=group, group_dst=keeper)
+        return part
+    parts = [mine if copy == keeper else torch.empty_like(mine) for copy in range(copies)]
+    for copy in range(copies):
+        if copy != keeper:
+            dist.recv(parts[copy], group=group, group_src=copy)
+    total = parts[0]
+    for other in parts[1:]:
+        total = total + other
+    return total.to(part.device)
+
+
+def _completed(one: RankParameter, gradient: Tensor, domain: Domain) -> Tensor:
+    """Sum of what tensor parallel ranks have, where each saw a part of the sequence."""
+    return summed(gradient, domain.tensors) if one.is_partial else gradient

@@ -1,0 +1,64 @@
+"""A party's layout speaks the words of [parallel], and refuses the ones that a party cannot carry."""
+
+import pytest
+from pydantic import ValidationError
+
+from phalanx.config import load_config
+from phalanx.errors import ConfigError
+from phalanx.parallel import ParallelConfig
+from phalanx.pipeline import NOT_FOR_PARTIES, PartyLayout, WorkerConfig
+from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
+
+OF_BOTH = {name: ParallelConfig.model_fields[name] for name in PartyLayout.model_fields}
+
+
+def test_every_word_of_parallel_is_carried_or_refused_with_a_reason():
+    assert set(PartyLayout.model_fields) | set(NOT_FOR_PARTIES) == set(ParallelConfig.model_fields)
+    assert set(PartyLayout.model_fields).isdisjoint(NOT_FOR_PARTIES)
+    assert {name: one.default for name, one in OF_BOTH.items()} == {
+        name: one.default for name, one in PartyLayout.model_fields.items()
+    }
+
+
+@pytest.mark.parametrize("word", NOT_FOR_PARTIES)
+def test_a_word_that_is_not_for_parties_is_refused_even_with_its_default(word):
+    with pytest.raises(ValidationError, match=f"{word} is not for the ranks of one party"):
+        PartyLayout.model_validate({word: ParallelConfig.model_fields[word].default})
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        ({"dp": 2, "zero": 3}, "rank 0 of a party has all of them"),
+        ({"tp": 2, "zero": 1}, "and there is one; raise dp"),
+        ({"sequence_parallel": True}, "needs tensor parallel ranks"),
+        ({"dp": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_layout_that_cannot_be_carried_is_refused(layout, reason):
+    with pytest.raises(ValidationError, match=reason):
+        PartyLayout.model_validate(layout)
+
+
+def test_a_layout_says_what_it_is_in_the_numeric_class():
+    layout = PartyLayout(dp=2, cp=2, context="ring", zero=2)
+
+    described = local_numeric_class("cpu", layout)
+
+    assert (described.ranks, described.layout) == (4, "dp=2 cp=2 context=ring zero=2")
+    assert local_numeric_class("cpu", PartyLayout()) == local_numeric_class("cpu")
+
+
+def test_tensor_parallel_in_a_worker_file_is_tp(tmp_path):
+    file = tmp_path / "worker.toml"
+    file.write_text('identity = "here"\nowner = "there:1"\ntensor_parallel = 2\n')
+
+    assert load_config(file, WorkerConfig).parallel == PartyLayout(tp=2)
+
+
+def test_tensor_parallel_beside_a_layout_is_refused(tmp_path):
+    file = tmp_path / "worker.toml"
+    file.write_text('identity = "here"\nowner = "there:1"\ntensor_parallel = 2\n[parallel]\ndp = 2\n')
+
+    with pytest.raises(ConfigError, match="both say how ranks share a stage"):
+        load_config(file, WorkerConfig)

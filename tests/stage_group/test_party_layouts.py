@@ -1,0 +1,158 @@
+"""A stage on real ranks of each layout: close to a plain copy in what it computes, equal to it in its updates."""
+
+import contextlib
+
+import pytest
+import torch
+
+from phalanx.errors import StaleReplicaError, TrainingError
+from phalanx.models import open_model
+from phalanx.pipeline import GuardConfig, PartyLayout, StageCopy, WorkerConfig
+from phalanx.stage_group import open_group
+from phalanx.stage_group.state_shards import keepers_of
+from phalanx.testing.tiny import tiny_run
+from phalanx.train.setup.layout import make_plan
+
+QUICK = [PartyLayout(dp=2, zero=2)]
+REST = [
+    PartyLayout(dp=2),
+    PartyLayout(dp=2, zero=1),
+    PartyLayout(tp=2),
+    PartyLayout(tp=2, sequence_parallel=True),
+    PartyLayout(cp=2),
+    PartyLayout(cp=2, context="ring", zero=2),
+    PartyLayout(dp=2, tp=2, zero=2),
+    PartyLayout(dp=2, tp=2, zero=1, sequence_parallel=True),
+    PartyLayout(dp=2, cp=2, zero=1),
+]
+
+
+@pytest.fixture
+def plan(tmp_path):
+    run = tiny_run(guard=GuardConfig(classes="mixed", keep_steps=2))
+    return make_plan(run, open_model(run.model, tmp_path, 0))
+
+
+@pytest.fixture
+def open_ranks(tmp_path):
+    """Starts the ranks of a layout; returns what puts them in the place of a plain copy."""
+    with contextlib.ExitStack() as stack:
+
+        def start(layout):
+            file = tmp_path / "worker.toml"
+            words = ", ".join(f"{name} = {value!r}".lower() for name, value in layout.model_dump().items())
+            file.write_text(f'identity = "nobody"\nowner = "nowhere:1"\nparallel = {{ {words} }}\n')
+            config = WorkerConfig(identity="nobody", owner="nowhere:1", parallel=layout)
+            return stack.enter_context(open_group(config, file))
+
+        yield start
+
+
+def drawn(copy, seed):
+    """A state of a copy, after three steps."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: torch.randn(one.shape, generator=generator) * 0.2 for name, one in copy.state().items()}
+    return {name: one.abs() if name.startswith("exp_avg_sq/") else one for name, one in state.items()}
+
+
+def close(found, expected):
+    assert found.keys() == expected.keys()
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def step_of(copy, plan, step):
+    """One step's messages and weight gradient."""
+    generator = torch.Generator().manual_seed(step)
+    inputs = [
+        (torch.randn(plan.hidden_shape, generator=generator), torch.randn(plan.hidden_shape, generator=generator))
+        for _ in range(2)
+    ]
+    runner, sent = copy.runner, {}
+    # two microbatches are under way at once, as in 1F1B
+    for number, (x, _) in enumerate(inputs):
+        sent[f"y{number}"] = runner.forward(step, number, x)
+    for number, (_, gradient) in enumerate(inputs):
+        sent[f"x{number}"] = runner.backward(step, number, gradient)
+    y, x_gradient = runner.recompute(step, 0, *inputs[0])
+    assert torch.equal(y, sent["y0"])
+    assert torch.equal(x_gradient, sent["x0"])
+    assert torch.equal(runner.recompute(step, 0, inputs[0][0], None)[0], sent["y0"])
+    return sent, runner.gradients()
+
+
+def behaves_as_a_plain_copy(plan, group):
+    plain, shared = StageCopy.empty(plan, 1), group.wrap(StageCopy.empty(plan, 1), True)
+    state = drawn(plain, 0)
+    for copy in (plain, shared):
+        copy.load(state, 3)
+    assert shared.digest() == plain.digest()
+
+    first, _ = None, None
+    for step in (3, 4):
+        expected, gradients = step_of(plain, plan, step)
+        sent, found = step_of(shared, plan, step)
+        close(sent, expected)
+        close(found, gradients)
+        first = first or sent
+        shared.runner.abandon()
+        # of one gradient both make one state, bit for bit
+        for copy in (plain, shared):
+            copy.apply(step, gradients, 0.7)
+        assert shared.digest() == plain.digest()
+        assert all(torch.equal(shared.state()[name], one) for name, one in plain.state().items())
+    past = shared.past(3)
+    assert past.digest() == plain.past(3).digest()
+    assert torch.equal(step_of(past, plan, 3)[0]["y1"], first["y1"])
+    shared.rewind(4)
+    plain.rewind(4)
+    assert (shared.step, shared.digest()) == (4, plain.digest())
+    with pytest.raises(StaleReplicaError, match="asked for the state of step 2"):
+        shared.rewind(2)
+    assert shared.digest() == plain.digest()
+    return plain, shared
+
+
+def undoes_and_refuses_as_a_plain_copy(plain, shared):
+    gradients = {name: torch.ones_like(one) for name, one in plain.module.trainable().items()}
+    before = shared.digest()
+    for copy in (plain, shared):
+        copy.optimizer.snapshot()
+        copy.apply(copy.step, gradients, 1.0)
+    assert shared.digest() == plain.digest() != before
+    undo = plain.optimizer.undo_state()
+    assert all(torch.equal(one, undo[name]) for name, one in shared.optimizer.undo_state().items())
+    # what is written by hand counts
+    for copy in (plain, shared):
+        copy.optimizer.restore()
+        copy.load_weights({name: one * 2 for name, one in copy.weights().items()})
+        copy.apply(copy.step, gradients, 1.0)
+    assert shared.digest() == plain.digest()
+    after = shared.digest()
+    name = next(iter(gradients))
+    with pytest.raises(TrainingError, match="no gradient for"):
+        shared.optimizer.step({other: one for other, one in gradients.items() if other != name}, 0.1, 1.0)
+    with pytest.raises(TrainingError, match="must be finite"):
+        shared.optimizer.step(gradients, float("nan"), 1.0)
+    assert shared.digest() == after
+
+
+@pytest.mark.parametrize("layout", QUICK, ids=lambda one: one.label)
+def test_ranks_are_one_copy(plan, open_ranks, layout):
+    undoes_and_refuses_as_a_plain_copy(*behaves_as_a_plain_copy(plan, open_ranks(layout)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", REST, ids=lambda one: one.label)
+def test_ranks_of_every_layout_are_one_copy(plan, open_ranks, layout):
+    undoes_and_refuses_as_a_plain_copy(*behaves_as_a_plain_copy(plan, open_ranks(layout)))
+
+
+def test_ranks_keep_about_as_much_of_a_state_and_rank_0_least():
+    shapes = {"a": (4, 4), "b": (8,), "c": (8,), "d": (3,)}
+
+    keepers = keepers_of(shapes, 2)
+
+    loads = [sum(torch.Size(shapes[name]).numel() for name, one in keepers.items() if one == rank) for rank in (0, 1)]
+    assert sorted(loads) == loads == [16, 19]
+    assert list(keepers) == sorted(shapes)
