@@ -32,8 +32,6 @@ RIDDLE = re.compile(
     r"\b(who|whom|whose|who(m|so)?ever|somebody|someone|anybody|anyone|nobody|everybody|everyone|so-many-?th)\b",
     re.IGNORECASE,
 )
-RIDDLES_LEFT = ("parallel/", "train/")
-"""Rooms with docstrings that still name no subject; this list may only shrink."""
 
 
 def name_of(path: Path) -> str:
@@ -225,17 +223,11 @@ def riddles(source: str) -> list[str]:
 
 
 def test_docstrings_name_their_subject(sources: dict[str, str]) -> None:
-    prefixes = tuple(f"src/phalanx/{folder}" for folder in RIDDLES_LEFT)
     texts = sources | {name_of(path): path.read_text(encoding="utf-8") for path in (*TESTS, *BESIDE)}
 
-    found = {file: riddles(text) for file, text in texts.items() if not file.startswith(prefixes)}
+    found = {file: riddles(text) for file, text in texts.items()}
 
     assert {file: words for file, words in found.items() if words} == {}
-
-
-@pytest.mark.parametrize("folder", RIDDLES_LEFT)
-def test_a_folder_without_riddles_leaves_the_list(folder: str, sources: dict[str, str]) -> None:
-    assert any(riddles(text) for file, text in sources.items() if file.startswith(f"src/phalanx/{folder}"))
 
 
 @pytest.mark.parametrize(
