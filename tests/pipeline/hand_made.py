@@ -8,7 +8,7 @@ from phalanx.errors import PeerRefusedError
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, FetchReply, ProgressReport
+from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, FetchReply, ProgressReport, SentDigest
 from phalanx.pipeline.protocol.needs import (
     Delivery,
     MessageNeed,
@@ -33,6 +33,7 @@ from phalanx.transport.tensors import tensor_buffers
 SESSION, EPOCH, STEP, STAGE = "run-1", 2, 0, 1
 HOLDER, SHADOW, OWNER = "worker-1", "worker-2", "owner"
 SHARE = (STAGE, 0)
+TENSOR = "tensor"
 IDENTITIES = {name: Identity.without_certificate(name) for name in (OWNER, HOLDER, SHADOW, "worker-9")}
 ASSIGNMENT = Assignment({0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}, {1: SHADOW, 2: HOLDER})
 
@@ -136,18 +137,8 @@ class World:
             "dtype": "float32",
             "shape": list(tensor.shape),
         }
-        fields = {
-            "run": SESSION,
-            "kind": "tensor",
-            "sender": sender,
-            "receiver": receiver,
-            "sequence": 7,
-            "previous": "aa" * 32,
-            "payload_size": tensor.numel() * 4,
-            "payload_digest": digest_of(tensor),
-            "body": body | {name: changes.pop(name) for name in list(changes) if name in body},
-        }
-        return to_signed(sign_header(IDENTITIES[sender], HeaderFields(**fields | changes)))
+        said = body | {name: changes.pop(name) for name in list(changes) if name in body}
+        return to_signed(sign(TENSOR, said, (sender, receiver), bytes_of(tensor), **changes))
 
     def truth(self, direction, microbatch=0):
         """What the stage's message is."""
@@ -220,24 +211,64 @@ class World:
         """Let a judge find its verdict."""
         return run_task(task, self.answer)
 
-    def bulk_header(self, tensors, **changes):
-        """What the stage has signed about sending its gradient, in one part."""
+    def bulk_header(self, tensors, *, purpose="gradient", step=STEP, **changes):
+        """What the stage has signed about sending its gradient, or other tensors, in one part."""
         data = b"".join(bytes_of(tensors[name]) for name in sorted(tensors))
-        about = Bulk(
-            epoch=EPOCH, step=STEP, stage=STAGE, lane=0, purpose="gradient", offset=0, total=len(data)
-        ).model_dump(mode="json")
-        fields = {
-            "run": SESSION,
-            "kind": "bulk",
-            "sender": HOLDER,
-            "receiver": SHADOW,
-            "sequence": 7,
-            "previous": "aa" * 32,
-            "payload_size": len(data),
-            "payload_digest": digest_hex(data),
-            "body": about,
-        }
-        return to_signed(sign_header(IDENTITIES[HOLDER], HeaderFields(**fields | changes)))
+        about = Bulk(epoch=EPOCH, step=step, stage=STAGE, lane=0, purpose=purpose, offset=0, total=len(data))
+        return to_signed(sign(about.kind, about.model_dump(mode="json"), (HOLDER, SHADOW), data, **changes))
+
+    def whole_step(self):
+        """Let every stage have committed, and every message have been shown by its receiver; returns the keys."""
+        ledger, assignment = self.docket.ledger, self.docket.assignment
+        keys = []
+        for source, direction, target in STEPS_OF_A_MICROBATCH:
+            for m in range(self.plan.microbatches):
+                key = (source, direction, m)
+                sender, receiver = assignment.server(source, m), assignment.server(target, m)
+                keys.append(key)
+                if key not in ledger.messages:
+                    tensor = torch.full(self.plan.hidden_shape, float(source))
+                    header = self.header(key, tensor, sender, receiver)
+                    ledger.messages[key] = CommittedMessage(digest_of(tensor), header, receiver)
+        for stage in range(len(self.plan.stages)):
+            sent = [
+                SentDigest(direction=direction, microbatch=m, digest=ledger.messages[(source, direction, m)].digest)
+                for source, direction, m in keys
+                if source == stage
+            ]
+            known = ledger.commits.get((stage, 0), ledger.commits[SHARE])
+            ledger.commits[(stage, 0)] = known.model_copy(update={"stage": stage, "sent": tuple(sent)})
+        return keys
+
+
+STEPS_OF_A_MICROBATCH = (
+    *((stage, "forward", stage + 1) for stage in range(3)),
+    *((stage, "backward", stage - 1) for stage in range(3, 0, -1)),
+)
+"""(source, direction, target) of every message of a microbatch."""
+
+
+def sign(kind, body, link, payload=b"", **changes):
+    """A header as its sender signs it; `changes` are to its fields."""
+    fields = {
+        "run": SESSION,
+        "kind": kind,
+        "sender": link[0],
+        "receiver": link[1],
+        "sequence": 7,
+        "previous": "aa" * 32,
+        "payload_size": len(payload),
+        "payload_digest": digest_hex(payload),
+        "body": body,
+    }
+    # whoever a test names as the sender, the first of the link is the one that signs
+    return sign_header(IDENTITIES[link[0]], HeaderFields(**fields | changes))
+
+
+def received(message, sender, receiver=OWNER, **changes):
+    """A message as it comes to the owner, in the frame that its sender has signed."""
+    header = sign(message.kind, message.model_dump(mode="json"), (sender, receiver), **changes)
+    return ReceivedMessage(sender, message, memoryview(b""), header)
 
 
 def make_world(model_cache, **guard):

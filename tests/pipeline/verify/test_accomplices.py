@@ -1,13 +1,16 @@
 """An auditor that says what its stage committed to is an accomplice; one that says something else is not."""
 
 import pytest
+import torch
+from hand_made import HOLDER, OWNER, SHADOW, STAGE, make_world
 
 from phalanx.models import open_model
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.protocol.messages import Commit, StepAudited
+from phalanx.pipeline.evidence.files import Exhibit
+from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited
 from phalanx.pipeline.protocol.signed import Statements
-from phalanx.pipeline.verify.accomplices import vouched_for_gradient
+from phalanx.pipeline.verify.accomplices import accomplice, vouched_for_gradient
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
@@ -48,3 +51,107 @@ def test_who_found_another_gradient_or_norm_is_not(docket, gradient, norm_square
 
 def test_who_has_not_been_asked_is_not(docket):
     assert vouched_for_gradient(docket, SHARE) is None
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def found(model_cache):
+    """A message of stage 1 was judged wrong; returns the world and the judgement of its author."""
+    world = make_world(model_cache)
+    world.lie(-world.truth("forward"))
+    judgement = world.docket.judgement("message", HOLDER, STAGE, "made up", accuser=OWNER)
+    judgement.verdict = judgement.verdict.model_copy(update={"microbatch": 0, "direction": "forward"})
+    judgement.exhibit = Exhibit({"claimed": -world.truth("forward"), "recomputed": world.truth("forward")})
+    return world, judgement
+
+
+def reported(world, digest, auditor=SHADOW, microbatch=0):
+    report = world.report(microbatch).model_copy(update={"digests": {"forward": digest}})
+    world.docket.ledger.reports[(STAGE, microbatch, auditor)] = report
+
+
+def test_an_auditor_that_reported_the_very_bytes_of_the_lie_is_named_with_them(found):
+    world, judgement = found
+    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest)
+
+    second = accomplice(world.docket, judgement)
+
+    assert (second.verdict.party, second.verdict.offence, second.verdict.microbatch) == (SHADOW, "collusion", 0)
+    assert torch.equal(second.exhibit.tensors["accuser"], second.exhibit.tensors["claimed"])
+    # the culprit's own exhibit stays as it was
+    assert "accuser" not in judgement.exhibit.tensors
+
+
+def another_digest(world, judgement):
+    reported(world, "ee" * 32)
+
+
+def another_party(world, judgement):
+    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest, "worker-9")
+
+
+def another_microbatch(world, judgement):
+    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest, microbatch=1)
+
+
+def it_accused(world, judgement):
+    another_digest(world, judgement)
+    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest)
+    judgement.verdict = judgement.verdict.model_copy(update={"accuser": SHADOW})
+
+
+def it_is_the_owner(world, judgement):
+    assignment = world.docket.assignment
+    world.docket.assignment = type(assignment)(assignment.holders, {STAGE: OWNER})
+    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest, OWNER)
+
+
+def another_offence(world, judgement):
+    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest)
+    judgement.verdict = judgement.verdict.model_copy(update={"offence": "accusation"})
+
+
+def no_microbatch(world, judgement):
+    reported(world, world.docket.ledger.messages[(STAGE, "forward", 0)].digest)
+    judgement.verdict = judgement.verdict.model_copy(update={"microbatch": None})
+
+
+def nothing(world, judgement):
+    pass
+
+
+NOT_VOUCHED = [nothing, another_digest, another_party, another_microbatch, it_accused, it_is_the_owner, another_offence]
+
+
+@pytest.mark.parametrize("how", [*NOT_VOUCHED, no_microbatch])
+def test_an_auditor_that_did_not_vouch_for_the_lie_is_no_accomplice(found, how):
+    world, judgement = found
+    how(world, judgement)
+
+    assert accomplice(world.docket, judgement) is None
+
+
+@pytest.mark.parametrize("shadow", ["gradient", "lockstep"])
+def test_in_lockstep_what_the_shadow_holds_is_what_it_computed(model_cache, shadow):
+    world = make_world(model_cache, shadow=shadow)
+    commit = world.docket.ledger.commits[SHARE]
+    said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
+    world.docket.ledger.held[SHARE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
+
+    judgement = vouched_for_gradient(world.docket, SHARE)
+
+    # what it was sent, it has not vouched for
+    assert (judgement and judgement.verdict.party) == (SHADOW if shadow == "lockstep" else None)
+
+
+def test_an_owner_that_audits_is_no_accomplice(model_cache):
+    world = make_world(model_cache, shadow="lockstep")
+    assignment = world.docket.assignment
+    world.docket.assignment = type(assignment)(assignment.holders, {STAGE: OWNER})
+    commit = world.docket.ledger.commits[SHARE]
+    said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
+    world.docket.ledger.held[SHARE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
+
+    assert vouched_for_gradient(world.docket, SHARE) is None

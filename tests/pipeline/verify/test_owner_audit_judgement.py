@@ -1,0 +1,369 @@
+"""The owner's own audit by itself: a stage's whole step is redone, and whatever it does not lead to names a party."""
+
+import pytest
+import torch
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, SHARE, STAGE, STEP, make_world
+
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.protocol.messages import AuditReport, StepAudited
+from phalanx.pipeline.protocol.tensor_stream import transfer_digest
+from phalanx.pipeline.stage.gradient_norm import finite_norm_squared
+from phalanx.pipeline.verify.gradient_bounds import GradientBounds
+from phalanx.pipeline.verify.ledger import StepLedger
+from phalanx.pipeline.verify.owner_audit import OwnerAudits
+from phalanx.pipeline.verify.referee import Referee
+
+PLACE = {"epoch": EPOCH, "step": STEP, "stage": STAGE}
+BOTH = ("forward", "backward")
+
+
+def audits_of(world):
+    referee = Referee(world.plan, world.docket.bits_decide)
+    referee.epoch = EPOCH
+    return OwnerAudits(world.docket, referee, GradientBounds(world.docket, referee))
+
+
+@pytest.fixture
+def world(model_cache):
+    return make_world(model_cache)
+
+
+@pytest.fixture
+def audits(world):
+    return audits_of(world)
+
+
+def named(judgements):
+    return [(judgement.verdict.party, judgement.verdict.offence) for judgement in judgements]
+
+
+def vouch(world, microbatch=0):
+    """Let the shadow have reported the very digests that the stage committed to."""
+    messages = world.docket.ledger.messages
+    digests = {direction: messages[(STAGE, direction, microbatch)].digest for direction in BOTH}
+    report = AuditReport(**PLACE, microbatch=microbatch, inputs=(), digests=digests, urgent=False)
+    world.docket.ledger.reports[(STAGE, microbatch, SHADOW)] = report
+
+
+def commit(world, **changes):
+    commits = world.docket.ledger.commits
+    commits[SHARE] = commits[SHARE].model_copy(update=changes)
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_an_honest_step_names_nobody(world, audits):
+    assert world.judge(audits.run(STAGE)) == []
+    assert world.events == []
+
+
+@pytest.mark.parametrize("microbatch", [0, 3])
+@pytest.mark.parametrize("direction", BOTH)
+@pytest.mark.parametrize("wrong", [torch.neg, lambda tensor: tensor * 1.001, lambda tensor: tensor * float("nan")])
+def test_a_message_that_the_step_does_not_lead_to_names_the_stage(world, audits, direction, microbatch, wrong):
+    world.lie(wrong(world.truth(direction, microbatch)), direction, microbatch)
+
+    (found,) = world.judge(audits.run(STAGE))
+
+    verdict = found.verdict
+    assert (verdict.party, verdict.offence, verdict.accuser) == (HOLDER, "message", OWNER)
+    assert (verdict.direction, verdict.microbatch) == (direction, microbatch)
+    assert found.headers["output"] == world.docket.ledger.messages[(STAGE, direction, microbatch)].header
+    assert found.work.microbatches >= 1
+
+
+@pytest.mark.parametrize("direction", BOTH)
+def test_an_auditor_that_vouched_for_the_lie_is_named_after_the_stage(world, audits, direction):
+    world.lie(-world.truth(direction), direction)
+    vouch(world)
+
+    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "message"), (SHADOW, "collusion")]
+
+
+def test_an_auditor_that_reported_another_digest_than_the_lie_is_no_accomplice(world, audits):
+    vouch(world)
+    world.lie(-world.truth("forward"))
+
+    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "message")]
+
+
+def test_of_two_lies_the_one_that_was_vouched_for_is_judged(world, audits):
+    # it tells of two parties, the other one of one
+    world.lie(-world.truth("forward", 0), "forward", 0)
+    world.lie(-world.truth("forward", 2), "forward", 2)
+    vouch(world, 2)
+
+    found = world.judge(audits.run(STAGE))
+
+    assert [judgement.verdict.microbatch for judgement in found] == [2, 2]
+    assert named(found) == [(HOLDER, "message"), (SHADOW, "collusion")]
+
+
+# --- what nobody brings ----------------------------------------------------------------------------------------------
+
+
+def altered(tensors):
+    return {name: tensor + 1 for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("brings", [None, altered], ids=["none", "another"])
+def test_a_state_that_neither_copy_brings_as_it_was_agreed_on_is_the_stages_fault(world, audits, brings):
+    for party in (HOLDER, SHADOW):
+        world.bulks[(party, "state")] = (brings(world.copy.state()), STEP) if brings else None
+
+    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "transfer")]
+    assert [need.party for need in world.asked] == [SHADOW, HOLDER]
+
+
+def test_the_state_of_an_earlier_step_is_not_the_agreed_one(world, audits):
+    for party in (HOLDER, SHADOW):
+        world.bulks[(party, "state")] = (world.copy.state(), STEP + 1)
+
+    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "transfer")]
+
+
+def test_one_copy_that_brings_the_agreed_state_is_enough(world, audits):
+    world.bulks[(SHADOW, "state")] = (altered(world.copy.state()), STEP)
+
+    assert world.judge(audits.run(STAGE)) == []
+
+
+@pytest.mark.parametrize("brought", [None, memoryview(b""), torch.zeros(2, 8, 16)], ids=["none", "empty", "another"])
+@pytest.mark.parametrize("key", [(0, "forward", 1), (2, "backward", 1)])
+def test_an_input_that_nobody_brings_as_it_was_committed_to_is_the_stages_fault(world, audits, key, brought):
+    for party in (OWNER, HOLDER, SHADOW):
+        world.tensors[(party, *key, False)] = brought
+
+    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "transfer")]
+
+
+# --- weight gradients ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes", [{"gradient": "bb" * 32}, {"norm_squared": 7.0}, {"norm_squared": None}], ids=["gradient", "norm", "nan"]
+)
+def test_a_gradient_or_norm_that_the_step_does_not_lead_to_names_the_stage(world, audits, changes):
+    commit(world, **changes)
+
+    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "gradient")]
+
+
+def test_an_auditor_that_claims_to_have_computed_the_made_up_gradient_is_named_too(world, audits):
+    commit(world, gradient="bb" * 32)
+    said = StepAudited(**PLACE, gradient="bb" * 32, norm_squared=world.docket.ledger.commits[SHARE].norm_squared)
+    world.docket.ledger.step_audits[(STAGE, SHADOW)] = said
+
+    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "gradient"), (SHADOW, "collusion")]
+
+
+def test_of_a_step_that_was_right_the_owner_knows_the_norm(world, audits):
+    norm = finite_norm_squared(world.gradients)
+    assert world.docket.norms.is_odd(STAGE, norm)
+
+    world.judge(audits.run(STAGE))
+
+    assert not world.docket.norms.is_odd(STAGE, norm)
+
+
+def test_of_a_step_that_was_wrong_no_norm_is_known(world, audits):
+    commit(world, norm_squared=7.0)
+
+    world.judge(audits.run(STAGE))
+
+    assert world.docket.norms.is_odd(STAGE, 7.0)
+    assert world.docket.norms.is_odd(STAGE, finite_norm_squared(world.gradients))
+
+
+# --- the state after the update --------------------------------------------------------------------------------------
+
+
+def after_the_update(world, clip=0.5):
+    """The next step begins, in which both copies agree on the state that the update honestly leads to; returns it."""
+    copy = world.build()
+    copy.apply(STEP, world.gradients, clip)
+    docket = world.docket
+    docket.ledger.clip_coefficient = clip
+    docket.previous, docket.ledger = docket.ledger, StepLedger(STEP + 1, EPOCH, agreed={STAGE: copy.digest()})
+    return copy.digest()
+
+
+def test_the_state_that_the_redone_step_leads_to_names_nobody(world, audits):
+    world.judge(audits.run(STAGE))
+    after_the_update(world)
+
+    assert audits.weigh_states() == []
+
+
+@pytest.mark.parametrize("change", [{"moments": "cc" * 32}, {"weights": "dd" * 64}, {"step": STEP + 5}])
+def test_another_state_names_both_that_agreed_on_it(world, audits, change):
+    world.judge(audits.run(STAGE))
+    honest = after_the_update(world)
+    world.docket.agreed[STAGE] = honest.model_copy(update=change)
+
+    assert named(audits.weigh_states()) == [(HOLDER, "state"), (SHADOW, "state")]
+    assert audits.weigh_states() == []
+
+
+def test_the_state_before_the_step_repeated_names_both(world, audits):
+    world.judge(audits.run(STAGE))
+    after_the_update(world)
+    world.docket.agreed[STAGE] = world.state
+
+    assert named(audits.weigh_states()) == [(HOLDER, "state"), (SHADOW, "state")]
+
+
+def test_an_update_with_another_clip_coefficient_names_both(world, audits):
+    world.judge(audits.run(STAGE))
+    after_the_update(world, clip=1.0)
+    world.docket.previous.clip_coefficient = 0.5
+
+    assert named(audits.weigh_states()) == [(HOLDER, "state"), (SHADOW, "state")]
+
+
+def test_where_the_owner_shadows_only_the_holder_is_named(model_cache):
+    world = make_world(model_cache)
+    docket = world.docket
+    docket.assignment = Assignment(docket.assignment.holders, {STAGE: OWNER})
+    world.bulks[(OWNER, "state")] = world.bulks[(SHADOW, "state")]
+    audits = audits_of(world)
+    world.judge(audits.run(STAGE))
+    honest = after_the_update(world)
+    docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+
+    assert named(audits.weigh_states()) == [(HOLDER, "state")]
+
+
+def test_before_the_update_and_before_a_state_is_agreed_on_the_redone_step_waits(world, audits):
+    world.judge(audits.run(STAGE))
+    world.docket.ledger.audits_drawn = True
+    assert audits.weigh_states() == []
+
+    honest = after_the_update(world)
+    del world.docket.agreed[STAGE]
+    assert audits.weigh_states() == []
+
+    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    assert len(audits.weigh_states()) == 2
+
+
+def stale(audits, docket):
+    docket.previous, docket.ledger = docket.ledger, StepLedger(STEP + 2, EPOCH, agreed=docket.ledger.agreed)
+
+
+def forgotten(audits, docket):
+    audits.forget()
+
+
+def in_other_hands(audits, docket):
+    docket.assignment = Assignment(docket.assignment.holders, {STAGE: OWNER, 2: HOLDER})
+
+
+@pytest.mark.parametrize("meanwhile", [stale, forgotten, in_other_hands])
+def test_what_was_redone_of_another_step_or_of_other_parties_names_nobody(world, audits, meanwhile):
+    world.judge(audits.run(STAGE))
+    honest = after_the_update(world)
+    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    meanwhile(audits, world.docket)
+
+    assert audits.weigh_states() == []
+
+
+def test_a_step_that_is_attempted_again_leaves_nothing_to_compare(world, audits):
+    world.judge(audits.run(STAGE))
+    world.docket.ledger = StepLedger(STEP, EPOCH + 1, agreed=world.docket.agreed, commits=world.docket.ledger.commits)
+    assert audits.weigh_states() == []
+
+    honest = after_the_update(world)
+    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    assert audits.weigh_states() == []
+
+
+def test_a_wrong_step_leaves_no_state_to_compare(world, audits):
+    commit(world, gradient="bb" * 32)
+    world.judge(audits.run(STAGE))
+    honest = after_the_update(world)
+    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+
+    assert audits.weigh_states() == []
+
+
+# --- upkeeps and classes ---------------------------------------------------------------------------------------------
+
+
+def test_a_shadow_without_an_optimizer_is_not_asked_and_not_named(model_cache):
+    world = make_world(model_cache, shadow="update")
+    audits = audits_of(world)
+    assert world.judge(audits.run(STAGE)) == []
+    assert {need.party for need in world.asked if need.request.kind == "fetch_bulk"} == {HOLDER}
+
+    honest = after_the_update(world)
+    world.docket.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+
+    assert named(audits.weigh_states()) == [(HOLDER, "state")]
+
+
+@pytest.fixture
+def mixed(model_cache):
+    world = make_world(model_cache, classes="mixed")
+    world.docket.classes = {OWNER: "a", HOLDER: "b", SHADOW: "b"}
+    return world
+
+
+def test_across_classes_a_message_within_rounding_names_nobody(mixed):
+    mixed.lie(mixed.truth("forward") * (1 + 1e-6))
+
+    assert mixed.judge(audits_of(mixed).run(STAGE)) == []
+
+
+def test_across_classes_a_message_beyond_rounding_names_the_stage(mixed):
+    mixed.lie(mixed.truth("forward") * 1.01)
+
+    assert named(mixed.judge(audits_of(mixed).run(STAGE))) == [(HOLDER, "message")]
+
+
+def test_across_classes_a_message_that_nobody_brings_is_not_close(mixed):
+    mixed.lie(mixed.truth("forward") * (1 + 1e-6))
+    for party in (HOLDER, SHADOW):
+        mixed.tensors[(party, STAGE, "forward", 0, False)] = None
+
+    assert named(mixed.judge(audits_of(mixed).run(STAGE))) == [(HOLDER, "message")]
+
+
+def claim(world, factor, norm_factor=1.0):
+    """Let the stage have committed to its gradient times a factor, and to a norm that is so far off that one's."""
+    gradients = {name: tensor * factor for name, tensor in world.gradients.items()}
+    norm = finite_norm_squared(gradients)
+    commit(world, gradient=transfer_digest(gradients), norm_squared=norm and norm_factor * norm)
+    for party in (HOLDER, SHADOW):
+        world.bulks[(party, "gradient")] = (gradients, STEP)
+    return gradients
+
+
+def test_across_classes_the_update_is_made_with_the_stages_own_gradient(mixed):
+    gradients = claim(mixed, 1 + 2e-6)
+    audits = audits_of(mixed)
+    assert mixed.judge(audits.run(STAGE)) == []
+
+    mixed.gradients = gradients
+    after_the_update(mixed)
+
+    assert audits.weigh_states() == []
+
+
+@pytest.mark.parametrize(("factor", "norm_factor"), [(1.01, 1.0), (1.0, 1.01), (float("nan"), 1.0)])
+def test_across_classes_a_gradient_or_norm_beyond_rounding_names_the_stage(mixed, factor, norm_factor):
+    claim(mixed, factor, norm_factor)
+
+    assert named(mixed.judge(audits_of(mixed).run(STAGE))) == [(HOLDER, "gradient")]
+
+
+def test_across_classes_a_gradient_that_nobody_brings_names_the_stage_and_leaves_no_state(mixed):
+    audits = audits_of(mixed)
+    for party in (HOLDER, SHADOW):
+        mixed.bulks[(party, "gradient")] = None
+    assert named(mixed.judge(audits.run(STAGE))) == [(HOLDER, "gradient")]
+
+    mixed.docket.agreed[STAGE] = after_the_update(mixed).model_copy(update={"moments": "cc" * 32})
+    assert audits.weigh_states() == []

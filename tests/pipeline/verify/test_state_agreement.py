@@ -1,0 +1,235 @@
+"""States after a change of roles, judged by themselves: every copy is the agreed one, or a party stands in the way."""
+
+import pytest
+from hand_made import EPOCH, HOLDER, OWNER, SHADOW, make_world
+
+from phalanx.errors import VerificationError
+from phalanx.pipeline.assignment.assignment import Assignment
+from phalanx.pipeline.protocol.messages import Ready
+from phalanx.pipeline.verify.state_agreement import StateAgreement
+
+NEW = "worker-9"
+PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})
+
+
+@pytest.fixture
+def world(model_cache):
+    found = make_world(model_cache)
+    found.docket.assignment, found.docket.sources = PRESENT, {1: HOLDER}
+    return found
+
+
+def other(state, letter="c"):
+    return state.model_copy(update={"moments": letter * 64})
+
+
+def ready(states):
+    return {name: Ready(epoch=EPOCH, states={} if state is None else {"1": state}) for name, state in states.items()}
+
+
+def check(world, states, *, known=None, old=PRESENT, judge=None):
+    return (judge or StateAgreement(world.docket)).check(ready(states), known, old)
+
+
+def test_where_every_copy_is_the_agreed_one_it_stays_agreed_on(world):
+    states = {HOLDER: world.state, SHADOW: world.state}
+
+    assert check(world, states) is None
+    assert world.docket.agreed == {1: world.state}
+
+
+@pytest.mark.parametrize("guilty", [HOLDER, SHADOW])
+@pytest.mark.parametrize("change", [{"moments": "c" * 64}, {"weights": "c" * 64}, {"step": 3}])
+def test_a_party_that_altered_its_copy_is_guilty(world, guilty, change):
+    states = {HOLDER: world.state, SHADOW: world.state}
+    states[guilty] = world.state.model_copy(update=change)
+
+    found = check(world, states)
+
+    assert (found.party, found.judgement.verdict.party, found.judgement.verdict.offence) == (guilty, guilty, "state")
+
+
+@pytest.mark.parametrize("silent", [HOLDER, SHADOW])
+def test_a_party_that_does_not_say_what_it_has_is_guilty(world, silent):
+    states = {HOLDER: world.state, SHADOW: world.state, silent: None}
+
+    assert check(world, states).judgement.verdict.party == silent
+
+
+def test_a_copy_of_an_earlier_step_is_not_the_agreed_one(world):
+    stale = world.state.model_copy(update={"step": world.state.step + 1})
+
+    assert check(world, {HOLDER: world.state, SHADOW: stale}).party == SHADOW
+
+
+# --- newcomers -------------------------------------------------------------------------------------------------------
+
+
+BEFORE = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: NEW})
+
+
+def test_a_newcomer_with_another_state_is_replaced_without_blame_and_the_second_speaks_against_its_source(world):
+    judge = StateAgreement(world.docket)
+    states = {HOLDER: world.state, SHADOW: other(world.state)}
+
+    first = check(world, states, old=BEFORE, judge=judge)
+    second = check(world, states, old=BEFORE, judge=judge)
+
+    assert (first.party, first.judgement) == (SHADOW, None)
+    assert (second.party, second.judgement) == (HOLDER, None)
+
+
+def test_a_source_is_doubted_by_stage(world):
+    judge = StateAgreement(world.docket)
+    states = {HOLDER: world.state, SHADOW: other(world.state)}
+    check(world, states, old=BEFORE, judge=judge)
+    world.docket.sources = {1: NEW}
+
+    assert check(world, states, old=BEFORE, judge=judge).party == SHADOW
+
+
+def test_what_the_owner_was_sent_wrong_is_its_sources_doing(world):
+    world.docket.assignment = Assignment(PRESENT.holders, {1: OWNER})
+
+    found = check(world, {HOLDER: world.state, OWNER: other(world.state)}, old=BEFORE)
+
+    assert (found.party, found.judgement) == (HOLDER, None)
+
+
+def test_a_newcomer_that_the_owner_has_sent_the_state_is_replaced_however_often(world):
+    judge = StateAgreement(world.docket)
+    world.docket.sources = {1: OWNER}
+    states = {HOLDER: world.state, SHADOW: other(world.state)}
+
+    assert [check(world, states, old=BEFORE, judge=judge).party for _ in range(2)] == [SHADOW, SHADOW]
+
+
+def test_an_owner_whose_own_copy_is_another_one_has_nobody_else_to_turn_to(world):
+    world.docket.assignment, world.docket.sources = Assignment(PRESENT.holders, {1: OWNER}), {1: OWNER}
+
+    with pytest.raises(VerificationError, match="resume from the last checkpoint"):
+        check(world, {HOLDER: world.state, OWNER: other(world.state)}, old=BEFORE)
+
+
+def test_a_shadow_that_was_the_owner_is_not_convicted(world):
+    old = Assignment(PRESENT.holders, {1: OWNER})
+    world.docket.assignment = old
+
+    found = check(world, {HOLDER: world.state, OWNER: other(world.state)}, old=old)
+
+    assert (found.party, found.judgement) == (HOLDER, None)
+
+
+# --- where everybody begins anew ------------------------------------------------------------------------------------
+
+
+def begin(world, states, known):
+    return check(world, states, known=known, old=None)
+
+
+def test_at_a_start_the_state_is_the_known_one(world):
+    world.docket.agreed.clear()
+
+    assert begin(world, {HOLDER: world.state, SHADOW: world.state}, {1: world.state}) is None
+    assert world.docket.agreed == {1: world.state}
+
+
+@pytest.mark.parametrize("who", [HOLDER, SHADOW])
+def test_at_a_start_a_party_with_another_state_than_the_known_one_is_left_out_without_blame(world, who):
+    found = begin(world, {HOLDER: world.state, SHADOW: world.state, who: other(world.state)}, {1: world.state})
+
+    assert (found.party, found.judgement) == (who, None)
+
+
+def test_at_a_start_two_equal_states_that_are_not_the_known_one_do_not_count(world):
+    world.docket.agreed.clear()
+    wrong = other(world.state)
+
+    assert begin(world, {HOLDER: wrong, SHADOW: wrong}, {1: world.state}).party == HOLDER
+    assert world.docket.agreed == {}
+
+
+def test_at_a_start_a_stage_whose_state_is_not_known_is_begun_by_nobody(world):
+    # states that are missing at both copies are equal, and no state
+    world.docket.agreed.clear()
+
+    assert begin(world, {HOLDER: None, SHADOW: None}, {}).party == HOLDER
+    assert world.docket.agreed == {}
+
+
+# --- an update that was not agreed on yet ----------------------------------------------------------------------------
+
+
+def test_states_of_an_update_that_was_interrupted_are_weighed_like_any_others(world):
+    world.docket.agreed.clear()
+    states = {HOLDER: world.state, SHADOW: other(world.state)}
+    judge = StateAgreement(world.docket)
+
+    assert check(world, states, judge=judge) is None
+
+    assert judge.to_weigh == {1: states}
+    assert world.docket.agreed == {}
+    world.docket.agreed[1] = world.state
+    check(world, {HOLDER: world.state, SHADOW: world.state}, judge=judge)
+    assert judge.to_weigh == {}
+
+
+def test_a_resting_stage_is_compared_too(world):
+    world.docket.assignment, world.docket.resting = Assignment({0: OWNER, 1: OWNER}, {}), PRESENT
+
+    assert check(world, {HOLDER: world.state, SHADOW: other(world.state)}).party == SHADOW
+
+
+def test_copies_that_are_the_agreed_ones_can_be_built_upon(world):
+    states = ready({HOLDER: world.state, SHADOW: other(world.state), NEW: world.state, OWNER: None})
+
+    assert StateAgreement(world.docket).confirmed(states) == {(1, HOLDER), (1, NEW)}
+
+
+# --- shadows that follow ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def following(model_cache):
+    found = make_world(model_cache, shadow="update")
+    found.docket.assignment, found.docket.sources = PRESENT, {1: HOLDER}
+    return found
+
+
+def test_a_shadow_that_follows_has_the_weights_and_no_moments(following):
+    assert check(following, {HOLDER: following.state, SHADOW: other(following.state)}) is None
+
+
+@pytest.mark.parametrize("change", [{"weights": "c" * 64}, {"step": 7}])
+def test_a_shadow_that_follows_with_other_weights_is_replaced_without_blame(following, change):
+    # it is sent them anew at every change of roles, so its copy is not one that it has kept
+    wrong = following.state.model_copy(update=change)
+
+    found = check(following, {HOLDER: following.state, SHADOW: wrong})
+
+    assert (found.party, found.judgement) == (SHADOW, None)
+
+
+def test_a_holder_has_its_moments_whatever_its_shadow_has(following):
+    found = check(following, {HOLDER: other(following.state), SHADOW: following.state})
+
+    assert (found.party, found.judgement.verdict.party) == (HOLDER, HOLDER)
+
+
+def test_an_update_that_the_shadow_has_got_is_weighed_like_any_other(following):
+    following.docket.agreed.clear()
+    states, judge = {HOLDER: following.state, SHADOW: other(following.state)}, StateAgreement(following.docket)
+
+    assert check(following, states, judge=judge) is None
+    assert (judge.to_weigh, following.docket.agreed) == ({1: states}, {})
+
+
+@pytest.mark.parametrize("has", [None, {"weights": "c" * 64}, {"step": 7}], ids=["nothing", "others", "older"])
+def test_a_shadow_that_has_not_got_the_update_is_replaced_without_blame(following, has):
+    following.docket.agreed.clear()
+    states = {HOLDER: following.state, SHADOW: has and following.state.model_copy(update=has)}
+    judge = StateAgreement(following.docket)
+
+    found = check(following, states, judge=judge)
+
+    assert (found.party, found.judgement, judge.to_weigh) == (SHADOW, None, {})
