@@ -478,7 +478,7 @@ MUTANTS = (
     Mutant(
         "L5 the shadow inherits",
         "pipeline/assignment/assignment.py",
-        "holders[stage] = heir",
+        "holders[stage] = successor",
         "holders[stage] = workers[0]",
         PIPELINE + "test_lying_stages.py::test_the_shadow_of_the_liar_serves_its_stage_from_then_on",
     ),
@@ -536,10 +536,10 @@ MUTANTS = (
         PIPELINE + "worker/test_snapshots.py::test_a_conviction_right_after_a_snapshot_goes_back_to_the_one_before",
     ),
     Mutant(
-        "L5 no heir without moments",
+        "L5 no successor without moments",
         "pipeline/assignment/assignment.py",
-        "if not has_heirs and guarded:",
-        "if not has_heirs and not guarded:",
+        "if not has_successors and guarded:",
+        "if not has_successors and not guarded:",
         PIPELINE
         + "worker/test_upkeeps.py::"
         + "test_a_stage_that_computes_with_other_weights_than_it_sends_is_found_by_audits",

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from phalanx.launch.rendezvous import FileBoard, FixedBoard
+from phalanx.launch.rendezvous import FileRendezvous, FixedRendezvous
 from phalanx.launch.supervisor import Substitutes, Supervisor
 from phalanx.pipeline import WorkerConfig
 
@@ -107,7 +107,7 @@ def test_nobody_gets_a_name_that_another_one_uses():
 
 
 def test_what_is_published_is_read_until_the_owner_is_gone(tmp_path):
-    writer, reader = FileBoard(tmp_path), FileBoard(tmp_path)
+    writer, reader = FileRendezvous(tmp_path), FileRendezvous(tmp_path)
     assert (reader.address(), reader.ended(), reader.code()) == (None, False, 0)
 
     writer.publish("127.0.0.1:7")
@@ -120,7 +120,7 @@ def test_what_is_published_is_read_until_the_owner_is_gone(tmp_path):
 
 
 def test_an_owner_that_somebody_else_started_never_ends_for_us():
-    board = FixedBoard("head:7070")
+    rendezvous = FixedRendezvous("head:7070")
 
-    assert not board.end(0)
-    assert (board.address(), board.ended()) == ("head:7070", False)
+    assert not rendezvous.end(0)
+    assert (rendezvous.address(), rendezvous.ended()) == ("head:7070", False)

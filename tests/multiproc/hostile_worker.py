@@ -27,7 +27,7 @@ from phalanx.pipeline.protocol.messages import (
     Relay,
 )
 from phalanx.testing import RewritingEndpoint, tampering
-from phalanx.testing.actor import Letter
+from phalanx.testing.actor import OutgoingMessage
 
 SINCE = 2
 """The step from which on it is hostile."""
@@ -39,12 +39,17 @@ REMEMBERED = Commit | GradientHeld | AuditReport | FetchReply | FetchBulk
 def remember(book):
     """Write down what is sent, a line each."""
 
-    def rewrite(letter):
-        if isinstance(letter.message, REMEMBERED):
-            line = [letter.message.kind, letter.message.model_dump(mode="json"), letter.receiver, letter.payload.hex()]
+    def rewrite(outgoing):
+        if isinstance(outgoing.message, REMEMBERED):
+            line = [
+                outgoing.message.kind,
+                outgoing.message.model_dump(mode="json"),
+                outgoing.receiver,
+                outgoing.payload.hex(),
+            ]
             with book.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-        return [letter]
+        return [outgoing]
 
     return rewrite
 
@@ -67,13 +72,13 @@ def show_inputs(book):
     """Commit to a neighbour's tensors of the session before."""
     past = {place_of(shown["header"]): shown for body in said_in(book, "commit") for shown in body["received"]}
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if not isinstance(message, Commit) or message.step < SINCE:
-            return [letter]
+            return [outgoing]
         shown = [past.get(place_of(signed.header)) for signed in message.received]
         return [
-            letter.saying(
+            outgoing.with_fields(
                 {
                     "received": tuple(
                         signed if old is None or place_of(signed.header)[1] == "backward" else PassedOnHeader(**old)
@@ -90,13 +95,15 @@ def show_gradient(book):
     """Say that the stage sent the weight gradient of the session before."""
     past = {(body["step"], body["stage"]): body for body in said_in(book, "gradient_held")}
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if not isinstance(message, GradientHeld) or message.step < SINCE:
-            return [letter]
+            return [outgoing]
         old = past[message.step, message.stage]
         parts = tuple(PassedOnHeader(**part) for part in old["parts"])
-        return [letter.saying({"gradient": old["gradient"], "norm_squared": old["norm_squared"], "parts": parts})]
+        return [
+            outgoing.with_fields({"gradient": old["gradient"], "norm_squared": old["norm_squared"], "parts": parts})
+        ]
 
     return rewrite
 
@@ -105,16 +112,16 @@ def show_report(book):
     """Report what a neighbour sent in the session before as the input of an audit."""
     past = {place_of(shown["header"]): shown for body in said_in(book, "audit_report") for shown in body["inputs"]}
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if not isinstance(message, AuditReport) or message.step < SINCE:
-            return [letter]
+            return [outgoing]
         shown = [past.get(place_of(signed.header)) for signed in message.inputs]
         inputs = tuple(
             signed if old is None or place_of(signed.header)[1] == "backward" else PassedOnHeader(**old)
             for signed, old in zip(message.inputs, shown, strict=True)
         )
-        return [letter.saying({"inputs": inputs})]
+        return [outgoing.with_fields({"inputs": inputs})]
 
     return rewrite
 
@@ -125,14 +132,14 @@ def complain(book):
     old = next(shown for shown in headers if place_of(shown["header"])[:3] == (SINCE, "forward", 0))
     about = json.loads(old["header"])["sender"]
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if not isinstance(message, Commit) or message.step != SINCE:
-            return [letter]
+            return [outgoing]
         fault = Fault(
             epoch=message.epoch, about=about, error="FrameError", reason="odd", evidence=PassedOnHeader(**old)
         )
-        return [letter, Letter(OWNER, fault)]
+        return [outgoing, OutgoingMessage(OWNER, fault)]
 
     return rewrite
 
@@ -150,12 +157,14 @@ def answer(book):
     """Answer a request for a tensor with the one of the session before."""
     past = own_tensors(book)
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         place = (message.step, message.microbatch) if isinstance(message, FetchReply) else None
         if place not in past or message.claim or message.direction != "forward":
-            return [letter]
-        return [Letter(letter.receiver, message.model_copy(update={"evidence": past[place][0]}), past[place][1])]
+            return [outgoing]
+        return [
+            OutgoingMessage(outgoing.receiver, message.model_copy(update={"evidence": past[place][0]}), past[place][1])
+        ]
 
     return rewrite
 
@@ -165,11 +174,11 @@ def withhold(book):
     past, shown = own_tensors(book), answer(book)
     place = min(place for place in past if place[0] >= SINCE)
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, Activation) and message.direction == "forward":
-            return [] if (message.step, message.microbatch) == place else [letter]
-        return shown(letter)
+            return [] if (message.step, message.microbatch) == place else [outgoing]
+        return shown(outgoing)
 
     return rewrite
 
@@ -178,13 +187,13 @@ def hand_on(book):
     """Hand the neighbour a tensor of the session before, as the owner does with what a link has lost."""
     past = own_tensors(book)
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         found = past.get((message.step, message.microbatch)) if isinstance(message, Activation) else None
         if found is None or message.direction != "forward" or message.step < SINCE:
-            return [letter]
+            return [outgoing]
         place = {name: getattr(message, name) for name in ("epoch", "step", "microbatch", "direction", "source")}
-        return [Letter(letter.receiver, Relay(**place, evidence=found[0]), found[1]), letter]
+        return [OutgoingMessage(outgoing.receiver, Relay(**place, evidence=found[0]), found[1]), outgoing]
 
     return rewrite
 
@@ -193,11 +202,11 @@ def ask_with_permit(book):
     """Ask for the weights of a stage with the owner's order of the session before to audit it."""
     body, receiver, _ = next(line for line in lines_of(book, "fetch_bulk") if line[0]["permit"] is not None)
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if not isinstance(message, Commit) or message.step != body["step"]:
-            return [letter]
-        return [letter, Letter(receiver, FetchBulk.model_validate_json(json.dumps(body)))]
+            return [outgoing]
+        return [outgoing, OutgoingMessage(receiver, FetchBulk.model_validate_json(json.dumps(body)))]
 
     return rewrite
 
@@ -227,7 +236,7 @@ def main(worker_file, book, plan):
         "relay": hand_on,
         "permit": ask_with_permit,
     }
-    rewrite = rewrites[plan](book) if plan in rewrites else lambda letter: [letter]
+    rewrite = rewrites[plan](book) if plan in rewrites else lambda outgoing: [outgoing]
     wrap = avoid(book) if plan == "avoid" else unwrapped
     opener = functools.partial(RewritingEndpoint, rewrite=rewrite)
     run_worker(load_config(worker_file, WorkerConfig), open_endpoint=opener, wrap_copy=wrap)

@@ -13,16 +13,16 @@ def late(actor=None, *, until=UpdateReport, holds=lambda message: True):
     """
     actor, kept = actor or Actor(), []
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, Ready):
             kept.clear()
         if isinstance(message, AuditReport | StepAudited) and holds(message):
-            kept.extend(actor.rewrite(letter))
+            kept.extend(actor.rewrite(outgoing))
             return ()
         behind = list(kept) if isinstance(message, until) else []
         del kept[: len(behind)]
-        return (*actor.rewrite(letter), *behind)
+        return (*actor.rewrite(outgoing), *behind)
 
     return replace(actor, rewrite=rewrite)
 

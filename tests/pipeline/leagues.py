@@ -17,11 +17,11 @@ def league_of_messages(direction):
         lies[(step, microbatch)] = digest_hex(tensor_buffers(lie.contiguous()))
         return lie
 
-    def vouch(letter, report):
+    def vouch(outgoing, report):
         lie = lies.get((report.step, report.microbatch))
         if report.stage != 1 or lie is None:
-            return [letter]
-        return [letter.saying({"digests": {**report.digests, direction: lie}})]
+            return [outgoing]
+        return [outgoing.with_fields({"digests": {**report.digests, direction: lie}})]
 
     return {1: Actor(tampering(tamper)), 2: Actor(rewrite=only(AuditReport, vouch))}
 
@@ -30,14 +30,18 @@ def league_of_gradients(liar=1, accomplice=2):
     """The weight gradient of stage 1; each is the number of a worker that has a copy of it."""
     committed = []
 
-    def note(letter, commit):
+    def note(outgoing, commit):
         if commit.stage == 1:
             committed.append((commit.gradient, commit.norm_squared))
-        return [letter]
+        return [outgoing]
 
-    def vouch(letter, audited):
+    def vouch(outgoing, audited):
         gradient, norm_squared = committed[-1]
-        return [letter.saying({"gradient": gradient, "norm_squared": norm_squared})] if audited.stage == 1 else [letter]
+        return (
+            [outgoing.with_fields({"gradient": gradient, "norm_squared": norm_squared})]
+            if audited.stage == 1
+            else [outgoing]
+        )
 
     double = tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()})
 

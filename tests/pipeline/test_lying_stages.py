@@ -44,15 +44,15 @@ def test_a_liar_at_any_stage_is_named_and_evicted_and_no_bit_is_lost(make_compan
 
 def test_the_shadow_of_the_liar_serves_its_stage_from_then_on(make_company):
     company = make_company(tiny_run(5), {2: attacker("forward_sign_flip", 2)})
-    heir = company.engine.shadows[2]
+    successor = company.engine.shadows[2]
 
     company.run(2)
 
-    assert company.engine.holders[2] == heir
+    assert company.engine.holders[2] == successor
     assert "worker-2" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
     assert set(company.engine.shadows) == {1, 2, 3}
     assert company.engine.takeovers == 1
-    assert company.bodies("takeover") == [{"stage": 2, "step": 1, "by": heir, "from": "worker-2"}]
+    assert company.bodies("takeover") == [{"stage": 2, "step": 1, "by": successor, "from": "worker-2"}]
 
 
 def test_in_three_stages_the_owner_is_the_shadow_and_serves_alone_afterwards(make_company, honest_digest):

@@ -19,19 +19,19 @@ def test_a_copy_that_signs_a_second_story_into_the_other_lane_is_named_and_not_i
     # worker-1 sends microbatch 0 of stage 1 to worker-2, and says to the owner, twice, that it was another tensor
     company_of = {}
 
-    def second_story(letter, commit):
+    def second_story(outgoing, commit):
         if (commit.stage, commit.lane) == (1, 0):
             lie = {"digest": FALSE}
             sent = [
                 s.model_copy(update=lie) if (s.direction, s.microbatch) == ("forward", 0) else s for s in commit.sent
             ]
-            return [letter.saying({"sent": tuple(sent)})]
+            return [outgoing.with_fields({"sent": tuple(sent)})]
         known = next(signed for signed in commit.received if '"source":1' in signed.header)
         fields = SignedHeader(known.header.encode(), bytes.fromhex(known.signature)).fields
         body = {**fields.body, "microbatch": 0}
         forged = dataclasses.replace(fields, sender="worker-1", receiver="worker-2", payload_digest=FALSE, body=body)
         told = to_signed(sign_header(company_of["it"].identity("worker-1"), forged))
-        return [letter.saying({"received": (*commit.received, told)})]
+        return [outgoing.with_fields({"received": (*commit.received, told)})]
 
     run = shared_run(audit_rate=1.0)
     company = company_of["it"] = make_company(run, {1: Actor(rewrite=only(Commit, second_story))})
@@ -45,9 +45,9 @@ def test_a_copy_that_signs_a_second_story_into_the_other_lane_is_named_and_not_i
 
 @pytest.mark.parametrize("kind", [Commit, GradientHeld, StepAudited, Bulk])
 def test_a_copy_that_speaks_for_the_other_lane_is_not_heard_and_replaced(make_company, shared_run, honest_digest, kind):
-    def swap(letter, message):
+    def swap(outgoing, message):
         is_one = message.step == 1 and getattr(message, "purpose", "gradient") == "gradient"
-        return [letter.saying({"lane": 1 - message.lane})] if is_one else [letter]
+        return [outgoing.with_fields({"lane": 1 - message.lane})] if is_one else [outgoing]
 
     run = shared_run(step_audit_rate=1.0, patience_s=0.4)
     company = make_company(run, {1: Actor(rewrite=only(kind, swap))})
@@ -60,9 +60,9 @@ def test_a_copy_that_speaks_for_the_other_lane_is_not_heard_and_replaced(make_co
 
 
 def test_a_tensor_of_the_other_lane_is_refused(make_company, shared_run, honest_digest):
-    def of_the_other_lane(letter, message):
-        both = [letter, letter.saying({"microbatch": message.microbatch ^ 1})]
-        return both if letter.receiver == OWNER and message.step == 1 else [letter]
+    def of_the_other_lane(outgoing, message):
+        both = [outgoing, outgoing.with_fields({"microbatch": message.microbatch ^ 1})]
+        return both if outgoing.receiver == OWNER and message.step == 1 else [outgoing]
 
     run = shared_run()
     company = make_company(run, {1: Actor(rewrite=only(Activation, of_the_other_lane))})

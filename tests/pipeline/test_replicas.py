@@ -33,10 +33,10 @@ def test_two_copies_that_share_the_work_end_with_the_bits_of_one_that_does_it_al
 def test_each_copy_serves_its_lane_and_commits_to_it(make_company, shared_run):
     seen = []
 
-    def note(letter):
-        if isinstance(letter.message, Activation | Commit):
-            seen.append(letter.message)
-        return [letter]
+    def note(outgoing):
+        if isinstance(outgoing.message, Activation | Commit):
+            seen.append(outgoing.message)
+        return [outgoing]
 
     company = make_company(shared_run(), {1: Actor(rewrite=note)})
     assert (company.engine.holders[1], company.engine.shadows[2]) == ("worker-1", "worker-1")
@@ -82,12 +82,12 @@ def test_each_lane_is_audited_in_each_step(make_company, shared_run):
 def test_a_worker_that_finds_the_owners_lane_odd_stops_nobody(make_company, shared_run, honest_digest):
     run = shared_run(3)
 
-    def complain(letter):
-        if not isinstance(letter.message, Commit):
-            return [letter]
-        place = {"epoch": letter.message.epoch, "step": letter.message.step, "direction": "forward"}
+    def complain(outgoing):
+        if not isinstance(outgoing.message, Commit):
+            return [outgoing]
+        place = {"epoch": outgoing.message.epoch, "step": outgoing.message.step, "direction": "forward"}
         hits = [ScreenHit(**place, microbatch=0, source=source, reason="odd") for source in (0, 1)]
-        return [*(type(letter)(OWNER, hit) for hit in hits), letter]
+        return [*(type(outgoing)(OWNER, hit) for hit in hits), outgoing]
 
     company = make_company(run, {1: Actor(rewrite=complain)})
 

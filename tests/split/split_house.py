@@ -10,7 +10,7 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
 from phalanx.split import ENCLAVE, FrontPart, SplitDriver, TensorKinds, task_of
 from phalanx.split.channel.connection import Connection
-from phalanx.split.handshake.meeting import Caller, Occasion, attested_keys
+from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
 from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
@@ -86,12 +86,14 @@ class Session:
         self.server = EnclaveServer(config, house.identities[ENCLAVE], endpoints[ENCLAVE], house.source, house.prepare)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         keys = attested_keys(house.identities[ENCLAVE].public)
-        occasion = Occasion(name, bytes.fromhex(CONFIG), house.identities[ENCLAVE].public, keys, split.chunk_bytes)
+        terms_of_run = HandshakeTerms(
+            name, bytes.fromhex(CONFIG), house.identities[ENCLAVE].public, keys, split.chunk_bytes
+        )
         parties = []
         for party in (OWNER, *split.client_names):
             line = Connection(endpoints[party], ENCLAVE, LIMITS.timeout_s, lambda: None)
-            caller = Caller(house.identities[party], occasion, MemoryEpochs(), lambda: policy_of(split))
-            parties.append(EnclavePeer(house.identities[party], line, None if split.mode == "plaintext" else caller))
+            handshake = ClientHandshake(house.identities[party], terms_of_run, MemoryEpochs(), lambda: policy_of(split))
+            parties.append(EnclavePeer(house.identities[party], line, None if split.mode == "plaintext" else handshake))
         task = task_of(house.objective, house.classes)
         kinds = TensorKinds(1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers)
         front = FrontPart(house.source, split.cut, wire=split.wire)

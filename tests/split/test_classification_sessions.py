@@ -11,7 +11,7 @@ from split_scene import SEQ, VOCAB, make_scene, same
 from phalanx.models import LoraConfig, PrefixConfig, SpfConfig
 from phalanx.objectives import mark_classes
 from phalanx.split import Classification, SplitSimulator, client_of
-from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
+from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
 
 CLASSES = 3
 ADAPTERS = [LoraConfig(rank=2), SpfConfig(kind="spf", share=0.5), PrefixConfig(kind="ptuning", tokens=2)]
@@ -111,8 +111,8 @@ def test_a_masked_classification_gives_the_worker_no_head(source, tmp_path):
     masked = []
 
     def prepare(back):
-        desk = MaskedDesk(SimulatedWorker(), process_pads("test"), MaskedConfig(rows=SEQ))
-        masked.extend(mask_linears(back, desk))
+        offload = MaskingClient(SimulatedWorker(), process_pads("test"), MaskedConfig(rows=SEQ))
+        masked.extend(mask_linears(back, offload))
 
     house.prepare = prepare
     plain = simulated(source)

@@ -156,12 +156,12 @@ def test_without_seals_a_replayed_microbatch_of_the_same_step_is_learned_twice(s
 def test_frames_in_another_order_are_refused_and_the_step_is_done_all_the_same(source):
     simulator, honest, recorder = SplitSimulator(make_scene(source)), SplitSimulator(make_scene(source)), Recorder()
     client = simulator.clients["client-0"]
-    parcel = client.pack("train", 0, 0, *batch_of(0)[0])
+    packed = client.pack("train", 0, 0, *batch_of(0)[0])
 
     with pytest.raises(SealError) as refusal:
-        simulator.enclave.take("client-0", "train", 0, 1, parcel.frames[1])
-    simulator.enclave.take("client-0", "train", 0, 1, parcel.frames[0])
-    simulator.enclave.take("client-0", "train", 0, 1, parcel.frames[1])
+        simulator.enclave.take("client-0", "train", 0, 1, packed.frames[1])
+    simulator.enclave.take("client-0", "train", 0, 1, packed.frames[0])
+    simulator.enclave.take("client-0", "train", 0, 1, packed.frames[1])
 
     assert refusal.value.reason == "out_of_order"
     assert simulator.enclave.due == ("client-1", 1)
@@ -182,10 +182,10 @@ def test_a_frame_of_another_client_is_refused(source):
 
 def test_a_measurement_that_is_passed_off_as_training_is_refused(source):
     simulator = SplitSimulator(make_scene(source))
-    parcel = simulator.clients["client-0"].pack("held_out", 0, 0, *batch_of(0)[0])
+    packed = simulator.clients["client-0"].pack("held_out", 0, 0, *batch_of(0)[0])
 
     with pytest.raises(SealError):
-        simulator.enclave.take("client-0", "train", 0, 1, parcel.frames[0])
+        simulator.enclave.take("client-0", "train", 0, 1, packed.frames[0])
 
 
 def test_a_host_that_lets_nothing_through_ends_the_session_and_costs_no_step(source):

@@ -6,7 +6,7 @@ from split_scene import split_config
 from phalanx.errors import ConfigError, PeerRefusedError, RefusedEvidenceError, SealError, SignatureError
 from phalanx.security.crypto import Identity
 from phalanx.security.tee import PolicyConfig, SimAttester, build_policy, make_sim_evidence
-from phalanx.split import Caller, Doorkeeper, Occasion, attested_keys
+from phalanx.split import ClientHandshake, EnclaveHandshake, HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.simulator import MemoryEpochs
 
@@ -23,17 +23,17 @@ def policy(*, revoked=(), code=CODE, allow=True):
 class Pair:
     """Both sides of a handshake, which mean the same, unless told otherwise."""
 
-    def __init__(self, *, enclave=ENCLAVE, caller=CLIENT, attester=None, rules=None, config=CONFIG):
+    def __init__(self, *, enclave=ENCLAVE, client_side=CLIENT, attester=None, rules=None, config=CONFIG):
         self.rules = rules or policy()
-        inside = Occasion("run", CONFIG, enclave.public, attested_keys(enclave.public), 64)
-        outside = Occasion("run", config, ENCLAVE.public, attested_keys(ENCLAVE.public), 64)
+        inside = HandshakeTerms("run", CONFIG, enclave.public, attested_keys(enclave.public), 64)
+        outside = HandshakeTerms("run", config, ENCLAVE.public, attested_keys(ENCLAVE.public), 64)
         clients = {one.name: one.public for one in (CLIENT, OTHER)}
         attester = attester or SimAttester(enclave, CODE)
-        self.door = Doorkeeper(enclave, attester, inside, MemoryEpochs(), clients)
-        self.caller = Caller(caller, outside, MemoryEpochs(), lambda: self.rules)
+        self.enclave_side = EnclaveHandshake(enclave, attester, inside, MemoryEpochs(), clients)
+        self.client_side = ClientHandshake(client_side, outside, MemoryEpochs(), lambda: self.rules)
 
     def appraise(self):
-        return self.caller.judge(self.door.evidence(CLIENT.name, self.caller.ask()))
+        return self.client_side.judge(self.enclave_side.evidence(CLIENT.name, self.client_side.ask()))
 
 
 def reason_of(attempt):
@@ -46,8 +46,8 @@ def test_an_honest_pair_agrees_on_keys():
     pair = Pair()
 
     result = pair.appraise()
-    reply, _ = pair.door.admit(CLIENT.name, *pair.caller.hello())
-    pair.caller.accept(reply)
+    reply, _ = pair.enclave_side.admit(CLIENT.name, *pair.client_side.hello())
+    pair.client_side.accept(reply)
 
     assert result.claims.measurements == {"code": CODE.hex()}
 
@@ -66,76 +66,76 @@ def test_an_enclave_that_is_not_what_the_client_means_gets_no_token(given, reaso
     pair = Pair(**given)
 
     assert reason_of(pair.appraise) == reason
-    assert reason_of(pair.caller.hello) == "wrong_nonce"
+    assert reason_of(pair.client_side.hello) == "wrong_nonce"
 
 
 def test_evidence_of_an_earlier_appraisal_is_refused():
     pair = Pair()
-    old = pair.door.evidence(CLIENT.name, pair.caller.ask())
+    old = pair.enclave_side.evidence(CLIENT.name, pair.client_side.ask())
 
-    pair.caller.ask()
+    pair.client_side.ask()
 
-    assert reason_of(lambda: pair.caller.judge(old)) == "wrong_nonce"
-    assert reason_of(lambda: pair.caller.judge(old)) == "wrong_nonce"
+    assert reason_of(lambda: pair.client_side.judge(old)) == "wrong_nonce"
+    assert reason_of(lambda: pair.client_side.judge(old)) == "wrong_nonce"
 
 
 def test_genuine_evidence_relayed_from_another_enclave_is_refused():
     honest, relay = Pair(), Pair(enclave=OTHER)
-    nonce = relay.caller.ask()
+    nonce = relay.client_side.ask()
 
-    genuine = honest.door.evidence(CLIENT.name, nonce)
-    relay.caller.judge(genuine)
-    token, hello = relay.caller.hello()
+    genuine = honest.enclave_side.evidence(CLIENT.name, nonce)
+    relay.client_side.judge(genuine)
+    token, hello = relay.client_side.hello()
 
     # the relay has no key of the enclave that was appraised
-    relay.door.evidence(CLIENT.name, nonce)
-    assert reason_of(lambda: relay.door.admit(CLIENT.name, token, hello)) == "wrong_key"
-    honest.door.evidence(OTHER.name, nonce)
+    relay.enclave_side.evidence(CLIENT.name, nonce)
+    assert reason_of(lambda: relay.enclave_side.admit(CLIENT.name, token, hello)) == "wrong_key"
+    honest.enclave_side.evidence(OTHER.name, nonce)
     with pytest.raises(RefusedEvidenceError):
-        honest.door.admit(OTHER.name, token, hello)
+        honest.enclave_side.admit(OTHER.name, token, hello)
 
 
 def test_a_reply_that_the_attested_key_did_not_sign_is_refused():
     pair = Pair()
     pair.appraise()
-    token, hello = pair.caller.hello()
-    reply, _ = pair.door.admit(CLIENT.name, token, hello)
+    token, hello = pair.client_side.hello()
+    reply, _ = pair.enclave_side.admit(CLIENT.name, token, hello)
 
     with pytest.raises((SignatureError, SealError)):
-        pair.caller.accept(reply.replace(b'"signature":"', b'"signature":"0')[:-1])
+        pair.client_side.accept(reply.replace(b'"signature":"', b'"signature":"0')[:-1])
 
 
 def test_a_token_is_good_for_the_client_and_the_evidence_that_it_is_about():
     pair = Pair()
     pair.appraise()
-    token, hello = pair.caller.hello()
-    pair.door.admit(CLIENT.name, token, hello)
+    token, hello = pair.client_side.hello()
+    pair.enclave_side.admit(CLIENT.name, token, hello)
 
     # used up
-    assert reason_of(lambda: pair.door.admit(CLIENT.name, token, hello)) == "wrong_nonce"
-    pair.door.evidence(CLIENT.name, b"\x07" * 32)
-    assert reason_of(lambda: pair.door.admit(CLIENT.name, token, hello)) == "wrong_nonce"
-    pair.door.evidence(OTHER.name, b"\x07" * 32)
-    assert reason_of(lambda: pair.door.admit(OTHER.name, token, hello)) == "bad_signature"
+    assert reason_of(lambda: pair.enclave_side.admit(CLIENT.name, token, hello)) == "wrong_nonce"
+    pair.enclave_side.evidence(CLIENT.name, b"\x07" * 32)
+    assert reason_of(lambda: pair.enclave_side.admit(CLIENT.name, token, hello)) == "wrong_nonce"
+    pair.enclave_side.evidence(OTHER.name, b"\x07" * 32)
+    assert reason_of(lambda: pair.enclave_side.admit(OTHER.name, token, hello)) == "bad_signature"
 
 
 def test_who_is_no_client_is_given_no_evidence_and_a_nonce_has_its_length():
-    door = Pair().door
+    enclave_side = Pair().enclave_side
 
     with pytest.raises(PeerRefusedError, match="no client"):
-        door.evidence("stranger", b"\x07" * 32)
+        enclave_side.evidence("stranger", b"\x07" * 32)
     with pytest.raises(PeerRefusedError, match="nonce of 5 bytes"):
-        door.evidence(CLIENT.name, b"short")
+        enclave_side.evidence(CLIENT.name, b"short")
 
 
 def test_a_measurement_that_is_revoked_later_is_found_without_new_evidence():
     pair = Pair()
     pair.appraise()
-    pair.caller.check_still_accepted()
+    pair.client_side.check_still_accepted()
 
     pair.rules = policy(revoked=[CODE.hex()])
 
-    assert reason_of(pair.caller.check_still_accepted) == "revoked"
+    assert reason_of(pair.client_side.check_still_accepted) == "revoked"
     assert reason_of(pair.appraise) == "revoked"
 
 

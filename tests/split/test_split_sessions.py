@@ -20,7 +20,7 @@ from phalanx.security.seal import ReleasePolicy
 from phalanx.split import FrontPart, SplitSimulator, cut_model
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.resend_window import TRIES
-from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
+from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
 from phalanx.split.processes.enclave_file import OWNER
 
 
@@ -250,8 +250,8 @@ def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neit
             return super().multiply(requests)
 
     worker, house = Spy(), House(source, tmp_path / "masked", "masked", masked=MaskedConfig(rows=8))
-    desk = MaskedDesk(worker, process_pads("run"), house.split.masked)
-    house.prepare = lambda back: mask_linears(back, desk)
+    offload = MaskingClient(worker, process_pads("run"), house.split.masked)
+    house.prepare = lambda back: mask_linears(back, offload)
     with House(source, tmp_path / "sealed").open() as sealed:
         expected = [sealed.step(number) for number in range(3)]
 
@@ -273,8 +273,8 @@ def test_a_worker_that_lies_is_named_and_the_step_is_not_taken(source, tmp_path)
             return answers
 
     house = House(source, tmp_path, "masked", masked=MaskedConfig(rows=8))
-    desk = MaskedDesk(Liar("masked-0"), process_pads("run"), house.split.masked)
-    house.prepare = lambda back: mask_linears(back, desk)
+    offload = MaskingClient(Liar("masked-0"), process_pads("run"), house.split.masked)
+    house.prepare = lambda back: mask_linears(back, offload)
     session = house.open()
 
     with pytest.raises(WrongProductError, match="masked-0"):

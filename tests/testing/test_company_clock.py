@@ -31,13 +31,13 @@ def company(tmp_path, cache):
 
 def in_step(number, act):
     """Do something before the commitment of one step is sent, or instead."""
-    return only(Commit, lambda letter, commit: act(letter) if commit.step == number else [letter])
+    return only(Commit, lambda outgoing, commit: act(outgoing) if commit.step == number else [outgoing])
 
 
-def slowly(letter):
+def slowly(outgoing):
     # any blocking but a stall: what a thread that is not scheduled looks like from outside
     threading.Event().wait(LONG_S)
-    return [letter]
+    return [outgoing]
 
 
 def test_where_nobody_is_silent_no_time_passes(company):
@@ -73,7 +73,7 @@ def test_no_time_passes_while_a_frame_is_under_way(company, monkeypatch):
 
 
 def test_patience_is_at_its_end_at_once_where_nobody_has_anything_to_do(company):
-    with company({"worker-1": Actor(rewrite=in_step(1, lambda letter: []))}, patience_s=30.0) as company:
+    with company({"worker-1": Actor(rewrite=in_step(1, lambda outgoing: []))}, patience_s=30.0) as company:
         company.run(2)
 
         assert company.lost == ["worker-1"]
@@ -83,9 +83,9 @@ def test_patience_is_at_its_end_at_once_where_nobody_has_anything_to_do(company)
 def test_a_stall_is_silence_wherever_it_is(company):
     stall = Stall()
 
-    def hang(letter):
+    def hang(outgoing):
         stall.wait(60.0)
-        return [letter]
+        return [outgoing]
 
     with company({"worker-2": Actor(rewrite=in_step(1, hang))}, patience_s=30.0) as company:
         company.run(2)
@@ -121,7 +121,7 @@ def test_the_clock_tells_before_it_passes():
 
 def test_whoever_talks_at_every_tick_is_heard_at_every_tick(company):
     complaint = Fault(epoch=0, about="worker-2", error="FrameError", reason="so slow").model_dump(mode="json")
-    with company({"worker-1": Actor(rewrite=in_step(0, lambda letter: []))}, patience_s=64 * 0.05) as company:
+    with company({"worker-1": Actor(rewrite=in_step(0, lambda outgoing: []))}, patience_s=64 * 0.05) as company:
         company.clock.on_tick.append(lambda: company.endpoint("worker-2").send("owner", "fault", complaint))
         company.run(1)
 

@@ -6,7 +6,7 @@ import torch
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError
 from phalanx.pipeline.protocol.messages import Activation, Commit, UpdateReport
-from phalanx.testing import Actor, Letter, MemoryCompany, crash_at, only, random_batch, tampering, tiny_run
+from phalanx.testing import Actor, MemoryCompany, OutgoingMessage, crash_at, only, random_batch, tampering, tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,10 @@ def test_an_honest_actor_is_no_actor(tmp_path, cache):
 def test_letters_can_be_delayed_and_the_step_still_ends(tmp_path, cache):
     held = []
 
-    def first_one_late(letter, message):
+    def first_one_late(outgoing, message):
         if message.direction != "forward":
-            return [letter]
-        held.append(letter)
+            return [outgoing]
+        held.append(outgoing)
         if message.microbatch == 0:
             return []
         leaving, held[:] = list(held), []
@@ -79,9 +79,9 @@ def test_letters_can_be_delayed_and_the_step_still_ends(tmp_path, cache):
 def test_a_rewrite_of_one_kind_sees_no_other(tmp_path, cache):
     seen = []
 
-    def note(letter, message):
+    def note(outgoing, message):
         seen.append(message.kind)
-        return [letter]
+        return [outgoing]
 
     with MemoryCompany(tiny_run(3), tmp_path, {"worker-1": Actor(rewrite=only(Commit, note))}, cache=cache) as company:
         company.run(2)
@@ -121,9 +121,9 @@ def test_a_wrap_is_told_which_copies_are_held_and_of_a_promotion_too(tmp_path, c
 
 
 def test_a_letter_to_oneself_is_signed_for_the_books_and_not_sent(tmp_path, cache):
-    def keep_another(letter, message):
-        own = Letter("worker-1", message, bytes(len(letter.payload)))
-        return [letter, own] if (message.step, message.direction) == (1, "forward") else [letter]
+    def keep_another(outgoing, message):
+        own = OutgoingMessage("worker-1", message, bytes(len(outgoing.payload)))
+        return [outgoing, own] if (message.step, message.direction) == (1, "forward") else [outgoing]
 
     actors = {"worker-1": Actor(rewrite=only(Activation, keep_another))}
     with MemoryCompany(tiny_run(), tmp_path, actors, cache=cache) as company:
@@ -135,12 +135,12 @@ def test_a_letter_to_oneself_is_signed_for_the_books_and_not_sent(tmp_path, cach
 
 
 def test_a_letter_can_be_given_other_words(tmp_path):
-    letter = Letter("owner", UpdateReport(epoch=0, step=1, states={}, usage={}, bytes_sent={}), b"x")
+    outgoing = OutgoingMessage("owner", UpdateReport(epoch=0, step=1, states={}, usage={}, bytes_sent={}), b"x")
 
-    changed = letter.saying({"step": 2})
+    changed = outgoing.with_fields({"step": 2})
 
     assert (changed.message.step, changed.receiver, changed.payload) == (2, "owner", b"x")
-    assert letter.message.step == 1
+    assert outgoing.message.step == 1
 
 
 def test_batches_depend_on_seed_and_step_only():

@@ -256,17 +256,17 @@ def test_a_payload_may_come_with_its_digest_and_with_a_wrong_one_it_is_refused(p
 
 def test_a_party_that_waits_in_vain_can_be_told_from_one_that_does_not(parties):
     owner, worker = parties.make("owner"), parties.make("worker")
-    assert owner.vigil is None
+    assert owner.waiting_call is None
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(owner.receive, 60.0)
-        while (first := owner.vigil) is None:
+        while (first := owner.waiting_call) is None:
             assert not waiting.done()
-        assert owner.vigil == first
+        assert owner.waiting_call == first
         worker.send("owner", "activation", {})
         assert waiting.result(60.0).kind == "activation"
 
-    assert owner.vigil is None
+    assert owner.waiting_call is None
 
 
 def test_frames_that_nobody_has_taken_are_under_way(parties):

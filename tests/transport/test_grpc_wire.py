@@ -75,7 +75,7 @@ def owner(join):
     return join("owner")
 
 
-def knock(identity, owner, raw, party="owner"):
+def probe(identity, owner, raw, party="owner"):
     """Deliver one frame as this identity, once."""
     wire = GrpcWire(identity, QUICK)
     try:
@@ -105,7 +105,7 @@ def test_frames_cross_both_ways_and_are_signed_for(join, owner, identities):
 
 
 def test_a_right_certificate_gets_in(owner, identities):
-    answer = knock(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))
+    answer = probe(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))
 
     assert refusal(answer) == ""
 
@@ -144,7 +144,7 @@ def test_a_client_of_a_foreign_authority_never_reaches_the_endpoint(owner, keys)
     )
 
     with pytest.raises((PeerLostError, PeerRefusedError)):
-        knock(trusting, owner, frame_bytes(foreign, header_values()))
+        probe(trusting, owner, frame_bytes(foreign, header_values()))
     assert not owner.refusals
 
 
@@ -152,7 +152,7 @@ def test_a_server_of_a_foreign_authority_is_sent_nothing(owner, keys):
     foreign = identity_from(keys / "foreign", "worker")
 
     with pytest.raises(PeerRefusedError, match="owner"):
-        knock(foreign, owner, frame_bytes(foreign, header_values()))
+        probe(foreign, owner, frame_bytes(foreign, header_values()))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_certificate_outside_its_days_never_reaches_the_endpoint(owner, keys, 
     identity = identity_from(keys / "keys", name, issued_at)
 
     with pytest.raises((PeerLostError, PeerRefusedError)):
-        knock(identity, owner, frame_bytes(identity, header_values(sender=name)))
+        probe(identity, owner, frame_bytes(identity, header_values(sender=name)))
     assert not owner.refusals
 
 
@@ -171,12 +171,12 @@ def test_a_server_with_another_partys_certificate_is_sent_nothing(owner, identit
     raw = frame_bytes(identities["worker"], header_values(receiver="mallory"))
 
     with pytest.raises(PeerRefusedError, match="mallory"):
-        knock(identities["worker"], owner, raw, party="mallory")
+        probe(identities["worker"], owner, raw, party="mallory")
     assert not owner.refusals
 
 
 def test_a_party_that_speaks_in_anothers_name_is_refused(owner, identities):
-    answer = knock(identities["mallory"], owner, frame_bytes(identities["worker"], header_values()))
+    answer = probe(identities["mallory"], owner, frame_bytes(identities["worker"], header_values()))
 
     assert refusal(answer) == "PeerRefusedError"
     assert owner.refusals == {"mallory": 1}
@@ -186,7 +186,7 @@ def test_a_certified_party_that_nobody_announced_is_refused(owner, keys):
     issue(keys / "keys", "stranger")
     stranger = identity_from(keys / "keys", "stranger")
 
-    answer = knock(stranger, owner, frame_bytes(stranger, header_values(sender="stranger")))
+    answer = probe(stranger, owner, frame_bytes(stranger, header_values(sender="stranger")))
 
     assert refusal(answer) == "PeerRefusedError"
 
@@ -194,7 +194,7 @@ def test_a_certified_party_that_nobody_announced_is_refused(owner, keys):
 def test_an_evicted_party_is_refused(owner, identities):
     owner.refuse("worker")
 
-    answer = knock(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))
+    answer = probe(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))
 
     assert refusal(answer) == "PeerRefusedError"
 
@@ -361,7 +361,7 @@ def test_an_over_long_message_is_refused_before_it_is_handled(owner, identities)
             call(bytes(20 * 2**20), timeout=10.0)
 
     assert not owner.refusals
-    assert refusal(knock(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
+    assert refusal(probe(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
 
 
 def test_noise_on_the_port_does_not_stop_the_server(owner, identities):
@@ -370,7 +370,7 @@ def test_noise_on_the_port_does_not_stop_the_server(owner, identities):
         with socket.create_connection((host, int(port)), timeout=5.0) as raw:
             raw.sendall(noise)
 
-    assert refusal(knock(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
+    assert refusal(probe(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
 
 
 def test_a_restarted_connection_is_found_again(join, owner, identities):

@@ -1,9 +1,9 @@
-"""A party that comes back is another one: nothing of its earlier life is taken, and its chains begin anew."""
+"""A party that comes back is another one: nothing of its earlier incarnation is taken, and its chains begin anew."""
 
 import pytest
 
 from phalanx.errors import CertificateError, PeerRefusedError, SignatureError
-from phalanx.security.crypto import Identity, certified_name, check_session_name, life_of, name_in_life
+from phalanx.security.crypto import Identity, certified_name, check_session_name, incarnation_of, name_of_incarnation
 from phalanx.transport import Endpoint, LinkFault, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=5.0)
@@ -25,11 +25,11 @@ class Recorder:
 
 @pytest.fixture
 def begin(parties):
-    """Make the endpoint of the worker in one of its lives, on a wire that keeps what it carries."""
+    """Make the endpoint of the worker in one of its incarnations, on a wire that keeps what it carries."""
     opened = []
 
     def make(life):
-        identity = parties.identities["worker"].called(name_in_life("worker", life))
+        identity = parties.identities["worker"].called(name_of_incarnation("worker", life))
         wire = Recorder(parties.network.wire("worker"))
         endpoint = Endpoint(identity, {"owner": parties.peers["owner"]}, "run-1", wire, LIMITS)
         opened.append(endpoint)
@@ -113,7 +113,7 @@ def test_whoever_is_shut_out_in_a_later_life_is_shut_out(parties, begin):
 def test_an_earlier_life_that_is_learnt_later_does_not_come_back_to_life(parties, begin):
     owner = parties.make("owner")
     for life in (3, 2):
-        owner.add_peer(parties.peers["worker"].called(name_in_life("worker", life)))
+        owner.add_peer(parties.peers["worker"].called(name_of_incarnation("worker", life)))
     third, _ = begin(3)
 
     say(third, "three")
@@ -141,7 +141,7 @@ def test_a_header_of_one_life_proves_nothing_against_another(parties, begin):
 @pytest.mark.parametrize("name", ["worker", "worker.2", "worker.10", "a-1.999"])
 def test_names_of_a_session(name):
     assert check_session_name(name) == name
-    assert name_in_life(certified_name(name), life_of(name)) == name
+    assert name_of_incarnation(certified_name(name), incarnation_of(name)) == name
 
 
 @pytest.mark.parametrize("name", ["", ".2", "a.", "a.0", "a.1", "a.02", "a.2.3", "a.x", "a.2 ", "A", "A.2"])

@@ -15,11 +15,11 @@ def worker(
 ) -> None:
     """Join a run as a worker; it ends when the owner ends the run."""
     from phalanx.config import load_config
-    from phalanx.pipeline import WorkerConfig, born_file, die_with_parent, run_worker
+    from phalanx.pipeline import WorkerConfig, die_with_parent, requested_file, run_worker
 
     die_with_parent()
     # an owner that starts workers again and again has them forked
-    file = born_file(worker_file)
+    file = requested_file(worker_file)
     if file is None:
         return
     config = load_config(file, WorkerConfig)

@@ -16,13 +16,13 @@ from phalanx.launch.owner import OwnerProcess
 from phalanx.launch.request import Launch
 from phalanx.launch.supervisor import Configure, Substitutes, Supervisor
 from phalanx.launch.watch import watch_owner
-from phalanx.launch.worker_slot import WorkerPost
+from phalanx.launch.worker_slot import LocalWorkerHost
 from phalanx.pipeline import WorkerConfig
 
 _PLACEMENT_TIMEOUT_S = 120.0
 
 
-class ActorPost(WorkerPost):
+class ActorWorkerHost(LocalWorkerHost):
     """A worker's place inside an actor."""
 
     def machine(self) -> str | None:
@@ -32,8 +32,8 @@ class ActorPost(WorkerPost):
         return str(ray.util.get_node_ip_address())
 
 
-class RemotePost:
-    """The driver's end of an `ActorPost`: asks, and goes on without waiting for the answer."""
+class RemoteWorkerHost:
+    """The driver's end of an `ActorWorkerHost`: asks, and goes on without waiting for the answer."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray = ray
@@ -92,12 +92,12 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
     if not launch.has_owner:
         raise ConfigError(f"--engine ray: the owner runs here, and {launch.keys} has no keys of it")
     with cluster(launch, address) as ray, ExitStack() as stack:
-        posts = [RemotePost(ray, actor) for actor in _place(ray, launch, stack)]
+        posts = [RemoteWorkerHost(ray, actor) for actor in _place(ray, launch, stack)]
         pipeline, configure = launch.run.pipeline, _configure_in_actor(launch)
         substitutes = Substitutes(pipeline.may_join)
         keepers = [
-            Supervisor(name, substitutes, post, configure)
-            for name, post in zip(pipeline.remote_workers, posts, strict=True)
+            Supervisor(name, substitutes, host, configure)
+            for name, host in zip(pipeline.remote_workers, posts, strict=True)
         ]
         owner = OwnerProcess(launch, str(ray.util.get_node_ip_address()))
         stack.callback(owner.kill)
@@ -190,5 +190,5 @@ def _place(ray: Any, launch: Launch, stack: ExitStack) -> list[Any]:
             "max_task_retries": -1,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
         }
-        actors.append(ray.remote(**options)(ActorPost).remote())
+        actors.append(ray.remote(**options)(ActorWorkerHost).remote())
     return actors

@@ -12,11 +12,11 @@ import typer
 from phalanx.errors import ConfigError
 from phalanx.launch.child import TerminationNotice, exit_code
 from phalanx.launch.owner import OwnerProcess, is_worth_another
-from phalanx.launch.rendezvous import Rendezvous, open_board
+from phalanx.launch.rendezvous import Rendezvous, open_rendezvous
 from phalanx.launch.request import Launch, ProcessSlot
 from phalanx.launch.supervisor import Substitutes, Supervisor
 from phalanx.launch.watch import LOOK_EVERY_S, watch_owner
-from phalanx.launch.worker_slot import WorkerPost
+from phalanx.launch.worker_slot import LocalWorkerHost
 from phalanx.pipeline import OWNER, die_with_parent
 
 
@@ -43,20 +43,20 @@ def run_rank(launch: Launch) -> int:
     # torchrun leaves its processes behind when it is killed
     die_with_parent()
     part = parts[int(os.environ["LOCAL_RANK"])]
-    board = open_board(launch.owner)
+    rendezvous = open_rendezvous(launch.owner)
     with TerminationNotice() as notice:
         if part.name == OWNER:
-            return _keep_owner(OwnerProcess(launch), board, notice)
-        return _keep_worker(launch, part, board, notice)
+            return _keep_owner(OwnerProcess(launch), rendezvous, notice)
+        return _keep_worker(launch, part, rendezvous, notice)
 
 
-def _keep_owner(owner: OwnerProcess, board: Rendezvous, notice: TerminationNotice) -> int:
+def _keep_owner(owner: OwnerProcess, rendezvous: Rendezvous, notice: TerminationNotice) -> int:
     published: str | None = None
 
     def publish(address: str | None) -> None:
         nonlocal published
         if address != published:
-            board.publish(address)
+            rendezvous.publish(address)
             published = address
 
     try:
@@ -66,30 +66,30 @@ def _keep_owner(owner: OwnerProcess, board: Rendezvous, notice: TerminationNotic
         if is_worth_another(code):
             return exit_code(code)
         # torchrun starts again whatever fails, also what will fail in the same way
-        return 0 if board.end(code) else code
+        return 0 if rendezvous.end(code) else code
     finally:
         owner.kill()
         # workers that are told to end now have nobody to hand over to
-        board.publish(None)
+        rendezvous.publish(None)
 
 
-def _keep_worker(launch: Launch, part: ProcessSlot, board: Rendezvous, notice: TerminationNotice) -> int:
-    post = WorkerPost()
-    keeper = Supervisor(part.name, Substitutes(part.substitutes), post, launch.worker_config)
+def _keep_worker(launch: Launch, part: ProcessSlot, rendezvous: Rendezvous, notice: TerminationNotice) -> int:
+    host = LocalWorkerHost()
+    keeper = Supervisor(part.name, Substitutes(part.substitutes), host, launch.worker_config)
     try:
         while not notice.given:
-            if board.ended():
-                post.end()
+            if rendezvous.ended():
+                host.end()
                 return 0
-            keeper.tend(board.address())
+            keeper.tend(rendezvous.address())
             if launch.owner is not None and keeper.name is None:
                 return exit_code(keeper.code or 0)
             time.sleep(LOOK_EVERY_S)
-        post.ask_to_leave()
-        while keeper.name is not None and post.poll(keeper.name) is None:
-            if notice.given > 1 or board.address() is None:
+        host.ask_to_leave()
+        while keeper.name is not None and host.poll(keeper.name) is None:
+            if notice.given > 1 or rendezvous.address() is None:
                 break
             time.sleep(LOOK_EVERY_S)
         return 0
     finally:
-        post.kill()
+        host.kill()

@@ -38,7 +38,7 @@ class Rendezvous(Protocol):
         ...
 
 
-class FileBoard:
+class FileRendezvous:
     """A rendezvous in two files of a directory, for processes on one machine."""
 
     def __init__(self, directory: Path) -> None:
@@ -76,7 +76,7 @@ class FileBoard:
         return True
 
 
-class StoreBoard:
+class StoreRendezvous:
     """A rendezvous in two keys of the store of a torchrun over several machines."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -107,7 +107,7 @@ class StoreBoard:
         return str(self._store.get(_key(name)), "utf-8") if self._store.check([_key(name)]) else None
 
 
-class FixedBoard:
+class FixedRendezvous:
     """A rendezvous for workers with an owner outside this launch: its address is given and nothing else is known."""
 
     def __init__(self, owner: str) -> None:
@@ -129,19 +129,19 @@ class FixedBoard:
         return False
 
 
-def board_environment(directory: Path) -> dict[str, str]:
+def rendezvous_environment(directory: Path) -> dict[str, str]:
     """Return the environment that tells processes on this machine to use a directory as their rendezvous."""
     return {_DIRECTORY: str(directory)}
 
 
-def open_board(owner: str | None) -> Rendezvous:
+def open_rendezvous(owner: str | None) -> Rendezvous:
     """Return the rendezvous of the launch that this process belongs to."""
     if owner is not None:
-        return FixedBoard(owner)
+        return FixedRendezvous(owner)
     directory = os.environ.get(_DIRECTORY)
     if directory is not None:
-        return FileBoard(Path(directory))
-    return StoreBoard(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        return FileRendezvous(Path(directory))
+    return StoreRendezvous(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
 
 def _key(name: str) -> str:

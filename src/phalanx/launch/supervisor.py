@@ -12,7 +12,7 @@ Configure = Callable[[str, str], WorkerConfig]
 _BUG = 1
 
 
-class Post(Protocol):
+class WorkerHost(Protocol):
     """A host that runs one worker process."""
 
     def start(self, name: str, config: WorkerConfig) -> None:
@@ -51,12 +51,12 @@ class Supervisor:
         code: Exit code of the worker that ended here last.
     """
 
-    def __init__(self, name: str, substitutes: Substitutes, post: Post, configure: Configure) -> None:
+    def __init__(self, name: str, substitutes: Substitutes, host: WorkerHost, configure: Configure) -> None:
         self.name: str | None = None
         self.code: int | None = None
         self._first = name
         self._substitutes = substitutes
-        self._post = post
+        self._host = host
         self._configure = configure
         self._owner: str | None = None
 
@@ -68,7 +68,7 @@ class Supervisor:
                 self._man(self._first, owner)
         if self.name is None or owner is None:
             return
-        code = self._post.poll(self.name)
+        code = self._host.poll(self.name)
         if code is None:
             return
         gone, self.name, self.code = self.name, None, code
@@ -87,4 +87,4 @@ class Supervisor:
 
     def _man(self, name: str, owner: str) -> None:
         self.name = name
-        self._post.start(name, self._configure(name, owner))
+        self._host.start(name, self._configure(name, owner))

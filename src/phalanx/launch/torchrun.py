@@ -17,7 +17,7 @@ from pathlib import Path
 from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.launch.child import exit_code
-from phalanx.launch.rendezvous import FileBoard, board_environment
+from phalanx.launch.rendezvous import FileRendezvous, rendezvous_environment
 from phalanx.launch.request import Launch
 from phalanx.pipeline import OWNER
 
@@ -83,7 +83,7 @@ def torchrun_command(launch: Launch, nodes: Nodes, directory: Path | None = None
         words += ["--rdzv-endpoint", str(home / "rendezvous"), "--rdzv-conf", "store_type=file"]
         words += ["--local-addr", "127.0.0.1"]
         # the store that torchrun would open for its processes listens on every interface
-        environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **board_environment(home)}
+        environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **rendezvous_environment(home)}
     else:
         words += ["--rdzv-endpoint", nodes.endpoint or ""]
     # a group that is started again must go on, and a run that was there before was refused already
@@ -131,7 +131,7 @@ def run_torchrun(launch: Launch, nodes: Nodes) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-launch-") as directory:
         words, environment = torchrun_command(launch, nodes, Path(directory))
-        return start_torchrun(words, environment) or FileBoard(Path(directory)).code()
+        return start_torchrun(words, environment) or FileRendezvous(Path(directory)).code()
 
 
 def start_torchrun(words: list[str], environment: Mapping[str, str]) -> int:

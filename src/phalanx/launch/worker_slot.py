@@ -9,7 +9,7 @@ from phalanx.launch.request import reachable_host
 from phalanx.pipeline import WorkerConfig
 
 
-class WorkerPost:
+class LocalWorkerHost:
     """Runs ``phalanx worker`` under one name after the other; keys are read here and sent nowhere."""
 
     def __init__(self) -> None:

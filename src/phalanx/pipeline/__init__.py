@@ -3,7 +3,7 @@
 from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.membership.incarnations import Incarnations
-from phalanx.pipeline.membership.join import Guests, gather
+from phalanx.pipeline.membership.join import ExpectedWorkers, gather
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.async_snapshot import Duplicate
 from phalanx.pipeline.owner.engine import PipelineEngine
@@ -18,7 +18,7 @@ from phalanx.pipeline.proof.leaves import read_leaves
 from phalanx.pipeline.proof.step_checks import CHECKS, NoteChecks, StageChecks
 from phalanx.pipeline.proof.step_proof import Rules, ShownWork, check_step
 from phalanx.pipeline.proof.step_record import StepRecord
-from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
+from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.float64 import WideRunner, recompute_in
@@ -29,7 +29,7 @@ from phalanx.pipeline.tolerance.drift import Drift, DriftWatch
 from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class, settle_numerics
 from phalanx.pipeline.verify.draw import AuditDraw, fresh_nonce
 from phalanx.pipeline.worker.kept_states import fetch_kept
-from phalanx.pipeline.worker.process import Worker, born_file, die_with_parent, run_worker
+from phalanx.pipeline.worker.process import Worker, die_with_parent, requested_file, run_worker
 
 __all__ = [
     "CHECKS",
@@ -44,12 +44,12 @@ __all__ = [
     "Drift",
     "DriftWatch",
     "Duplicate",
+    "ExpectedWorkers",
     "Files",
     "GuardConfig",
-    "Guests",
     "Incarnations",
     "LocalWorkers",
-    "LogWitnesses",
+    "LogHeadExchange",
     "Members",
     "NoteChecks",
     "NumericClass",
@@ -72,7 +72,6 @@ __all__ = [
     "WorkerConfig",
     "WrapCopy",
     "band",
-    "born_file",
     "check_step",
     "die_with_parent",
     "explain_evidence",
@@ -83,6 +82,7 @@ __all__ = [
     "local_numeric_class",
     "read_leaves",
     "recompute_in",
+    "requested_file",
     "run_battery",
     "run_worker",
     "settle_numerics",

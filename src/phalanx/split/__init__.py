@@ -11,7 +11,7 @@ from phalanx.split.config import ENCLAVE, SplitConfig
 if TYPE_CHECKING:
     from phalanx.split.channel.link import FrameLink, PlainLink, SealedLink
     from phalanx.split.channel.tensor_kinds import TensorKinds
-    from phalanx.split.handshake.meeting import Caller, Doorkeeper, Occasion, attested_keys
+    from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake, HandshakeTerms, attested_keys
     from phalanx.split.roles.client import SplitClient, client_of, microbatches_of
     from phalanx.split.roles.driver import SplitDriver, SplitStep
     from phalanx.split.roles.enclave import Enclave
@@ -37,7 +37,7 @@ _HOMES = {
     "roles.driver": ("SplitDriver", "SplitStep"),
     "channel.link": ("FrameLink", "PlainLink", "SealedLink"),
     "training.measured": ("HeldOutScores",),
-    "handshake.meeting": ("Caller", "Doorkeeper", "Occasion", "attested_keys"),
+    "handshake.meeting": ("ClientHandshake", "EnclaveHandshake", "HandshakeTerms", "attested_keys"),
     "training.parts": ("Front", "FrontPart", "build_back", "cut_model"),
     "roles.simulator": ("FrameInTransit", "Host", "SplitScenario", "SimulatedStep", "SplitSimulator", "honest_host"),
     "training.task": ("TASKS", "NextToken", "SplitTask", "task_of"),
@@ -49,18 +49,18 @@ __all__ = [
     "ENCLAVE",
     "TASKS",
     "BackTrainer",
-    "Caller",
     "Classification",
-    "Doorkeeper",
+    "ClientHandshake",
     "Enclave",
+    "EnclaveHandshake",
     "FrameInTransit",
     "FrameLink",
     "Front",
     "FrontPart",
+    "HandshakeTerms",
     "HeldOutScores",
     "Host",
     "NextToken",
-    "Occasion",
     "PlainLink",
     "SealedLink",
     "SimulatedStep",

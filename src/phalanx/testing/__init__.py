@@ -1,6 +1,15 @@
 """Simulators for users' own tests: a whole verified run in one process, with parties that lie or die on cue."""
 
-from phalanx.testing.actor import Actor, Letter, Rewrite, TamperedRunner, WorkerCrash, crash_at, only, tampering
+from phalanx.testing.actor import (
+    Actor,
+    OutgoingMessage,
+    Rewrite,
+    TamperedRunner,
+    WorkerCrash,
+    crash_at,
+    only,
+    tampering,
+)
 from phalanx.testing.clock import CompanyClock, Stall
 from phalanx.testing.company import MemoryCompany
 from phalanx.testing.endpoint import RewritingEndpoint
@@ -9,8 +18,8 @@ from phalanx.testing.tiny import random_batch, tiny_run
 __all__ = [
     "Actor",
     "CompanyClock",
-    "Letter",
     "MemoryCompany",
+    "OutgoingMessage",
     "Rewrite",
     "RewritingEndpoint",
     "Stall",

@@ -15,7 +15,7 @@ from phalanx.pipeline.protocol.messages import Assign
 
 
 @dataclass(frozen=True)
-class Letter:
+class OutgoingMessage:
     """One message that a simulated party is about to send.
 
     Attributes:
@@ -28,12 +28,12 @@ class Letter:
     message: Message
     payload: bytes = b""
 
-    def saying(self, changes: Mapping[str, object]) -> "Letter":
+    def with_fields(self, changes: Mapping[str, object]) -> "OutgoingMessage":
         """Return the same message to the same receiver with other values in some fields."""
         return replace(self, message=self.message.model_copy(update=dict(changes)))
 
 
-Rewrite = Callable[[Letter], Sequence[Letter]]
+Rewrite = Callable[[OutgoingMessage], Sequence[OutgoingMessage]]
 """Returns what leaves instead of one message: nothing, another one, or several; each is signed by the sender."""
 
 Hear = Callable[[Assign], None]
@@ -67,41 +67,41 @@ class Actor:
     """
 
     wrap_copy: WrapCopy = lambda copy, held: copy
-    rewrite: Rewrite = lambda letter: (letter,)
+    rewrite: Rewrite = lambda outgoing: (outgoing,)
     hear: Hear = lambda assign: None
     description: str | None = None
     numeric_class: str | None = None
     kernels: WrapCopy = lambda copy, held: copy
 
 
-def only(kind: type[_Body], change: Callable[[Letter, _Body], Sequence[Letter]]) -> Rewrite:
+def only(kind: type[_Body], change: Callable[[OutgoingMessage, _Body], Sequence[OutgoingMessage]]) -> Rewrite:
     """Rewrite messages of one kind and let all others pass.
 
     Args:
         kind: Message class.
-        change: Gets the letter and its message, typed.
+        change: Gets the outgoing message and its body, typed.
     """
 
-    def rewrite(letter: Letter) -> Sequence[Letter]:
-        return change(letter, letter.message) if isinstance(letter.message, kind) else (letter,)
+    def rewrite(outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+        return change(outgoing, outgoing.message) if isinstance(outgoing.message, kind) else (outgoing,)
 
     return rewrite
 
 
-def in_words_of(actor: Actor) -> Rewrite:
+def rewrite_of(actor: Actor) -> Rewrite:
     """Return the `rewrite` of an actor that also replaces its description and its numeric class when it joins."""
     called = actor.numeric_class if actor.description is None else actor.description
 
-    def rewrite(letter: Letter) -> Sequence[Letter]:
-        message = letter.message
+    def rewrite(outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+        message = outgoing.message
         if isinstance(message, Hello) and called is not None:
             other = message.numeric_class.model_copy(update={"device": called})
-            letter = letter.saying({"numeric_class": other})
+            outgoing = outgoing.with_fields({"numeric_class": other})
         if isinstance(message, ChallengeReply) and actor.numeric_class is not None:
             other_bits = hashlib.sha256(f"{actor.numeric_class} {message.nonce}".encode()).hexdigest()
             found = message.found.model_copy(update=dict.fromkeys(("forward", "backward", "gradient"), other_bits))
-            letter = letter.saying({"found": found})
-        return actor.rewrite(letter)
+            outgoing = outgoing.with_fields({"found": found})
+        return actor.rewrite(outgoing)
 
     return rewrite
 

@@ -101,7 +101,7 @@ class PartyThread(threading.Thread):
         stall = self._stall
         if stall is not None:
             return None if stall.is_over else -self._num_stalls
-        return self.endpoint.vigil
+        return self.endpoint.waiting_call
 
 
 class OwnersEndpoint(Endpoint):

@@ -14,9 +14,9 @@ from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
+    ExpectedWorkers,
     Files,
-    Guests,
-    LogWitnesses,
+    LogHeadExchange,
     PipelineEngine,
     StepRecord,
     Worker,
@@ -26,7 +26,7 @@ from phalanx.pipeline import (
 )
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity, certified_name, load_identity
-from phalanx.testing.actor import Actor, WorkerCrash, in_words_of
+from phalanx.testing.actor import Actor, WorkerCrash, rewrite_of
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import RewritingEndpoint
 from phalanx.testing.tiny import random_batch
@@ -190,12 +190,12 @@ class MemoryCompany:
             name: In its certificate.
 
         Returns:
-            What it is called from now on; None while its earlier life still takes part, which ends that.
+            What it is called from now on; None while its earlier incarnation still takes part, which ends that.
 
         Raises:
             PeerRefusedError: It may not come back.
         """
-        called = self.engine.lives.name_of(name, True)
+        called = self.engine.incarnations.name_of(name, True)
         if called is not None:
             self.join(called)
         return called
@@ -259,13 +259,13 @@ class MemoryCompany:
             endpoint.add_peer(load_identity(home.pki / name).public)
         for name in names:
             self.join(name)
-        guests = Guests(
+        guests = ExpectedWorkers(
             {name: home.certificate(name) for name in names},
             {name: home.certificate(name) for name in run.pipeline.late_workers},
             is_alive=self.is_alive,
-            last_words=lambda name: str(self.errors.get(name, "it crashed")),
+            last_output=lambda name: str(self.errors.get(name, "it crashed")),
             timeout_s=_JOIN_TIMEOUT_S,
-            witnesses=LogWitnesses(None if self._log is None else self._log.public_lines, home.owner.public),
+            witnesses=LogHeadExchange(None if self._log is None else self._log.public_lines, home.owner.public),
         )
         try:
             members = gather(endpoint, self.plan, guests, home.owner.authority_pem, self._observe)
@@ -314,7 +314,7 @@ class MemoryCompany:
             self.session,
             self._network.wire(certified_name(name)),
             limits,
-            rewrite=in_words_of(actor),
+            rewrite=rewrite_of(actor),
             hear=actor.hear,
         )
         endpoint.add_peer(self._home.owner.public)

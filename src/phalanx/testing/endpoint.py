@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import Assign, parse_message
 from phalanx.security.crypto import Identity, Peer, digest_hex
-from phalanx.testing.actor import Hear, Letter, Rewrite, WorkerCrash
+from phalanx.testing.actor import Hear, OutgoingMessage, Rewrite, WorkerCrash
 from phalanx.transport import (
     CheckedFrame,
     Endpoint,
@@ -47,18 +47,20 @@ class RewritingEndpoint(Endpoint):
     def send(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
-        """Sign and send what the letter was turned into.
+        """Sign and send what `rewrite` makes of a message.
 
         Returns:
-            The header of the last letter: it is what the liar's own books show. A letter to itself is
-            signed and not sent; where there is no letter, what would have been sent is signed for its receiver.
+            The header of the last message, which the liar's own record shows. A message to itself is
+            signed and not sent; where there is none, what would have been sent is signed for its receiver.
         """
-        letters = self._letters(receiver, kind, body, payload)
+        messages = self._messages(receiver, kind, body, payload)
         header = None
-        for letter in letters:
-            to_itself = letter.receiver == self.name
+        for outgoing in messages:
+            to_itself = outgoing.receiver == self.name
             header = (
-                super().seal_for_self(*_parts(letter)) if to_itself else super().send(letter.receiver, *_parts(letter))
+                super().seal_for_self(*_parts(outgoing))
+                if to_itself
+                else super().send(outgoing.receiver, *_parts(outgoing))
             )
         if header is None:
             return self._withheld(receiver, kind, body, payload)
@@ -77,8 +79,8 @@ class RewritingEndpoint(Endpoint):
         self, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
         """As `send`, between two stages of this party."""
-        letters = self._letters(self.name, kind, body, payload)
-        return super().seal_for_self(*(_parts(letters[-1]) if letters else (kind, body, payload)))
+        messages = self._messages(self.name, kind, body, payload)
+        return super().seal_for_self(*(_parts(messages[-1]) if messages else (kind, body, payload)))
 
     def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """As any endpoint.
@@ -96,16 +98,16 @@ class RewritingEndpoint(Endpoint):
                     self._hear(message)
         return item
 
-    def _letters(
+    def _messages(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview]
-    ) -> Sequence[Letter]:
+    ) -> Sequence[OutgoingMessage]:
         self._check_alive()
-        return self._rewrite(Letter(receiver, parse_message(kind, body), b"".join(payload)))
+        return self._rewrite(OutgoingMessage(receiver, parse_message(kind, body), b"".join(payload)))
 
     def _check_alive(self) -> None:
         if self._killed.is_set():
             raise WorkerCrash(self.name)
 
 
-def _parts(letter: Letter) -> tuple[str, dict[str, Any], tuple[bytes, ...]]:
-    return letter.message.kind, letter.message.model_dump(mode="json"), (letter.payload,)
+def _parts(outgoing: OutgoingMessage) -> tuple[str, dict[str, Any], tuple[bytes, ...]]:
+    return outgoing.message.kind, outgoing.message.model_dump(mode="json"), (outgoing.payload,)

@@ -16,7 +16,7 @@ from phalanx.errors import (
     TransportError,
     VerificationError,
 )
-from phalanx.security.crypto import Identity, Peer, certified_name, digest_hex, life_of
+from phalanx.security.crypto import Identity, Peer, certified_name, digest_hex, incarnation_of
 from phalanx.transport.allowance import Allowances
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
@@ -65,7 +65,7 @@ class Endpoint(Closeable):
         self.allowances = Allowances()
         self._identity, self._run, self._wire, self._limits = identity, run, wire, limits
         self._links: dict[str, _Link] = {}
-        self._lives: dict[str, str] = {}
+        self._incarnations: dict[str, str] = {}
         """The latest incarnation of each certificate; frames of an earlier one are refused."""
         self._outboxes: dict[str, Outbox] = {}
         self._evicted: set[str] = set()
@@ -101,12 +101,12 @@ class Endpoint(Closeable):
             return MappingProxyType({name: link.peer for name, link in self._links.items()})
 
     @property
-    def vigil(self) -> int | None:
+    def waiting_call(self) -> int | None:
         """The number of the call of `receive` that waits in vain at the moment.
 
         None while an item is there or no call waits.
         """
-        return self._inbox.vigil
+        return self._inbox.waiting_call
 
     @property
     def sending_to(self) -> frozenset[str]:
@@ -148,8 +148,8 @@ class Endpoint(Closeable):
         """Get to know a party, or where it is; a party never changes its key within a run.
 
         A frame of a party that is not known yet is refused, and its link with it: parties must know each
-        other before the first of them sends. This party itself is passed over. A later life of a known party has
-        chains of its own, and from now on nothing of an earlier one is taken.
+        other before the first of them sends. This party itself is passed over. A later incarnation of a known party
+        has chains of its own, and from now on nothing of an earlier one is taken.
 
         Raises:
             PeerRefusedError: The name is this party's own, or is known with another key.
@@ -158,14 +158,14 @@ class Endpoint(Closeable):
             return
         with self._lock:
             certified = certified_name(peer.name)
-            latest = self._lives.setdefault(certified, peer.name)
+            latest = self._incarnations.setdefault(certified, peer.name)
             known = self._links.get(latest)
             if peer.name == self.name or (known is not None and known.peer.public_key != peer.public_key):
                 raise PeerRefusedError(f"{peer.name}: is known with another key; a new party needs a new name")
             if peer.name not in self._links:
                 self._links[peer.name] = _Link(peer, ReceivingChain(self._run, peer.name, self.name))
-            if life_of(peer.name) > life_of(latest):
-                self._lives[certified] = peer.name
+            if incarnation_of(peer.name) > incarnation_of(latest):
+                self._incarnations[certified] = peer.name
         if address:
             self._wire.add_route(peer.name, address)
 
@@ -286,7 +286,7 @@ class Endpoint(Closeable):
                 self._refusals[tls_peer] += 1
                 self._last_refusal[tls_peer] = exc
             if isinstance(exc, FrameError | OrderError | SignatureError):
-                self.count_refusal(self._lives.get(tls_peer, tls_peer), memoryview(raw).nbytes)
+                self.count_refusal(self._incarnations.get(tls_peer, tls_peer), memoryview(raw).nbytes)
             return encode_refusal(exc)
 
     def count_refusal(self, peer: str, size_bytes: int) -> None:
@@ -308,7 +308,7 @@ class Endpoint(Closeable):
             outbox.join(timeout_s=1.0)
 
     def _accept(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
-        name = self._lives.get(tls_peer, tls_peer)
+        name = self._incarnations.get(tls_peer, tls_peer)
         link = self._links.get(name)
         if link is None or name in self._evicted or name in self._cut:
             raise PeerRefusedError(f"{tls_peer}: is {'unknown' if link is None else 'evicted'}")

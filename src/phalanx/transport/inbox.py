@@ -63,7 +63,7 @@ class Inbox:
         self._changed = threading.Condition()
 
     @property
-    def vigil(self) -> int | None:
+    def waiting_call(self) -> int | None:
         """The number of the call of `get` that waits in vain at the moment; None while an item is here or none waits.
 
         An observer that finds the same number twice knows that the reader did nothing in between.

@@ -90,9 +90,9 @@ def test_zero_switches_it_off(even):
 def slow(factor):
     """A worker that reports that it was busy so many times as long as it had to be."""
 
-    def rewrite(letter, applied):
+    def rewrite(outgoing, applied):
         changed = applied.model_copy(update={"usage": {**applied.usage, BUSY: factor * (1.0 + applied.step)}})
-        return [replace(letter, message=changed)]
+        return [replace(outgoing, message=changed)]
 
     return Actor(rewrite=only(UpdateReport, rewrite))
 

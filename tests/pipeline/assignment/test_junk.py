@@ -15,7 +15,7 @@ from phalanx.pipeline.protocol.messages import (
     Ready,
     UpdateReport,
 )
-from phalanx.testing import Actor, Letter, only, tiny_run
+from phalanx.testing import Actor, OutgoingMessage, only, tiny_run
 
 _LINE_OVERHEAD = 600
 """Sequence, time, run, digest and signature of a line of the audit log."""
@@ -23,44 +23,44 @@ LONG = "\x1b]0;owned\x07" + "\u202e" + "j" * 900_000
 
 
 def flood(message, *, at_step=1, times=4000, payload=b"", receiver="owner"):
-    def send(letter, commit):
-        junk = [Letter(receiver, message(letter, commit), payload)] * times if commit.step == at_step else []
-        return [*junk, letter]
+    def send(outgoing, commit):
+        junk = [OutgoingMessage(receiver, message(outgoing, commit), payload)] * times if commit.step == at_step else []
+        return [*junk, outgoing]
 
     return Actor(rewrite=only(Commit, send))
 
 
-def stray_fault(letter, commit):
+def stray_fault(outgoing, commit):
     return Fault(epoch=commit.epoch, about="worker-2", error="FrameError", reason="j").model_copy(
         update={"reason": LONG}
     )
 
 
-def stray_ready(letter, commit):
+def stray_ready(outgoing, commit):
     return Ready(epoch=commit.epoch, states={}).model_copy(update={"states": {LONG: None}})
 
 
-def stray_state(letter, commit):
+def stray_state(outgoing, commit):
     # well-formed, and refused: a stage that it does not have
     state = {"step": commit.step, "weights": "0" * 64, "moments": "0" * 64}
     body = {"epoch": commit.epoch, "step": commit.step, "states": {"3": state}, "usage": {}, "bytes_sent": {}}
     return UpdateReport.model_validate(body)
 
 
-def stray_ask(letter, commit):
+def stray_ask(outgoing, commit):
     return Ask(epoch=commit.epoch, step=commit.step)
 
 
-def stray_bulk(letter, commit):
+def stray_bulk(outgoing, commit):
     return Bulk(epoch=commit.epoch, step=commit.step, stage=2, purpose="gradient", offset=0, total=4)
 
 
-def stray_standing(letter, commit):
+def stray_standing(outgoing, commit):
     # never refused, and of no use
     return ProgressReport(epoch=commit.epoch, step=commit.step, stages={}, gradients=())
 
 
-def stray_carry(letter, commit):
+def stray_carry(outgoing, commit):
     return Carry(epoch=0, header=PassedOnHeader(header="{}", signature="00"))
 
 

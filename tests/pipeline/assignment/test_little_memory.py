@@ -12,9 +12,9 @@ MANY = 40
 PLENTY = 2**40
 
 
-def saying(size, name=""):
+def with_fields(size, name=""):
     """A worker that says it has so many bytes, alone or with others of a name."""
-    return Actor(rewrite=only(Hello, lambda letter, hello: (letter.saying({"memory": {name: size}}),)))
+    return Actor(rewrite=only(Hello, lambda outgoing, hello: (outgoing.with_fields({"memory": {name: size}}),)))
 
 
 def run_of(stages=4, *, spares=0, respawns=0, **guard):
@@ -48,7 +48,7 @@ def joined(company):
 @pytest.mark.parametrize("shadow", ["gradient", "replica"])
 def test_who_has_no_memory_is_given_nothing_and_no_bit_changes(make_company, honest_digest, shadow):
     run = run_of(spares=1, shadow=shadow)
-    company = make_company(run, {1: saying(0)})
+    company = make_company(run, {1: with_fields(0)})
 
     company.run(2)
 
@@ -60,7 +60,7 @@ def test_who_has_no_memory_is_given_nothing_and_no_bit_changes(make_company, hon
 
 def test_who_claims_to_have_more_than_there_is_is_given_what_it_would_have_been(make_company, honest_digest):
     run = run_of()
-    company = make_company(run, {1: saying(2**60)})
+    company = make_company(run, {1: with_fields(2**60)})
 
     company.run(2)
 
@@ -70,7 +70,7 @@ def test_who_claims_to_have_more_than_there_is_is_given_what_it_would_have_been(
 
 def test_a_worker_may_shadow_less_than_it_may_hold(make_company, honest_digest, needs_of):
     run = run_of()
-    company = make_company(run, {1: saying(needs_of(run)[1].held)})
+    company = make_company(run, {1: with_fields(needs_of(run)[1].held)})
 
     company.run(2)
 
@@ -84,7 +84,7 @@ def test_stages_that_fit_nowhere_are_refused_before_the_first_step(make_company,
     held = needs_of(run)[1].held
 
     with pytest.raises(ConfigError) as refused:
-        make_company(run, {1: saying(1024), 2: saying(held)})
+        make_company(run, {1: with_fields(1024), 2: with_fields(held)})
 
     said = str(refused.value)
     assert said.startswith("memory: the stages fit nowhere: ")
@@ -97,8 +97,8 @@ def test_workers_on_one_machine_do_not_have_its_memory_twice(make_company, needs
     run = run_of()
     needs = needs_of(run)
     enough_for_one = needs[1].held + needs[2].held - 1
-    apart = {stage: saying(enough_for_one, f"machine-{stage}") for stage in (1, 2)}
-    together = {stage: saying(enough_for_one, "machine") for stage in (1, 2)}
+    apart = {stage: with_fields(enough_for_one, f"machine-{stage}") for stage in (1, 2)}
+    together = {stage: with_fields(enough_for_one, "machine") for stage in (1, 2)}
 
     assert make_company(run, apart).run(1)[0].guard.attempts == 1
     with pytest.raises(ConfigError, match="worker-1 and worker-2 together have"):
@@ -107,7 +107,7 @@ def test_workers_on_one_machine_do_not_have_its_memory_twice(make_company, needs
 
 def test_a_newcomer_is_given_what_it_has_room_for(make_company, honest_digest):
     run = run_of(3, respawns=2)
-    company = make_company(run, {2: saying(0), 3: saying(PLENTY)})
+    company = make_company(run, {2: with_fields(0), 3: with_fields(PLENTY)})
     company.join("worker-2")
     steps = run_until(company, lambda: joined(company) == ["worker-2"])
 
@@ -122,7 +122,7 @@ def test_a_newcomer_is_given_what_it_has_room_for(make_company, honest_digest):
 
 def test_what_a_dead_worker_shadowed_goes_to_who_has_room(make_company, honest_digest, needs_of):
     run = run_of(spares=2)
-    company = make_company(run, {2: saying(needs_of(run)[2].held)})
+    company = make_company(run, {2: with_fields(needs_of(run)[2].held)})
     company.run(1)
     assert dict(company.engine.shadows) == {1: "worker-3", 2: "worker-4"}
 

@@ -76,13 +76,13 @@ def test_who_takes_over_keeps_it_and_shadows_go_where_there_is_room(footprints, 
     memory, stages = Memory(footprints, rooms if tight else {}), len(footprints)
     old, left = first_assignment(stages, WORKERS, guarded=True), WORKERS[1:]
 
-    heirs = without(old, "worker-1", left, guarded=True, memory=memory)
-    new = fitting(heirs, left, memory, holders_stay=True)
+    successors = without(old, "worker-1", left, guarded=True, memory=memory)
+    new = fitting(successors, left, memory, holders_stay=True)
 
-    same = [a for a in every_assignment(stages, left, guarded=True) if a.holders == heirs.holders]
-    if OWNER not in {heirs.holders[stage] for stage in range(1, stages - 1)}:
+    same = [a for a in every_assignment(stages, left, guarded=True) if a.holders == successors.holders]
+    if OWNER not in {successors.holders[stage] for stage in range(1, stages - 1)}:
         assert fits(memory, new) == any(fits(memory, a) for a in same)
-    assert new.holders == heirs.holders
+    assert new.holders == successors.holders
     assert set(new.shadows) == {stage for stage, holder in new.holders.items() if holder != OWNER}
 
 

@@ -39,8 +39,8 @@ def flip(direction):
 def at_step_1(kind, change):
     """Change fields of a message of step 1 and let all others pass."""
 
-    def rewrite(letter, message):
-        return [letter if message.step != 1 else letter.saying(change(message))]
+    def rewrite(outgoing, message):
+        return [outgoing if message.step != 1 else outgoing.with_fields(change(message))]
 
     return Actor(rewrite=only(kind, rewrite))
 
@@ -65,10 +65,10 @@ def missing_input(message):
     return {"received": message.received[1:]}
 
 
-def other_gradient(letter, message):
+def other_gradient(outgoing, message):
     if message.purpose != "gradient" or message.step != 1:
-        return [letter]
-    return [type(letter)(letter.receiver, message, bytes(len(letter.payload)))]
+        return [outgoing]
+    return [type(outgoing)(outgoing.receiver, message, bytes(len(outgoing.payload)))]
 
 
 def false_state(message):

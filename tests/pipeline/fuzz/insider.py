@@ -7,17 +7,17 @@ from changes import PAYLOADS, Known, Raw
 from kinds import template
 from schedule import Act, Again, Alter, Crash, Drop, Hold, Path, Payload, Redirect, Repeat, Say
 
-from phalanx.testing import Letter, WorkerCrash
+from phalanx.testing import OutgoingMessage, WorkerCrash
 
 _ALLIES_HEAR = ("commit", "step_audited", "audit_report")
 
 
 class Insider:
-    """Carries out acts on the letters of one party.
+    """Carries out acts on the messages of one party.
 
     Attributes:
         known: What it has seen.
-        fired: Which of its acts ever fitted a letter.
+        fired: Which of its acts ever fitted a message.
     """
 
     def __init__(self, acts: Sequence[Act], known: Known, parties: Sequence[str]) -> None:
@@ -26,66 +26,66 @@ class Insider:
         self._acts = acts
         self._seen = [0] * len(acts)
         self._parties = parties
-        self._held: list[tuple[int, Letter]] = []
+        self._held: list[tuple[int, OutgoingMessage]] = []
         self._now = {"epoch": 0, "step": 0}
 
-    def rewrite(self, letter: Letter) -> list[Letter]:
-        """What leaves instead of one letter of the honest party."""
-        kind, body = letter.message.kind, letter.message.model_dump(mode="json")
+    def rewrite(self, outgoing: OutgoingMessage) -> list[OutgoingMessage]:
+        """What leaves instead of one message of the honest party."""
+        kind, body = outgoing.message.kind, outgoing.message.model_dump(mode="json")
         self._now |= {name: body[name] for name in self._now if name in body}
-        letters = [Letter(letter.receiver, Raw(kind, body), letter.payload)]
+        messages = [OutgoingMessage(outgoing.receiver, Raw(kind, body), outgoing.payload)]
         for number, act in enumerate(self._acts):
             if act.on.kind in ("", kind) and act.on.step in (None, body.get("step")):
                 nth, self._seen[number] = self._seen[number], self._seen[number] + 1
                 if nth == act.on.nth or (act.on.lasting and nth > act.on.nth):
                     self.fired.add(number)
-                    letters = self._do(act.deed, letters)
+                    messages = self._do(act.deed, messages)
         if kind in _ALLIES_HEAR:
-            self.known.allies[kind, body.get("stage")] = letters[0].message.body if letters else body
-        self._held = [(letters_left - 1, held) for letters_left, held in self._held]
-        due = [held for letters_left, held in self._held if letters_left < 0]
+            self.known.allies[kind, body.get("stage")] = messages[0].message.body if messages else body
+        self._held = [(messages_left - 1, held) for messages_left, held in self._held]
+        due = [held for messages_left, held in self._held if messages_left < 0]
         self._held = [entry for entry in self._held if entry[0] >= 0]
-        return letters + due
+        return messages + due
 
-    def _do(self, deed, letters: list[Letter]) -> list[Letter]:
+    def _do(self, deed, messages: list[OutgoingMessage]) -> list[OutgoingMessage]:
         match deed:
             case Alter():
-                return [_altered(one, deed, self.known) for one in letters]
+                return [_altered(one, deed, self.known) for one in messages]
             case Drop():
                 return []
             case Repeat(times):
-                return letters * (times + 1)
+                return messages * (times + 1)
             case Hold(behind):
-                self._held += [(behind, one) for one in letters]
+                self._held += [(behind, one) for one in messages]
                 return []
             case Redirect(to):
-                return [Letter(to, one.message, one.payload) for one in letters]
+                return [OutgoingMessage(to, one.message, one.payload) for one in messages]
             case Payload(how):
-                return [Letter(one.receiver, one.message, PAYLOADS[how](one.payload)) for one in letters]
+                return [OutgoingMessage(one.receiver, one.message, PAYLOADS[how](one.payload)) for one in messages]
             case Again(kind, nth, earlier):
                 choice = self.known.of_kind(kind, earlier=earlier)
-                return [*letters, _again(*choice[nth % len(choice)], letters)] if choice else letters
+                return [*messages, _again(*choice[nth % len(choice)], messages)] if choice else messages
             case Say():
-                return [*letters, self._said(deed)]
+                return [*messages, self._said(deed)]
             case Crash():
                 raise WorkerCrash("as its schedule says")
         raise TypeError(deed)
 
-    def _said(self, deed: Say) -> Letter:
+    def _said(self, deed: Say) -> OutgoingMessage:
         known = [header.fields.body for header, _ in self.known.of_kind(deed.kind) if header.fields.kind == deed.kind]
         body = {**(known[0] if known else template(deed.kind)), **{"epoch": self._now["epoch"]}}
         body |= {"step": self._now["step"]} if "step" in body else {}
-        letter = Letter(deed.to, Raw(deed.kind, body), bytes(deed.payload))
+        outgoing = OutgoingMessage(deed.to, Raw(deed.kind, body), bytes(deed.payload))
         for change in deed.changes:
-            letter = _altered(letter, change, self.known)
-        return letter
+            outgoing = _altered(outgoing, change, self.known)
+        return outgoing
 
 
-def _altered(letter: Letter, deed: Alter, known: Known) -> Letter:
-    body = deepcopy(letter.message.body)
+def _altered(outgoing: OutgoingMessage, deed: Alter, known: Known) -> OutgoingMessage:
+    body = deepcopy(outgoing.message.body)
     if not _alter(body, deed.path, deed.change, known):
-        return letter
-    return Letter(letter.receiver, Raw(letter.message.kind, body), letter.payload)
+        return outgoing
+    return OutgoingMessage(outgoing.receiver, Raw(outgoing.message.kind, body), outgoing.payload)
 
 
 def _alter(body, path: Path, change, known: Known) -> bool:
@@ -108,6 +108,8 @@ def _key(body, name):
     return name % len(body) if isinstance(body, list) else None
 
 
-def _again(header, payload, letters) -> Letter:
+def _again(header, payload, messages) -> OutgoingMessage:
     receiver = header.fields.receiver if header.fields.receiver != header.fields.sender else "owner"
-    return Letter(letters[0].receiver if letters else receiver, Raw(header.fields.kind, header.fields.body), payload)
+    return OutgoingMessage(
+        messages[0].receiver if messages else receiver, Raw(header.fields.kind, header.fields.body), payload
+    )

@@ -237,11 +237,11 @@ def _may_end(outcome: Outcome, liars: set[str]) -> bool:
 
 
 def _both(first, second):
-    return lambda letter: [last for one in first(letter) for last in second(one)]
+    return lambda outgoing: [last for one in first(outgoing) for last in second(one)]
 
 
 def _train(company, events, *, may_fall_back):
-    """Every step; where the upkeep has no heirs, as often as need be from the beginning."""
+    """Every step; where the upkeep has no successors, as often as need be from the beginning."""
     falls, step, happened = 0, 0, set()
     while step < NUM_STEPS:
         for event in events:

@@ -47,7 +47,7 @@ class Repeat:
 class Hold:
     """It is sent behind so many later ones."""
 
-    letters: int
+    messages: int
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def test_a_class_that_is_claimed_when_coming_back_is_refused(make_company):
 
 
 def test_an_answer_that_nobody_asked_for_is_refused(make_company, honest_digest):
-    again = only(ChallengeReply, lambda letter, answer: [letter, letter])
+    again = only(ChallengeReply, lambda outgoing, answer: [outgoing, outgoing])
     company = make_company(tiny_run(), {1: Actor(rewrite=again)})
 
     company.run(2)

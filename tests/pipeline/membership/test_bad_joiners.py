@@ -3,21 +3,24 @@
 import pytest
 
 from phalanx.errors import PeerLostError
-from phalanx.pipeline import GuardConfig, Guests, gather
+from phalanx.pipeline import ExpectedWorkers, GuardConfig, gather
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.messages import Assign, Ready
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
 from phalanx.security.crypto import load_identity
-from phalanx.testing import Actor, Letter, MemoryCompany, only, tiny_run
+from phalanx.testing import Actor, MemoryCompany, OutgoingMessage, only, tiny_run
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
 from phalanx.transport.inbox import CheckedFrame
 
 
-def hello_twice(letter, hello):
-    return [letter, *[Letter(letter.receiver, hello.model_copy(update={"address": "nowhere.example:1"}))] * 50]
+def hello_twice(outgoing, hello):
+    return [
+        outgoing,
+        *[OutgoingMessage(outgoing.receiver, hello.model_copy(update={"address": "nowhere.example:1"}))] * 50,
+    ]
 
 
-def never_ready(letter, ready):
+def never_ready(outgoing, ready):
     return []
 
 
@@ -49,7 +52,7 @@ def test_a_process_that_begins_anew_while_roles_are_given_out_stops_nobody(make_
 
     def begin_anew(assign: Assign):
         if assign.epoch == 0 and not begun:
-            begun.append(company.engine.lives.name_of("worker-1", True))
+            begun.append(company.engine.incarnations.name_of("worker-1", True))
 
     monkeypatch.setattr(MemoryCompany, "__enter__", remember)
     made = make_company(run, {1: Actor(hear=begin_anew)})
@@ -104,11 +107,11 @@ def hello(name, address="127.0.0.1:1"):
 def join(company, *mail, timeout_s=0.0, may_be_absent=True):
     endpoint = Doorstep(*mail)
     home = company._home
-    guests = Guests(
+    guests = ExpectedWorkers(
         {name: home.certificate(name) for name in ("worker-1", "worker-2")},
         {},
         is_alive=lambda name: True,
-        last_words=lambda name: "",
+        last_output=lambda name: "",
         timeout_s=timeout_s,
         may_be_absent=may_be_absent,
     )

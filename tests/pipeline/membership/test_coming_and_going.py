@@ -95,10 +95,10 @@ def test_all_workers_leave_and_others_come(make_company, honest_digest):
 def false_states_to(victims):
     """Rewrite a stage's state that a party sends to newcomers into another one."""
 
-    def rewrite(letter, bulk):
-        if bulk.purpose != "state" or letter.receiver not in victims:
-            return (letter,)
-        return (replace(letter, payload=bytes(len(letter.payload))),)
+    def rewrite(outgoing, bulk):
+        if bulk.purpose != "state" or outgoing.receiver not in victims:
+            return (outgoing,)
+        return (replace(outgoing, payload=bytes(len(outgoing.payload))),)
 
     return only(Bulk, rewrite)
 
@@ -159,7 +159,7 @@ def test_a_newcomer_of_another_numeric_class_is_not_let_into_a_run_in_lockstep(m
 
 
 def test_a_newcomer_that_dies_while_it_gets_its_state_is_given_up(make_company, honest_digest):
-    def die(letter, ready):
+    def die(outgoing, ready):
         raise WorkerCrash
 
     company = make_company(elastic(3), {2: Actor(rewrite=only(Ready, die))})

@@ -131,7 +131,7 @@ def test_who_lies_in_a_later_life_is_named_in_it_and_never_comes_back(company_of
 
 
 def test_who_dies_while_it_joins_may_try_again(company_of, honest_digest):
-    def die(letter, prepared):
+    def die(outgoing, prepared):
         raise WorkerCrash
 
     run = sometimes_back(3)
@@ -164,48 +164,48 @@ def known():
 
 @pytest.mark.parametrize("returns", [0, 1, 2])
 def test_nobody_comes_back_more_often_than_the_run_file_says(known, returns):
-    lives = Incarnations(known, ["early"], returns)
+    incarnations = Incarnations(known, ["early"], returns)
 
     for life in range(1, returns + 2):
         name = "early" if life == 1 else f"early.{life}"
-        assert lives.name_of("early", False) == name
-        lives.ended(name, for_good=False)
+        assert incarnations.name_of("early", False) == name
+        incarnations.ended(name, for_good=False)
         if life <= returns:
-            lives.came(lives.name_of("early", True))
+            incarnations.came(incarnations.name_of("early", True))
 
     with pytest.raises(PeerRefusedError, match=rf"was lost {returns + 1} times .*pipeline.returns is {returns}"):
-        lives.name_of("early", True)
+        incarnations.name_of("early", True)
 
 
 def test_who_has_never_been_here_comes_in_its_first_life(known):
-    lives = Incarnations(known, ["early"], 0)
+    incarnations = Incarnations(known, ["early"], 0)
 
-    assert lives.name_of("late", True) == "late"
-    assert lives.name_of("stranger", True) == "stranger"
+    assert incarnations.name_of("late", True) == "late"
+    assert incarnations.name_of("stranger", True) == "stranger"
     assert set(known.peers) == {"early", "late"}
 
 
 def test_to_ask_is_not_to_begin(known):
-    lives = Incarnations(known, ["early"], 3)
+    incarnations = Incarnations(known, ["early"], 3)
 
-    assert lives.name_of("early", False) == "early"
-    assert lives.take_begun_anew() == []
-    assert lives.name_of("early", True) is None
-    assert (lives.take_begun_anew(), lives.take_begun_anew()) == (["early"], [])
-    lives.ended("early", for_good=False)
+    assert incarnations.name_of("early", False) == "early"
+    assert incarnations.take_restarted() == []
+    assert incarnations.name_of("early", True) is None
+    assert (incarnations.take_restarted(), incarnations.take_restarted()) == (["early"], [])
+    incarnations.ended("early", for_good=False)
     # a process that hung and woke up asks whether its owner is still there
-    assert lives.name_of("early", False) == "early"
+    assert incarnations.name_of("early", False) == "early"
     assert "early.2" not in known.peers
 
 
 def test_the_end_of_an_earlier_life_does_not_end_a_later_one(known):
-    lives = Incarnations(known, ["early"], 3)
-    lives.ended("early", for_good=False)
-    lives.came("early.2")
+    incarnations = Incarnations(known, ["early"], 3)
+    incarnations.ended("early", for_good=False)
+    incarnations.came("early.2")
 
-    lives.ended("early", for_good=False)
+    incarnations.ended("early", for_good=False)
 
-    assert lives.name_of("early", False) == "early.2"
-    lives.ended("early.2", for_good=True)
+    assert incarnations.name_of("early", False) == "early.2"
+    incarnations.ended("early.2", for_good=True)
     with pytest.raises(PeerRefusedError):
-        lives.name_of("early", True)
+        incarnations.name_of("early", True)

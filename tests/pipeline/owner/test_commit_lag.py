@@ -39,8 +39,8 @@ def stalled_at(step, actor=None, said=None):
     said = [] if said is None else said
     slow = late(actor, until=ProgressReport, holds=lambda message: message.step == step)
 
-    def rewrite(letter):
-        found = slow.rewrite(letter)
+    def rewrite(outgoing):
+        found = slow.rewrite(outgoing)
         said.extend((other.message.kind, other.message.step) for other in found if hasattr(other.message, "step"))
         return found
 
@@ -149,9 +149,9 @@ def test_a_wrong_learning_rate_takes_the_step_before_with_it(make_company, hones
 def test_a_false_accusation_about_an_applied_step_names_the_accuser(make_company, honest_digest):
     run = tiny_run(guard=lagging())
 
-    def accuse(letter, report):
+    def accuse(outgoing, report):
         lie = {"digests": {**report.digests, "backward": "5" * 64}}
-        return [letter.saying(lie) if report.step == LIE else letter]
+        return [outgoing.with_fields(lie) if report.step == LIE else outgoing]
 
     company = make_company(run, all_late({2: Actor(rewrite=only(AuditReport, accuse))}))
 
@@ -303,7 +303,7 @@ def test_a_checkpoint_never_holds_a_step_that_is_not_verified(make_company, hone
 
 def test_an_auditor_that_never_speaks_of_an_applied_step_is_replaced(make_company, honest_digest):
     run = tiny_run(pipeline=IMPATIENT, guard=lagging())
-    silent = only(AuditReport, lambda letter, report: [] if report.step == LIE else [letter])
+    silent = only(AuditReport, lambda outgoing, report: [] if report.step == LIE else [outgoing])
     company = make_company(run, {2: Actor(rewrite=silent)})
 
     company.run(LIE + 3)

@@ -84,12 +84,12 @@ def test_frozen_weights_are_not_sent_again(make_company):
         part.check()
 
 
-def lying_about_its_state(letter, message):
+def lying_about_its_state(outgoing, message):
     if message.purpose != "duplicate":
-        return (letter,)
-    payload = bytearray(letter.payload)
+        return (outgoing,)
+    payload = bytearray(outgoing.payload)
     payload[5] ^= 1
-    return (type(letter)(letter.receiver, message, bytes(payload)),)
+    return (type(outgoing)(outgoing.receiver, message, bytes(payload)),)
 
 
 def test_a_holder_that_sends_another_state_than_it_signed_is_refused_by_name(make_company):
@@ -105,8 +105,8 @@ def test_a_holder_that_sends_another_state_than_it_signed_is_refused_by_name(mak
         parts[2].check()
 
 
-def withholding(letter, message):
-    return () if message.purpose == "duplicate" else (letter,)
+def withholding(outgoing, message):
+    return () if message.purpose == "duplicate" else (outgoing,)
 
 
 def test_a_duplicate_that_is_withheld_is_given_up_and_the_run_goes_on(make_company, honest_digest):

@@ -15,7 +15,7 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
 )
 from phalanx.security.crypto import digest_hex
-from phalanx.testing import Actor, Letter, only, tampering, tiny_run
+from phalanx.testing import Actor, OutgoingMessage, only, tampering, tiny_run
 
 NONSENSE = [
     PassedOnHeader(header="no JSON", signature="zz"),
@@ -43,7 +43,7 @@ def mixed_run():
 
 @pytest.mark.parametrize("signed", NONSENSE, ids=IDS)
 def test_an_auditor_that_shows_nonsense_as_its_input_is_named(make_company, honest_digest, signed):
-    show = only(AuditReport, lambda letter, report: [letter.saying({"inputs": (signed,)})])
+    show = only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"inputs": (signed,)})])
 
     verdict = ends_well(make_company, honest_digest, {2: Actor(rewrite=show)}, "worker-2")
 
@@ -52,7 +52,7 @@ def test_an_auditor_that_shows_nonsense_as_its_input_is_named(make_company, hone
 
 @pytest.mark.parametrize("signed", NONSENSE, ids=IDS)
 def test_a_stage_that_commits_to_nonsense_is_named(make_company, honest_digest, signed):
-    show = only(Commit, lambda letter, commit: [letter.saying({"received": (signed, *commit.received[1:])})])
+    show = only(Commit, lambda outgoing, commit: [outgoing.with_fields({"received": (signed, *commit.received[1:])})])
     run = tiny_run(pipeline=PipelineConfig(stages=4, step_timeout_s=4.0))
 
     verdict = ends_well(make_company, honest_digest, {1: Actor(rewrite=show)}, "worker-1", run)
@@ -62,7 +62,7 @@ def test_a_stage_that_commits_to_nonsense_is_named(make_company, honest_digest, 
 
 @pytest.mark.parametrize("signed", NONSENSE, ids=IDS)
 def test_a_shadow_that_shows_nonsense_as_parts_is_named(make_company, honest_digest, signed):
-    show = only(GradientHeld, lambda letter, held: [letter.saying({"gradient": "1" * 64, "parts": (signed,)})])
+    show = only(GradientHeld, lambda outgoing, held: [outgoing.with_fields({"gradient": "1" * 64, "parts": (signed,)})])
 
     verdict = ends_well(make_company, honest_digest, {2: Actor(rewrite=show)}, "worker-2")
 
@@ -71,13 +71,13 @@ def test_a_shadow_that_shows_nonsense_as_parts_is_named(make_company, honest_dig
 
 @pytest.mark.parametrize("numeric_class", [None, "another build"])
 def test_an_accuser_whose_claim_is_no_tensor_is_named(make_company, honest_digest, numeric_class):
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, AuditReport):
-            return [letter.saying({"digests": {**message.digests, "forward": digest_hex(b"short")}})]
+            return [outgoing.with_fields({"digests": {**message.digests, "forward": digest_hex(b"short")}})]
         if isinstance(message, FetchReply) and message.claim:
-            return [Letter(letter.receiver, message, b"short")]
-        return [letter]
+            return [OutgoingMessage(outgoing.receiver, message, b"short")]
+        return [outgoing]
 
     actor = Actor(rewrite=rewrite, numeric_class=numeric_class)
 
@@ -87,10 +87,10 @@ def test_an_accuser_whose_claim_is_no_tensor_is_named(make_company, honest_diges
 
 
 def test_a_stage_of_another_class_that_answers_with_no_tensor_is_named(make_company, honest_digest):
-    def rewrite(letter):
-        if isinstance(letter.message, FetchReply) and letter.message.source == 1:
-            return [Letter(letter.receiver, letter.message, b"short")]
-        return [letter]
+    def rewrite(outgoing):
+        if isinstance(outgoing.message, FetchReply) and outgoing.message.source == 1:
+            return [OutgoingMessage(outgoing.receiver, outgoing.message, b"short")]
+        return [outgoing]
 
     lie = tampering(lambda direction, step, microbatch, tensor: -tensor if direction == "forward" else tensor)
     actor = Actor(lie, rewrite, numeric_class="another build")
@@ -103,9 +103,9 @@ def test_a_stage_of_another_class_that_answers_with_no_tensor_is_named(make_comp
 @pytest.mark.parametrize("digests", [{}, {"forward": "1" * 64}])
 def test_an_auditor_that_did_not_do_all_its_work_does_not_pass(make_company, honest_digest, digests):
     # a lie in the backward messages would go through with such an auditor
-    def skip(letter, report):
+    def skip(outgoing, report):
         kept = {direction: digest for direction, digest in report.digests.items() if direction in digests}
-        return [letter.saying({"digests": kept})]
+        return [outgoing.with_fields({"digests": kept})]
 
     verdict = ends_well(make_company, honest_digest, {2: Actor(rewrite=only(AuditReport, skip))}, "worker-2")
 
@@ -117,8 +117,8 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
     def nan(direction, step, microbatch, tensor):
         return tensor * math.nan if (direction, step, microbatch) == ("forward", 1, 1) else tensor
 
-    def hide(letter, fetched):
-        return [] if letter.receiver == "owner" and fetched.source == 0 else [letter]
+    def hide(outgoing, fetched):
+        return [] if outgoing.receiver == "owner" and fetched.source == 0 else [outgoing]
 
     company = make_company(tiny_run(), {1: Actor(tampering(nan), only(FetchReply, hide))})
     company.engine._requests.timeout_s = 1.0
@@ -131,7 +131,7 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
 
 def test_a_liar_that_answers_nobody_is_named_by_what_others_have(make_company, honest_digest):
     lie = tampering(lambda direction, step, microbatch, tensor: -tensor if direction == "forward" else tensor)
-    company = make_company(tiny_run(), {1: Actor(lie, only(FetchReply, lambda letter, fetched: []))})
+    company = make_company(tiny_run(), {1: Actor(lie, only(FetchReply, lambda outgoing, fetched: []))})
     company.engine._requests.timeout_s = 1.0
     started = company.clock.now()
 
@@ -143,9 +143,9 @@ def test_a_liar_that_answers_nobody_is_named_by_what_others_have(make_company, h
 
 
 def test_a_stage_number_of_thousands_of_digits_convicts_who_signed_it(make_company, honest_digest):
-    def add(letter, applied):
+    def add(outgoing, applied):
         state = next(iter(applied.states.values()))
-        return [letter, letter.saying({"states": {"9" * 5000: state}})]
+        return [outgoing, outgoing.with_fields({"states": {"9" * 5000: state}})]
 
     company = make_company(tiny_run(), {1: Actor(rewrite=only(UpdateReport, add))})
 
@@ -159,9 +159,9 @@ def test_a_stage_number_of_thousands_of_digits_convicts_who_signed_it(make_compa
 
 def test_a_message_of_the_next_step_that_turns_out_wrong_ends_nobody(make_company, honest_digest):
     # it is kept until that step begins, and is looked at then
-    def early(letter, commit):
+    def early(outgoing, commit):
         stray = Bulk(epoch=0, step=commit.step + 1, purpose="gradient", stage=33, offset=0, total=4)
-        return [Letter("worker-2", stray, b"1234"), letter]
+        return [OutgoingMessage("worker-2", stray, b"1234"), outgoing]
 
     company = make_company(tiny_run(), {1: Actor(rewrite=only(Commit, early))})
 

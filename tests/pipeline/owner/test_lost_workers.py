@@ -51,12 +51,12 @@ def test_all_workers_die_one_after_the_other_and_the_owner_goes_on_alone(make_co
 def test_a_spare_takes_the_place_of_the_shadow_that_was_promoted(make_company, honest_digest):
     pipeline = PipelineConfig(stages=4, spares=2, step_timeout_s=30.0)
     company = make_company(tiny_run(pipeline=pipeline), {1: Actor(crash_at(1))})
-    heir = company.engine.shadows[1]
-    assert heir in ("worker-3", "worker-4")
+    successor = company.engine.shadows[1]
+    assert successor in ("worker-3", "worker-4")
 
     company.run(3)
 
-    assert company.engine.holders[1] == heir
+    assert company.engine.holders[1] == successor
     assert company.engine.shadows[1] != "worker-1"
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 
@@ -114,7 +114,7 @@ def test_without_a_guard_nobody_has_a_copy_and_the_run_ends(make_company):
 
 
 def test_a_worker_that_dies_before_it_joins_is_named(make_company):
-    def die(letter, hello):
+    def die(outgoing, hello):
         raise WorkerCrash
 
     with pytest.raises(PeerLostError, match="worker-1 ended before it joined"):
@@ -134,7 +134,7 @@ def test_a_step_that_cannot_end_says_what_is_missing(make_company, kind, missing
     run = tiny_run(
         guard=GuardConfig(audit_rate=0.25, step_audit_rate=0.0), pipeline=PipelineConfig(stages=4, step_timeout_s=2.0)
     )
-    company = make_company(run, {1: Actor(rewrite=only(kind, lambda letter, message: []))})
+    company = make_company(run, {1: Actor(rewrite=only(kind, lambda outgoing, message: []))})
 
     with pytest.raises(PeerLostError, match=f"did not end within 2 s; still waiting for .*{missing}"):
         company.run(2)

@@ -18,8 +18,8 @@ from phalanx.testing import Actor, crash_at, only, tampering
 both_copies = pytest.mark.parametrize("party", [1, 2])
 
 
-def withholding(kind, when=lambda letter: True):
-    return Actor(rewrite=only(kind, lambda letter, message: [] if when(letter) else [letter]))
+def withholding(kind, when=lambda outgoing: True):
+    return Actor(rewrite=only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced(
 ):
     run = shared_run(patience_s=0.4)
 
-    def is_the_one(letter):
-        message = letter.message
+    def is_the_one(outgoing):
+        message = outgoing.message
         # what stages 1 and 2 send each other between two different workers
-        return letter.receiver != OWNER and (message.step, message.direction) == (1, direction)
+        return outgoing.receiver != OWNER and (message.step, message.direction) == (1, direction)
 
     company = make_company(run, {party: withholding(Activation, is_the_one)})
 
@@ -114,7 +114,7 @@ def test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced(
 @both_copies
 def test_a_withheld_lane_is_handed_on(make_company, shared_run, honest_digest, party):
     run = shared_run(patience_s=0.4)
-    to_the_other = withholding(Bulk, lambda letter: letter.receiver != OWNER and letter.message.step == 1)
+    to_the_other = withholding(Bulk, lambda outgoing: outgoing.receiver != OWNER and outgoing.message.step == 1)
     company = make_company(run, {party: to_the_other})
 
     company.run(3)
@@ -130,14 +130,14 @@ def test_a_lane_and_a_tensor_that_are_withheld_together_get_nobody_honest_replac
     # an honest copy that waits for its own inputs has the other lane, and cannot say so yet
     run = shared_run(patience_s=0.4)
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         stuck = isinstance(message, Activation) and (message.step, message.source, message.direction) == (
             1,
             1,
             "forward",
         )
-        return [] if stuck and letter.receiver != OWNER else [letter]
+        return [] if stuck and outgoing.receiver != OWNER else [outgoing]
 
     company = make_company(run, {party: Actor(rewrite=rewrite)})
 
@@ -150,7 +150,7 @@ def test_a_lane_and_a_tensor_that_are_withheld_together_get_nobody_honest_replac
 @both_copies
 def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, shared_run, honest_digest, party):
     run = shared_run(5, audit_rate=1.0, patience_s=0.4)
-    company = make_company(run, {party: withholding(FetchReply, lambda letter: letter.receiver != OWNER)})
+    company = make_company(run, {party: withholding(FetchReply, lambda outgoing: outgoing.receiver != OWNER)})
 
     company.run(2)
 
@@ -162,7 +162,7 @@ def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, 
 @pytest.mark.parametrize("kind", [Commit, UpdateReport, GradientHeld, AuditReport, StepAudited])
 def test_a_copy_that_withholds_what_it_owes_is_replaced(make_company, shared_run, honest_digest, kind, party):
     run = shared_run(audit_rate=1.0, step_audit_rate=1.0, patience_s=0.4)
-    company = make_company(run, {party: withholding(kind, lambda letter: letter.message.step == 1)})
+    company = make_company(run, {party: withholding(kind, lambda outgoing: outgoing.message.step == 1)})
 
     company.run(3)
 
@@ -174,9 +174,9 @@ def test_a_copy_that_withholds_what_it_owes_is_replaced(make_company, shared_run
 def test_a_copy_that_falls_silent_altogether_is_replaced(make_company, shared_run, honest_digest, party):
     run, steps = shared_run(patience_s=0.4), []
 
-    def fall_silent(letter):
-        steps.append(getattr(letter.message, "step", 0))
-        return [] if max(steps) >= 1 else [letter]
+    def fall_silent(outgoing):
+        steps.append(getattr(outgoing.message, "step", 0))
+        return [] if max(steps) >= 1 else [outgoing]
 
     company = make_company(run, {party: Actor(rewrite=fall_silent)})
 

@@ -108,9 +108,9 @@ def test_a_liar_of_one_step_costs_only_that_step(make_company, honest_digest):
 def test_a_wrong_state_is_convicted_where_steps_are_kept_too(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(keep_steps=6, **NO_COIN))
 
-    def falsify(letter, applied):
+    def falsify(outgoing, applied):
         state = applied.states["1"].model_copy(update={"weights": "0" * 64})
-        return [letter.saying({"states": {**applied.states, "1": state}})] if state.step == 3 else [letter]
+        return [outgoing.with_fields({"states": {**applied.states, "1": state}})] if state.step == 3 else [outgoing]
 
     company = make_company(run, {1: Actor(rewrite=only(UpdateReport, falsify))})
 

@@ -6,7 +6,7 @@ from phalanx.pipeline import OWNER, GuardConfig, explain_evidence
 from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
 from phalanx.security.crypto import digest_hex
 from phalanx.testing import Actor, tiny_run
-from phalanx.testing.actor import Letter
+from phalanx.testing.actor import OutgoingMessage
 
 FULL = GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0, screen=False)
 MIXED = FULL.model_copy(update={"classes": "mixed"})
@@ -96,13 +96,13 @@ def test_a_shadow_is_not_convicted_of_transfer_by_the_digest_that_a_liar_signed(
 
 def test_two_honest_parties_of_two_classes_come_through_a_dispute(make_company):
     # bits of the messages differ in every step, and once the accuser claims something else
-    def accuse(letter):
-        message = letter.message
+    def accuse(outgoing):
+        message = outgoing.message
         if isinstance(message, AuditReport) and (message.step, message.stage) == (2, 1):
-            return [letter.saying({"digests": {**message.digests, "forward": digest_hex(ZEROS)}})]
+            return [outgoing.with_fields({"digests": {**message.digests, "forward": digest_hex(ZEROS)}})]
         if isinstance(message, FetchReply) and message.claim and message.direction == "forward":
-            return [Letter(letter.receiver, message, ZEROS)]
-        return [letter]
+            return [OutgoingMessage(outgoing.receiver, message, ZEROS)]
+        return [outgoing]
 
     run = tiny_run(guard=MIXED)
     company = make_company(

@@ -17,7 +17,7 @@ from phalanx.pipeline.protocol.messages import (
     parse_message,
 )
 from phalanx.testing import Actor, only, tiny_run
-from phalanx.testing.actor import Letter
+from phalanx.testing.actor import OutgoingMessage
 from phalanx.transport import SignedHeader
 
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "screen": False}
@@ -31,15 +31,15 @@ def kept(signed):
 
 
 class Hoarder:
-    """Remembers letters of one kind that it sends in one session, to show parts of them in another."""
+    """Remembers messages of one kind that it sends in one session, to show parts of them in another."""
 
     def __init__(self, kind):
-        self.letters = []
+        self.messages = []
         self.actor = Actor(rewrite=only(kind, self._remember))
 
-    def _remember(self, letter, message):
-        self.letters.append(letter)
-        return [letter]
+    def _remember(self, outgoing, message):
+        self.messages.append(outgoing)
+        return [outgoing]
 
 
 def earlier(run):
@@ -71,12 +71,12 @@ def test_an_input_of_another_session_in_a_commitment_convicts_who_shows_it(sessi
     run = tiny_run(5, guard=EVERYTHING)
     book = Hoarder(Commit)
     make = sessions(run, book, 2)
-    past = {kept(signed): signed for letter in book.letters for signed in letter.message.received}
+    past = {kept(signed): signed for outgoing in book.messages for signed in outgoing.message.received}
 
-    def show(letter, commit):
+    def show(outgoing, commit):
         old = [signed for signed in commit.received if kept(signed)[:3] == (1, direction, 2)]
         new = tuple(past[kept(signed)] if signed in old else signed for signed in commit.received)
-        return [letter.saying({"received": new})]
+        return [outgoing.with_fields({"received": new})]
 
     company = make({2: Actor(rewrite=only(Commit, show))})
     company.run(3)
@@ -95,14 +95,14 @@ def test_an_input_of_another_session_in_a_report_convicts_who_shows_it(sessions,
     book = Hoarder(AuditReport)
     auditor = stage + 1
     make = sessions(run, book, auditor)
-    past = {kept(signed): signed for letter in book.letters for signed in letter.message.inputs}
+    past = {kept(signed): signed for outgoing in book.messages for signed in outgoing.message.inputs}
 
-    def show(letter, report):
+    def show(outgoing, report):
         if (report.stage, report.step, report.microbatch) != (stage, 1, 0):
-            return [letter]
+            return [outgoing]
         new = tuple(past[kept(signed)] if "forward" in kept(signed) else signed for signed in report.inputs)
         assert new != report.inputs
-        return [letter.saying({"inputs": new})]
+        return [outgoing.with_fields({"inputs": new})]
 
     company = make({auditor: Actor(rewrite=only(AuditReport, show))})
     assert company.engine.shadows[stage] == f"worker-{auditor}"
@@ -117,13 +117,13 @@ def test_parts_of_a_gradient_of_another_session_convict_the_shadow_that_shows_th
     run = tiny_run(guard=EVERYTHING)
     book = Hoarder(GradientHeld)
     make = sessions(run, book, 2)
-    past = {(letter.message.step, letter.message.stage): letter.message for letter in book.letters}
+    past = {(outgoing.message.step, outgoing.message.stage): outgoing.message for outgoing in book.messages}
 
-    def show(letter, held):
+    def show(outgoing, held):
         if held.step != 1:
-            return [letter]
+            return [outgoing]
         old = past[(1, held.stage)]
-        return [letter.saying({"gradient": old.gradient, "norm_squared": old.norm_squared, "parts": old.parts})]
+        return [outgoing.with_fields({"gradient": old.gradient, "norm_squared": old.norm_squared, "parts": old.parts})]
 
     company = make({2: Actor(rewrite=only(GradientHeld, show))})
     company.run(3)
@@ -138,12 +138,12 @@ def test_a_wrong_shape_of_another_session_convicts_who_complains_of_it(sessions,
     other = run.model_copy(update={"train": run.train.model_copy(update={"batch_size": 4})})
     book = Hoarder(Commit)
     make = sessions(run, book, 2, first=other)
-    past = {kept(signed): signed for letter in book.letters for signed in letter.message.received}
+    past = {kept(signed): signed for outgoing in book.messages for signed in outgoing.message.received}
 
-    def complain(letter, commit):
+    def complain(outgoing, commit):
         evidence = past[(1, "forward", 0, 1)]
         fault = Fault(epoch=commit.epoch, about="worker-1", error="FrameError", reason="odd", evidence=evidence)
-        return [letter, Letter(OWNER, fault)] if commit.step == 1 else [letter]
+        return [outgoing, OutgoingMessage(OWNER, fault)] if commit.step == 1 else [outgoing]
 
     company = make({2: Actor(rewrite=only(Commit, complain))})
     company.run(3)
@@ -157,16 +157,16 @@ def test_a_permit_of_another_session_opens_nothing(sessions):
     run = tiny_run(5, guard=GuardConfig(**NO_COIN))
     book = Hoarder(FetchBulk)
     make = sessions(run, book, 3, first=audited)
-    permits = {(letter.message.step, letter.message.stage): letter for letter in book.letters}
+    permits = {(outgoing.message.step, outgoing.message.stage): outgoing for outgoing in book.messages}
     (step, _), old = min(permits.items())
     sent = []
 
-    def ask(letter, commit):
-        return [letter, Letter(old.receiver, old.message)] if commit.step == step else [letter]
+    def ask(outgoing, commit):
+        return [outgoing, OutgoingMessage(old.receiver, old.message)] if commit.step == step else [outgoing]
 
-    def watch(letter, bulk):
-        sent.append((letter.receiver, bulk.purpose))
-        return [letter]
+    def watch(outgoing, bulk):
+        sent.append((outgoing.receiver, bulk.purpose))
+        return [outgoing]
 
     holder = int(old.receiver.removeprefix("worker-"))
     company = make({3: Actor(rewrite=only(Commit, ask)), holder: Actor(rewrite=only(Bulk, watch))})
@@ -181,15 +181,19 @@ def test_a_tensor_of_another_session_is_not_handed_on(sessions, honest_digest):
     run = tiny_run(5, guard=EVERYTHING, pipeline=PipelineConfig(stages=5, step_timeout_s=30.0, patience_s=1.0))
     book = Hoarder(FetchReply)
     make = sessions(run, book, 1)
-    old = next(letter for letter in book.letters if is_about(letter.message, 1, 0))
+    old = next(outgoing for outgoing in book.messages if is_about(outgoing.message, 1, 0))
 
-    def withhold(letter):
-        message = letter.message
+    def withhold(outgoing):
+        message = outgoing.message
         if isinstance(message, Activation) and is_about(message, 1, 0):
             return []
         if isinstance(message, FetchReply) and not message.claim and is_about(message, 1, 0):
-            return [Letter(letter.receiver, message.model_copy(update={"evidence": old.message.evidence}), old.payload)]
-        return [letter]
+            return [
+                OutgoingMessage(
+                    outgoing.receiver, message.model_copy(update={"evidence": old.message.evidence}), old.payload
+                )
+            ]
+        return [outgoing]
 
     company = make({1: Actor(rewrite=withhold)})
     company.run(3)
@@ -210,16 +214,20 @@ def test_a_fetched_input_of_another_session_is_asked_for_elsewhere(sessions, hon
     book = Hoarder(FetchReply)
     make = sessions(run, book, 1)
     past = {
-        (letter.message.step, letter.message.microbatch): letter
-        for letter in book.letters
-        if letter.message.source == 1 and letter.message.direction == "forward"
+        (outgoing.message.step, outgoing.message.microbatch): outgoing
+        for outgoing in book.messages
+        if outgoing.message.source == 1 and outgoing.message.direction == "forward"
     }
 
-    def answer(letter, fetched):
+    def answer(outgoing, fetched):
         old = past.get((fetched.step, fetched.microbatch))
         if old is None or fetched.claim or fetched.source != 1 or fetched.direction != "forward":
-            return [letter]
-        return [Letter(letter.receiver, fetched.model_copy(update={"evidence": old.message.evidence}), old.payload)]
+            return [outgoing]
+        return [
+            OutgoingMessage(
+                outgoing.receiver, fetched.model_copy(update={"evidence": old.message.evidence}), old.payload
+            )
+        ]
 
     assert past
     company = make({1: Actor(rewrite=only(FetchReply, answer))})
@@ -233,7 +241,7 @@ def test_the_certificates_are_the_same_in_both_sessions(sessions):
     """Without the binding to the session each of the headers above would be genuine in every other respect."""
     run, book = tiny_run(), Hoarder(Commit)
     company = sessions(run, book, 2)({})
-    message = book.letters[0].message
+    message = book.messages[0].message
     signed = message.received[0]
 
     fields = json.loads(signed.header)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from phalanx.errors import CutLogError
-from phalanx.pipeline import OWNER, LogWitnesses
+from phalanx.pipeline import OWNER, LogHeadExchange
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.log_memory import LogMemory
 from phalanx.pipeline.protocol.signed import Statements
@@ -36,7 +36,7 @@ def told(*digests, run=RUN, owner=OWNERS):
 def heed(log, known):
     """What the owner notes when a worker says what it knows."""
     noted = []
-    LogWitnesses(log, OWNERS.public).heed("worker-1", known, SECOND, lambda kind, body: noted.append((kind, body)))
+    LogHeadExchange(log, OWNERS.public).heed("worker-1", known, SECOND, lambda kind, body: noted.append((kind, body)))
     return noted
 
 
@@ -77,10 +77,10 @@ def test_a_head_that_the_owner_did_not_tell_in_this_run_stops_nobody_and_is_note
 def test_nobody_is_heeded_where_nobody_is_told():
     noted = []
 
-    LogWitnesses().heed("worker-1", told(*"1234"), SECOND, lambda *event: noted.append(event))
+    LogHeadExchange().heed("worker-1", told(*"1234"), SECOND, lambda *event: noted.append(event))
 
     assert noted == []
-    assert LogWitnesses().head() is None
+    assert LogHeadExchange().head() is None
 
 
 # --- a worker's side ----------------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ def test_a_log_that_is_whole_is_gone_on_with(sessions, keys):
 
 
 def forging(change):
-    def rewrite(letter, hello):
-        return [letter.saying({"log_head": change(hello.log_head)})]
+    def rewrite(outgoing, hello):
+        return [outgoing.with_fields({"log_head": change(hello.log_head)})]
 
     return Actor(rewrite=only(Hello, rewrite))
 

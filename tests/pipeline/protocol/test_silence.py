@@ -123,10 +123,10 @@ def test_an_owner_that_was_stopped_itself_holds_that_against_nobody(clock):
 def test_there_is_one_knock_in_a_gap_well_before_it_is_too_long(clock):
     found = after_a_step_with_a_gap_of(0.1, clock)
     listen(found, clock, 0.5)
-    assert not found.is_time_to_knock()
+    assert not found.is_time_to_probe()
     listen(found, clock, 0.5)
 
-    assert [found.is_time_to_knock() for _ in range(3)] == [True, False, False]
+    assert [found.is_time_to_probe() for _ in range(3)] == [True, False, False]
     found.heard()
     listen(found, clock, 1.0)
-    assert found.is_time_to_knock()
+    assert found.is_time_to_probe()

@@ -13,18 +13,19 @@ UPDATE = GuardConfig(shadow="update", **QUIET)
 NONSENSE = [-1e30, 1e308, -5e-324, 1.7e308]
 
 
-def saying(kind, norm, step=2):
+def with_fields(kind, norm, step=2):
     return Actor(
         rewrite=only(
-            kind, lambda letter, said: [letter.saying({"norm_squared": norm}) if said.step == step else letter]
+            kind,
+            lambda outgoing, said: [outgoing.with_fields({"norm_squared": norm}) if said.step == step else outgoing],
         )
     )
 
 
 def scaled(factor, from_step):
-    def lie(letter, commit):
+    def lie(outgoing, commit):
         wrong = {"norm_squared": factor(commit.step) * commit.norm_squared}
-        return [letter.saying(wrong) if commit.step >= from_step else letter]
+        return [outgoing.with_fields(wrong) if commit.step >= from_step else outgoing]
 
     return Actor(rewrite=only(Commit, lie))
 
@@ -33,7 +34,7 @@ def scaled(factor, from_step):
 @pytest.mark.parametrize("guard", [GuardConfig(**QUIET), UPDATE, SNAPSHOT], ids=["gradient", "update", "snapshot"])
 def test_a_norm_that_nothing_can_have_convicts_who_signed_it(make_company, honest_digest, norm, guard):
     run = tiny_run(guard=guard)
-    company = make_company(run, {1: saying(Commit, norm)})
+    company = make_company(run, {1: with_fields(Commit, norm)})
     if guard.verify_only:
         # nobody else could go on with the stage
         company.run(2)
@@ -55,7 +56,7 @@ def test_a_norm_that_nothing_can_have_convicts_who_signed_it(make_company, hones
 @pytest.mark.parametrize("kind", [GradientHeld, StepAudited])
 def test_so_does_such_a_norm_in_the_word_of_a_shadow(make_company, honest_digest, kind):
     run = tiny_run(guard=GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0))
-    company = make_company(run, {2: saying(kind, -1e30)})
+    company = make_company(run, {2: with_fields(kind, -1e30)})
 
     company.run(4)
 

@@ -145,8 +145,8 @@ def test_without_the_screen_the_same_lie_stays(make_company, honest_digest, kind
     assert company.weights_digest() != honest_digest(run, STEPS)
 
 
-def claiming_doubt(letter, report):
-    return [letter.saying({"doubt": "direction"})]
+def claiming_doubt(outgoing, report):
+    return [outgoing.with_fields({"doubt": "direction"})]
 
 
 def test_a_forged_doubt_accuses_nobody_and_costs_its_author_a_recomputation(make_company, honest_digest):
@@ -322,8 +322,8 @@ def test_in_an_honest_run_doubts_are_seldom_and_convict_nobody(make_company, hon
     assert company.weights_digest() == honest_digest(run, steps)
 
 
-def silent(letter, report):
-    return [letter.saying({"doubt": None})] if report.stage == 1 else [letter]
+def silent(outgoing, report):
+    return [outgoing.with_fields({"doubt": None})] if report.stage == 1 else [outgoing]
 
 
 def test_a_shadow_in_league_keeps_its_doubt_to_itself_and_the_owner_names_the_liar(make_company, honest_digest):

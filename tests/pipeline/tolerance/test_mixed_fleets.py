@@ -99,14 +99,14 @@ def test_where_there_is_one_class_a_machine_that_later_rounds_otherwise_is_named
 def test_their_bits_differ_and_the_states_after_an_update_do_not(make_company):
     gradients, states = {}, {}
 
-    def note(letter):
-        message = letter.message
+    def note(outgoing):
+        message = outgoing.message
         if isinstance(message, GradientHeld | StepAudited):
             gradients.setdefault((message.step, message.stage), set()).add(message.gradient)
         if isinstance(message, UpdateReport):
             for stage, state in message.states.items():
                 states.setdefault((state.step, stage), set()).add(state)
-        return [letter]
+        return [outgoing]
 
     company = make_company(mixed(4, step_audit_rate=1.0), {1: replace(EAGER, rewrite=note), 2: Actor(rewrite=note)})
 
@@ -141,9 +141,9 @@ def test_a_claimed_class_does_not_hide_a_made_up_weight_gradient(make_company, h
 
 
 def test_a_shadow_of_another_class_with_another_state_is_named(make_company, honest_digest):
-    def lie(letter, applied):
+    def lie(outgoing, applied):
         other = {stage: state.model_copy(update={"moments": "8" * 64}) for stage, state in applied.states.items()}
-        return [letter.saying({"states": other})]
+        return [outgoing.with_fields({"states": other})]
 
     run = mixed(4)
     company = make_company(run, {2: Actor(rewrite=only(UpdateReport, lie), numeric_class="another build")})
@@ -155,8 +155,8 @@ def test_a_shadow_of_another_class_with_another_state_is_named(make_company, hon
 
 
 def test_an_auditor_of_another_class_that_invents_a_gradient_is_named(make_company, honest_digest):
-    def invent(letter, audited):
-        return [letter.saying({"gradient": "1" * 64})]
+    def invent(outgoing, audited):
+        return [outgoing.with_fields({"gradient": "1" * 64})]
 
     # with two workers each is the other's shadow, whatever their classes
     run = mixed(4, step_audit_rate=1.0)
@@ -170,7 +170,7 @@ def test_an_auditor_of_another_class_that_invents_a_gradient_is_named(make_compa
 
 def test_a_norm_that_is_a_little_off_is_a_lie_across_classes_too(make_company, honest_digest):
     run = mixed()
-    lie = only(Commit, lambda letter, commit: [letter.saying({"norm_squared": commit.norm_squared * 1.001})])
+    lie = only(Commit, lambda outgoing, commit: [outgoing.with_fields({"norm_squared": commit.norm_squared * 1.001})])
     company = make_company(run, {1: Actor(rewrite=lie, numeric_class="another build")})
 
     company.run(2)

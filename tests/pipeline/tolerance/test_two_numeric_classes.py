@@ -154,13 +154,13 @@ def test_inside_one_class_the_same_rounding_is_a_lie(make_company, honest_digest
 def test_a_false_accuser_of_another_class_is_named_by_the_distance_of_its_claim(make_company, honest_digest):
     zeros = bytes(2 * 8 * 16 * 4)
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, AuditReport):
-            return [letter.saying({"digests": {**message.digests, "forward": digest_hex(zeros)}})]
+            return [outgoing.with_fields({"digests": {**message.digests, "forward": digest_hex(zeros)}})]
         if isinstance(message, FetchReply) and message.claim:
-            return [type(letter)(letter.receiver, message, zeros)]
-        return [letter]
+            return [type(outgoing)(outgoing.receiver, message, zeros)]
+        return [outgoing]
 
     run = tiny_run(guard=FULL)
     company = make_company(run, {2: Actor(rewrite=rewrite, numeric_class="another build")})

@@ -7,7 +7,7 @@ from phalanx.testing import Actor, only, tiny_run
 
 
 def claiming(**claims):
-    return Actor(rewrite=only(UpdateReport, lambda letter, applied: [letter.saying(claims)]))
+    return Actor(rewrite=only(UpdateReport, lambda outgoing, applied: [outgoing.with_fields(claims)]))
 
 
 def test_made_up_costs_do_not_reach_the_metrics(make_company, honest_digest):
@@ -31,8 +31,8 @@ def test_made_up_costs_do_not_reach_the_metrics(make_company, honest_digest):
 
 
 def test_totals_that_fall_are_no_refund(make_company):
-    def fall(letter, applied):
-        return [letter.saying({"bytes_sent": {"worker-2": 10**6 if applied.step == 1 else 5}})]
+    def fall(outgoing, applied):
+        return [outgoing.with_fields({"bytes_sent": {"worker-2": 10**6 if applied.step == 1 else 5}})]
 
     company = make_company(tiny_run(), {1: Actor(rewrite=only(UpdateReport, fall))})
 

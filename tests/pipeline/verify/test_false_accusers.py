@@ -18,7 +18,7 @@ def digests_of(report, digest, direction="forward"):
 
 def accuse(digest=FALSE, direction="forward"):
     """Report other digests than were recomputed."""
-    return only(AuditReport, lambda letter, report: [letter.saying(digests_of(report, digest, direction))])
+    return only(AuditReport, lambda outgoing, report: [outgoing.with_fields(digests_of(report, digest, direction))])
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -37,12 +37,12 @@ def test_a_false_digest_names_the_accuser_and_not_the_stage(make_company, honest
 
 
 def test_an_accuser_who_brings_a_tensor_for_its_false_digest_is_named_too(make_company, honest_digest):
-    def rewrite(letter):
-        if isinstance(letter.message, AuditReport):
-            return accuse(digest_hex(ZEROS))(letter)
-        if isinstance(letter.message, FetchReply) and letter.message.claim:
-            return [type(letter)(letter.receiver, letter.message, ZEROS)]
-        return [letter]
+    def rewrite(outgoing):
+        if isinstance(outgoing.message, AuditReport):
+            return accuse(digest_hex(ZEROS))(outgoing)
+        if isinstance(outgoing.message, FetchReply) and outgoing.message.claim:
+            return [type(outgoing)(outgoing.receiver, outgoing.message, ZEROS)]
+        return [outgoing]
 
     company = make_company(tiny_run(), {2: Actor(rewrite=rewrite)})
 
@@ -55,11 +55,11 @@ def test_an_accuser_who_brings_a_tensor_for_its_false_digest_is_named_too(make_c
 
 
 def test_an_accuser_who_brings_other_weights_than_it_signed_is_named(make_company, honest_digest):
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, Bulk) and message.purpose == "weights":
-            return [type(letter)(letter.receiver, message, bytes(len(letter.payload)))]
-        return accuse()(letter)
+            return [type(outgoing)(outgoing.receiver, message, bytes(len(outgoing.payload)))]
+        return accuse()(outgoing)
 
     company = make_company(tiny_run(), {2: Actor(rewrite=rewrite)})
 
@@ -84,7 +84,7 @@ def test_when_both_auditors_accuse_falsely_the_first_to_be_weighed_is_evicted(ma
 
 
 def test_an_auditor_cannot_get_a_stage_blamed_by_leaving_out_a_direction(make_company):
-    leave_out = only(AuditReport, lambda letter, report: [letter.saying({"digests": {}})])
+    leave_out = only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"digests": {}})])
     company = make_company(tiny_run(), {2: Actor(rewrite=leave_out)})
 
     company.run(1)
@@ -93,9 +93,9 @@ def test_an_auditor_cannot_get_a_stage_blamed_by_leaving_out_a_direction(make_co
 
 
 def test_a_false_alarm_of_the_receiver_costs_an_audit_and_nothing_else(make_company, honest_digest):
-    def cry_wolf(letter, report):
+    def cry_wolf(outgoing, report):
         if report.urgent:
-            return [letter]
+            return [outgoing]
         # worker-2 received microbatch 0 of stage 1 long before it audits
         hit = ScreenHit(
             epoch=report.epoch,
@@ -105,7 +105,7 @@ def test_a_false_alarm_of_the_receiver_costs_an_audit_and_nothing_else(make_comp
             source=1,
             reason="I do not like it",
         )
-        return [type(letter)("owner", hit), letter]
+        return [type(outgoing)("owner", hit), outgoing]
 
     run = tiny_run(guard=GuardConfig(audit_rate=0.25, step_audit_rate=0.0, owner_audit_rate=0.0))
     company = make_company(run, {2: Actor(rewrite=only(AuditReport, cry_wolf))})

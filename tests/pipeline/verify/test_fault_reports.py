@@ -113,7 +113,7 @@ def test_what_the_owner_finds_with_a_header_that_is_no_link_convicts_nobody(worl
 
 
 def impossible(**link):
-    """A frame whose step cannot be; parsing it would already fail."""
+    """A frame of an impossible step; parsing it would already fail."""
     body = {"epoch": EPOCH, "step": -1, "microbatch": 0, "direction": "forward", "source": 1, "target": 2}
     body |= {"dtype": "float32", "shape": [2, 8, 16]}
     return to_signed(sign("tensor", body, (HOLDER, SHADOW), **link))

@@ -128,11 +128,11 @@ def test_an_update_that_a_league_bent_is_undone_from_kept_steps(make_company, ho
 def test_honest_copies_that_are_cut_off_while_the_owner_audits_them_are_replaced_and_not_blamed(
     make_company, honest_digest, classes, purpose
 ):
-    def cut_off(letter):
+    def cut_off(outgoing):
         """Leave unsent what the owner asks both copies of stage 1 for, as two machines without power would."""
-        message = letter.message
+        message = outgoing.message
         is_answer = isinstance(message, Bulk) and (message.purpose, message.stage, message.step) == (purpose, 1, 1)
-        return [] if is_answer and letter.receiver == OWNER else [letter]
+        return [] if is_answer and outgoing.receiver == OWNER else [outgoing]
 
     rates = {"owner_audit_rate": 1.0, "step_audit_rate": 0.0, "gradient_screen": False, "screen": False}
     pipeline = PipelineConfig(stages=4, spares=2, step_timeout_s=60.0, patience_s=0.4)

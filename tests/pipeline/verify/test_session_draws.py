@@ -28,10 +28,10 @@ def audited(make_company):
     """What the shadow of stage 1 was asked to audit in the first session, as it remembers it."""
     seen = set()
 
-    def remember(letter, report):
+    def remember(outgoing, report):
         if report.stage == 1:
             seen.add((report.step, report.microbatch))
-        return [letter]
+        return [outgoing]
 
     company = make_company(RUN, {2: Actor(rewrite=only(AuditReport, remember))}, draw(b"1"))
     assert company.engine.shadows[1] == "worker-2"

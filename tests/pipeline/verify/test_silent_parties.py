@@ -26,8 +26,8 @@ def impatient(**guard):
     return tiny_run(pipeline=IMPATIENT, guard=GuardConfig(**guard))
 
 
-def withholding(kind, when=lambda letter: True):
-    return Actor(rewrite=only(kind, lambda letter, message: [] if when(letter) else [letter]))
+def withholding(kind, when=lambda outgoing: True):
+    return Actor(rewrite=only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
 
 
 def assert_replaced(company, party, run, honest_digest):
@@ -40,8 +40,8 @@ def assert_replaced(company, party, run, honest_digest):
 def test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced(make_company, honest_digest, stage, direction):
     run = impatient()
 
-    def is_the_one(letter):
-        message = letter.message
+    def is_the_one(outgoing):
+        message = outgoing.message
         return (message.step, message.microbatch, message.direction) == (1, 2, direction)
 
     company = make_company(run, {stage: withholding(Activation, is_the_one)})
@@ -55,7 +55,7 @@ def test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced(make_company, hon
 
 def test_a_withheld_weight_gradient_is_handed_on(make_company, honest_digest):
     run = impatient()
-    to_shadow = withholding(Bulk, lambda letter: letter.receiver == "worker-2" and letter.message.step == 1)
+    to_shadow = withholding(Bulk, lambda outgoing: outgoing.receiver == "worker-2" and outgoing.message.step == 1)
     company = make_company(run, {1: to_shadow})
 
     company.run(3)
@@ -66,7 +66,7 @@ def test_a_withheld_weight_gradient_is_handed_on(make_company, honest_digest):
 
 def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, honest_digest):
     run = impatient(audit_rate=1.0)
-    company = make_company(run, {2: withholding(FetchReply, lambda letter: letter.receiver == "worker-1")})
+    company = make_company(run, {2: withholding(FetchReply, lambda outgoing: outgoing.receiver == "worker-1")})
 
     company.run(1)
 
@@ -77,7 +77,7 @@ def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, 
 @pytest.mark.parametrize("kind", [Commit, UpdateReport])
 def test_a_stage_that_withholds_what_it_owes_is_replaced(make_company, honest_digest, kind):
     run = impatient()
-    company = make_company(run, {1: withholding(kind, lambda letter: letter.message.step == 1)})
+    company = make_company(run, {1: withholding(kind, lambda outgoing: outgoing.message.step == 1)})
 
     company.run(3)
 
@@ -87,7 +87,7 @@ def test_a_stage_that_withholds_what_it_owes_is_replaced(make_company, honest_di
 @pytest.mark.parametrize("kind", [GradientHeld, AuditReport, StepAudited])
 def test_a_shadow_that_withholds_what_it_owes_is_replaced(make_company, honest_digest, kind):
     run = impatient(audit_rate=1.0, step_audit_rate=1.0)
-    about_stage_1 = withholding(kind, lambda letter: (letter.message.stage, letter.message.step) == (1, 1))
+    about_stage_1 = withholding(kind, lambda outgoing: (outgoing.message.stage, outgoing.message.step) == (1, 1))
     company = make_company(run, {2: about_stage_1})
 
     company.run(3)
@@ -98,7 +98,7 @@ def test_a_shadow_that_withholds_what_it_owes_is_replaced(make_company, honest_d
 def test_a_stage_that_talks_idly_while_it_withholds_its_commitment_is_replaced(make_company, honest_digest):
     # else a trickle of complaints would keep the owner from ever asking who is silent
     run = impatient()
-    company = make_company(run, {1: withholding(Commit, lambda letter: letter.message.step == 1)})
+    company = make_company(run, {1: withholding(Commit, lambda outgoing: outgoing.message.step == 1)})
     complaint = Fault(epoch=0, about="worker-2", error="FrameError", reason="so slow").model_dump(mode="json")
 
     def talk():
@@ -114,11 +114,11 @@ def test_a_stage_that_talks_idly_while_it_withholds_its_commitment_is_replaced(m
 def test_a_receiver_that_finds_the_same_message_odd_again_and_again_is_heard_once(make_company, honest_digest):
     run = impatient()
 
-    def doubt(letter, commit):
+    def doubt(outgoing, commit):
         hit = ScreenHit(
             epoch=commit.epoch, step=commit.step, microbatch=0, direction="forward", source=1, reason="I dislike it"
         )
-        return [*(letter.__class__("owner", hit) for _ in range(5)), letter]
+        return [*(outgoing.__class__("owner", hit) for _ in range(5)), outgoing]
 
     company = make_company(run, {2: Actor(rewrite=only(Commit, doubt))})
 
@@ -133,9 +133,9 @@ def test_a_party_that_falls_silent_altogether_is_replaced(make_company, honest_d
     run = impatient()
     steps = []
 
-    def fall_silent(letter):
-        steps.append(getattr(letter.message, "step", 0))
-        return [] if max(steps) >= 1 else [letter]
+    def fall_silent(outgoing):
+        steps.append(getattr(outgoing.message, "step", 0))
+        return [] if max(steps) >= 1 else [outgoing]
 
     company = make_company(run, {2: Actor(rewrite=fall_silent)})
 
@@ -147,9 +147,9 @@ def test_a_party_that_falls_silent_altogether_is_replaced(make_company, honest_d
 def test_a_party_that_withholds_a_tensor_and_its_standing_is_replaced(make_company, honest_digest):
     run = impatient()
 
-    def rewrite(letter):
-        is_tensor = isinstance(letter.message, Activation) and letter.message.step == 1
-        return [] if is_tensor or isinstance(letter.message, ProgressReport) else [letter]
+    def rewrite(outgoing):
+        is_tensor = isinstance(outgoing.message, Activation) and outgoing.message.step == 1
+        return [] if is_tensor or isinstance(outgoing.message, ProgressReport) else [outgoing]
 
     company = make_company(run, {1: Actor(rewrite=rewrite)})
 
@@ -161,14 +161,14 @@ def test_a_party_that_withholds_a_tensor_and_its_standing_is_replaced(make_compa
 def test_a_receiver_that_denies_what_the_owner_itself_gave_it_is_replaced(make_company, honest_digest):
     run = impatient()
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, ProgressReport) and message.step == 1:
             progress = message.stages["2"].model_copy(update={"received": (), "sent": ()})
-            return [letter.saying({"stages": {**message.stages, "2": progress}})]
+            return [outgoing.with_fields({"stages": {**message.stages, "2": progress}})]
         if isinstance(message, Activation | Commit) and message.step == 1:
             return []
-        return [letter]
+        return [outgoing]
 
     company = make_company(run, {2: Actor(rewrite=rewrite)})
 
@@ -180,7 +180,7 @@ def test_a_receiver_that_denies_what_the_owner_itself_gave_it_is_replaced(make_c
 def test_a_party_that_does_not_take_its_new_roles_is_replaced_as_well(make_company, honest_digest):
     run = tiny_run(pipeline=PipelineConfig(stages=5, step_timeout_s=3.0, patience_s=0.4))
     lies = Actor(tampering(lambda direction, step, microbatch, tensor: -tensor if step == 1 else tensor))
-    mute = withholding(Ready, lambda letter: letter.message.epoch > 0)
+    mute = withholding(Ready, lambda outgoing: outgoing.message.epoch > 0)
     company = make_company(run, {1: lies, 3: mute})
 
     company.run(3)
@@ -226,20 +226,20 @@ def test_a_sender_that_withholds_a_tensor_and_then_shows_another_one_is_the_one_
     # else it would get its honest neighbour replaced: what it shows would be refused there, again and again
     run = impatient()
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, Activation) and (message.step, message.microbatch, message.direction) == (
             1,
             2,
             "forward",
         ):
             return []
-        if isinstance(message, FetchReply) and letter.receiver == "owner" and message.step == 1:
+        if isinstance(message, FetchReply) and outgoing.receiver == "owner" and message.step == 1:
             if spoil == "bytes":
-                return [type(letter)(letter.receiver, message, bytes(len(letter.payload)))]
+                return [type(outgoing)(outgoing.receiver, message, bytes(len(outgoing.payload)))]
             forged = message.evidence.model_copy(update={"signature": "00" * 64})
-            return [letter.saying({"evidence": forged})]
-        return [letter]
+            return [outgoing.with_fields({"evidence": forged})]
+        return [outgoing]
 
     company = make_company(run, {1: Actor(rewrite=rewrite)})
 
@@ -251,11 +251,11 @@ def test_a_sender_that_withholds_a_tensor_and_then_shows_another_one_is_the_one_
 def test_a_neighbour_that_shows_the_auditor_nothing_true_does_not_get_the_auditor_replaced(make_company, honest_digest):
     run = impatient(audit_rate=1.0)
 
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, FetchReply) and message.source == 2 and not message.claim:
-            return [type(letter)(letter.receiver, message, bytes(len(letter.payload)))]
-        return [letter]
+            return [type(outgoing)(outgoing.receiver, message, bytes(len(outgoing.payload)))]
+        return [outgoing]
 
     company = make_company(run, {2: Actor(rewrite=rewrite)})
 

@@ -51,7 +51,7 @@ def test_a_made_up_weight_gradient_is_found_in_the_step_that_is_audited(make_com
 
 def test_an_auditor_that_makes_up_another_weight_gradient_is_named(make_company, honest_digest):
     run = tiny_run(guard=ALWAYS)
-    liar = Actor(rewrite=only(StepAudited, lambda letter, audited: [letter.saying({"gradient": "0" * 64})]))
+    liar = Actor(rewrite=only(StepAudited, lambda outgoing, audited: [outgoing.with_fields({"gradient": "0" * 64})]))
     company = make_company(run, {2: liar})
 
     company.run(2)

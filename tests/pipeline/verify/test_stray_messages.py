@@ -25,7 +25,7 @@ from phalanx.pipeline.protocol.messages import (
     Shutdown,
     UpdateReport,
 )
-from phalanx.testing import Actor, Letter, only, tiny_run
+from phalanx.testing import Actor, OutgoingMessage, only, tiny_run
 
 TENSOR = bytes(2 * 8 * 16 * 4)
 NOW = {"epoch": 0, "step": 0}
@@ -42,8 +42,8 @@ def tensor_message(source, target, direction="forward", **where):
 
 
 def with_each_commit(*extra):
-    """Send further letters along with each commitment of step 0."""
-    return Actor(rewrite=only(Commit, lambda letter, commit: [letter, *(extra if commit.step == 0 else ())]))
+    """Send further messages along with each commitment of step 0."""
+    return Actor(rewrite=only(Commit, lambda outgoing, commit: [outgoing, *(extra if commit.step == 0 else ())]))
 
 
 def assign_all_to(name):
@@ -73,7 +73,7 @@ def faults_of(company, party):
 
 
 def test_a_worker_takes_orders_from_the_owner_only(make_company, honest_digest):
-    orders = [Letter("worker-2", message) for message in TO_A_WORKER.values()]
+    orders = [OutgoingMessage("worker-2", message) for message in TO_A_WORKER.values()]
     company = make_company(tiny_run(), {1: with_each_commit(*orders)})
 
     company.run(2)
@@ -99,7 +99,7 @@ BAD_TENSORS = {
 
 
 def test_a_worker_takes_tensors_from_its_neighbours_only_and_once(make_company, honest_digest):
-    strays = [Letter("worker-2", message, TENSOR) for message in BAD_TENSORS.values()]
+    strays = [OutgoingMessage("worker-2", message, TENSOR) for message in BAD_TENSORS.values()]
     company = make_company(tiny_run(), {1: with_each_commit(*strays)})
 
     company.run(2)
@@ -129,7 +129,7 @@ TO_THE_OWNER = {
 
 
 def test_the_owner_refuses_what_the_sender_has_no_part_in(make_company, honest_digest):
-    strays = [Letter("owner", message) for message in TO_THE_OWNER.values()]
+    strays = [OutgoingMessage("owner", message) for message in TO_THE_OWNER.values()]
     company = make_company(tiny_run(), {1: with_each_commit(*strays)})
 
     company.run(2)
@@ -143,7 +143,7 @@ def test_the_owner_refuses_what_the_sender_has_no_part_in(make_company, honest_d
 def test_everything_said_twice_changes_nothing(make_company, honest_digest):
     # each copy is signed anew, so that the chain of headers does not refuse it
     run = tiny_run(guard=GuardConfig(audit_rate=0.5))
-    twice = Actor(rewrite=lambda letter: [letter, letter])
+    twice = Actor(rewrite=lambda outgoing: [outgoing, outgoing])
     company = make_company(run, {1: twice, 2: twice})
 
     company.run(2)
@@ -154,10 +154,10 @@ def test_everything_said_twice_changes_nothing(make_company, honest_digest):
 
 def test_messages_of_an_older_epoch_are_dropped_without_a_word(make_company, honest_digest):
     # worker-3 sends each tensor of epoch 1 also as one of epoch 0, and as one of an epoch to come
-    def old_and_new(letter, message):
+    def old_and_new(outgoing, message):
         if message.epoch == 0:
-            return [letter]
-        return [letter.saying({"epoch": 0}), letter.saying({"epoch": 9}), letter]
+            return [outgoing]
+        return [outgoing.with_fields({"epoch": 0}), outgoing.with_fields({"epoch": 9}), outgoing]
 
     run = tiny_run(5)
     liar = actor(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-1")
@@ -181,7 +181,9 @@ def complaint(about, evidence):
 def test_a_complaint_without_a_signature_convicts_nobody(make_company, honest_digest):
     complaints = [complaint(about, None) for about in ("worker-2", "nobody", "owner")]
     complaints += [complaint("owner", evidence) for evidence in (UNSIGNED, NONSENSE)]
-    company = make_company(tiny_run(), {1: with_each_commit(*(Letter("owner", fault) for fault in complaints))})
+    company = make_company(
+        tiny_run(), {1: with_each_commit(*(OutgoingMessage("owner", fault) for fault in complaints))}
+    )
 
     company.run(2)
 
@@ -195,7 +197,7 @@ def test_a_complaint_without_a_signature_convicts_nobody(make_company, honest_di
 def test_a_complaint_with_a_header_that_was_never_sent_convicts_its_author(
     make_company, honest_digest, about, evidence
 ):
-    company = make_company(tiny_run(), {1: with_each_commit(Letter("owner", complaint(about, evidence)))})
+    company = make_company(tiny_run(), {1: with_each_commit(OutgoingMessage("owner", complaint(about, evidence)))})
 
     company.run(2)
 

@@ -93,8 +93,8 @@ def test_a_third_party_finds_a_league_whose_shadow_only_verifies(make_company, h
 
 
 def test_a_wrong_norm_that_a_third_party_finds_does_not_convict_the_shadow_that_found_it_too(make_company):
-    def lie(letter, commit):
-        return [letter.saying({"norm_squared": 1e-9})]
+    def lie(outgoing, commit):
+        return [outgoing.with_fields({"norm_squared": 1e-9})]
 
     guard = WITH_UPDATES.model_copy(update={"step_audit_rate": 1.0})
     company = make_company(run_of(guard), {2: Actor(rewrite=only(Commit, lie))})
@@ -108,11 +108,11 @@ def test_a_wrong_norm_that_a_third_party_finds_does_not_convict_the_shadow_that_
 
 @pytest.mark.parametrize("kind", ["message", "gradient"])
 def test_a_third_party_that_accuses_an_honest_stage_is_the_guilty_one(make_company, honest_digest, kind):
-    def frame(letter, report):
+    def frame(outgoing, report):
         if report.stage != 1:
-            return [letter]
+            return [outgoing]
         changed = {"digests": dict.fromkeys(report.digests, "0" * 64)} if kind == "message" else {"gradient": "0" * 64}
-        return [letter.saying(changed)]
+        return [outgoing.with_fields(changed)]
 
     told = AuditReport if kind == "message" else StepAudited
     company = make_company(run_of(), {3: Actor(rewrite=only(told, frame))})
@@ -128,19 +128,19 @@ def test_a_third_party_that_accuses_an_honest_stage_is_the_guilty_one(make_compa
 def test_without_the_owners_permit_nobody_sees_anothers_tensors(make_company, spoil):
     seen = []
 
-    def peek(letter, fetch):
+    def peek(outgoing, fetch):
         if fetch.permit is None:
-            return [letter]
+            return [outgoing]
         if "stage" in spoil:
-            return [letter, letter.saying({"source": fetch.source + 2})]
+            return [outgoing, outgoing.with_fields({"source": fetch.source + 2})]
         if "claim" in spoil:
-            return [letter, letter.saying({"claim": True})]
+            return [outgoing, outgoing.with_fields({"claim": True})]
         forged = fetch.permit.model_copy(update={"signature": "00" * 64})
-        return [letter, letter.saying({"permit": forged if "forged" in spoil else None})]
+        return [outgoing, outgoing.with_fields({"permit": forged if "forged" in spoil else None})]
 
-    def listen(letter, fault):
+    def listen(outgoing, fault):
         seen.append(fault.reason)
-        return [letter]
+        return [outgoing]
 
     actors = {n: Actor(rewrite=only(Fault, listen)) for n in (1, 2)}
     company = make_company(run_of(), {**actors, 3: Actor(rewrite=only(Fetch, peek))})
@@ -154,12 +154,12 @@ def test_without_the_owners_permit_nobody_sees_anothers_tensors(make_company, sp
 def test_weights_are_for_third_parties_with_a_permit_only(make_company):
     seen = []
 
-    def listen(letter, fault):
+    def listen(outgoing, fault):
         seen.append(fault.reason)
-        return [letter]
+        return [outgoing]
 
-    def grasp(letter, request):
-        return [letter, letter.saying({"permit": None}), letter.saying({"purpose": "state"})]
+    def grasp(outgoing, request):
+        return [outgoing, outgoing.with_fields({"permit": None}), outgoing.with_fields({"purpose": "state"})]
 
     actors = {n: Actor(rewrite=only(Fault, listen)) for n in (1, 2)}
     company = make_company(run_of(), {**actors, 3: Actor(rewrite=only(FetchBulk, grasp))})
@@ -171,11 +171,11 @@ def test_weights_are_for_third_parties_with_a_permit_only(make_company):
 
 
 def test_other_weights_than_the_agreed_ones_are_not_used(make_company, honest_digest):
-    def garble(letter, bulk):
-        if bulk.purpose != "weights" or letter.receiver == "owner":
-            return [letter]
+    def garble(outgoing, bulk):
+        if bulk.purpose != "weights" or outgoing.receiver == "owner":
+            return [outgoing]
         # more than once: what the stage itself sends must not be spoiled either
-        return [type(letter)(letter.receiver, bulk, bytes(len(letter.payload)))] * 3
+        return [type(outgoing)(outgoing.receiver, bulk, bytes(len(outgoing.payload)))] * 3
 
     company = make_company(run_of(), {2: Actor(rewrite=only(Bulk, garble))})
     assert company.engine.shadows[1] == "worker-2"
@@ -188,8 +188,8 @@ def test_other_weights_than_the_agreed_ones_are_not_used(make_company, honest_di
 
 
 def test_weights_that_nobody_hands_over_come_from_the_owner(make_company, honest_digest):
-    def withhold(letter, bulk):
-        return [] if bulk.purpose == "weights" and letter.receiver != "owner" else [letter]
+    def withhold(outgoing, bulk):
+        return [] if bulk.purpose == "weights" and outgoing.receiver != "owner" else [outgoing]
 
     actors = {n: Actor(rewrite=only(Bulk, withhold)) for n in (1, 2)}
     company = make_company(run_of(patience_s=0.3), actors)

@@ -29,7 +29,7 @@ def run_against(make_company, honest_digest, stage, actor, run=None):
 
 def commit_with(change):
     """Rewrite the commitments of a stage."""
-    return Actor(rewrite=only(Commit, lambda letter, commit: [letter.saying(change(commit))]))
+    return Actor(rewrite=only(Commit, lambda outgoing, commit: [outgoing.with_fields(change(commit))]))
 
 
 @pytest.mark.parametrize(("stage", "direction"), [(1, "backward"), (2, "forward")])
@@ -98,15 +98,15 @@ def test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signa
     # worker-1 answers the auditor of stage 2 with another tensor, under a header that it signs once more
     company_of = {}
 
-    def two_stories(letter, fetched):
+    def two_stories(outgoing, fetched):
         if fetched.claim or fetched.evidence is None or fetched.source != 1:
-            return [letter]
-        lie = (-torch.frombuffer(bytearray(letter.payload), dtype=torch.float32)).numpy().tobytes()
+            return [outgoing]
+        lie = (-torch.frombuffer(bytearray(outgoing.payload), dtype=torch.float32)).numpy().tobytes()
         signer = company_of["it"].identity("worker-1")
         fields = open_header(fetched.evidence)
         told = sign_header(signer, dataclasses.replace(fields, payload_digest=digest_hex(lie)))
-        changed = letter.saying({"evidence": to_signed(told)})
-        return [type(letter)(changed.receiver, changed.message, lie)]
+        changed = outgoing.with_fields({"evidence": to_signed(told)})
+        return [type(outgoing)(changed.receiver, changed.message, lie)]
 
     company = make_company(tiny_run(5), {1: Actor(rewrite=only(FetchReply, two_stories))})
     company_of["it"] = company
@@ -122,10 +122,10 @@ def test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signa
 
 def test_a_sender_that_gives_the_auditor_bytes_that_it_did_not_sign_is_passed_over(make_company, honest_digest):
     # bytes that do not match a header blame nobody; the auditor gets them from the receiver
-    def other_bytes(letter, fetched):
+    def other_bytes(outgoing, fetched):
         if fetched.claim or fetched.source != 1:
-            return [letter]
-        return [type(letter)(letter.receiver, letter.message, bytes(len(letter.payload)))]
+            return [outgoing]
+        return [type(outgoing)(outgoing.receiver, outgoing.message, bytes(len(outgoing.payload)))]
 
     company = make_company(tiny_run(5), {1: Actor(rewrite=only(FetchReply, other_bytes))})
 
@@ -146,10 +146,10 @@ def open_header(signed):
 def test_a_tensor_of_another_shape_or_type_convicts_its_sender(make_company, honest_digest, stage, direction, field):
     value = {"shape": (2, 4, 32), "dtype": "float64"}[field]
 
-    def disguise(letter, message):
+    def disguise(outgoing, message):
         if message.direction != direction or message.step != 1:
-            return [letter]
-        return [letter.saying({field: value})]
+            return [outgoing]
+        return [outgoing.with_fields({field: value})]
 
     actor = Actor(rewrite=only(Activation, disguise))
 
@@ -160,10 +160,10 @@ def test_a_tensor_of_another_shape_or_type_convicts_its_sender(make_company, hon
 
 @pytest.mark.parametrize("size", [0, SIZE_BYTES - 4, SIZE_BYTES + 4])
 def test_a_payload_of_another_size_than_its_claim_convicts_its_sender(make_company, honest_digest, size):
-    def cut(letter, message):
+    def cut(outgoing, message):
         if message.step != 1 or message.direction != "forward":
-            return [letter]
-        return [type(letter)(letter.receiver, message, bytes(size))]
+            return [outgoing]
+        return [type(outgoing)(outgoing.receiver, message, bytes(size))]
 
     run = tiny_run(pipeline=PipelineConfig(stages=4, step_timeout_s=3.0))
 

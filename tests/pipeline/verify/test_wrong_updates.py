@@ -23,8 +23,8 @@ def run_against(make_company, honest_digest, stage, actor, run=None, num_steps=3
     return company.verdicts[0]
 
 
-def saying(kind, **changes):
-    return Actor(rewrite=only(kind, lambda letter, message: [letter.saying(changes)]))
+def with_fields(kind, **changes):
+    return Actor(rewrite=only(kind, lambda outgoing, message: [outgoing.with_fields(changes)]))
 
 
 def doubled(payload):
@@ -32,10 +32,10 @@ def doubled(payload):
 
 
 def sending_bulk(purpose, change):
-    def alter(letter, message):
+    def alter(outgoing, message):
         if message.purpose != purpose:
-            return [letter]
-        return [type(letter)(letter.receiver, message, change(letter.payload))]
+            return [outgoing]
+        return [type(outgoing)(outgoing.receiver, message, change(outgoing.payload))]
 
     return Actor(rewrite=only(Bulk, alter))
 
@@ -47,36 +47,36 @@ def test_a_gradient_that_is_not_the_one_of_the_reported_norm_convicts_the_stage(
 
 
 def test_a_stage_that_commits_to_another_gradient_than_it_sent_is_named(make_company, honest_digest):
-    verdict = run_against(make_company, honest_digest, 1, saying(Commit, gradient=FALSE))
+    verdict = run_against(make_company, honest_digest, 1, with_fields(Commit, gradient=FALSE))
 
     assert (verdict.offence, verdict.stage) == ("gradient", 1)
 
 
 @pytest.mark.parametrize("norm", [0.0, None])
 def test_a_stage_that_reports_a_wrong_norm_is_named(make_company, honest_digest, norm):
-    verdict = run_against(make_company, honest_digest, 2, saying(Commit, norm_squared=norm))
+    verdict = run_against(make_company, honest_digest, 2, with_fields(Commit, norm_squared=norm))
 
     assert (verdict.offence, verdict.stage) == ("gradient", 2)
 
 
 @pytest.mark.parametrize("changes", [{"norm_squared": 1e-9}, {"gradient": FALSE}])
 def test_a_shadow_that_reports_another_gradient_or_norm_is_named(make_company, honest_digest, changes):
-    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, saying(GradientHeld, **changes))
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, with_fields(GradientHeld, **changes))
 
     assert (verdict.offence, verdict.stage, verdict.party) == ("gradient", 1, "worker-2")
 
 
 def test_a_shadow_that_can_show_no_signed_parts_is_named(make_company, honest_digest):
-    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, saying(GradientHeld, gradient=FALSE, parts=()))
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, with_fields(GradientHeld, gradient=FALSE, parts=()))
 
     assert verdict.party == "worker-2"
 
 
 @pytest.mark.parametrize(("stage", "field"), [(1, "weights"), (2, "moments")])
 def test_a_stage_that_reports_a_wrong_state_is_named(make_company, honest_digest, stage, field):
-    def falsify(letter, applied):
+    def falsify(outgoing, applied):
         state = applied.states[str(stage)].model_copy(update={field: FALSE})
-        return [letter.saying({"states": {**applied.states, str(stage): state}})]
+        return [outgoing.with_fields({"states": {**applied.states, str(stage): state}})]
 
     verdict = run_against(make_company, honest_digest, stage, Actor(rewrite=only(UpdateReport, falsify)))
 
@@ -84,9 +84,9 @@ def test_a_stage_that_reports_a_wrong_state_is_named(make_company, honest_digest
 
 
 def test_a_shadow_that_reports_a_wrong_state_is_named(make_company, honest_digest):
-    def falsify(letter, applied):
+    def falsify(outgoing, applied):
         state = applied.states["1"].model_copy(update={"moments": FALSE})
-        return [letter.saying({"states": {**applied.states, "1": state}})]
+        return [outgoing.with_fields({"states": {**applied.states, "1": state}})]
 
     verdict = run_against(make_company, honest_digest, SHADOW_OF_1, Actor(rewrite=only(UpdateReport, falsify)))
 
@@ -94,14 +94,14 @@ def test_a_shadow_that_reports_a_wrong_state_is_named(make_company, honest_diges
 
 
 def test_a_shadow_that_brings_another_undo_copy_is_named(make_company, honest_digest):
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, UpdateReport):
             state = message.states["1"].model_copy(update={"weights": FALSE})
-            return [letter.saying({"states": {**message.states, "1": state}})]
+            return [outgoing.with_fields({"states": {**message.states, "1": state}})]
         if isinstance(message, Bulk) and message.purpose == "undo":
-            return [type(letter)(letter.receiver, message, doubled(letter.payload))]
-        return [letter]
+            return [type(outgoing)(outgoing.receiver, message, doubled(outgoing.payload))]
+        return [outgoing]
 
     verdict = run_against(make_company, honest_digest, SHADOW_OF_1, Actor(rewrite=rewrite))
 
@@ -120,7 +120,7 @@ def test_lockstep_names_a_stage_whose_weight_gradient_is_made_up(make_company, h
 def test_lockstep_names_a_shadow_that_reports_another_gradient(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(shadow="lockstep"))
 
-    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, saying(GradientHeld, gradient=FALSE), run)
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, with_fields(GradientHeld, gradient=FALSE), run)
 
     assert (verdict.offence, verdict.stage, verdict.party) == ("gradient", 1, "worker-2")
 
@@ -158,11 +158,11 @@ def test_a_stage_that_trains_in_secret_on_top_of_the_verified_step_is_named(make
 
 
 def starting_from_other_weights(stage):
-    def falsify(letter, ready):
+    def falsify(outgoing, ready):
         if str(stage) not in ready.states:
-            return [letter]
+            return [outgoing]
         state = ready.states[str(stage)].model_copy(update={"weights": FALSE})
-        return [letter.saying({"states": {**ready.states, str(stage): state}})]
+        return [outgoing.with_fields({"states": {**ready.states, str(stage): state}})]
 
     return Actor(rewrite=only(Ready, falsify))
 
@@ -205,11 +205,11 @@ def test_a_party_that_gets_ready_with_an_altered_state_is_named(make_company, ho
     run = tiny_run(stages=5)
     lies = Actor(tampering(lambda direction, step, microbatch, tensor: -tensor if step == 1 else tensor))
 
-    def falsify(letter, ready):
+    def falsify(outgoing, ready):
         if ready.epoch == 0:
-            return [letter]
+            return [outgoing]
         states = {name: state.model_copy(update={"weights": FALSE}) for name, state in ready.states.items()}
-        return [letter.saying({"states": states})]
+        return [outgoing.with_fields({"states": states})]
 
     company = make_company(run, {1: lies, 3: Actor(rewrite=only(Ready, falsify))})
 

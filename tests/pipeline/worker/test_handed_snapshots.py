@@ -40,9 +40,9 @@ from phalanx.train.setup.layout import make_plan
 def sending_another_snapshot(step):
     """What a stage uses and signs is honest; the snapshot that it sends its shadow is not."""
 
-    def alter(letter, bulk):
+    def alter(outgoing, bulk):
         spoilt = bulk.purpose == "snapshot" and bulk.step == step
-        return [type(letter)(letter.receiver, bulk, doubled(letter.payload))] if spoilt else [letter]
+        return [type(outgoing)(outgoing.receiver, bulk, doubled(outgoing.payload))] if spoilt else [outgoing]
 
     return Actor(rewrite=only(Bulk, alter))
 
@@ -63,12 +63,12 @@ def test_a_false_snapshot_convicts_its_sender_by_its_own_signatures(make_company
 
 
 def test_moments_alone_make_a_snapshot_false(make_company, honest_digest):
-    def alter(letter, bulk):
+    def alter(outgoing, bulk):
         if bulk.purpose != "snapshot":
-            return [letter]
+            return [outgoing]
         # names are sent in order: exp_avg/... comes first
-        payload = bytes(4) + letter.payload[4:]
-        return [type(letter)(letter.receiver, bulk, payload)]
+        payload = bytes(4) + outgoing.payload[4:]
+        return [type(outgoing)(outgoing.receiver, bulk, payload)]
 
     company = make_company(run_with(), {1: Actor(rewrite=only(Bulk, alter))})
 
@@ -84,13 +84,15 @@ def test_a_part_that_does_not_fit_among_others_frames_no_shadow(make_company, ho
     monkeypatch.setattr(bulk, "PART_BYTES", 4096)
     purpose = "snapshot" if guard.keeps_snapshots else "gradient"
 
-    def alter(letter, message):
+    def alter(outgoing, message):
         if (message.purpose, message.step) != (purpose, 3):
-            return [letter]
+            return [outgoing]
         if message.offset == 0:
-            return [letter, letter.saying({"offset": 5})]
+            return [outgoing, outgoing.with_fields({"offset": 5})]
         # with a gradient it is enough that the shadow shows one part more than was committed to
-        return [type(letter)(letter.receiver, message, doubled(letter.payload))] if guard is SNAPSHOT else [letter]
+        return (
+            [type(outgoing)(outgoing.receiver, message, doubled(outgoing.payload))] if guard is SNAPSHOT else [outgoing]
+        )
 
     run = tiny_run(guard=guard)
     company = make_company(run, {1: Actor(rewrite=only(Bulk, alter))})
@@ -104,14 +106,14 @@ def test_a_part_that_does_not_fit_among_others_frames_no_shadow(make_company, ho
 
 @pytest.mark.parametrize("field", ["weights", "moments", "frozen"])
 def test_a_shadow_that_lies_about_the_snapshot_that_it_was_sent_is_named(make_company, honest_digest, field):
-    def lie(letter, held):
+    def lie(outgoing, held):
         state = held.state
         changes = {
             "weights": {"weights": state.weights[:-64] + "3" * 64},
             "moments": {"moments": "3" * 64},
             "frozen": {"weights": "3" * 64 + state.weights[-64:]},
         }
-        return [letter.saying({"state": state.model_copy(update=changes[field])})]
+        return [outgoing.with_fields({"state": state.model_copy(update=changes[field])})]
 
     run = run_with(SPARE)
     company = make_company(run, {2: Actor(rewrite=only(WeightsHeld, lie))})
@@ -125,8 +127,8 @@ def test_a_shadow_that_lies_about_the_snapshot_that_it_was_sent_is_named(make_co
 
 
 def test_a_snapshot_that_is_withheld_from_the_shadow_is_handed_on_by_the_owner(make_company, honest_digest):
-    def withhold(letter, bulk):
-        return [] if bulk.purpose == "snapshot" and letter.receiver != "owner" else [letter]
+    def withhold(outgoing, bulk):
+        return [] if bulk.purpose == "snapshot" and outgoing.receiver != "owner" else [outgoing]
 
     run = run_with(IMPATIENT)
     company = make_company(run, {1: Actor(rewrite=only(Bulk, withhold))})
@@ -139,9 +141,9 @@ def test_a_snapshot_that_is_withheld_from_the_shadow_is_handed_on_by_the_owner(m
 
 
 def test_a_snapshot_that_was_not_asked_for_is_refused(make_company, honest_digest):
-    def send_anew(letter, commit):
+    def send_anew(outgoing, commit):
         early = Bulk(epoch=commit.epoch, step=commit.step, stage=1, purpose="snapshot", offset=0, total=8)
-        return [type(letter)("worker-2", early, bytes(8)), letter] if commit.step == 4 else [letter]
+        return [type(outgoing)("worker-2", early, bytes(8)), outgoing] if commit.step == 4 else [outgoing]
 
     company = make_company(run_with(), {1: Actor(rewrite=only(Commit, send_anew))})
 
@@ -153,37 +155,40 @@ def test_a_snapshot_that_was_not_asked_for_is_refused(make_company, honest_diges
 
 
 def test_an_heir_that_begins_with_another_snapshot_than_it_signed_for_is_named(make_company):
-    def falsify(letter, ready):
+    def falsify(outgoing, ready):
         if ready.epoch == 0 or "1" not in ready.states:
-            return [letter]
+            return [outgoing]
         state = ready.states["1"].model_copy(update={"moments": "3" * 64})
-        return [letter.saying({"states": {**ready.states, "1": state}})]
+        return [outgoing.with_fields({"states": {**ready.states, "1": state}})]
 
     pipeline = PipelineConfig(stages=4, spares=1, step_timeout_s=30.0)
     company = make_company(run_with(pipeline), {3: Actor(rewrite=only(Ready, falsify))})
-    heir = company.engine.shadows[1]
-    assert heir == "worker-3"
+    successor = company.engine.shadows[1]
+    assert successor == "worker-3"
     company.run(4)
 
     company.kill("worker-1")
     company.run(2)
 
-    assert [(verdict.party, verdict.offence) for verdict in company.verdicts] == [(heir, "state")]
+    assert [(verdict.party, verdict.offence) for verdict in company.verdicts] == [(successor, "state")]
 
 
 # --- weights that an auditor fetches ------------------------------------------------------------------
 
 
 def answering_audits_with(change):
-    def alter(letter, bulk):
-        return change(letter, bulk) if bulk.purpose == "weights" else [letter]
+    def alter(outgoing, bulk):
+        return change(outgoing, bulk) if bulk.purpose == "weights" else [outgoing]
 
     return Actor(rewrite=only(Bulk, alter))
 
 
 @pytest.mark.parametrize(
     "change",
-    [lambda letter, bulk: [], lambda letter, bulk: [type(letter)(letter.receiver, bulk, doubled(letter.payload))]],
+    [
+        lambda outgoing, bulk: [],
+        lambda outgoing, bulk: [type(outgoing)(outgoing.receiver, bulk, doubled(outgoing.payload))],
+    ],
     ids=["withheld", "other"],
 )
 def test_a_stage_that_shows_its_auditor_no_weights_or_other_ones_is_replaced(make_company, honest_digest, change):
@@ -199,7 +204,7 @@ def test_a_stage_that_shows_its_auditor_no_weights_or_other_ones_is_replaced(mak
 
 def test_weights_that_are_withheld_from_the_auditor_alone_are_handed_on(make_company, honest_digest):
     run = run_with(IMPATIENT)
-    stingy = answering_audits_with(lambda letter, bulk: [letter] if letter.receiver == "owner" else [])
+    stingy = answering_audits_with(lambda outgoing, bulk: [outgoing] if outgoing.receiver == "owner" else [])
     company = audit_at(make_company(run, {1: stingy}), (1, 4))
 
     company.run(6)
@@ -212,13 +217,13 @@ def test_weights_that_are_withheld_from_the_auditor_alone_are_handed_on(make_com
 def test_nobody_fetches_weights_before_the_stage_has_committed(make_company):
     told = []
 
-    def note_commit(letter, commit):
+    def note_commit(outgoing, commit):
         told.append(("commit", commit.step))
-        return [letter]
+        return [outgoing]
 
-    def note_fetch(letter, fetch):
+    def note_fetch(outgoing, fetch):
         told.append(("fetch", fetch.step))
-        return [letter]
+        return [outgoing]
 
     actors = {1: Actor(rewrite=only(Commit, note_commit)), 2: Actor(rewrite=only(FetchBulk, note_fetch))}
     company = audit_at(make_company(run_with(), actors), (1, 2))

@@ -16,8 +16,8 @@ FALSE = "3" * 64
 both_copies = pytest.mark.parametrize("party", [1, 2])
 
 
-def saying(kind, **changes):
-    return Actor(rewrite=only(kind, lambda letter, message: [letter.saying(changes)]))
+def with_fields(kind, **changes):
+    return Actor(rewrite=only(kind, lambda outgoing, message: [outgoing.with_fields(changes)]))
 
 
 def doubled(payload):
@@ -25,17 +25,17 @@ def doubled(payload):
 
 
 def sending_bulk(purpose):
-    def alter(letter, message):
+    def alter(outgoing, message):
         is_one = message.purpose == purpose
-        return [type(letter)(letter.receiver, message, doubled(letter.payload))] if is_one else [letter]
+        return [type(outgoing)(outgoing.receiver, message, doubled(outgoing.payload))] if is_one else [outgoing]
 
     return Actor(rewrite=only(Bulk, alter))
 
 
 def false_state(field):
-    def falsify(letter, applied):
+    def falsify(outgoing, applied):
         lies = {name: state.model_copy(update={field: FALSE}) for name, state in applied.states.items()}
-        return [letter.saying({"states": lies})]
+        return [outgoing.with_fields({"states": lies})]
 
     return Actor(rewrite=only(UpdateReport, falsify))
 
@@ -44,25 +44,25 @@ def showing_parts_of_the_step_before():
     """Claim that the server sent now what it did send, and sign, one step earlier."""
     earlier = {}
 
-    def rewrite(letter, held):
+    def rewrite(outgoing, held):
         shown = earlier.get((held.stage, held.step - 1))
         earlier[(held.stage, held.step)] = held.parts
         if shown is None:
-            return [letter]
+            return [outgoing]
         digest = digest_of_parts([json.loads(part.header)["payload_digest"] for part in shown])
-        return [letter.saying({"gradient": digest, "parts": shown})]
+        return [outgoing.with_fields({"gradient": digest, "parts": shown})]
 
     return Actor(rewrite=only(GradientHeld, rewrite))
 
 
 LIES = {
     "a gradient that was not computed, with the norm of the true one": (sending_bulk("gradient"), "gradient"),
-    "a commitment to another gradient": (saying(Commit, gradient=FALSE), "gradient"),
-    "another gradient than was received": (saying(GradientHeld, gradient=FALSE), "gradient"),
-    "no signed parts": (saying(GradientHeld, gradient=FALSE, parts=()), "gradient"),
+    "a commitment to another gradient": (with_fields(Commit, gradient=FALSE), "gradient"),
+    "another gradient than was received": (with_fields(GradientHeld, gradient=FALSE), "gradient"),
+    "no signed parts": (with_fields(GradientHeld, gradient=FALSE, parts=()), "gradient"),
     "parts of the step before": (showing_parts_of_the_step_before(), "gradient"),
-    "a norm of the sum that is too small": (saying(GradientHeld, norm_squared=1e-9), "gradient"),
-    "a norm that is not finite": (saying(GradientHeld, norm_squared=None), "gradient"),
+    "a norm of the sum that is too small": (with_fields(GradientHeld, norm_squared=1e-9), "gradient"),
+    "a norm that is not finite": (with_fields(GradientHeld, norm_squared=None), "gradient"),
     "other weights": (false_state("weights"), "state"),
     "other moments": (false_state("moments"), "state"),
 }
@@ -89,7 +89,7 @@ def test_a_lane_whose_norm_is_lied_about_names_its_server_when_the_lane_is_audit
     make_company, shared_run, honest_digest, party
 ):
     run = shared_run(step_audit_rate=1.0)
-    company = make_company(run, {party: saying(Commit, norm_squared=1e-9)})
+    company = make_company(run, {party: with_fields(Commit, norm_squared=1e-9)})
 
     company.run(2)
 
@@ -110,7 +110,7 @@ def test_old_parts_frame_nobody(make_company, honest_digest):
 
 def test_in_lockstep_a_stage_that_lies_about_its_norm_does_not_get_its_shadow_named(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(shadow="lockstep", owner_audit_rate=0.0))
-    company = make_company(run, {1: saying(Commit, norm_squared=1e-9)})
+    company = make_company(run, {1: with_fields(Commit, norm_squared=1e-9)})
 
     company.run(2)
 
@@ -122,12 +122,12 @@ def test_in_lockstep_a_stage_that_lies_about_its_norm_does_not_get_its_shadow_na
 def test_a_copy_that_brings_another_undo_copy_or_lane_than_it_has_does_not_get_the_other_named(
     make_company, shared_run, honest_digest, party
 ):
-    def rewrite(letter):
-        message = letter.message
+    def rewrite(outgoing):
+        message = outgoing.message
         if isinstance(message, UpdateReport):
-            return false_state("weights").rewrite(letter)
-        to_the_owner = isinstance(message, Bulk) and letter.receiver == "owner"
-        return [type(letter)(letter.receiver, message, doubled(letter.payload))] if to_the_owner else [letter]
+            return false_state("weights").rewrite(outgoing)
+        to_the_owner = isinstance(message, Bulk) and outgoing.receiver == "owner"
+        return [type(outgoing)(outgoing.receiver, message, doubled(outgoing.payload))] if to_the_owner else [outgoing]
 
     run = shared_run()
     company = make_company(run, {party: Actor(rewrite=rewrite)})

@@ -56,10 +56,10 @@ def test_the_weights_are_those_of_the_gradient_upkeep(make_company):
 def test_a_stage_sends_its_state_every_so_many_steps_and_weights_in_audited_ones_alone(make_company):
     sent = []
 
-    def note(letter, bulk):
+    def note(outgoing, bulk):
         if bulk.stage == 1 and bulk.offset == 0:
             sent.append((bulk.purpose, bulk.step))
-        return [letter]
+        return [outgoing]
 
     company = audit_at(make_company(run_with(), {1: Actor(rewrite=only(Bulk, note))}), (1, 1), (1, 4))
 
@@ -116,8 +116,8 @@ def test_a_holder_that_dies_between_snapshots_costs_the_steps_since_the_last_one
 def test_a_holder_that_dies_before_its_snapshot_is_handed_over_is_replaced_from_the_one_before(
     make_company, honest_digest
 ):
-    def die(letter, bulk):
-        return [] if bulk.purpose == "snapshot" and bulk.step == 6 else [letter]
+    def die(outgoing, bulk):
+        return [] if bulk.purpose == "snapshot" and bulk.step == 6 else [outgoing]
 
     run = run_with(IMPATIENT)
     company = make_company(run, {1: Actor(rewrite=only(Bulk, die))})

@@ -71,9 +71,9 @@ def saved_after(company, num_steps):
 def sending_other_weights(from_step):
     """What a stage uses and signs is honest; what it sends its shadow is not."""
 
-    def alter(letter, bulk):
+    def alter(outgoing, bulk):
         spoilt = bulk.purpose == "update" and bulk.step >= from_step
-        return [type(letter)(letter.receiver, bulk, doubled(letter.payload))] if spoilt else [letter]
+        return [type(outgoing)(outgoing.receiver, bulk, doubled(outgoing.payload))] if spoilt else [outgoing]
 
     return Actor(rewrite=only(Bulk, alter))
 
@@ -157,8 +157,8 @@ def test_a_wrong_norm_is_found_when_somebody_redoes_the_step(make_company, hones
     rates = {} if norm is None else {"owner_audit_rate": 1.0}
     run = tiny_run(guard=UPDATE.model_copy(update=rates))
 
-    def lie(letter, commit):
-        return [letter.saying({"norm_squared": norm})] if commit.step == 3 else [letter]
+    def lie(outgoing, commit):
+        return [outgoing.with_fields({"norm_squared": norm})] if commit.step == 3 else [outgoing]
 
     company = saved_after(make_company(run, {1: Actor(rewrite=only(Commit, lie))}), 2)
 
@@ -168,8 +168,8 @@ def test_a_wrong_norm_is_found_when_somebody_redoes_the_step(make_company, hones
 
 @pytest.mark.parametrize("shadow", ["update", "lockstep"])
 def test_an_audit_of_the_whole_step_finds_a_wrong_norm_in_the_stage_and_not_in_its_auditor(make_company, shadow):
-    def lie(letter, commit):
-        return [letter.saying({"norm_squared": 1e-9})] if commit.step == 1 else [letter]
+    def lie(outgoing, commit):
+        return [outgoing.with_fields({"norm_squared": 1e-9})] if commit.step == 1 else [outgoing]
 
     run = tiny_run(guard=GuardConfig(shadow=shadow, step_audit_rate=1.0, owner_audit_rate=0.0))
     company = make_company(run, {1: Actor(rewrite=only(Commit, lie))})
@@ -180,13 +180,15 @@ def test_an_audit_of_the_whole_step_finds_a_wrong_norm_in_the_stage_and_not_in_i
     assert [(v.party, v.offence) for v in company.verdicts] == [("worker-1", "gradient")]
 
 
-def lying_report(letter, report):
-    return [letter.saying({"digests": {**report.digests, "forward": "3" * 64}})] if report.step == 1 else [letter]
+def lying_report(outgoing, report):
+    return (
+        [outgoing.with_fields({"digests": {**report.digests, "forward": "3" * 64}})] if report.step == 1 else [outgoing]
+    )
 
 
-def lying_about_weights(letter, held):
+def lying_about_weights(outgoing, held):
     state = held.state.model_copy(update={"weights": "3" * 128})
-    return [letter.saying({"state": state})] if held.step == 2 else [letter]
+    return [outgoing.with_fields({"state": state})] if held.step == 2 else [outgoing]
 
 
 @pytest.mark.parametrize(
@@ -210,8 +212,8 @@ def test_a_shadow_that_lies_is_named_and_the_stage_that_it_accused_goes_on(
 
 
 def test_weights_that_are_withheld_are_handed_on_by_the_owner(make_company, honest_digest):
-    def withhold(letter, bulk):
-        return [] if bulk.purpose == "update" and letter.receiver != "owner" else [letter]
+    def withhold(outgoing, bulk):
+        return [] if bulk.purpose == "update" and outgoing.receiver != "owner" else [outgoing]
 
     run = tiny_run(guard=UPDATE, pipeline=PipelineConfig(stages=4, step_timeout_s=30.0, patience_s=0.3))
     company = make_company(run, {1: Actor(rewrite=only(Bulk, withhold))})
@@ -228,11 +230,11 @@ def hurrying(run, cache):
     copy = StageCopy.empty(make_plan(run, open_model(run.model, cache, run.train.seed)), 1, has_moments=False)
     size = sum(tensor.nbytes for tensor in copy.trained().values())
 
-    def hurry(letter, commit):
+    def hurry(outgoing, commit):
         if (commit.stage, commit.step) != (1, 1):
-            return [letter]
+            return [outgoing]
         early = Bulk(epoch=commit.epoch, step=2, stage=1, purpose="update", offset=0, total=size)
-        return [type(letter)("worker-2", early, bytes(size)), letter]
+        return [type(outgoing)("worker-2", early, bytes(size)), outgoing]
 
     return Actor(rewrite=only(Commit, hurry))
 
@@ -272,11 +274,11 @@ def sending_an_unasked_gradient(run, cache):
     size = sum(tensor.nbytes for tensor in zeros.values())
     said = {"gradient": transfer_digest(zeros), "norm_squared": 0.0}
 
-    def alter(letter, commit):
+    def alter(outgoing, commit):
         if (commit.stage, commit.step) != (1, 1):
-            return [letter]
+            return [outgoing]
         bulk = Bulk(epoch=commit.epoch, step=1, stage=1, purpose="gradient", offset=0, total=size)
-        return [type(letter)("worker-2", bulk, bytes(size)), letter.saying(said)]
+        return [type(outgoing)("worker-2", bulk, bytes(size)), outgoing.with_fields(said)]
 
     return Actor(rewrite=only(Commit, alter))
 
@@ -318,9 +320,9 @@ def test_a_shadow_that_follows_keeps_weights_and_nothing_else(model_cache):
     source = open_model(plan_run.model, model_cache, 1)
     plan = make_plan(plan_run, source)
 
-    shadow, heir = StageCopy.empty(plan, 1, has_moments=False), StageCopy.empty(plan, 1)
+    shadow, successor = StageCopy.empty(plan, 1, has_moments=False), StageCopy.empty(plan, 1)
 
-    assert sum(t.nbytes for t in heir.state().values()) == 3 * sum(t.nbytes for t in shadow.state().values())
+    assert sum(t.nbytes for t in successor.state().values()) == 3 * sum(t.nbytes for t in shadow.state().values())
     with pytest.raises(TrainingError, match="no moments"):
         shadow.apply(0, {name: torch.zeros_like(p) for name, p in shadow.module.trainable().items()}, 1.0)
 

@@ -8,7 +8,7 @@ import torch
 
 from phalanx.models import LoraConfig, ModelConfig, StageSpec, build_stage, open_model
 from phalanx.security.mask import MaskedMessage
-from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, process_pads
+from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, process_pads
 
 VOCAB, LAYERS, SEQ = 61, 2, 12
 LORA = LoraConfig()
@@ -69,7 +69,7 @@ def a_model(cache: Path, family: str = "gpt2", *, recompute: bool = False, adapt
 
 def a_desk(worker=None, pads=None, second=None, **config):
     config = {"rows": 64, "second_worker": second is not None} | config
-    return MaskedDesk(worker or SimulatedWorker(), pads or process_pads("run-1"), MaskedConfig(**config), second)
+    return MaskingClient(worker or SimulatedWorker(), pads or process_pads("run-1"), MaskedConfig(**config), second)
 
 
 def some_ids(batch: int = 3, seed: int = 11):

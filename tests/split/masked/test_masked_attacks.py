@@ -45,15 +45,15 @@ def guesses(stage, seen):
 def test_a_spy_reads_every_token_of_a_plain_offload_and_no_more_than_chance_of_a_masked_one(cache):
     ids = some_ids(batch=64)
     plain, masked = a_model(cache), a_model(cache)
-    open_desk, spy = PlainDesk(), Spy()
-    mask_linears(plain, open_desk)
+    open_masking_client, spy = PlainDesk(), Spy()
+    mask_linears(plain, open_masking_client)
     mask_linears(masked, a_desk(spy, rows=1024))
 
     with torch.no_grad():
         plain(ids)
         masked(ids)
 
-    (bare,) = [x for product, x in open_desk.seen if product == ProductMessage(FIRST, "forward")]
+    (bare,) = [x for product, x in open_masking_client.seen if product == ProductMessage(FIRST, "forward")]
     (hidden,) = spy.requests(FIRST)
     shape = (*ids.shape, -1)
     reads = [
@@ -77,10 +77,10 @@ def test_what_a_worker_sees_of_a_training_step_is_uniform_and_what_is_behind_it_
     everything = np.concatenate([one.values.ravel() for one in spy.seen])
     # neighbours do not know of each other either
     assert abs(np.corrcoef(everything[:-1], everything[1:])[0, 1]) <= 5 / everything.size**0.5
-    plain, open_desk = a_model(cache), PlainDesk()
-    mask_linears(plain, open_desk)
+    plain, open_masking_client = a_model(cache), PlainDesk()
+    mask_linears(plain, open_masking_client)
     plain(ids)
-    assert chi_square(np.concatenate([encode_rows(x).values.ravel() for _, x in open_desk.seen]), P) > 100
+    assert chi_square(np.concatenate([encode_rows(x).values.ravel() for _, x in open_masking_client.seen]), P) > 100
 
 
 def towards(token):
@@ -142,18 +142,18 @@ def count_caught(times):
         values[place] = (int(values[place]) + delta) % P
         return values
 
-    desk = a_desk(Liar(bend), pads=system_pads(), rows=4)
+    client = a_desk(Liar(bend), pads=system_pads(), rows=4)
     layer = nn.Linear(12, 6).requires_grad_(False)
-    MaskedLinear(layer, "layer", desk)
+    MaskedLinear(layer, "layer", client)
     inputs = {way: rng.standard_normal((4, size), dtype=np.float32) for way, size in (("forward", 12), ("backward", 6))}
     caught = 0
     for index in range(times):
         product = ProductMessage("layer", ("forward", "backward")[index % 2])
         try:
-            desk.multiply(product, inputs[product.direction])
+            client.multiply(product, inputs[product.direction])
         except WrongProductError:
             caught += 1
-        desk.renew_check(product)
+        client.renew_check(product)
     return caught
 
 
@@ -169,10 +169,10 @@ def test_each_of_a_hundred_thousand_single_tampers_is_caught_at_the_desk():
 def count_wrong(rounds, rows=512, inner=64, columns=128):
     """(wrong, all) of a module's ring products, by 64-bit integers, and of the results that come of them."""
     spy, rng = Spy(), np.random.default_rng(3)
-    desk = a_desk(spy, rows=rows)
+    client = a_desk(spy, rows=rows)
     torch.manual_seed(4)
     layer = nn.Linear(inner, columns, bias=False).requires_grad_(False)
-    masked = MaskedLinear(layer, "layer", desk)
+    masked = MaskedLinear(layer, "layer", client)
     wrong = total = 0
     for _ in range(rounds):
         x = torch.from_numpy(rng.standard_normal((rows, inner), dtype=np.float32)).requires_grad_()
@@ -186,15 +186,15 @@ def count_wrong(rounds, rows=512, inner=64, columns=128):
             wrong += int((exact != answer.values).sum())
             total += exact.size
             found = results[request.product.direction]
-            wrong += int((unmasked(found[0].numpy(), weight, desk, request.product) != found[1].numpy()).sum())
+            wrong += int((unmasked(found[0].numpy(), weight, client, request.product) != found[1].numpy()).sum())
         spy.seen.clear()
         spy.answered.clear()
     return wrong, total
 
 
-def unmasked(x, weight, desk, product):
+def unmasked(x, weight, client, product):
     """What exact integers without any mask give."""
-    side = desk._side(product)
+    side = client._side(product)
     rows = encode_rows(x)
     exact = (centred(rows.values).astype(np.int64) @ weight) % P
     return decode(exact.astype(np.uint32), rows.scales, side.weight.scales)

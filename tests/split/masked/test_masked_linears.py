@@ -1,4 +1,4 @@
-"""Frozen layers of real models at a desk: what is replaced, how far off it is, what is refused."""
+"""Frozen layers of real models at an offload client: what is replaced, how far off it is, what is refused."""
 
 import subprocess
 import sys
@@ -29,11 +29,11 @@ from phalanx.security.mask import P, ProductMessage
 from phalanx.split.masked import (
     IdlePads,
     MaskedConfig,
-    MaskedDesk,
     MaskedLinear,
+    MaskingClient,
     SimulatedWorker,
     mask_linears,
-    open_desk,
+    open_masking_client,
     pad_sources,
     process_pads,
     system_pads,
@@ -265,25 +265,25 @@ def test_a_layer_without_weights_yet_is_refused():
 
 
 def test_two_layers_of_one_name_are_refused():
-    desk = a_desk()
-    MaskedLinear(a_linear(), "layer", desk)
+    offload = a_desk()
+    MaskedLinear(a_linear(), "layer", offload)
 
-    with pytest.raises(ConfigError, match=r"^layer: is at this desk already"):
-        MaskedLinear(a_linear(), "layer", desk)
+    with pytest.raises(ConfigError, match=r"^layer: is at this client already"):
+        MaskedLinear(a_linear(), "layer", offload)
 
 
 def test_a_step_is_refused_when_there_is_no_pad_and_none_may_be_made_late():
     spy = Spy()
-    desk = a_desk(spy, late_pads=False)
-    masked = MaskedLinear(a_linear(), "layer", desk)
+    offload = a_desk(spy, late_pads=False)
+    masked = MaskedLinear(a_linear(), "layer", offload)
 
     with pytest.raises(PadError, match=r"^layer, forward: 1 pads are needed, 0 are ready, and nothing is sent without"):
         masked(some_rows())
     assert spy.seen == []
-    assert desk.fill(1) == 2
+    assert offload.fill(1) == 2
     x = some_rows().requires_grad_()
     masked(x).sum().backward()
-    assert desk.ready() == {ProductMessage("layer", "forward"): 0, ProductMessage("layer", "backward"): 0}
+    assert offload.ready() == {ProductMessage("layer", "forward"): 0, ProductMessage("layer", "backward"): 0}
 
 
 def test_a_pad_that_cannot_be_made_fresh_stops_the_step_before_anything_is_sent():
@@ -352,27 +352,27 @@ def test_one_worker_cannot_be_both():
     with pytest.raises(ConfigError, match=r"^one: is both workers"):
         a_desk(SimulatedWorker("one"), second=SimulatedWorker("one"))
     with pytest.raises(ConfigError, match="second_worker is true, and no second worker is there"):
-        MaskedDesk(SimulatedWorker(), process_pads("run-1"), MaskedConfig(second_worker=True))
+        MaskingClient(SimulatedWorker(), process_pads("run-1"), MaskedConfig(second_worker=True))
 
 
 def test_idle_time_fills_the_pools_so_that_no_layer_waits(cache):
     stage = a_model(cache)
-    desk = a_desk()
-    mask_linears(stage, desk)
+    offload = a_desk()
+    mask_linears(stage, offload)
 
-    with IdlePads(desk, reserve=2) as idle:
+    with IdlePads(offload, reserve=2) as idle:
         assert idle.full.wait(60)
         lm_loss(stage(some_ids()), some_ids()).backward()
 
-    assert desk.late_pads == 0
+    assert offload.late_pads == 0
     assert idle.failure is None
 
 
 def test_a_desk_of_a_run_file_fills_itself_as_layers_are_added():
     layer = a_linear()
 
-    with open_desk(MaskedConfig(rows=8, reserve=1), "run-1", SimulatedWorker()) as desk:
-        masked = MaskedLinear(layer, "layer", desk)
+    with open_masking_client(MaskedConfig(rows=8, reserve=1), "run-1", SimulatedWorker()) as offload:
+        masked = MaskedLinear(layer, "layer", offload)
         y = masked(some_rows())
 
     assert relative(y, layer(some_rows())) <= MOST_ERROR
@@ -385,10 +385,10 @@ def test_an_idle_thread_that_cannot_make_pads_says_why():
                 raise PadError("pad ledger: its counter failed")
             return system_pads()(ProductMessage("layer", "forward")).draw(rows, columns)
 
-    desk = a_desk(pads=lambda product: Spent())
-    MaskedLinear(a_linear(), "layer", desk)
+    offload = a_desk(pads=lambda product: Spent())
+    MaskedLinear(a_linear(), "layer", offload)
 
-    with IdlePads(desk, reserve=1) as idle:
+    with IdlePads(offload, reserve=1) as idle:
         idle.ended.wait(60)
 
     assert str(idle.failure) == "pad ledger: its counter failed"
@@ -396,10 +396,10 @@ def test_an_idle_thread_that_cannot_make_pads_says_why():
 
 @pytest.mark.parametrize("kind", ["aes", "os"])
 def test_both_kinds_of_pads_of_a_run_file_serve_a_desk(kind):
-    desk = a_desk(pads=pad_sources(MaskedConfig(pads=kind), "run-1"))
+    offload = a_desk(pads=pad_sources(MaskedConfig(pads=kind), "run-1"))
     layer = a_linear()
 
-    y = MaskedLinear(layer, "layer", desk)(some_rows())
+    y = MaskedLinear(layer, "layer", offload)(some_rows())
 
     assert relative(y, layer(some_rows())) <= MOST_ERROR
 

@@ -79,15 +79,15 @@ class World:
         ledger = PadLedger(self.disk, MASTER, RUN, range_size=range_size, counter=self.counter, **self.settings)
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE)).requires_grad_(False)
-        self.desk = a_desk(self.worker, ledger_pads(ledger, MASTER, RUN), rows=1)
-        mask_linears(module, self.desk)
+        self.offload = a_desk(self.worker, ledger_pads(ledger, MASTER, RUN), rows=1)
+        mask_linears(module, self.offload)
         self.module = module
 
     def compute(self, event):
         if self.module is None:
             self.open(3)
         if event == "idle":
-            self.desk.fill(1)
+            self.offload.fill(1)
             return
         x = X.clone().requires_grad_()
         y = checkpoint(self.module, x, use_reentrant=False) if event == "recompute" else self.module(x)

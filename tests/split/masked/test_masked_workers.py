@@ -29,7 +29,7 @@ from phalanx.split.masked import (
     mask_linears,
     remote_workers,
 )
-from phalanx.split.masked.mail import Mail
+from phalanx.split.masked.answers import AnswerSorter
 from phalanx.split.masked.messages import (
     END,
     LOAD,
@@ -63,18 +63,18 @@ def in_memory(multiplier=None, limits=LIMITS, serve=True):
     identities = {name: Identity.without_certificate(name) for name in names}
     peers = {name: identity.public for name, identity in identities.items()}
     ends = {name: Endpoint(identities[name], peers, RUN, network.wire(name), limits) for name in names}
-    mail = Mail(ends["owner"])
+    answers = AnswerSorter(ends["owner"])
     service = ProductService(ends["worker"], "owner", multiplier or MaskedWorker())
     thread = threading.Thread(target=service.run, args=(60.0, lambda: RUN), daemon=True)
     if serve:
         thread.start()
     try:
-        yield RemoteWorker("worker", ends["owner"], mail, limits), ends
+        yield RemoteWorker("worker", ends["owner"], answers, limits), ends
     finally:
         ends["owner"].send("worker", END, {})
         if serve:
             thread.join(10)
-        mail.close()
+        answers.close()
         for end in ends.values():
             end.close()
 
@@ -250,9 +250,9 @@ def test_two_worker_processes_serve_a_training_step_and_end_in_good_order(cache,
     started = processes(keys, tmp_path)
     with remote_workers(load_identity(keys / "owner"), ("mask-1", "mask-2"), RUN, LIMITS, started) as workers:
         remote = a_model(cache, recompute=True)
-        desk = a_desk(workers["mask-1"], second=workers["mask-2"])
-        mask_linears(remote, desk)
-        with IdlePads(desk, reserve=1):
+        offload = a_desk(workers["mask-1"], second=workers["mask-2"])
+        mask_linears(remote, offload)
+        with IdlePads(offload, reserve=1):
             for stage in (local, remote):
                 lm_loss(stage(ids), ids).backward()
                 found.append([value.grad for value in stage.trainable().values()])
@@ -260,7 +260,7 @@ def test_two_worker_processes_serve_a_training_step_and_end_in_good_order(cache,
 
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
     assert alive == [True, True]
-    assert [started.last_words(name) for name in workers] == ["(no output)", "(no output)"]
+    assert [started.last_output(name) for name in workers] == ["(no output)", "(no output)"]
     assert not any(started.is_alive(name) for name in workers)
 
 

@@ -12,7 +12,7 @@ from phalanx.errors import ConfigError
 from phalanx.lab.attacks.schedule import attacks_in
 from phalanx.pipeline import AttackConfig, StageCopy
 from phalanx.pipeline.protocol.messages import Assign
-from phalanx.testing import Letter
+from phalanx.testing import OutgoingMessage
 
 
 class Attack:
@@ -40,9 +40,9 @@ class Attack:
         del held
         return copy
 
-    def rewrite(self, letter: Letter) -> Sequence[Letter]:
-        """What is sent instead of one letter."""
-        return (letter,)
+    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+        """Return what is sent instead of one message."""
+        return (outgoing,)
 
     def hear(self, assign: Assign) -> None:
         """Learn which attempt at which step begins."""

@@ -75,7 +75,7 @@ class LocalRanks:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if rank in self._hung:
             how = f"{how}, after {self._hung[rank]:.0f} s without a sign of life"
-        return PeerLostError(f"rank {rank} ended with {how}: {self._last_words(rank)}; go on with --resume")
+        return PeerLostError(f"rank {rank} ended with {how}: {self._last_output(rank)}; go on with --resume")
 
     def check(self) -> None:
         """Look whether all run.
@@ -110,7 +110,7 @@ class LocalRanks:
         if self._watcher.is_alive():
             self._watcher.join(_SECONDS_TO_END)
 
-    def _last_words(self, rank: int) -> str:
+    def _last_output(self, rank: int) -> str:
         """The last lines of a rank's log, for an error message."""
         path = self._log(rank)
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []

@@ -97,7 +97,7 @@ def without(
     workers: Sequence[str],
     *,
     guarded: bool,
-    has_heirs: bool = True,
+    has_successors: bool = True,
     memory: Memory = UNBOUNDED,
 ) -> Assignment:
     """Promote the shadows of what `gone` held, and find new shadows where they are missing then.
@@ -107,7 +107,7 @@ def without(
         gone: The party that was evicted or lost.
         workers: The workers that remain.
         guarded: Whether stages are shadowed at all.
-        has_heirs: Whether a shadow can take over.
+        has_successors: Whether a shadow can take over.
         memory: The parties' room for the stages without a shadow.
 
     Raises:
@@ -117,17 +117,17 @@ def without(
     for stage, holder in assignment.holders.items():
         if holder != gone:
             continue
-        heir = assignment.shadows.get(stage)
-        if not has_heirs and guarded:
+        successor = assignment.shadows.get(stage)
+        if not has_successors and guarded:
             raise NoHolderError(
                 f"stage {stage}: {gone} is gone and its shadow has no optimizer state to take over with; "
                 "resume from the last checkpoint with --resume"
             )
-        if heir is None or heir == gone:
+        if successor is None or successor == gone:
             raise NoHolderError(
                 f"stage {stage}: {gone} is gone and nobody shadowed it; resume from the last checkpoint with --resume"
             )
-        holders[stage] = heir
+        holders[stage] = successor
     if not guarded:
         return Assignment(holders, {}, assignment.lanes)
     kept = {

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from phalanx.errors import PeerRefusedError
-from phalanx.security.crypto import certified_name, name_in_life
+from phalanx.security.crypto import certified_name, name_of_incarnation
 from phalanx.transport import Endpoint
 
 
@@ -28,7 +28,7 @@ class Incarnations:
         self._present = {certified_name(name): name for name in names}
         self._ended: Counter[str] = Counter()
         self._barred: set[str] = set()
-        self._begun_anew: set[str] = set()
+        self._restarted: set[str] = set()
         self._lock = threading.Lock()
 
     def name_of(self, certified: str, begins: bool) -> str | None:
@@ -39,7 +39,7 @@ class Incarnations:
             begins: Whether its process has just begun, so that any earlier one has ended.
 
         Returns:
-            None while an earlier life is still to be shut out.
+            None while an earlier incarnation is still to be shut out.
 
         Raises:
             PeerRefusedError: It may not come back in this session.
@@ -51,14 +51,14 @@ class Incarnations:
             if certified in self._barred:
                 raise PeerRefusedError(f"{certified} was shut out and does not come back")
             if present is not None:
-                self._begun_anew.add(present)
+                self._restarted.add(present)
                 return None
             if self._ended[certified] > self._returns:
                 raise PeerRefusedError(
                     f"{certified} was lost {self._ended[certified]} times in this session, and pipeline.returns is "
                     f"{self._returns}; it may come back when the run is resumed"
                 )
-            name = name_in_life(certified, self._ended[certified] + 1)
+            name = name_of_incarnation(certified, self._ended[certified] + 1)
             self._endpoint.add_peer(first.called(name))
             return name
 
@@ -74,14 +74,14 @@ class Incarnations:
             if self._present.get(certified) == name:
                 del self._present[certified]
                 self._ended[certified] += 1
-            self._begun_anew.discard(name)
+            self._restarted.discard(name)
             if for_good:
                 self._barred.add(certified)
 
-    def take_begun_anew(self) -> list[str]:
+    def take_restarted(self) -> list[str]:
         """Hand out, once, the parties with a process that has begun anew: their incarnations are over."""
-        if not self._begun_anew:
+        if not self._restarted:
             return []
         with self._lock:
-            found, self._begun_anew = sorted(self._begun_anew), set()
+            found, self._restarted = sorted(self._restarted), set()
             return found

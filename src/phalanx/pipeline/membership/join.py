@@ -14,7 +14,7 @@ from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.processes.own_memory import own_rooms
 from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, ChallengeReply, Hello, NotLetIn, Setup
-from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
+from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import PassedOnHeader, parse_message
 from phalanx.pipeline.protocol.signed import to_signed
@@ -25,28 +25,28 @@ _SECONDS_TO_TELL = 2.0
 
 
 @dataclass(frozen=True)
-class Guests:
+class ExpectedWorkers:
     """The workers that the owner waits for, and how it finds out that one has ended.
 
     Attributes:
         certificates: PEM by worker name; no other worker is let in.
         late: PEM by name of those that may join at any time and are not waited for.
         is_alive: Whether a local worker's process still runs.
-        last_words: The end of a worker's output, for the error.
+        last_output: The end of a worker's output, for the error.
         timeout_s: Longest time to wait for all.
         may_be_absent: Whether to go on, after that time, with those that have come; the missing ones may come later.
-        lives: Told which have come: a second process of the same certificate waits until the first one is given up.
+        incarnations: Told which have come: a second process of a certificate waits until the first is given up.
         witnesses: What they are told of the audit log, and what they may remember of it.
     """
 
     certificates: Mapping[str, str]
     late: Mapping[str, str]
     is_alive: Callable[[str], bool]
-    last_words: Callable[[str], str]
+    last_output: Callable[[str], str]
     timeout_s: float
     may_be_absent: bool = False
-    lives: Incarnations | None = None
-    witnesses: LogWitnesses = field(default_factory=LogWitnesses)
+    incarnations: Incarnations | None = None
+    witnesses: LogHeadExchange = field(default_factory=LogHeadExchange)
 
     @property
     def known(self) -> dict[str, str]:
@@ -55,7 +55,11 @@ class Guests:
 
 
 def gather(
-    endpoint: Endpoint, plan: StepPlan, guests: Guests, authority_pem: bytes, observe: Observe = lambda kind, body: None
+    endpoint: Endpoint,
+    plan: StepPlan,
+    expected: ExpectedWorkers,
+    authority_pem: bytes,
+    observe: Observe = lambda kind, body: None,
 ) -> Members:
     """Let the named workers in, set them up and measure their numeric classes.
 
@@ -64,7 +68,7 @@ def gather(
     Args:
         endpoint: The owner's.
         plan: What every worker gets.
-        guests: The workers to wait for.
+        expected: The workers to wait for.
         authority_pem: Certificate of the authority that issued theirs.
         observe: Told which worker is refused.
 
@@ -74,38 +78,42 @@ def gather(
         ConfigError: A worker computes other bits than the run allows.
         CutLogError: A worker knows lines that the audit log lacks.
     """
-    for certificate in guests.known.values():
+    for certificate in expected.known.values():
         endpoint.add_peer(peer_from_certificate(certificate.encode(), authority_pem))
-    hall = _Hall(endpoint, plan, guests, observe)
-    hall.await_all(lambda: set(guests.certificates) - hall.hellos.keys(), "did not join")
+    joining = _JoinState(endpoint, plan, expected, observe)
+    joining.await_all(lambda: set(expected.certificates) - joining.hellos.keys(), "did not join")
     admission = Admission(plan)
-    if admission.is_needed and hall.hellos:
-        hall.measure(admission)
-    addresses = {name: hello.address for name, hello in hall.hellos.items()}
-    rooms: dict[str, Rooms] = {name: hello.memory for name, hello in hall.hellos.items()}
-    names = [name for name in guests.known if name in addresses]
+    if admission.is_needed and joining.hellos:
+        joining.measure(admission)
+    addresses = {name: hello.address for name, hello in joining.hellos.items()}
+    rooms: dict[str, Rooms] = {name: hello.memory for name, hello in joining.hellos.items()}
+    names = [name for name in expected.known if name in addresses]
     # last of all: what the others on this machine took for themselves is no longer free
     rooms[OWNER] = own_rooms(endpoint.run, plan.device)
     authority = authority_pem.decode("ascii")
-    members = Members(names, admission, addresses, guests.known, rooms, authority)
-    members.unreachable, members.lives, members.witnesses = hall.unreachable, guests.lives, guests.witnesses
+    members = Members(names, admission, addresses, expected.known, rooms, authority)
+    members.unreachable, members.incarnations, members.witnesses = (
+        joining.unreachable,
+        expected.incarnations,
+        expected.witnesses,
+    )
     return members
 
 
-class _Hall:
+class _JoinState:
     """The workers that have said hello and have no role yet."""
 
-    def __init__(self, endpoint: Endpoint, plan: StepPlan, guests: Guests, observe: Observe) -> None:
+    def __init__(self, endpoint: Endpoint, plan: StepPlan, expected: ExpectedWorkers, observe: Observe) -> None:
         self.hellos: dict[str, Hello] = {}
         self.unreachable: list[LinkFault] = []
         self._endpoint = endpoint
-        head = guests.witnesses.head()
+        head = expected.witnesses.head()
         self._setup = Setup(epoch=0, plan=plan.model_dump(mode="json"), log_head=head)
-        self._guests = guests
+        self._expected = expected
         self._observe = observe
         self._measurement: ClassMeasurement | None = None
         self._said: dict[str, dict[str, PassedOnHeader]] = {}
-        self._deadline = time.monotonic() + guests.timeout_s
+        self._deadline = time.monotonic() + expected.timeout_s
 
     def await_all(self, missing: Callable[[], set[str]], what: str) -> None:
         """Take messages until no worker is missing.
@@ -113,19 +121,19 @@ class _Hall:
         Raises:
             PeerLostError: A missing one has ended, or time is up.
         """
-        guests = self._guests
+        expected = self._expected
         while missing():
             names = sorted(missing())
-            dead = [name for name in names if not guests.is_alive(name)]
+            dead = [name for name in names if not expected.is_alive(name)]
             if dead:
-                raise PeerLostError(f"{dead[0]} ended before it joined: {guests.last_words(dead[0])}")
-            if time.monotonic() > self._deadline and guests.may_be_absent and self.hellos.keys() - set(names):
+                raise PeerLostError(f"{dead[0]} ended before it joined: {expected.last_output(dead[0])}")
+            if time.monotonic() > self._deadline and expected.may_be_absent and self.hellos.keys() - set(names):
                 for name in names:
                     self.hellos.pop(name, None)
                 return
             if time.monotonic() > self._deadline:
                 raise PeerLostError(
-                    f"{', '.join(names)} {what} within {guests.timeout_s:.0f} s; start them with `phalanx worker`"
+                    f"{', '.join(names)} {what} within {expected.timeout_s:.0f} s; start them with `phalanx worker`"
                 )
             frame = self._endpoint.receive(0.2)
             if isinstance(frame, LinkFault):
@@ -137,15 +145,15 @@ class _Hall:
     def _miss(self, fault: LinkFault) -> None:
         """Wait no more for a worker that cannot be reached; the engine hears of it."""
         self.unreachable.append(fault)
-        if self._measurement is not None and self._guests.may_be_absent:
+        if self._measurement is not None and self._expected.may_be_absent:
             self.hellos.pop(fault.peer, None)
 
     def _take(self, frame: CheckedFrame, message: Message) -> None:
         name = frame.sender
         if isinstance(message, Hello) and self._measurement is None and name not in self.hellos:
             # a worker that has said hello has no second address and gets no second plan
-            if self._guests.lives is not None:
-                self._guests.lives.came(name)
+            if self._expected.incarnations is not None:
+                self._expected.incarnations.came(name)
             self.hellos[name] = message
             self._heed(name, message)
             self._said[name] = {"hello": to_signed(frame.header)}
@@ -157,7 +165,7 @@ class _Hall:
 
     def _heed(self, name: str, hello: Hello) -> None:
         try:
-            self._guests.witnesses.heed(name, hello.log_head, self._endpoint.run, self._observe)
+            self._expected.witnesses.heed(name, hello.log_head, self._endpoint.run, self._observe)
         except CutLogError as exc:
             self._tell_why({}, str(exc))
             raise
@@ -175,7 +183,7 @@ class _Hall:
         admission.answer_as_owner(measurement)
         self.await_all(lambda: self.hellos.keys() - measurement.answers.keys(), "did not show what they compute")
         refused = {}
-        for name in [name for name in self._guests.known if name in self.hellos]:
+        for name in [name for name in self._expected.known if name in self.hellos]:
             reason = admission.refusal(name, self.hellos[name].numeric_class, measurement)
             if reason is None:
                 admission.place(name, measurement)

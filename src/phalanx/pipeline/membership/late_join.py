@@ -18,7 +18,7 @@ from phalanx.transport import Endpoint
 
 
 @dataclass
-class _Guest:
+class _Newcomer:
     """A party that has said hello and has no role yet."""
 
     hello: Hello
@@ -35,16 +35,22 @@ class LateJoins:
     """
 
     def __init__(
-        self, members: Members, plan: StepPlan, mail: Mailbox, endpoint: Endpoint, observe: Observe, lives: Incarnations
+        self,
+        members: Members,
+        plan: StepPlan,
+        mail: Mailbox,
+        endpoint: Endpoint,
+        observe: Observe,
+        incarnations: Incarnations,
     ) -> None:
         self.prepared: list[str] = []
-        self._lives = lives
+        self._incarnations = incarnations
         self._members = members
         self._plan = plan
         self._mail = mail
         self._endpoint = endpoint
         self._observe = observe
-        self._guests: dict[str, _Guest] = {}
+        self._newcomers: dict[str, _Newcomer] = {}
         self._turned_away: set[str] = set()
 
     def hear(self, received: ReceivedMessage, present: Collection[str]) -> None:
@@ -59,20 +65,20 @@ class LateJoins:
             CutLogError: It knows lines that the audit log lacks.
         """
         name, message = received.sender, received.message
-        guest = self._guests.get(name)
+        newcomer = self._newcomers.get(name)
         if isinstance(message, ChallengeReply):
-            if not any([each.measurement.take(name, message) for each in self._guests.values()]):
+            if not any([each.measurement.take(name, message) for each in self._newcomers.values()]):
                 raise FrameError(f"{name!r} answered a question that it was not asked, or twice")
-            if guest is not None and received.header is not None:
-                guest.said["measured"] = to_signed(received.header)
-        elif name in present or name in self._turned_away or (guest is not None) == isinstance(message, Hello):
+            if newcomer is not None and received.header is not None:
+                newcomer.said["measured"] = to_signed(received.header)
+        elif name in present or name in self._turned_away or (newcomer is not None) == isinstance(message, Hello):
             raise FrameError(f"{name!r} sent {message.kind!r} and is no newcomer that has yet to send it")
         elif isinstance(message, Hello):
             self._receive(received, message, present)
-        elif guest is not None:
-            if guest.knows_others:
+        elif newcomer is not None:
+            if newcomer.knows_others:
                 raise FrameError(f"{name!r} sent {message.kind!r} twice")
-            guest.knows_others = True
+            newcomer.knows_others = True
         self._look_at(name)
 
     def _receive(self, received: ReceivedMessage, hello: Hello, present: Collection[str]) -> None:
@@ -82,10 +88,10 @@ class LateJoins:
             # by now it has been told why
             self._endpoint.refuse(earlier)
         self._endpoint.add_peer(self._endpoint.peers[name], hello.address)
-        self._lives.came(name)
-        self._members.know_life(name)
+        self._incarnations.came(name)
+        self._members.add_incarnation(name)
         said = {} if received.header is None else {"hello": to_signed(received.header)}
-        guest = self._guests[name] = _Guest(hello, ClassMeasurement(), said)
+        newcomer = self._newcomers[name] = _Newcomer(hello, ClassMeasurement(), said)
         certificates = {other: self._members.certificates[other] for other in present}
         head = self._members.witnesses.head()
         setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates, log_head=head)
@@ -95,8 +101,8 @@ class LateJoins:
             return
         # a newcomer that computes unlike the owner may be of the class of another member
         for party in (name, *admission.strangers(present)):
-            self._mail.post(party, Challenge(epoch=0, nonce=guest.measurement.nonce), ())
-        admission.answer_as_owner(guest.measurement)
+            self._mail.post(party, Challenge(epoch=0, nonce=newcomer.measurement.nonce), ())
+        admission.answer_as_owner(newcomer.measurement)
 
     def _heed(self, name: str, hello: Hello) -> None:
         try:
@@ -108,33 +114,33 @@ class LateJoins:
 
     def _look_at(self, name: str) -> None:
         """Turn a newcomer away, or count it among the prepared, as soon as it has said enough."""
-        guest, admission = self._guests.get(name), self._members.admission
-        if guest is None or name in self.prepared:
+        newcomer, admission = self._newcomers.get(name), self._members.admission
+        if newcomer is None or name in self.prepared:
             return
         if admission.is_needed:
-            if name not in guest.measurement.answers:
+            if name not in newcomer.measurement.answers:
                 return
-            reason = admission.refusal(name, guest.hello.numeric_class, guest.measurement)
+            reason = admission.refusal(name, newcomer.hello.numeric_class, newcomer.measurement)
             if reason is not None:
                 self._turn_away(name, reason)
                 return
-        if guest.knows_others:
+        if newcomer.knows_others:
             self.prepared.append(name)
 
     def _turn_away(self, name: str, reason: str) -> None:
-        evidence = {what: signed.model_dump() for what, signed in self._guests.pop(name).said.items()}
+        evidence = {what: signed.model_dump() for what, signed in self._newcomers.pop(name).said.items()}
         self._observe("not_let_in", {"party": name, "reason": reason, "evidence": evidence})
         self._mail.post(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]), ())
         self._turned_away.add(name)
         # it may come again with other settings, as often as `pipeline.returns` allows
-        self._lives.ended(name, for_good=False)
+        self._incarnations.ended(name, for_good=False)
 
     def drop(self, name: str) -> None:
         """Take nothing more from a newcomer that ended before it was let in."""
         self.prepared = [other for other in self.prepared if other != name]
-        self._guests.pop(name, None)
+        self._newcomers.pop(name, None)
         self._endpoint.refuse(name)
-        self._lives.ended(name, for_good=False)
+        self._incarnations.ended(name, for_good=False)
 
     def admit(self) -> list[str]:
         """Make members of the prepared newcomers.
@@ -144,8 +150,8 @@ class LateJoins:
         """
         names, self.prepared = self.prepared, []
         for name in names:
-            guest = self._guests.pop(name)
+            newcomer = self._newcomers.pop(name)
             if self._members.admission.is_needed:
-                self._members.admission.place(name, guest.measurement)
-            self._members.admit(name, guest.hello)
+                self._members.admission.place(name, newcomer.measurement)
+            self._members.admit(name, newcomer.hello)
         return names

@@ -11,7 +11,7 @@ from phalanx.pipeline.membership.incarnations import Incarnations
 from phalanx.pipeline.proof.step_checks import NoteChecks
 from phalanx.pipeline.proof.step_record import StepRecord
 from phalanx.pipeline.protocol.greetings import Hello
-from phalanx.pipeline.protocol.log_memory import LogWitnesses, Observe
+from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.worker.roles import Library
 from phalanx.security.crypto import certified_name
@@ -45,14 +45,14 @@ class Members:
     """Steps over which every worker's pace is measured, for stages to move away from slow ones; 0: they stay."""
     unreachable: Sequence[LinkFault] = ()
     """Links that failed before the engine could hear of it."""
-    lives: Incarnations | None = None
+    incarnations: Incarnations | None = None
     """The incarnations so far, where they were counted; told of later ones from now on."""
-    witnesses: LogWitnesses = field(default_factory=LogWitnesses)
+    witnesses: LogHeadExchange = field(default_factory=LogHeadExchange)
     """Tells what is remembered of the owner's audit log, and heeds it."""
     look_after: Callable[[], None] = lambda: None
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 
-    def know_life(self, name: str) -> None:
+    def add_incarnation(self, name: str) -> None:
         """Note that a known party has begun another incarnation, under the same certificate."""
         self.certificates = {**self.certificates, name: self.certificates[certified_name(name)]}
 

@@ -66,8 +66,8 @@ class Attempts:
 
     async def _break_silence(self) -> None:
         """Look for the reason why nothing has come for longer than is honest, and replace a silent party."""
-        if self.silence.is_time_to_knock():
-            self._succession.knock()
+        if self.silence.is_time_to_probe():
+            self._succession.probe()
         if not self._docket.plan.guard.enabled or not self.silence.too_long:
             return
         name = await self._coordinator.find_silent()

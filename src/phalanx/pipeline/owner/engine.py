@@ -56,7 +56,7 @@ class PipelineEngine:
     Attributes:
         plan: The run.
         timer: The owner's own phases.
-        lives: Knows which parties may come back, and under which names.
+        incarnations: Knows which parties may come back, and under which names.
 
     Guarantees:
         With the guard on, the optimizer of no stage steps before every audit of the step has passed
@@ -82,8 +82,8 @@ class PipelineEngine:
         self.timer = PhaseTimer(cpu_clock=time.thread_time)
         clock = Awake() if clock is None else clock
         mail = Mailbox(owner, endpoint)
-        self.lives = members.lives or Incarnations(endpoint, members.names, members.returns)
-        self._links = OwnerLinks(endpoint, mail, self.lives, Patience(30.0, clock))
+        self.incarnations = members.incarnations or Incarnations(endpoint, members.names, members.returns)
+        self._links = OwnerLinks(endpoint, mail, self.incarnations, Patience(30.0, clock))
         endpoint.allowances.each = allowance_of(plan)
         self._party = Party(OWNER, plan, mail.post, mail.statements, self.timer)
         self._party.roles.library, self._party.roles.state_files = files.library, files.states
@@ -93,7 +93,7 @@ class PipelineEngine:
         self._succession = Failover(self._docket, self._coordinator, self._links, self._party.roles, members, files)
         self._requests = Requests(mail.post, clock, endpoint.allowances, answer_bytes(plan))
         self._books = self._open_books(members, files)
-        self._newcomers = LateJoins(members, plan, mail, endpoint, files.observe, self.lives)
+        self._newcomers = LateJoins(members, plan, mail, endpoint, files.observe, self.incarnations)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
         self._stepping = VerifiedStep(self._docket, self._coordinator, self._succession, self._party, self._books)
         self._loop = EventLoop(

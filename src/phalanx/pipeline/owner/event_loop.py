@@ -121,7 +121,7 @@ class EventLoop:
         """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
         links = self.succession.links
         handled, before = False, (self.party.num_inputs, self.coordinator.progress)
-        self._end_earlier_lives()
+        self._end_earlier_incarnations()
         for item in links.mail.drain():
             handled = True
             if isinstance(item, LinkFault):
@@ -158,8 +158,8 @@ class EventLoop:
             body = {"party": item.sender, "error": type(error).__name__, "reason": printable(str(error))}
             docket.observe("refused", body | {"number": number})
 
-    def _end_earlier_lives(self) -> None:
-        for name in self.succession.links.lives.take_begun_anew():
+    def _end_earlier_incarnations(self) -> None:
+        for name in self.succession.links.incarnations.take_restarted():
             if name in self.succession.alive:
                 self.succession.suspect(name, "its process has begun anew")
             else:

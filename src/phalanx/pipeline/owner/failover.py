@@ -138,7 +138,7 @@ class Failover:
             self.lost.append(name)
             self.reasons[name] = reason
 
-    def knock(self) -> None:
+    def probe(self) -> None:
         """Send every party a message: a link with a dead other end is found when something is to go over it."""
         self.links.tell(self.alive, Ask(epoch=self.epoch, step=self._docket.ledger.step))
 
@@ -269,7 +269,7 @@ class Failover:
         self._strike(name)
         with contextlib.suppress(TransportError):
             self.links.tell([name], Shutdown(epoch=self.epoch, reason="it asked to leave"))
-        self.links.lives.ended(name, for_good=False)
+        self.links.incarnations.ended(name, for_good=False)
         self._files.observe("left", {"party": name, "step": step})
 
     def _strike(self, gone: str) -> None:

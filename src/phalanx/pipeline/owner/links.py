@@ -17,13 +17,13 @@ class OwnerLinks:
     Attributes:
         endpoint: The owner's end of them; refuses those that are shut out.
         mail: Parses what comes and posts what goes.
-        lives: Knows which parties may come back, and under which names.
+        incarnations: Knows which parties may come back, and under which names.
         silence: Tells when nothing has happened for too long.
     """
 
     endpoint: Endpoint
     mail: Mailbox
-    lives: Incarnations
+    incarnations: Incarnations
     silence: Patience
 
     def tell(self, parties: Collection[str], message: Message) -> None:
@@ -34,4 +34,4 @@ class OwnerLinks:
     def shut_out(self, party: str, *, for_good: bool) -> None:
         """Take nothing more of a party in this incarnation of it, or in any."""
         self.endpoint.refuse(party)
-        self.lives.ended(party, for_good=for_good)
+        self.incarnations.ended(party, for_good=for_good)

@@ -56,9 +56,9 @@ class Placement:
             NoHolderError: A stage has no party that can take over.
         """
         guard, memory = self._plan.guard, self.memory
-        has_heirs = not guard.verify_only
-        heirs = without(old, gone, workers, guarded=guard.enabled, has_heirs=has_heirs, memory=memory)
-        return self._paired(fitting(heirs, workers, memory, holders_stay=True), workers)
+        has_successors = not guard.verify_only
+        successors = without(old, gone, workers, guarded=guard.enabled, has_successors=has_successors, memory=memory)
+        return self._paired(fitting(successors, workers, memory, holders_stay=True), workers)
 
     def regrouped(self, old: Assignment, workers: Sequence[str], balance: Balance) -> Assignment:
         """Move stages to the parties that are there now, as few as possible."""

@@ -28,12 +28,12 @@ class Replay:
         self._chronicle = chronicle
 
     @task
-    async def first_bad_step(self, stage: int, heir: str, since: int, gone: str) -> int | None:
+    async def first_bad_step(self, stage: int, successor: str, since: int, gone: str) -> int | None:
         """Find the first kept step of a stage that cannot be shown to be right.
 
         Args:
             stage: A stage of the convicted party.
-            heir: Its shadow at the time; brings the state to begin from.
+            successor: Its shadow at the time; brings the state to begin from.
             since: From this step on.
             gone: The convicted party, which is asked nothing any more.
 
@@ -48,9 +48,9 @@ class Replay:
         first = self._chronicle.get(start)
         if first is None:
             return None
-        copy = await self._state(stage, heir, start)
+        copy = await self._state(stage, successor, start)
         if copy is None or copy.digest() != first.agreed.get(stage):
-            reason = f"{heir} did not bring the agreed state of step {start}"
+            reason = f"{successor} did not bring the agreed state of step {start}"
             self._docket.observe("not_replayed", {"stage": stage, "step": start, "reason": reason})
             return None
         found = await self._first_bad(copy, start, gone)
@@ -72,10 +72,10 @@ class Replay:
         agreed = self._docket.agreed.get(stage)
         return copy.step - 1 if agreed is not None and copy.digest() != agreed else None
 
-    async def _state(self, stage: int, heir: str, step: int) -> StageCopy | None:
+    async def _state(self, stage: int, successor: str, step: int) -> StageCopy | None:
         copy = StageCopy.empty(self._docket.plan, stage)
         request = FetchBulk(epoch=self._docket.ledger.epoch, step=step, stage=stage, purpose="past")
-        found = await TensorsNeed(heir, request, copy.state())
+        found = await TensorsNeed(successor, request, copy.state())
         if found is None:
             return None
         copy.load(*found)

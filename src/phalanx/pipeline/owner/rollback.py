@@ -63,10 +63,12 @@ class Rollback:
         if not self._docket.plan.guard.keep_steps:
             return self.unverified
         reach = max((self._oldest_copy(stage, new, gone) for stage in new.holders), default=0)
-        heirs = {stage: new.holders[stage] for stage in stages}
+        successors = {stage: new.holders[stage] for stage in stages}
         replayed = [
-            await self._replay.first_bad_step(stage, heir, max(reach, self._since.get((heir, stage), 0)), gone)
-            for stage, heir in heirs.items()
+            await self._replay.first_bad_step(
+                stage, successor, max(reach, self._since.get((successor, stage), 0)), gone
+            )
+            for stage, successor in successors.items()
         ]
         found = [bad for bad in (*replayed, self.unverified) if bad is not None]
         return min(found) if found else None

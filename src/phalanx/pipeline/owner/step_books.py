@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from phalanx.pipeline.owner.async_snapshot import Duplicates
 from phalanx.pipeline.owner.journal_notes import JournalNotes
 from phalanx.pipeline.proof.step_checks import NoteChecks, step_checks
-from phalanx.pipeline.protocol.log_memory import LogWitnesses
+from phalanx.pipeline.protocol.log_memory import LogHeadExchange
 from phalanx.pipeline.protocol.running_costs import BytesByLink
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.telemetry import PhaseTimer
@@ -26,7 +26,7 @@ class StepBooks:
 
     noting: JournalNotes
     duplicates: Duplicates
-    witnesses: LogWitnesses
+    witnesses: LogHeadExchange
     costs: BytesByLink
     timer: PhaseTimer
     note_checks: NoteChecks | None = None

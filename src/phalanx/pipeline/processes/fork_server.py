@@ -1,4 +1,4 @@
-"""A process that has imported what workers need and forks one whenever it is told to: no second start costs imports.
+"""The fork server: a process that has imported what workers need, and forks a worker on each request.
 
 It never computes, opens no connection and starts no thread, so that what it forks inherits no lock in a strange state.
 Its children end with it, and it ends with the owner.
@@ -17,35 +17,35 @@ from pathlib import Path
 
 from phalanx.config import StrictModel
 
-NURSERY = "-"
-"""In the place of a worker file: files come on standard input, one order a line."""
+FORK_SERVER = "-"
+"""Argument in the place of a worker file: files come on standard input, one request a line."""
 
 _PR_SET_NAME = 15
 
 
 class ForkRequest(StrictModel):
-    """Start the worker of a file, or, without one, end it."""
+    """A request to start the worker of a file, or, without one, to end it."""
 
     name: str
     file: str | None = None
     log: str | None = None
 
 
-class News(StrictModel):
-    """A worker was started, or, with a code, has ended."""
+class WorkerEvent(StrictModel):
+    """A report that a worker was started, or, with a code, has ended."""
 
     name: str
     pid: int
     code: int | None = None
 
 
-def can_nurse() -> bool:
-    """Whether this system has what a nursery needs (Linux)."""
+def can_fork() -> bool:
+    """Whether this system has what a fork server needs (Linux)."""
     return sys.platform.startswith("linux") and hasattr(os, "pidfd_open")
 
 
-def await_birth(modules: Collection[str] = ()) -> Path | None:
-    """Serve orders on standard input until it is closed.
+def await_request(modules: Collection[str] = ()) -> Path | None:
+    """Serve requests on standard input until it is closed.
 
     Args:
         modules: Imported first; a module that cannot be imported is left to the worker that needs it.
@@ -53,16 +53,16 @@ def await_birth(modules: Collection[str] = ()) -> Path | None:
     Returns:
         In each forked worker the file that it is to serve; None in this process itself, at the end.
     """
-    # what libraries print must not be taken for news
+    # what libraries print must not be taken for a report
     answers = os.dup(1)
     os.dup2(2, 1)
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    return _Nursery(answers).run()
+    return _RequestLoop(answers).run()
 
 
-class _Nursery:
+class _RequestLoop:
     def __init__(self, answers: int) -> None:
         self._answers = answers
         self._children: dict[int, tuple[str, int]] = {}
@@ -74,18 +74,18 @@ class _Nursery:
         while True:
             for handle, _ in self._poll.poll():
                 if handle != 0:
-                    self._bury(handle)
+                    self._reap(handle)
                     continue
                 received = os.read(0, 2**16)
                 if not received:
                     return None
                 *lines, self._unread = (self._unread + received).split(b"\n")
                 for line in lines:
-                    born = self._obey(ForkRequest.model_validate_json(line))
-                    if born is not None:
-                        return born
+                    forked = self._serve(ForkRequest.model_validate_json(line))
+                    if forked is not None:
+                        return forked
 
-    def _obey(self, order: ForkRequest) -> Path | None:
+    def _serve(self, order: ForkRequest) -> Path | None:
         if order.file is None or order.log is None:
             for handle, (name, _) in self._children.items():
                 if name == order.name:
@@ -100,11 +100,11 @@ class _Nursery:
         handle = os.pidfd_open(pid)
         self._children[handle] = (order.name, pid)
         self._poll.register(handle, select.POLLIN)
-        self._tell(News(name=order.name, pid=pid))
+        self._tell(WorkerEvent(name=order.name, pid=pid))
         return None
 
     def _leave(self, name: str, log: str, parent: str) -> None:
-        """What a newborn worker does first: nothing of the nursery stays open in it."""
+        """Close, in a forked worker, everything that belongs to the fork server."""
         os.setpgid(0, 0)
         for handle in (self._answers, *self._children):
             os.close(handle)
@@ -116,14 +116,14 @@ class _Nursery:
         os.environ["PHALANX_PARENT"] = parent
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
-    def _bury(self, handle: int) -> None:
+    def _reap(self, handle: int) -> None:
         name, pid = self._children.pop(handle)
         self._poll.unregister(handle)
         os.close(handle)
         _, status = os.waitpid(pid, 0)
-        self._tell(News(name=name, pid=pid, code=os.waitstatus_to_exitcode(status)))
+        self._tell(WorkerEvent(name=name, pid=pid, code=os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, news: WorkerEvent) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._answers, news.model_dump_json().encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""The owner's end of a nursery: order workers, hear of their ends, without ever waiting for it."""
+"""The owner's end of a fork server: it requests workers and hears of their ends, without ever waiting for it."""
 
 import contextlib
 import os
@@ -9,26 +9,26 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from phalanx.pipeline.processes.fork_server import NURSERY, ForkRequest, News
+from phalanx.pipeline.processes.fork_server import FORK_SERVER, ForkRequest, WorkerEvent
 
 _GONE = -9
 _PATIENCE_S = 5.0
 
 
 class ForkedWorker:
-    """One worker of a nursery, with what `subprocess.Popen` offers of itself that `LocalWorkers` needs."""
+    """One worker of a fork server, with the methods of `subprocess.Popen` that `LocalWorkers` needs."""
 
-    def __init__(self, nursery: "ForkServer", name: str) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: "ForkServer", name: str) -> None:
+        self._fork_server = fork_server
         self._name = name
 
     def poll(self) -> int | None:
         """Exit code; None while it runs, or is about to."""
-        return self._nursery.code_of(self._name)
+        return self._fork_server.code_of(self._name)
 
     def kill(self) -> None:
         """End it at once."""
-        self._nursery.tell(ForkRequest(name=self._name))
+        self._fork_server.tell(ForkRequest(name=self._name))
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end.
@@ -41,7 +41,7 @@ class ForkedWorker:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired(self._name, timeout or _PATIENCE_S)
-            self._nursery.listen(left)
+            self._fork_server.listen(left)
         return code
 
 
@@ -50,7 +50,7 @@ class ForkServer:
 
     Args:
         command: Module and arguments of a worker, without its file.
-        log: Where the nursery's own output goes.
+        log: Where the server's own output goes.
         threads: Threads of tensor kernels in its workers.
         modules: What it imports beforehand.
     """
@@ -61,7 +61,7 @@ class ForkServer:
         threads_of_kernels = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, "-m", *command, NURSERY],
+                [sys.executable, "-m", *command, FORK_SERVER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -77,11 +77,11 @@ class ForkServer:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes orders."""
+        """Whether it takes requests."""
         return self._process.poll() is None
 
     def start(self, name: str, file: Path, log: Path) -> ForkedWorker:
-        """Order a worker; it runs as soon as the nursery is ready."""
+        """Request a worker; it runs as soon as the server is ready."""
         self._codes[name] = None
         self.tell(ForkRequest(name=name, file=str(file), log=str(log)))
         return ForkedWorker(self, name)
@@ -90,17 +90,17 @@ class ForkServer:
         """Exit code of a worker; None while it runs, or is about to."""
         self.listen(0.0)
         code = self._codes[name]
-        # nobody outlives the nursery
+        # no worker outlives the server
         return _GONE if code is None and not self.is_open else code
 
     def tell(self, order: ForkRequest) -> None:
-        """Give an order; one to a nursery that is gone does nothing."""
+        """Send a request; one to a server that is gone does nothing."""
         if self._process.stdin is not None and self.is_open:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(order.model_dump_json().encode() + b"\n")
 
     def listen(self, timeout_s: float) -> None:
-        """Take all news there are; wait for some at most so long."""
+        """Take all reports there are; wait for one at most `timeout_s`."""
         stdout = self._process.stdout
         while stdout is not None and not stdout.closed and select.select([stdout], [], [], timeout_s)[0]:
             received = os.read(stdout.fileno(), 2**16)
@@ -110,7 +110,7 @@ class ForkServer:
             timeout_s = 0.0
             *lines, self._unread = (self._unread + received).split(b"\n")
             for line in lines:
-                news = News.model_validate_json(line)
+                news = WorkerEvent.model_validate_json(line)
                 self._codes[news.name] = news.code
 
     def close(self) -> None:

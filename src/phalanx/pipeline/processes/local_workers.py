@@ -8,7 +8,7 @@ from pathlib import Path
 
 from phalanx.config import dump_toml
 from phalanx.pipeline.config import WorkerConfig
-from phalanx.pipeline.processes.fork_server import can_nurse
+from phalanx.pipeline.processes.fork_server import can_fork
 from phalanx.pipeline.processes.fork_server_client import ForkedWorker, ForkServer
 
 _SECONDS_TO_END = 5.0
@@ -43,7 +43,7 @@ class LocalWorkers:
         self._command = command
         self._others = others or {}
         self._processes: dict[str, _Process] = {}
-        self._nursery: ForkServer | None = None
+        self._fork_server: ForkServer | None = None
 
     def start(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Start one process per worker file; their output goes to ``NAME.log``."""
@@ -52,8 +52,8 @@ class LocalWorkers:
             path, log = self._directory / f"{name}.toml", self._directory / f"{name}.log"
             path.write_text(dump_toml(config), encoding="utf-8")
             command = self._others.get(name)
-            if command is None and self._nursery is not None and self._nursery.is_open:
-                self._processes[name] = self._nursery.start(name, path.resolve(), log.resolve())
+            if command is None and self._fork_server is not None and self._fork_server.is_open:
+                self._processes[name] = self._fork_server.start(name, path.resolve(), log.resolve())
             else:
                 self._processes[name] = self._start_anew(command or self._command, path, log, config.threads)
 
@@ -69,16 +69,16 @@ class LocalWorkers:
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "PHALANX_PARENT": str(os.getpid())},
             )
 
-    def keep_nursery(self, threads: int) -> None:
-        """Have a process beside the run from which later workers are forked, with everything imported (Linux only).
+    def start_fork_server(self, threads: int) -> None:
+        """Start a fork server beside the run, from which later workers are forked, with all imports done (Linux only).
 
         Args:
             threads: Threads of tensor kernels in those workers.
         """
-        if self._nursery is None and can_nurse():
+        if self._fork_server is None and can_fork():
             modules = [name for name in sys.modules if name.startswith(_WORTH_IMPORTING)]
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._nursery = ForkServer(self._command, self._directory / "nursery.log", threads, modules)
+            self._fork_server = ForkServer(self._command, self._directory / "fork_server.log", threads, modules)
 
     def is_alive(self, name: str) -> bool:
         """Whether a local worker still runs; a worker that is not local counts as alive."""
@@ -92,7 +92,7 @@ class LocalWorkers:
             process.kill()
             process.wait(_SECONDS_TO_END)
 
-    def last_words(self, name: str) -> str:
+    def last_output(self, name: str) -> str:
         """The last line of a worker's log, for an error message."""
         path = self._directory / f"{name}.log"
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
@@ -106,12 +106,12 @@ class LocalWorkers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(_SECONDS_TO_END)
-        self._close_nursery()
+        self._close_fork_server()
 
-    def _close_nursery(self) -> None:
-        if self._nursery is not None:
-            self._nursery.close()
-            self._nursery = None
+    def _close_fork_server(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
 
     def __enter__(self) -> "LocalWorkers":
         return self
@@ -119,4 +119,4 @@ class LocalWorkers:
     def __exit__(self, *_: object) -> None:
         for name in self._processes:
             self.dismiss(name)
-        self._close_nursery()
+        self._close_fork_server()

@@ -24,7 +24,7 @@ _WAY_OUT = (
 )
 
 
-class LogWitnesses:
+class LogHeadExchange:
     """The owner's side: the head of its audit log that workers are told, and a check of the heads that they remember.
 
     Args:

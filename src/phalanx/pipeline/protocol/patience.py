@@ -89,7 +89,7 @@ class Patience:
         """Whether the present gap is longer than any limit, where honest ones are not known: while roles change."""
         return self.clock.now() - self._since > _HONEST_TIMES * self.patience_s
 
-    def is_time_to_knock(self) -> bool:
+    def is_time_to_probe(self) -> bool:
         """Whether a third of the limit has gone by; true once in a gap."""
         if self._has_knocked or self.clock.now() - self._since <= _KNOCK_SHARE * self.limit_s:
             return False

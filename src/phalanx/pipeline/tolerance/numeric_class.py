@@ -69,7 +69,7 @@ def local_numeric_class(device: str, layout: PartyLayout | None = None) -> Numer
 
 
 def _shown(text: str) -> str:
-    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)[:200]
+    return "".join(outgoing if " " <= outgoing <= "~" else "?" for outgoing in text)[:200]
 
 
 def _cpu_model() -> str:

@@ -109,7 +109,7 @@ class Party:
         elif message.epoch > self.roles.epoch:
             self._keep_for_later(received)
         elif message.epoch == self.roles.epoch and not isinstance(message, ProgressReport):
-            # the answer to a knock says no more than that it came over its link
+            # the answer to a probe says no more than that it came over its link
             self._dispatch(received)
 
     def _dispatch(self, received: ReceivedMessage) -> None:

@@ -16,7 +16,7 @@ from phalanx.pipeline.assignment.budget import Sample, allowance_of
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.plan import StepPlan, parse_plan
 from phalanx.pipeline.processes.allocator import keep_freed_memory
-from phalanx.pipeline.processes.fork_server import NURSERY, await_birth
+from phalanx.pipeline.processes.fork_server import FORK_SERVER, await_request
 from phalanx.pipeline.processes.own_memory import own_rooms
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
 from phalanx.pipeline.protocol.log_memory import LogMemory
@@ -322,19 +322,19 @@ def _leaving_on_sigterm(leave: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
-def born_file(file: Path) -> Path | None:
+def requested_file(file: Path) -> Path | None:
     """Return the worker file of this process: the given one, or in a process of the fork server the requested one.
 
     Returns:
         None in the fork server itself, when its owner needs it no more.
     """
-    if str(file) != NURSERY:
+    if str(file) != FORK_SERVER:
         return file
-    born = await_birth([name for name in os.environ.get("PHALANX_PRELOAD", "").split(",") if name])
-    if born is not None:
-        # a child of the nursery has that for its parent, and the kernel forgets over a fork what was asked of it
+    forked = await_request([name for name in os.environ.get("PHALANX_PRELOAD", "").split(",") if name])
+    if forked is not None:
+        # a child of the fork server has that for its parent, and the kernel forgets over a fork what was asked of it
         die_with_parent()
-    return born
+    return forked
 
 
 def die_with_parent() -> None:

@@ -24,8 +24,8 @@ from phalanx.security.crypto.identity import (
     certified_name,
     check_party_name,
     check_session_name,
-    life_of,
-    name_in_life,
+    incarnation_of,
+    name_of_incarnation,
 )
 from phalanx.security.crypto.pki import LOCAL_HOSTS, create_authority, issue, load_authority, load_identity
 
@@ -48,13 +48,13 @@ __all__ = [
     "digest_hex",
     "digest_one_by_one",
     "in_domain",
+    "incarnation_of",
     "issue",
-    "life_of",
     "load_authority",
     "load_identity",
     "locked",
     "make_private_directory",
-    "name_in_life",
+    "name_of_incarnation",
     "parse_canonical",
     "peer_from_certificate",
     "read_number",

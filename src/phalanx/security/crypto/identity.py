@@ -29,14 +29,14 @@ def check_party_name(name: str) -> str:
 
 
 def check_session_name(name: str) -> str:
-    """Return a party's name in a session unchanged: its certificate's name, with a number from its second life on.
+    """Return a party's name in a session unchanged: its certificate's name, numbered from its second incarnation on.
 
     Raises:
         CertificateError: It is neither.
     """
     certified = certified_name(name)
     if name != certified and _LATER_LIFE.fullmatch(name[len(certified) :]) is None:
-        raise CertificateError(f"party name {name[:80]!r}: expected NAME, or NAME.N for its life number N from 2 on")
+        raise CertificateError(f"party name {name[:80]!r}: expected NAME, or NAME.N for its incarnation N from 2 on")
     check_party_name(certified)
     return name
 
@@ -46,14 +46,14 @@ def certified_name(name: str) -> str:
     return name.partition(".")[0]
 
 
-def life_of(name: str) -> int:
+def incarnation_of(name: str) -> int:
     """Return the number of the incarnation that a name in a session stands for, from 1."""
     return int(name.partition(".")[2] or 1)
 
 
-def name_in_life(certified: str, life: int) -> str:
+def name_of_incarnation(certified: str, number: int) -> str:
     """Return the name in a session of an incarnation of a certified party, from 1."""
-    return certified if life == 1 else f"{certified}.{life}"
+    return certified if number == 1 else f"{certified}.{number}"
 
 
 @dataclass(frozen=True)
@@ -159,5 +159,7 @@ class Identity:
 
 def _of_same_certificate(own: str, name: str) -> str:
     if certified_name(check_session_name(name)) != certified_name(own):
-        raise CertificateError(f"{name!r}: expected {certified_name(own)!r}, or that with the number of a later life")
+        raise CertificateError(
+            f"{name!r}: expected {certified_name(own)!r}, or that with the number of a later incarnation"
+        )
     return name

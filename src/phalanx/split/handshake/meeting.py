@@ -39,7 +39,7 @@ ROLE = "enclave"
 
 
 @dataclass(frozen=True)
-class Occasion:
+class HandshakeTerms:
     """The facts on which both sides of a handshake must agree.
 
     Attributes:
@@ -75,13 +75,13 @@ def attested_keys(peer: Peer, certificate_pem: bytes = b"") -> bytes:
     return hashlib.sha256(in_domain("enclave-keys/1", peer.public_key + spki)).digest()
 
 
-class Doorkeeper:
+class EnclaveHandshake:
     """The enclave's side of the handshake.
 
     Args:
         identity: The enclave.
         attester: Makes its evidence.
-        occasion: The facts to agree on.
+        terms_of_run: The facts to agree on.
         epochs: Raised at every handshake.
         clients: The clients of the run.
     """
@@ -90,11 +90,11 @@ class Doorkeeper:
         self,
         identity: Identity,
         attester: Attester,
-        occasion: Occasion,
+        terms_of_run: HandshakeTerms,
         epochs: EpochSource,
         clients: Mapping[str, Peer],
     ) -> None:
-        self._identity, self._attester, self._occasion = identity, attester, occasion
+        self._identity, self._attester, self._terms = identity, attester, terms_of_run
         self._epochs, self._clients = epochs, clients
         self._nonces: dict[str, bytes] = {}
 
@@ -107,7 +107,7 @@ class Doorkeeper:
         if client not in self._clients:
             raise PeerRefusedError(f"{client}: is no client of this run")
         try:
-            binding = self._occasion.binding(nonce)
+            binding = self._terms.binding(nonce)
         except ValueError as exc:
             raise PeerRefusedError(f"{client}: {exc}") from exc
         self._nonces[client] = nonce
@@ -124,18 +124,18 @@ class Doorkeeper:
         nonce, peer = self._nonces.pop(client, None), self._clients.get(client)
         if nonce is None or peer is None:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, f"{client}: was given no evidence; ask for it first")
-        read_token(token, peer, self._occasion.binding(nonce), steady_now())
-        terms = self._occasion.terms(client, token)
+        read_token(token, peer, self._terms.binding(nonce), steady_now())
+        terms = self._terms.terms(client, token)
         reply, channel = answer(hello, terms, self._identity, self._epochs, peer)
         return reply, SealedLink(channel, self._identity)
 
 
-class Caller:
+class ClientHandshake:
     """The client's side of the handshake.
 
     Args:
         identity: The client.
-        occasion: What it means.
+        terms_of_run: The facts to agree on.
         epochs: Raised at every meeting.
         policy: Reads what is accepted now.
 
@@ -144,10 +144,10 @@ class Caller:
     """
 
     def __init__(
-        self, identity: Identity, occasion: Occasion, epochs: EpochSource, policy: Callable[[], Policy]
+        self, identity: Identity, terms_of_run: HandshakeTerms, epochs: EpochSource, policy: Callable[[], Policy]
     ) -> None:
         self.result: AppraisalResult | None = None
-        self._identity, self._occasion, self._epochs, self._policy = identity, occasion, epochs, policy
+        self._identity, self._terms, self._epochs, self._policy = identity, terms_of_run, epochs, policy
         self._asked: tuple[Verifier, bytes] | None = None
         self._offer: Offer | None = None
 
@@ -167,7 +167,7 @@ class Caller:
         if self._asked is None:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, "evidence came that nobody asked for")
         (verifier, nonce), self._asked = self._asked, None
-        self.result = verifier.appraise(parse_evidence(evidence), self._occasion.binding(nonce), steady_now())
+        self.result = verifier.appraise(parse_evidence(evidence), self._terms.binding(nonce), steady_now())
         return self.result
 
     def hello(self) -> tuple[bytes, bytes]:
@@ -180,7 +180,7 @@ class Caller:
         if self.result is None:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, "nothing was appraised, so no key is agreed on")
         token = issue_token(self.result, self._identity, steady_now())
-        self._offer = Offer(self._occasion.terms(self._identity.name, token), self._identity, self._epochs)
+        self._offer = Offer(self._terms.terms(self._identity.name, token), self._identity, self._epochs)
         return token, self._offer.hello
 
     def accept(self, reply: bytes) -> SealedLink:
@@ -193,7 +193,7 @@ class Caller:
         if self._offer is None:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, "a reply came to no hello")
         offer, self._offer = self._offer, None
-        return SealedLink(offer.accept(reply, self._occasion.enclave), self._identity)
+        return SealedLink(offer.accept(reply, self._terms.enclave), self._identity)
 
     def check_still_accepted(self) -> None:
         """Compare what was appraised with the policy as it is now.

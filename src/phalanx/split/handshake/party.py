@@ -10,7 +10,7 @@ from phalanx.security.tee import AppraisalResult
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.connection import Connection
 from phalanx.split.channel.link import FrameLink, PlainLink
-from phalanx.split.handshake.meeting import Caller
+from phalanx.split.handshake.meeting import ClientHandshake
 
 
 class EnclavePeer:
@@ -19,7 +19,7 @@ class EnclavePeer:
     Args:
         identity: The party.
         line: To the enclave.
-        caller: Appraises the enclave; None in a plaintext split, which has no appraisal.
+        handshake: Appraises the enclave; None in a plaintext split, which has no appraisal.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -29,10 +29,14 @@ class EnclavePeer:
     """
 
     def __init__(
-        self, identity: Identity, line: Connection, caller: Caller | None, clock: Callable[[], float] = time.monotonic
+        self,
+        identity: Identity,
+        line: Connection,
+        handshake: ClientHandshake | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.line = identity.name, line
-        self._identity, self._caller, self._clock = identity, caller, clock
+        self._identity, self._handshake, self._clock = identity, handshake, clock
         self.meeting_s = 0.0
         self._link: FrameLink | None = None
         self._appraised_at = clock()
@@ -51,24 +55,24 @@ class EnclavePeer:
     @property
     def appraisal(self) -> AppraisalResult | None:
         """What the latest evidence proved; None in a plaintext split."""
-        return None if self._caller is None else self._caller.result
+        return None if self._handshake is None else self._handshake.result
 
     def meet(self) -> None:
         """Appraise the enclave, and agree on keys with what was appraised.
 
         Raises:
             RefusedEvidenceError: Its evidence does not pass.
-            PhalanxError: As `Connection.ask` and `Caller.accept`.
+            PhalanxError: As `Connection.ask` and `ClientHandshake.accept`.
         """
-        if self._caller is None:
+        if self._handshake is None:
             self.line.ask(say.Call(token_bytes=0), say.Welcome)
             self._link = PlainLink()
             return
         self.appraise_again()
         started = time.thread_time()
-        token, hello = self._caller.hello()
+        token, hello = self._handshake.hello()
         _, reply = self.line.ask(say.Call(token_bytes=len(token)), say.Welcome, (token, hello))
-        self._link = self._caller.accept(bytes(reply))
+        self._link = self._handshake.accept(bytes(reply))
         self.meeting_s += time.thread_time() - started
 
     def appraise_again(self) -> None:
@@ -77,11 +81,11 @@ class EnclavePeer:
         Raises:
             RefusedEvidenceError: It does not pass: nothing more is sent to this enclave.
         """
-        if self._caller is None:
+        if self._handshake is None:
             return
         started = time.thread_time()
-        _, evidence = self.line.ask(say.EvidenceRequest(nonce=self._caller.ask().hex()), say.EvidenceReply)
-        self._caller.judge(bytes(evidence))
+        _, evidence = self.line.ask(say.EvidenceRequest(nonce=self._handshake.ask().hex()), say.EvidenceReply)
+        self._handshake.judge(bytes(evidence))
         self._appraised_at = self._clock()
         self.meeting_s += time.thread_time() - started
 
@@ -95,10 +99,10 @@ class EnclavePeer:
         Raises:
             RefusedEvidenceError: It is not accepted any more.
         """
-        if self._caller is None:
+        if self._handshake is None:
             return
         started = time.thread_time()
-        self._caller.check_still_accepted()
+        self._handshake.check_still_accepted()
         self.meeting_s += time.thread_time() - started
         if now or (every_s and self._clock() - self._appraised_at >= every_s):
             self.appraise_again()

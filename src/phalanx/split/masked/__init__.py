@@ -1,7 +1,7 @@
 """Masked offload of a model's frozen linear layers; torch loads with the first name that needs it.
 
 WorkerPort <- SimulatedWorker, RemoteWorker     workers that multiply
-MaskedDesk on PadSources                        masks, asks, checks, unmasks
+MaskingClient on PadSources                     masks, asks, checks, unmasks
 MaskedLinear, mask_linears                      layers of a model with products from such a client
 """
 
@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from phalanx.split.masked.config import OWNER, MaskedConfig, MaskedWorkerConfig
-from phalanx.split.masked.idle import IdlePads, open_desk
-from phalanx.split.masked.offload_client import MaskedDesk, OffloadClient
+from phalanx.split.masked.idle import IdlePads, open_masking_client
+from phalanx.split.masked.offload_client import MaskingClient, OffloadClient
 from phalanx.split.masked.pad_sources import PadSources, ledger_pads, pad_sources, process_pads, system_pads
 from phalanx.split.masked.port import SimulatedWorker, WorkerPort
 from phalanx.split.masked.process import LocalMaskedWorkers, end_with_parent
@@ -25,9 +25,9 @@ __all__ = [
     "IdlePads",
     "LocalMaskedWorkers",
     "MaskedConfig",
-    "MaskedDesk",
     "MaskedLinear",
     "MaskedWorkerConfig",
+    "MaskingClient",
     "Multiplier",
     "OffloadClient",
     "PadSources",
@@ -37,7 +37,7 @@ __all__ = [
     "end_with_parent",
     "ledger_pads",
     "mask_linears",
-    "open_desk",
+    "open_masking_client",
     "pad_sources",
     "process_pads",
     "remote_workers",

@@ -9,7 +9,7 @@ from typing import Self
 from phalanx.errors import PhalanxError
 from phalanx.security.crypto import MonotonicCounter
 from phalanx.split.masked.config import MaskedConfig
-from phalanx.split.masked.offload_client import MaskedDesk
+from phalanx.split.masked.offload_client import MaskingClient
 from phalanx.split.masked.pad_sources import pad_sources
 from phalanx.split.masked.port import WorkerPort
 
@@ -24,12 +24,12 @@ class IdlePads:
     nothing from it but the processor. With a second worker the thread only draws pads and waits for answers.
 
     Args:
-        desk: The client with the pools.
+        offload: The client with the pools.
         reserve: Pads to have ready for each product.
     """
 
-    def __init__(self, desk: MaskedDesk, reserve: int) -> None:
-        self._desk, self._reserve = desk, reserve
+    def __init__(self, offload: MaskingClient, reserve: int) -> None:
+        self._offload, self._reserve = offload, reserve
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="idle-pads", daemon=True)
         self.full = threading.Event()
@@ -53,8 +53,8 @@ class IdlePads:
         try:
             self._fill()
             while not self._is_over.is_set():
-                if self._desk.pads_wanted.wait(_LOOK_EVERY_S):
-                    self._desk.pads_wanted.clear()
+                if self._offload.pads_wanted.wait(_LOOK_EVERY_S):
+                    self._offload.pads_wanted.clear()
                     self.full.clear()
                     self._fill()
         except PhalanxError as exc:
@@ -67,18 +67,18 @@ class IdlePads:
         for count in range(1, self._reserve + 1):
             if self._is_over.is_set():
                 return
-            self._desk.fill(count)
+            self._offload.fill(count)
         self.full.set()
 
 
 @contextlib.contextmanager
-def open_desk(
+def open_masking_client(
     config: MaskedConfig,
     run: str,
     worker: WorkerPort,
     second: WorkerPort | None = None,
     counter: MonotonicCounter | None = None,
-) -> Iterator[MaskedDesk]:
+) -> Iterator[MaskingClient]:
     """Give the offload client that a config asks for, with a thread that fills its pools.
 
     Args:
@@ -92,6 +92,6 @@ def open_desk(
         ConfigError: Config and workers contradict each other.
         PadError: The counter fails.
     """
-    desk = MaskedDesk(worker, pad_sources(config, run, counter), config, second)
-    with IdlePads(desk, config.reserve):
-        yield desk
+    offload = MaskingClient(worker, pad_sources(config, run, counter), config, second)
+    with IdlePads(offload, config.reserve):
+        yield offload

@@ -26,7 +26,7 @@ class MaskedLinear(nn.Module):
     Args:
         layer: The layer that it replaces.
         name: Of the layer at the client.
-        desk: The offload client.
+        offload: The offload client.
 
     Raises:
         ModelError: It is no linear layer, its weight is trained, or still on the meta device.
@@ -38,15 +38,15 @@ class MaskedLinear(nn.Module):
         output depends on the input alone, bit for bit, whatever the pads were.
     """
 
-    def __init__(self, layer: nn.Module, name: str, desk: OffloadClient) -> None:
+    def __init__(self, layer: nn.Module, name: str, offload: OffloadClient) -> None:
         super().__init__()
         weight = _frozen_weight(layer, name)
         self.in_features, self.out_features = int(weight.shape[0]), int(weight.shape[1])
         bias = layer.bias
         self.bias = bias if isinstance(bias, nn.Parameter) else None
-        self._desk = desk
+        self._offload = offload
         self._forward, self._backward = ProductMessage(name, "forward"), ProductMessage(name, "backward")
-        desk.add(name, weight.float().contiguous().numpy())
+        offload.add(name, weight.float().contiguous().numpy())
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute ``x @ W + bias``, ``[..., out_features]`` for ``[..., in_features]``, in the dtype of `x`.
@@ -60,7 +60,7 @@ class MaskedLinear(nn.Module):
         """
         if x.shape[-1] != self.in_features:
             raise ModelError(f"{self._forward.layer}: got {x.shape[-1]} features, expected {self.in_features}")
-        y: Tensor = _MaskedProduct.apply(x, self._desk, self._forward, self._backward)  # type: ignore[no-untyped-call]
+        y: Tensor = _MaskedProduct.apply(x, self._offload, self._forward, self._backward)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
@@ -68,7 +68,7 @@ class MaskedLinear(nn.Module):
         return f"{self._forward.layer}, in_features={self.in_features}, out_features={self.out_features}"
 
 
-def mask_linears(module: nn.Module, desk: OffloadClient, names: Sequence[str] | None = None) -> list[str]:
+def mask_linears(module: nn.Module, offload: OffloadClient, names: Sequence[str] | None = None) -> list[str]:
     """Put masked layers in the place of a module's frozen linear ones, those inside of LoRA layers included.
 
     Adapters, and every other layer with a trained weight, stay as they are and are computed here; so do attention
@@ -76,7 +76,7 @@ def mask_linears(module: nn.Module, desk: OffloadClient, names: Sequence[str] | 
 
     Args:
         module: Built and filled; changed in place.
-        desk: The offload client that makes the products.
+        offload: The offload client that makes the products.
         names: Of the layers to replace, without the ``base_layer`` of adapters; left out, all that can be.
 
     Returns:
@@ -102,7 +102,7 @@ def mask_linears(module: nn.Module, desk: OffloadClient, names: Sequence[str] | 
         _frozen_weight(found[name][0], name)
     for name in wanted:
         place = found[name]
-        masked = MaskedLinear(place[0], name, desk).train(place[0].training)
+        masked = MaskedLinear(place[0], name, offload).train(place[0].training)
         for parent, leaf in place[1]:
             parent.add_module(leaf, masked)
     return wanted
@@ -112,19 +112,21 @@ class _MaskedProduct(torch.autograd.Function):
     """``x @ W`` forward and ``dy @ W^T`` backward; the gradient of W does not exist."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, desk: OffloadClient, forward: ProductMessage, backward: ProductMessage) -> Tensor:
-        ctx.desk, ctx.backward_product = desk, backward
-        return _multiply(desk, forward, x)
+    def forward(
+        ctx: Any, x: Tensor, offload: OffloadClient, forward: ProductMessage, backward: ProductMessage
+    ) -> Tensor:
+        ctx.offload, ctx.backward_product = offload, backward
+        return _multiply(offload, forward, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _multiply(ctx.desk, ctx.backward_product, gradient), None, None, None
+        return _multiply(ctx.offload, ctx.backward_product, gradient), None, None, None
 
 
-def _multiply(desk: OffloadClient, product: ProductMessage, x: Tensor) -> Tensor:
+def _multiply(offload: OffloadClient, product: ProductMessage, x: Tensor) -> Tensor:
     rows = x.detach().reshape(-1, x.shape[-1]).to("cpu", torch.float32).contiguous()
-    y = torch.from_numpy(desk.multiply(product, rows.numpy()))
+    y = torch.from_numpy(offload.multiply(product, rows.numpy()))
     return y.reshape(*x.shape[:-1], y.shape[-1]).to(x.device, x.dtype)
 
 

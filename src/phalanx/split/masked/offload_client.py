@@ -48,7 +48,7 @@ class OffloadClient(Protocol):
         ...
 
 
-class MaskedDesk:
+class MaskingClient:
     """An offload client that masks, asks, checks and unmasks. Several threads may use it.
 
     Args:
@@ -100,7 +100,7 @@ class MaskedDesk:
         """
         made = masked_linear(layer, weight, self._rows(weight), self._pads, self._config.bound)
         if made.forward.product in self._sides:
-            raise ConfigError(f"{layer}: is at this desk already; give each module a name of its own")
+            raise ConfigError(f"{layer}: is at this client already; give each module a name of its own")
         for side in (made.forward, made.backward):
             for worker in (self._worker, self._second):
                 if worker is not None:
@@ -152,7 +152,7 @@ class MaskedDesk:
 
     def _side(self, product: ProductMessage) -> MaskedProduct:
         if product not in self._sides:
-            raise ConfigError(f"{product}: is not at this desk; add its layer first")
+            raise ConfigError(f"{product}: is not at this client; add its layer first")
         return self._sides[product]
 
     def _rows(self, weight: Reals) -> int:

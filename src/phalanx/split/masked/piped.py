@@ -14,7 +14,7 @@ from phalanx.errors import FrameError, PeerLostError
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.security.mask import MaskedWorker
 from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
-from phalanx.split.masked.mail import Mail
+from phalanx.split.masked.answers import AnswerSorter
 from phalanx.split.masked.messages import END
 from phalanx.split.masked.remote import RemoteWorker
 from phalanx.split.masked.serving import ProductService
@@ -101,9 +101,9 @@ def piped_workers(
         endpoint = stack.enter_context(Endpoint(identity, {}, session, PipeWires(identity.name, pipes), transport))
         for name, pem in certificates.items():
             endpoint.add_peer(peer_from_certificate(pem.encode("ascii"), identity.authority_pem, where=name))
-        mail = Mail(endpoint)
-        stack.callback(mail.close)
-        yield {name: RemoteWorker(name, endpoint, mail, transport, pipes[name].is_open) for name in ends}
+        answers = AnswerSorter(endpoint)
+        stack.callback(answers.close)
+        yield {name: RemoteWorker(name, endpoint, answers, transport, pipes[name].is_open) for name in ends}
         # a worker that is gone by now need not be told
         with contextlib.suppress(PeerLostError):
             for name in ends:

@@ -70,7 +70,7 @@ class LocalMaskedWorkers:
         """The process of a worker."""
         return self._processes[name].pid
 
-    def last_words(self, name: str) -> str:
+    def last_output(self, name: str) -> str:
         """Return the last line of a worker's log, for an error message."""
         path = self._directory / f"{name}.log"
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []

@@ -13,7 +13,7 @@ from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import Identity
 from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.security.mask.pads import MOST_ELEMENTS
-from phalanx.split.masked.mail import Mail
+from phalanx.split.masked.answers import AnswerSorter
 from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send, write_masked
 from phalanx.split.masked.process import LocalMaskedWorkers
 from phalanx.transport import Endpoint, GrpcWire, TransportConfig
@@ -30,7 +30,7 @@ class RemoteWorker:
     Args:
         name: Party name of the worker.
         endpoint: The trusted side's.
-        mail: Receives from that endpoint.
+        answers: Receives from that endpoint.
         limits: Deadlines and bounds.
         is_alive: Whether its process still runs, as far as that is known here.
     """
@@ -39,12 +39,12 @@ class RemoteWorker:
         self,
         name: str,
         endpoint: Endpoint,
-        mail: Mail,
+        answers: AnswerSorter,
         limits: TransportConfig,
         is_alive: Callable[[], bool] | None = None,
     ) -> None:
         self.name, self.most_numbers = name, min(MOST_ELEMENTS, (limits.max_frame_bytes - _HEADER_BYTES) // 4)
-        self._endpoint, self._mail, self._limits = endpoint, mail, limits
+        self._endpoint, self._answers, self._limits = endpoint, answers, limits
         self._is_alive = is_alive or _seems_alive
 
     @property
@@ -69,11 +69,11 @@ class RemoteWorker:
             FrameError: A request is larger than a frame, or an answer is malformed.
             PeerLostError: The worker is gone or silent.
         """
-        self._mail.expect(self.name, requests)
+        self._answers.expect(self.name, requests)
         for request in requests:
             body, payload = write_masked(request)
             send(self._endpoint, self.name, MULTIPLY, body, [payload])
-        answers = self._mail.collect(self.name, requests, self._limits.timeout_s, self._is_alive)
+        answers = self._answers.collect(self.name, requests, self._limits.timeout_s, self._is_alive)
         for request, answer in zip(requests, answers, strict=True):
             if len(answer.values) != len(request.values):
                 raise FrameError(
@@ -116,9 +116,9 @@ def remote_workers(
             processes.start(names, wire.address, identity.name)
         for name in names:
             _let_in(name, wire, endpoint, processes)
-        mail = Mail(endpoint)
-        stack.callback(mail.close)
-        yield {name: RemoteWorker(name, endpoint, mail, transport, _watch(name, processes)) for name in names}
+        answers = AnswerSorter(endpoint)
+        stack.callback(answers.close)
+        yield {name: RemoteWorker(name, endpoint, answers, transport, _watch(name, processes)) for name in names}
         # a worker that is gone by now need not be told
         with contextlib.suppress(TransportError):
             for name in names:
@@ -141,7 +141,7 @@ def _let_in(name: str, wire: GrpcWire, endpoint: Endpoint, processes: LocalMaske
     deadline = time.monotonic() + _JOIN_TIMEOUT_S
     while (joined := wire.wait_joined(name, _LOOK_EVERY_S)) is None:
         if processes is not None and not processes.is_alive(name):
-            raise PeerLostError(f"{name}: ended before it joined: {processes.last_words(name)}")
+            raise PeerLostError(f"{name}: ended before it joined: {processes.last_output(name)}")
         if time.monotonic() > deadline:
             raise PeerLostError(f"{name}: did not join within {_JOIN_TIMEOUT_S:g} s; start it with its worker file")
     endpoint.add_peer(joined.peer, joined.address)

@@ -60,7 +60,7 @@ class LocalEnclave:
         if self._process is None or (code := self._process.poll()) is None:
             return
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise PeerLostError(f"the enclave ended with {how}: {self._last_words()}; go on with --resume")
+        raise PeerLostError(f"the enclave ended with {how}: {self._last_output()}; go on with --resume")
 
     def close(self) -> None:
         """Give the enclave, which has been told to end, a moment; then kill it."""
@@ -84,6 +84,6 @@ class LocalEnclave:
             self._process.kill()
             self._process.wait(_SECONDS_TO_END)
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return " | ".join(lines[-_LAST_LINES:]) or "(no output)"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx.models import StageModule
 from phalanx.security.crypto import Identity
-from phalanx.split.masked import LocalMaskedWorkers, RemoteWorker, mask_linears, open_desk, remote_workers
+from phalanx.split.masked import LocalMaskedWorkers, RemoteWorker, mask_linears, open_masking_client, remote_workers
 from phalanx.split.masked.piped import piped_workers
 from phalanx.split.processes.enclave_file import EnclaveConfig
 
@@ -51,8 +51,8 @@ def offloaded(
         workers = stack.enter_context(found)
         first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
         masked = split.masked.for_tokens(config.rows * config.seq)
-        desk = stack.enter_context(open_desk(masked, config.run, first, second))
-        yield lambda back: mask_linears(back, desk)
+        offload = stack.enter_context(open_masking_client(masked, config.run, first, second))
+        yield lambda back: mask_linears(back, offload)
 
 
 def masked_session(session: str) -> str:

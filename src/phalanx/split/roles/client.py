@@ -28,7 +28,7 @@ def microbatches_of(client: str, microbatches: int, clients: Sequence[str]) -> l
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedMicrobatch:
     """One microbatch as it leaves a client.
 
     Attributes:
@@ -78,7 +78,7 @@ class SplitClient:
         self.name, self.link = name, link
         self._front, self._kinds = front, kinds
 
-    def pack(self, what: What, step: int, microbatch: int, ids: Tensor, labels: Tensor) -> Parcel:
+    def pack(self, what: What, step: int, microbatch: int, ids: Tensor, labels: Tensor) -> PackedMicrobatch:
         """Run the front on ids ``[rows, seq]`` and make the frames of what leaves; send them in order, repeat at will.
 
         Raises:
@@ -89,7 +89,7 @@ class SplitClient:
             self.link.pack(self._kinds.cut(what, rows), step, microbatch, hidden),
             self.link.pack(self._kinds.labels(what, rows), step, microbatch, labels.contiguous()),
         )
-        return Parcel(what, step, microbatch, rows, frames)
+        return PackedMicrobatch(what, step, microbatch, rows, frames)
 
     def read(self, frame: Frame, what: What, step: int, microbatch: int, count: int) -> Feedback:
         """Open what came back for `count` microbatches, the last of which is `microbatch`.

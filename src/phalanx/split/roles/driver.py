@@ -215,9 +215,9 @@ class SplitDriver:
     def _send(self, what: What, step: int, number: int, name: str, ids: Tensor, labels: Tensor) -> None:
         side = self._sides[name]
         with self.timer.phase("front"):
-            parcel = side.pack(what, step, number, ids, labels)
+            packed = side.pack(what, step, number, ids, labels)
         with self.timer.phase("send"):
-            self._sending[name].send(say.Upload(what=what, microbatch=number, rows=parcel.rows), parcel.frames)
+            self._sending[name].send(say.Upload(what=what, microbatch=number, rows=packed.rows), packed.frames)
 
     def _told(self, party: EnclavePeer, read: Callable[[memoryview], _Read]) -> _Read:
         """What the enclave says of a party's microbatches; a reply that does not open is asked for again."""

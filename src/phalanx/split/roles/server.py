@@ -21,7 +21,7 @@ from phalanx.split.channel.packed import PackedFrame, post
 from phalanx.split.channel.resend_window import ReceiveWindow
 from phalanx.split.channel.tensor_kinds import TensorKinds
 from phalanx.split.config import ENCLAVE
-from phalanx.split.handshake.meeting import Doorkeeper, Occasion, attested_keys
+from phalanx.split.handshake.meeting import EnclaveHandshake, HandshakeTerms, attested_keys
 from phalanx.split.hardware.state import StateKeeper
 from phalanx.split.hardware.tier import open_epochs, open_tier
 from phalanx.split.processes.enclave_file import OWNER, EnclaveConfig
@@ -104,11 +104,11 @@ class EnclaveServer:
         tier = self._tier = open_tier(split, directory, identity)
         self._keeper = StateKeeper(tier.key, config.run, tier.counter("sealed"), tier.counter("settled"))
         keys = attested_keys(identity.public, identity.certificate_pem)
-        occasion = Occasion(
+        terms_of_run = HandshakeTerms(
             config.session, bytes.fromhex(config.config_digest), identity.public, keys, split.chunk_bytes
         )
         epochs = open_epochs(directory, tier.counter("epoch"))
-        self._door = Doorkeeper(identity, tier.attester, occasion, epochs, endpoint.peers)
+        self._handshake = EnclaveHandshake(identity, tier.attester, terms_of_run, epochs, endpoint.peers)
         if config.model.adapter is None:
             raise FrameError("model.adapter: missing; the back part of a split trains adapters")
         back = build_back(
@@ -174,7 +174,7 @@ class EnclaveServer:
 
     def _prove(self, sender: str, message: say.EvidenceRequest, item: CheckedFrame) -> None:
         with self._meeting.measure("meeting"):
-            evidence = self._door.evidence(sender, bytes.fromhex(message.nonce))
+            evidence = self._handshake.evidence(sender, bytes.fromhex(message.nonce))
         self._post(sender, say.EvidenceReply(), evidence)
 
     def _admit(self, sender: str, message: say.Call, item: CheckedFrame) -> None:
@@ -183,7 +183,7 @@ class EnclaveServer:
         if self._config.split.mode != "plaintext":
             token, hello = bytes(item.payload[: message.token_bytes]), bytes(item.payload[message.token_bytes :])
             with self._meeting.measure("meeting"):
-                reply, link = self._door.admit(sender, token, hello)
+                reply, link = self._handshake.admit(sender, token, hello)
         if sender == OWNER:
             self._owner_link = link
         else:

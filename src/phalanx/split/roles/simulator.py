@@ -20,9 +20,9 @@ from phalanx.split.channel.link import REFUSALS, FrameLink, PlainLink
 from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.channel.tensor_kinds import TensorKinds, What
 from phalanx.split.config import ENCLAVE, SplitConfig
-from phalanx.split.handshake.meeting import Caller, Doorkeeper, Occasion, attested_keys
+from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake, HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import measure_code, policy_of
-from phalanx.split.roles.client import Feedback, Parcel, SplitClient, client_of, microbatches_of
+from phalanx.split.roles.client import Feedback, PackedMicrobatch, SplitClient, client_of, microbatches_of
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.measured import HeldOutScores
 from phalanx.split.training.parts import Front, FrontPart, build_back
@@ -222,14 +222,14 @@ class SplitSimulator:
     def _is_plain(self) -> bool:
         return self._scene.split.mode == "plaintext"
 
-    def _send(self, client: SplitClient, parcel: Parcel) -> Replies:
+    def _send(self, client: SplitClient, packed: PackedMicrobatch) -> Replies:
         replies: Replies = {}
-        for name, frame in zip(("cut", "labels"), parcel.frames, strict=True):
+        for name, frame in zip(("cut", "labels"), packed.frames, strict=True):
             replies = self._carry(
                 FrameInTransit(
-                    client.name, True, f"{name}.{parcel.what}", parcel.step, parcel.microbatch, 0, bytes(frame)
+                    client.name, True, f"{name}.{packed.what}", packed.step, packed.microbatch, 0, bytes(frame)
                 ),
-                lambda raw: self.enclave.take(client.name, parcel.what, parcel.microbatch, parcel.rows, raw),
+                lambda raw: self.enclave.take(client.name, packed.what, packed.microbatch, packed.rows, raw),
             )
         return replies
 
@@ -252,11 +252,11 @@ class SplitSimulator:
     def _shake_hands(self, name: str) -> tuple[FrameLink, FrameLink]:
         split, inside, outside = self._scene.split, self._identities[ENCLAVE], self._identities[name]
         keys = attested_keys(inside.public)
-        occasion = Occasion(_RUN, _CONFIG_DIGEST, inside.public, keys, split.chunk_bytes)
+        terms_of_run = HandshakeTerms(_RUN, _CONFIG_DIGEST, inside.public, keys, split.chunk_bytes)
         attester = self._attester or SimAttester(inside, measure_code())
         clients = {one: self._identities[one].public for one in split.client_names}
-        door = Doorkeeper(inside, attester, occasion, self._epochs[ENCLAVE], clients)
-        caller = Caller(outside, occasion, self._epochs[name], lambda: policy_of(split))
-        caller.judge(door.evidence(name, caller.ask()))
-        reply, far = door.admit(name, *caller.hello())
-        return caller.accept(reply), far
+        theirs = EnclaveHandshake(inside, attester, terms_of_run, self._epochs[ENCLAVE], clients)
+        ours = ClientHandshake(outside, terms_of_run, self._epochs[name], lambda: policy_of(split))
+        ours.judge(theirs.evidence(name, ours.ask()))
+        reply, far = theirs.admit(name, *ours.hello())
+        return ours.accept(reply), far

@@ -13,11 +13,11 @@ from phalanx.errors import CheckpointError, ConfigError
 from phalanx.pipeline import (
     OWNER,
     AuditDraw,
+    ExpectedWorkers,
     Files,
-    Guests,
     Incarnations,
     LocalWorkers,
-    LogWitnesses,
+    LogHeadExchange,
     Members,
     NoteChecks,
     Observe,
@@ -108,26 +108,26 @@ def gathered(
         stack.callback(wire.close)
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
         # a second process of a certificate waits, before the engine is there as later on, until the first is given up
-        lives = Incarnations(endpoint, (), run.pipeline.returns)
-        wire.name_of = lives.name_of
+        incarnations = Incarnations(endpoint, (), run.pipeline.returns)
+        wire.name_of = incarnations.name_of
         workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
             home.announce(wire.address)
             observe("awaiting", {"address": wire.address, "parties": list(names)})
         else:
             workers.start({name: _worker_config(run, home, name, wire.address) for name in names})
-        witnesses = LogWitnesses()
+        witnesses = LogHeadExchange()
         if run.pipeline.remote_workers and log is not None:
-            witnesses = LogWitnesses(log.public_lines, home.owner.public)
-        guests = Guests(
+            witnesses = LogHeadExchange(log.public_lines, home.owner.public)
+        guests = ExpectedWorkers(
             {name: home.certificate(name) for name in names},
             {name: home.certificate(name) for name in late},
             is_alive=workers.is_alive,
-            last_words=workers.last_words,
+            last_output=workers.last_output,
             timeout_s=_REMOTE_JOIN_TIMEOUT_S if run.pipeline.remote_workers else _JOIN_TIMEOUT_S,
             # a process of this machine that does not come is our own failure
             may_be_absent=bool(run.pipeline.remote_workers),
-            lives=lives,
+            incarnations=incarnations,
             witnesses=witnesses,
         )
         try:
@@ -171,7 +171,7 @@ def engaged(
         members.replace, members.look_after = replacements.replace, replacements.look_after
         if late:
             # when the first ones are there: it shall not slow down their start
-            workers.keep_nursery(run.train.threads)
+            workers.start_fork_server(run.train.threads)
     for name in members.names:
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
     files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)

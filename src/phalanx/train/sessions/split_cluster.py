@@ -12,7 +12,7 @@ from phalanx.security.crypto import Identity, Peer, load_identity, make_private_
 from phalanx.split import ENCLAVE, FrontPart, SplitConfig, SplitDriver, TensorKinds, task_of
 from phalanx.split.channel.connection import Connection
 from phalanx.split.channel.frame_pipe import FramePipe
-from phalanx.split.handshake.meeting import Caller, Occasion, attested_keys
+from phalanx.split.handshake.meeting import ClientHandshake, HandshakeTerms, attested_keys
 from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.hardware.tier import file_counter, open_epochs
@@ -134,8 +134,8 @@ def _party(
     epochs = open_epochs(directory, file_counter(directory, "epoch"))
     enclave = enclave_of(home)
     keys = attested_keys(enclave, home.certificate(ENCLAVE).encode("ascii"))
-    occasion = Occasion(endpoint.run, bytes.fromhex(digest(run)), enclave, keys, split.chunk_bytes)
-    return EnclavePeer(identity, line, Caller(identity, occasion, epochs, lambda: policy_of(split)))
+    occasion = HandshakeTerms(endpoint.run, bytes.fromhex(digest(run)), enclave, keys, split.chunk_bytes)
+    return EnclavePeer(identity, line, ClientHandshake(identity, occasion, epochs, lambda: policy_of(split)))
 
 
 def _enclave_config(

@@ -11,7 +11,7 @@ from phalanx.lab.attacks.messages.message_attack import HonestMessage
 from phalanx.lab.attacks.messages.sign_flip import SignFlip
 from phalanx.pipeline import AttackConfig, StageCopy
 from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
-from phalanx.testing import Letter
+from phalanx.testing import OutgoingMessage
 
 
 class AuditAware(SignFlip):
@@ -31,12 +31,12 @@ class AuditAware(SignFlip):
         self._num_microbatches = copy.plan.microbatches
         return super().wrap(copy, held)
 
-    def rewrite(self, letter: Letter) -> Sequence[Letter]:
+    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Look at what is asked for; nothing is changed."""
-        message = letter.message
+        message = outgoing.message
         if isinstance(message, AuditReport) or (isinstance(message, FetchReply) and not message.claim):
             self._audited[message.microbatch] += 1
-        return (letter,)
+        return (outgoing,)
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Flip the sign where no audit is expected."""

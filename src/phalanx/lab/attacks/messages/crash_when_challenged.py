@@ -9,7 +9,7 @@ from phalanx.lab.attacks.messages.message_attack import HonestMessage
 from phalanx.lab.attacks.messages.sign_flip import SignFlip
 from phalanx.pipeline import AttackConfig
 from phalanx.pipeline.protocol.messages import Bulk, FetchReply
-from phalanx.testing import Letter, WorkerCrash
+from phalanx.testing import OutgoingMessage, WorkerCrash
 
 _CHALLENGES = ("weights", "undo")
 
@@ -27,14 +27,14 @@ class CrashWhenChallenged(SignFlip):
         self._has_lied |= sent is not work.result
         return sent
 
-    def rewrite(self, letter: Letter) -> Sequence[Letter]:
+    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Crash instead of answering a challenge.
 
         Raises:
             WorkerCrash: It is challenged.
         """
-        message = letter.message
+        message = outgoing.message
         challenged = isinstance(message, FetchReply) or (isinstance(message, Bulk) and message.purpose in _CHALLENGES)
         if challenged and self._has_lied:
             raise WorkerCrash(f"{self.party} was asked for what it sent")
-        return (letter,)
+        return (outgoing,)

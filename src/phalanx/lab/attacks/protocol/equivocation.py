@@ -6,19 +6,19 @@ import torch
 
 from phalanx.lab.attacks.attack import Attack
 from phalanx.pipeline.protocol.messages import Activation
-from phalanx.testing import Letter
+from phalanx.testing import OutgoingMessage
 
 
 class Equivocation(Attack):
     """The receiver gets the negated tensor; commitments and answers to auditors speak of the true one."""
 
-    def rewrite(self, letter: Letter) -> Sequence[Letter]:
+    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Send a lie, and sign the truth for one's own books."""
-        message = letter.message
-        if not isinstance(message, Activation) or not self.lies_in(message.step) or letter.receiver == self.party:
-            return (letter,)
+        message = outgoing.message
+        if not isinstance(message, Activation) or not self.lies_in(message.step) or outgoing.receiver == self.party:
+            return (outgoing,)
         if not self.lies_towards(message.direction):
-            return (letter,)
+            return (outgoing,)
         self.admit(
             message.source,
             message.step,
@@ -26,8 +26,8 @@ class Equivocation(Attack):
             direction=message.direction,
             what="equivocation",
         )
-        lie = Letter(letter.receiver, message, _negated(letter.payload))
-        return (lie, Letter(self.party, message, letter.payload))
+        lie = OutgoingMessage(outgoing.receiver, message, _negated(outgoing.payload))
+        return (lie, OutgoingMessage(self.party, message, outgoing.payload))
 
 
 def _negated(payload: bytes) -> bytes:

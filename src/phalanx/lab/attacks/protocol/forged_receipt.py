@@ -8,22 +8,22 @@ import torch
 from phalanx.lab.attacks.attack import Attack
 from phalanx.pipeline.protocol.messages import Commit, PassedOnHeader
 from phalanx.security.crypto import digest_hex
-from phalanx.testing import Letter
+from phalanx.testing import OutgoingMessage
 
 
 class ForgedReceipt(Attack):
     """One received header of each commitment says another digest, under the neighbour's old signature."""
 
-    def rewrite(self, letter: Letter) -> Sequence[Letter]:
-        """Forge one header, drawn for each commitment, or pass the letter on."""
-        message = letter.message
+    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+        """Forge one header, drawn for each commitment, or pass the message on."""
+        message = outgoing.message
         if not isinstance(message, Commit) or not message.received or not self.lies_in(message.step):
-            return (letter,)
+            return (outgoing,)
         where = int(torch.randint(len(message.received), (), generator=self.generator(message.step, 0)))
         headers = list(message.received)
         headers[where] = _forged(headers[where])
         self.admit(message.stage, message.step, what="forged receipt")
-        return (letter.saying({"received": tuple(headers)}),)
+        return (outgoing.with_fields({"received": tuple(headers)}),)
 
 
 def _forged(signed: PassedOnHeader) -> PassedOnHeader:

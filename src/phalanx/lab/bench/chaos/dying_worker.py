@@ -17,7 +17,7 @@ from torch import Tensor
 from phalanx.config import load_config
 from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
 from phalanx.lab.bench.chaos.kill_plan import KillPlan, PlannedKill, Point
-from phalanx.pipeline import StageCopy, StageRunner, WorkerConfig, born_file, die_with_parent, run_worker
+from phalanx.pipeline import StageCopy, StageRunner, WorkerConfig, die_with_parent, requested_file, run_worker
 from phalanx.pipeline.protocol.messages import Apply, Bulk, Commit, FetchBulk
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault, SignedHeader
 
@@ -174,7 +174,7 @@ def main(plan_file: Path, deaths: Path, worker_file: Path) -> None:
         PhalanxError: As `run_worker`.
     """
     die_with_parent()
-    file = born_file(worker_file)
+    file = requested_file(worker_file)
     if file is None:
         return
     config = load_config(file, WorkerConfig)

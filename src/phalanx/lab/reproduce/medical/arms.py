@@ -15,7 +15,7 @@ from phalanx.lab.reproduce.medical.size import NOISE, MedicalSize
 from phalanx.models import ModelSource, StageModule, weights_digest
 from phalanx.objectives import Confusion
 from phalanx.split import BackTrainer, Classification, Front, SplitConfig, SplitScenario, SplitSimulator, build_back
-from phalanx.split.masked import MaskedConfig, MaskedDesk, SimulatedWorker, mask_linears, process_pads
+from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
 
 _ROWS_TESTED_AT_ONCE = 32
 WIRE: Literal["bf16"] = "bf16"
@@ -187,7 +187,7 @@ def split_masked(bench: ArmMaterial) -> ArmResult:
 
     def mask(back: StageModule) -> None:
         config = MaskedConfig(rows=bench.size.rows * bench.size.tokens)
-        mask_linears(back, MaskedDesk(SimulatedWorker(), process_pads("reproduce-medical"), config))
+        mask_linears(back, MaskingClient(SimulatedWorker(), process_pads("reproduce-medical"), config))
 
     return _split(bench, _sealed_config(bench), bench.front.with_wire(WIRE), mask)
 

@@ -15,7 +15,7 @@ _LOOK_EVERY_S = 0.5
 Key = tuple[ProductMessage, int]
 
 
-class Mail:
+class AnswerSorter:
     """A thread that takes an endpoint's frames; no other thread may receive from that endpoint.
 
     Answers that were not asked for are dropped, so a worker cannot fill this side's memory.
@@ -28,7 +28,7 @@ class Mail:
         self._faults: dict[str, TransportError | VerificationError] = {}
         self._changed = threading.Condition()
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="masked-mail", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="masked-answers", daemon=True)
         self._thread.start()
 
     def expect(self, worker: str, requests: Sequence[MaskedMessage]) -> None:

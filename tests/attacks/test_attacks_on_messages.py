@@ -1,4 +1,4 @@
-"""What leaves a party that breaks the protocol, letter by letter."""
+"""What leaves a party that breaks the protocol, message by message."""
 
 import json
 
@@ -16,7 +16,7 @@ from phalanx.pipeline.protocol.messages import (
     SentDigest,
     UpdateReport,
 )
-from phalanx.testing import Letter, WorkerCrash
+from phalanx.testing import OutgoingMessage, WorkerCrash
 
 NOW = {"epoch": 0, "step": 2}
 PLACES = [(direction, m) for direction in ("forward", "backward") for m in range(4)]
@@ -37,30 +37,30 @@ def activation(direction, microbatch, step=2):
         dtype="float32",
         shape=(2, 8, 16),
     )
-    return Letter(f"worker-{target}", message, tensor(microbatch).numpy().tobytes())
+    return OutgoingMessage(f"worker-{target}", message, tensor(microbatch).numpy().tobytes())
 
 
 def commit(step=2):
     sent = tuple(SentDigest(direction=direction, microbatch=m, digest="1" * 64) for direction, m in PLACES)
     message = Commit(epoch=0, step=step, stage=1, received=RECEIVED, sent=sent, norm_squared=1.0, gradient="2" * 64)
-    return Letter("owner", message)
+    return OutgoingMessage("owner", message)
 
 
 def fetched(microbatch=0, step=2):
     message = FetchReply(
         epoch=0, step=step, microbatch=microbatch, direction="forward", source=1, claim=False, evidence=RECEIVED[0]
     )
-    return Letter("worker-3", message, b"1234")
+    return OutgoingMessage("worker-3", message, b"1234")
 
 
 def report(microbatch, step=2):
     message = AuditReport(
         epoch=0, step=step, stage=2, microbatch=microbatch, inputs=(), digests={"forward": "3" * 64}, urgent=False
     )
-    return Letter("owner", message)
+    return OutgoingMessage("owner", message)
 
 
-APPLIED = Letter("owner", UpdateReport(**NOW, states={}, usage={}, bytes_sent={}))
+APPLIED = OutgoingMessage("owner", UpdateReport(**NOW, states={}, usage={}, bytes_sent={}))
 LETTERS = [*(activation(*place) for place in PLACES), commit(), fetched(), report(0), APPLIED]
 
 
@@ -84,20 +84,20 @@ KINDS = ("equivocation", "withholding", "withheld_answer", "stall", "forged_rece
 def test_outside_of_its_steps_every_letter_leaves_as_it_is(liar, kind, tmp_path):
     attack = liar(kind)
 
-    for letter in (activation("forward", 0, step=1), commit(step=1), fetched(step=1), report(0, step=1)):
-        assert list(attack.rewrite(letter)) == [letter]
+    for outgoing in (activation("forward", 0, step=1), commit(step=1), fetched(step=1), report(0, step=1)):
+        assert list(attack.rewrite(outgoing)) == [outgoing]
 
     assert told(tmp_path) == []
 
 
 def test_an_equivocator_sends_a_lie_and_keeps_the_truth_for_its_books(liar, tmp_path):
-    letter = activation("forward", 1)
+    outgoing = activation("forward", 1)
 
-    lie, own = liar("equivocation").rewrite(letter)
+    lie, own = liar("equivocation").rewrite(outgoing)
 
-    assert (lie.receiver, lie.message) == (letter.receiver, letter.message)
+    assert (lie.receiver, lie.message) == (outgoing.receiver, outgoing.message)
     assert torch.equal(torch.frombuffer(bytearray(lie.payload), dtype=torch.float32), -tensor(1).flatten())
-    assert own == Letter("worker-1", letter.message, letter.payload)
+    assert own == OutgoingMessage("worker-1", outgoing.message, outgoing.payload)
     (record,) = told(tmp_path)
     assert (record["what"], record["direction"], record["microbatch"]) == ("equivocation", "forward", 1)
 
@@ -107,8 +107,8 @@ def test_an_attack_on_tensors_keeps_to_its_direction(liar, kind, tmp_path):
     attack = liar(kind, direction="backward", **({"strength": 1.0} if kind == "withholding" else {}))
 
     for place in PLACES:
-        letter = activation(*place)
-        assert (list(attack.rewrite(letter)) == [letter]) == (place[0] == "forward")
+        outgoing = activation(*place)
+        assert (list(attack.rewrite(outgoing)) == [outgoing]) == (place[0] == "forward")
 
     assert [record["direction"] for record in told(tmp_path)] == ["backward"] * 4
 
@@ -121,13 +121,13 @@ def test_the_strength_of_withholding_is_the_share_that_does_not_leave(liar, tmp_
     # four standard deviations
     assert abs(len(kept) - 200) < 40
     assert [record["microbatch"] for record in told(tmp_path)] == kept
-    assert all(attack.rewrite(letter) for letter in (commit(), fetched(), report(0), APPLIED))
+    assert all(attack.rewrite(outgoing) for outgoing in (commit(), fetched(), report(0), APPLIED))
 
 
 def test_a_withheld_answer_is_the_only_letter_that_is_missing(liar, tmp_path):
     attack = liar("withheld_answer")
 
-    missing = [letter.message.kind for letter in LETTERS if not attack.rewrite(letter)]
+    missing = [outgoing.message.kind for outgoing in LETTERS if not attack.rewrite(outgoing)]
 
     assert missing == ["fetched"]
     assert [record["what"] for record in told(tmp_path)] == ["withheld answer"]
@@ -136,22 +136,22 @@ def test_a_withheld_answer_is_the_only_letter_that_is_missing(liar, tmp_path):
 def test_a_stalled_party_says_nothing_any_more(liar, tmp_path):
     attack = liar("stall")
 
-    assert [list(attack.rewrite(letter)) for letter in LETTERS] == [[]] * len(LETTERS)
+    assert [list(attack.rewrite(outgoing)) for outgoing in LETTERS] == [[]] * len(LETTERS)
     # not even in a step that is none of the attack's
     assert list(attack.rewrite(commit(step=3))) == []
     assert [(record["what"], record["step"]) for record in told(tmp_path)] == [("stall", 2)]
 
 
 def test_a_forged_receipt_differs_in_one_header_and_keeps_its_signature(liar, tmp_path):
-    letter = commit()
+    outgoing = commit()
 
-    (sent,) = liar("forged_receipt").rewrite(letter)
+    (sent,) = liar("forged_receipt").rewrite(outgoing)
 
     pairs = list(zip(sent.message.received, RECEIVED, strict=True))
     ((forged, honest),) = [pair for pair in pairs if pair[0] != pair[1]]
     assert forged.signature == honest.signature
     assert json.loads(forged.header)["sequence"] == json.loads(honest.header)["sequence"]
-    assert sent.message.model_copy(update={"received": RECEIVED}) == letter.message
+    assert sent.message.model_copy(update={"received": RECEIVED}) == outgoing.message
     assert [record["what"] for record in told(tmp_path)] == ["forged receipt"]
 
 
@@ -161,7 +161,7 @@ def test_who_has_lied_dies_when_it_is_challenged(liar, make_copy):
 
     attack.wrap(make_copy(), True).runner.forward(2, 0, tensor(0))
 
-    assert all(attack.rewrite(letter) for letter in (activation("forward", 0), commit(), report(0), APPLIED))
+    assert all(attack.rewrite(outgoing) for outgoing in (activation("forward", 0), commit(), report(0), APPLIED))
     with pytest.raises(WorkerCrash):
         attack.rewrite(fetched())
 
