@@ -1,4 +1,4 @@
-"""A pipeline of parties that are domains: the run file says who has which layout, and any rank may die."""
+"""A pipeline of parties that are domains: the run file gives each its layout, and any rank may die."""
 
 import json
 import os

@@ -48,7 +48,7 @@ def company(place):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Summary of a run in which both workers have two ranks of one layout, and nobody lies."""
+    """Summary of a run in which both workers have two ranks of one layout, without a liar."""
     place = make_place(tmp_path_factory.mktemp("undisturbed"))
     owner, _ = start_company(place, layouts=ALIKE)
     assert owner.wait() == 0, owner.text

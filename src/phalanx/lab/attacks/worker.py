@@ -67,10 +67,10 @@ def _run(arguments: Sequence[str]) -> None:
     liar = plan.ranks.get(name, 0)
     if not 0 <= liar < config.parallel.world:
         raise ConfigError(f"ranks.{name}: found {liar}; {name} has {config.parallel.world} ranks, counted from 0")
+    lies = honest_share if liar == 0 else lying_rank(make_attack(attack, name, _log(plan)))
     place = find_place(os.environ)
     if place is not None and place.rendezvous is not None and not place.is_lead:
-        lies = place.rank == liar
-        follow(config, place, lying_rank(make_attack(attack, name, _log(plan))) if lies else honest_share)
+        follow(config, place, lies if place.rank == liar else honest_share)
         return
     with open_group(config, worker_file, (_MODULE, str(attack_file))) as group:
         if liar == 0:
