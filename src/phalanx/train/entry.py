@@ -13,7 +13,10 @@ from phalanx.pipeline import LocalWorkers
 from phalanx.train.config import RunConfig
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.sessions.cluster import OpenWorkers
+from phalanx.train.sessions.context import StartingPoint
 from phalanx.train.sessions.continue_from import open_origin
+from phalanx.train.sessions.factory import EngineFactory
+from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.layout import describe_stages
 from phalanx.train.setup.process import deterministic, interruptible
@@ -71,10 +74,8 @@ def train(
         # before the directory of the new run is made: a refusal leaves nothing behind
         origin = None if from_run is None else open_origin(run, Path(from_run))
         home = RunDirectory(_directory(run, run_dir), run, resume=resume)
-        session = _session_of(run)(
-            run, home, console or Console(), from_step, origin, open_workers or LocalWorkers, ranks=ranks
-        )
-        return session.run(resume=resume)
+        factory = _factory_of(run, open_workers or LocalWorkers, ranks)
+        return Session(run, home, console or Console(), factory, StartingPoint(from_step, origin)).run(resume=resume)
 
 
 def plays_rank(run: RunConfig) -> bool:
@@ -115,16 +116,16 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     return describe_domain(run, source)
 
 
-def _session_of(run: RunConfig) -> type[Session]:
+def _factory_of(run: RunConfig, open_workers: OpenWorkers, ranks: int | None) -> EngineFactory:
     if run.split is not None:
-        from phalanx.train.sessions.split import SplitSession  # noqa: PLC0415 - other runs have no use for it
+        from phalanx.train.sessions.split import SplitFactory  # noqa: PLC0415 - other runs have no use for it
 
-        return SplitSession
+        return SplitFactory()
     if run.parallel is None:
-        return Session
-    from phalanx.train.sessions.domain import DomainSession  # noqa: PLC0415 - a pipeline has no use for it
+        return PipelineFactory(open_workers)
+    from phalanx.train.sessions.domain import DomainFactory  # noqa: PLC0415 - a pipeline has no use for it
 
-    return DomainSession
+    return DomainFactory(ranks)
 
 
 def _directory(run: RunConfig, run_dir: str | Path | None) -> Path:

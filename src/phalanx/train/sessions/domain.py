@@ -1,20 +1,19 @@
-"""A run inside one trust domain: the same loop, records and checkpoints, with ranks in the place of stages."""
+"""A session's domain: ranks that trust each other, led by this process, and what every rank must know."""
 
 import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table
 
-from phalanx.checkpoint import CertifiedCheckpoints, Checkpoint, Shard
+from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.config import digest, dump_toml
 from phalanx.data import BatchLoader
-from phalanx.errors import CheckpointError, ConfigError
+from phalanx.errors import CheckpointError, ConfigError, NoHolderError
 from phalanx.models import LoraConfig, ModelSource, open_model, stage_table, weights_digest
 from phalanx.parallel import (
     Controller,
@@ -35,18 +34,16 @@ from phalanx.parallel import (
 from phalanx.parallel.control.rank0 import RankWork
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
-from phalanx.pipeline import OWNER, Observe, keep_freed_memory
-from phalanx.security.audit import AuditLog
-from phalanx.telemetry import MetricsFile, ProgressDisplay, TensorBoardWriter
+from phalanx.pipeline import keep_freed_memory
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.engines.domain_engine import DomainEngine
-from phalanx.train.records.history import RunHistory
 from phalanx.train.records.record import RunRecorder
+from phalanx.train.records.summary import Figures
 from phalanx.train.saving.domain_saver import DomainSaver
 from phalanx.train.saving.savepoint import Savepoint
-from phalanx.train.sessions.hooks import RunHooks
-from phalanx.train.sessions.session import Session
+from phalanx.train.sessions.context import SessionContext
+from phalanx.train.sessions.factory import EngineStart, RunMaterial
 
 
 def recipe_of(run: RunConfig, parallel: ParallelConfig) -> RankRecipe:
@@ -116,99 +113,128 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
 
 
-class DomainSession(Session):
-    """Rank 0 of a domain: what `train` does with a section ``[parallel]``."""
+class DomainFactory:
+    """Makes the ranks of one domain, of which this process is rank 0.
 
-    def _run(self, log: AuditLog, history: RunHistory) -> None:
-        run, home = self.config, self.home
-        source = open_model(run.model, home.cache / "models", run.train.seed)
-        place = find_place(os.environ)
-        world = (self.ranks or section_of(run).world) if place is None else place.world
-        parallel = fitted(section_of(run), world, source.hub_config_dict, _load(run))
-        check_deepspeed(run, parallel, source, place, build=True)
-        self.figures.world = parallel.figures
-        corpus = self._corpus(source)
-        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-        savepoint = Savepoint(
-            run, home, loader, self.figures, self.totals, source=source, certified=history.certified, log=log
-        )
-        self._adopt(log, history, savepoint, _as_it_is)
-        self._accept_older(log, history, savepoint)
-        goes_on = history.head is not None or self.origin is not None
-        checkpoint = savepoint.open() if goes_on else None
-        metrics = MetricsFile(home.path / "metrics.jsonl")
-        start = savepoint.rewind(checkpoint, metrics)
-        if goes_on:
-            self.figures.resumed_from = start
-        self.figures.wall_s = self.totals.wall_s
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(metrics)
-            board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
-            progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self.console))
-            recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
-            kind = "run_started" if history.head is None else "run_resumed"
-            recorder.observe(kind, self._domain_opening(start, parallel))
-            lead = stack.enter_context(self._domain(source, parallel, place))
-            engine = DomainEngine(lead, parallel.dp)
-            if checkpoint is not None:
-                engine.load(checkpoint)
-            saver = DomainSaver(engine, savepoint, self._watching(recorder, history.certified))
-            stack.callback(saver.close)
-            hooks = RunHooks(run, engine, corpus, recorder, saver, self.figures)
-            self._train(engine, loader, hooks, start)
-            self._end(engine, recorder)
+    Args:
+        ranks: How many to start here; None for as many as the run file says.
+    """
+
+    def __init__(self, ranks: int | None = None) -> None:
+        self._ranks = ranks
 
     @contextlib.contextmanager
-    def _domain(self, source: ModelSource, parallel: ParallelConfig, place: RankEnv | None) -> Iterator[Controller]:
-        """All ranks, started here unless somebody else did."""
-        run = self.config
+    def prepare(self, context: SessionContext) -> Iterator["DomainSetup"]:
+        """Open model and text, for as many ranks as are there."""
+        run = context.run
+        source = open_model(run.model, context.home.cache / "models", run.train.seed)
+        place = find_place(os.environ)
+        world = (self._ranks or section_of(run).world) if place is None else place.world
+        parallel = fitted(section_of(run), world, source.hub_config_dict, _load(run))
+        check_deepspeed(run, parallel, source, place, build=True)
+        context.figures.world = parallel.figures
+        corpus = context.corpus(source)
+        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+        yield DomainSetup(context, parallel, place, RunMaterial(source, corpus, loader))
+
+
+class DomainSetup:
+    """The ranks of one session, before they start.
+
+    Args:
+        context: The session.
+        parallel: The layout for as many ranks as are there.
+        place: Of this process; None where this machine starts all ranks.
+        material: Model, text and batches.
+    """
+
+    def __init__(
+        self, context: SessionContext, parallel: ParallelConfig, place: RankEnv | None, material: RunMaterial
+    ) -> None:
+        self.material = material
+        self._context = context
+        self._parallel = parallel
+        self._place = place
+
+    def recover(self, savepoint: Savepoint) -> None:
+        """Have the state that the run goes on from as its newest checkpoint.
+
+        Raises:
+            CheckpointError: There is none where there should be one.
+        """
+        self._context.adopt(savepoint, _as_it_is)
+        self._context.accept_older(savepoint)
+
+    @contextlib.contextmanager
+    def open(self, opening: EngineStart) -> Iterator["RunningDomain"]:
+        """Start the ranks, and give them the state that the run goes on from."""
+        context, parallel, recorder = self._context, self._parallel, opening.recorder
+        unsafe = {"unsafe_public_network": True} if parallel.unsafe_public_network else {}
+        facts = {"layout": parallel.layout.section(), "world": parallel.world, **unsafe}
+        context.opening(recorder, opening.start, facts)
+        with contextlib.ExitStack() as stack:
+            engine = DomainEngine(stack.enter_context(self._domain()), parallel.dp)
+            if opening.checkpoint is not None:
+                engine.load(opening.checkpoint)
+            saver = DomainSaver(engine, opening.savepoint, context.observer(recorder))
+            stack.callback(saver.close)
+            yield RunningDomain(engine, saver, context.figures, recorder)
+
+    @contextlib.contextmanager
+    def _domain(self) -> Iterator[Controller]:
+        """Lead all ranks, started here unless a launcher has started them."""
+        run, parallel, place = self._context.run, self._parallel, self._place
         keep_freed_memory()
         if parallel.unsafe_public_network:
-            self.console.print("parallel.unsafe_public_network: whoever reaches the ranks' ports can run code in them")
+            self._context.console.print(
+                "parallel.unsafe_public_network: whoever reaches the ranks' ports can run code in them"
+            )
         with contextlib.ExitStack() as stack:
             ranks = None
             if place is None:
-                ranks, place = self._start_ranks(stack, parallel)
+                ranks, place = self._start_ranks(stack)
             place = place.among(parallel.world)
             device = own_device(run.train.device, place)
             stack.enter_context(_joined(run, place, device, ranks))
             domain = open_domain(parallel, device)
+            source = self.material.source
             member = stack.enter_context(open_member(run, recipe_of(run, parallel), source, domain, place))
             lead = Controller(member, ranks, _saving(run, member, domain))
             yield lead
             lead.end()
 
-    def _start_ranks(self, stack: contextlib.ExitStack, parallel: ParallelConfig) -> tuple[LocalRanks, RankEnv]:
-        home, threads = self.home.path, self.config.train.threads
+    def _start_ranks(self, stack: contextlib.ExitStack) -> tuple[LocalRanks, RankEnv]:
+        home, threads, parallel = self._context.home.path, self._context.run.train.threads, self._parallel
         command = ("phalanx", "train", str(home / "config.toml"), "--run-dir", str(home))
         ranks = LocalRanks(home / "ranks", command, parallel.world, threads, parallel.silence_s)
         stack.enter_context(ranks)
         ranks.start()
         return ranks, ranks.place(0)
 
-    def _domain_opening(self, start: int, parallel: ParallelConfig) -> dict[str, Any]:
-        unsafe = {"unsafe_public_network": True} if parallel.unsafe_public_network else {}
-        return {
-            "config_digest": digest(self.config),
-            "step": start,
-            "layout": parallel.layout.section(),
-            "world": parallel.world,
-            "owner": OWNER,
-            "owner_key": self.home.owner.public.public_key.hex(),
-            **unsafe,
-        }
 
-    def _watching(self, recorder: RunRecorder, certified: CertifiedCheckpoints) -> Observe:
-        def observe(kind: str, body: dict[str, Any]) -> None:
-            self.figures.observe(kind, body)
-            certified.take(kind, body)
-            recorder.observe(kind, body)
+class RunningDomain:
+    """A domain at work.
 
-        return observe
+    Attributes:
+        engine: Runs steps on all ranks.
+        trained: The same, measured by all ranks.
+        saver: Saves it.
+    """
 
-    def _end(self, engine: DomainEngine, recorder: RunRecorder) -> None:
-        self.figures.final_weights_digest = weights_digest(engine.parameters())
-        recorder.observe("run_completed", {"final_weights_digest": self.figures.final_weights_digest})
+    def __init__(self, engine: DomainEngine, saver: DomainSaver, figures: Figures, recorder: RunRecorder) -> None:
+        self.engine = self.trained = engine
+        self.saver = saver
+        self._figures = figures
+        self._recorder = recorder
+
+    def go_back(self, reason: NoHolderError) -> int:
+        """A domain starts again as a whole, in other processes; see ADR 42."""
+        raise reason
+
+    def finish(self) -> None:
+        """Record the digest of the weights."""
+        self._figures.final_weights_digest = weights_digest(self.engine.parameters())
+        self._recorder.observe("run_completed", {"final_weights_digest": self._figures.final_weights_digest})
 
 
 def section_of(run: RunConfig) -> ParallelConfig:

@@ -1,8 +1,8 @@
-"""A run with clients and an enclave: the same loop, records and checkpoints, with an enclave in the place of stages."""
+"""A session's split: an owner and clients with a frozen front, and an enclave with the rest."""
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,28 +10,24 @@ from rich.syntax import Syntax
 from rich.table import Table
 from safetensors.torch import save_file
 
-from phalanx.checkpoint import CertifiedCheckpoints
-from phalanx.config import digest, dump_toml
+from phalanx.config import dump_toml
 from phalanx.data import Corpus
-from phalanx.errors import ReleaseRefusedError
+from phalanx.errors import NoHolderError, ReleaseRefusedError
 from phalanx.models import ModelSource, open_model, stage_table
-from phalanx.pipeline import OWNER, Observe
-from phalanx.security.audit import AuditLog
-from phalanx.split import SplitDriver, cut_model
+from phalanx.pipeline import Observe
+from phalanx.split import SplitConfig, SplitDriver, cut_model
 from phalanx.split.check import check_split
 from phalanx.split.hardware.tier import worth
-from phalanx.telemetry import MetricsFile, ProgressDisplay, TensorBoardWriter
 from phalanx.train.batches.client_loader import ClientLoader
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
 from phalanx.train.batches.scores import describe_texts
 from phalanx.train.config import RunConfig
 from phalanx.train.engines.split_engine import SplitEngine
-from phalanx.train.records.history import RunHistory
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
-from phalanx.train.sessions.hooks import RunHooks
-from phalanx.train.sessions.session import Session, check_vocabulary
+from phalanx.train.sessions.context import SessionContext, check_vocabulary
+from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.split_cluster import enclave_of, split_company, split_of
 
 ADAPTERS = "adapters.safetensors"
@@ -59,124 +55,160 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
     return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
 
 
-class SplitSession(Session):
-    """Clients and owner of a split: what `train` does with a section ``[split]``."""
+class SplitFactory:
+    """Makes the owner, the clients and the enclave of a run file."""
 
-    def _run(self, log: AuditLog, history: RunHistory) -> None:
-        run, home, split = self.config, self.home, split_of(self.config)
-        source = open_model(run.model, home.cache / "models", run.train.seed)
+    @contextlib.contextmanager
+    def prepare(self, context: SessionContext) -> Iterator["SplitSetup"]:
+        """Open model and text, and say what stands behind the enclave."""
+        run, split = context.run, split_of(context.run)
+        source = open_model(run.model, context.home.cache / "models", run.train.seed)
         _check(run, source)
-        self.console.print(worth(split), style="bold", markup=False, highlight=False)
-        facts: dict[str, Any] = {"mode": split.mode, "tier": self._tier(), "worth": worth(split)}
-        self.figures.split = facts
-        labelled = self._labelled(source)
-        corpus = labelled or self._corpus(source)
+        context.console.print(worth(split), style="bold", markup=False, highlight=False)
+        context.figures.split = {"mode": split.mode, "tier": _tier(split), "worth": worth(split)}
+        labelled = _labelled(context, source)
+        corpus = labelled or context.corpus(source)
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
         num_classes = 0 if labelled is None else len(labelled.classes)
-        savepoint = Savepoint(
-            run, home, loader, self.figures, self.totals, source=source, certified=history.certified, log=log
-        )
-        checkpoint = savepoint.open() if history.head is not None else None
-        metrics = MetricsFile(home.path / "metrics.jsonl")
-        start = savepoint.rewind(checkpoint, metrics)
-        if history.head is not None:
-            self.figures.resumed_from = start
-        self.figures.wall_s = self.totals.wall_s
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(metrics)
-            board = stack.enter_context(TensorBoardWriter(home.path / "tensorboard"))
-            progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self.console))
-            recorder = RunRecorder(metrics, log, board, progress, self.truth, self.totals)
-            recorder.observe("run_started" if history.head is None else "run_resumed", self._split_opening(start))
-            lead = stack.enter_context(split_company(run, home, source, num_classes))
-            self._tell_appraisals(lead, recorder)
-            engine = SplitEngine(lead, num_classes)
-            if checkpoint is not None:
-                engine.load(checkpoint)
-            saver = PlainSaver(engine.shards, savepoint, self._settling(recorder, history.certified, engine.kept))
-            hooks = RunHooks(run, engine, corpus, recorder, saver, self.figures)
+        yield SplitSetup(context, RunMaterial(source, corpus, loader), num_classes)
+
+
+class SplitSetup:
+    """The clients and the enclave of one session, before they meet.
+
+    Args:
+        context: The session.
+        material: Model, texts and batches.
+        num_classes: Of a classification; 0 of anything else.
+    """
+
+    def __init__(self, context: SessionContext, material: RunMaterial, num_classes: int) -> None:
+        self.material = material
+        self._context = context
+        self._num_classes = num_classes
+
+    def recover(self, savepoint: Savepoint) -> None:
+        """Find nothing to recover: a sealed state is good while it is the newest, and of this run alone."""
+        del savepoint
+
+    @contextlib.contextmanager
+    def open(self, opening: EngineStart) -> Iterator["RunningSplit"]:
+        """Start the enclave, have every party meet it, and give it its sealed state."""
+        context, recorder, split = self._context, opening.recorder, split_of(self._context.run)
+        facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names)}
+        context.opening(recorder, opening.start, facts)
+        with split_company(context.run, context.home, self.material.source, self._num_classes) as lead:
+            for party in lead.parties:
+                if party.appraisal is not None:
+                    recorder.observe("enclave_appraised", {"party": party.name, "result": party.appraisal.to_json()})
+            engine = SplitEngine(lead, self._num_classes)
+            if opening.checkpoint is not None:
+                engine.load(opening.checkpoint)
+            observe = _settling(context.observer(recorder), recorder, engine)
+            running = RunningSplit(
+                engine, PlainSaver(engine.shards, opening.savepoint, observe), lead, context, recorder
+            )
             try:
-                self._train(engine, loader, hooks, start)
-            finally:
-                facts |= engine.facts()
-            self._finish_split(lead, recorder)
+                yield running
+            except BaseException:
+                running.tell_costs()
+                raise
 
-    def _labelled(self, source: ModelSource) -> LabelledTexts | None:
-        """The task's texts, shared out; None where text is learned."""
-        run, wanted = self.config, self.config.data.labelled
-        if wanted is None:
-            return None
-        self.console.print(f"preparing {wanted.task}", markup=False)
-        seed = run.train.seed
-        texts = prepare_labelled(run.data, split_of(run).client_names, seed, source.tokenizer_path)
-        check_vocabulary(texts.vocab_size, source)
-        self.figures.texts = describe_texts(texts, wanted.task, seed)
-        return texts
 
-    def _tier(self) -> str | None:
-        split = split_of(self.config)
-        return None if split.mode == "plaintext" else split.tier
+class RunningSplit:
+    """A split at work.
 
-    def _split_opening(self, start: int) -> dict[str, Any]:
-        split = split_of(self.config)
-        return {
-            "config_digest": digest(self.config),
-            "step": start,
-            "mode": split.mode,
-            "tier": self._tier(),
-            "clients": list(split.client_names),
-            "owner": OWNER,
-            "owner_key": self.home.owner.public.public_key.hex(),
-        }
+    Attributes:
+        engine: Runs steps over clients and enclave.
+        trained: The same, measured by the clients.
+        saver: Saves its sealed state.
+    """
 
-    def _tell_appraisals(self, lead: SplitDriver, recorder: RunRecorder) -> None:
-        for party in lead.parties:
-            if party.appraisal is not None:
-                recorder.observe("enclave_appraised", {"party": party.name, "result": party.appraisal.to_json()})
+    def __init__(
+        self, engine: SplitEngine, saver: PlainSaver, lead: SplitDriver, context: SessionContext, recorder: RunRecorder
+    ) -> None:
+        self.engine = self.trained = engine
+        self.saver = saver
+        self._lead = lead
+        self._context = context
+        self._recorder = recorder
 
-    def _settling(self, recorder: RunRecorder, certified: CertifiedCheckpoints, settle: Callable[[], None]) -> Observe:
-        """What a checkpoint that is safe on the disk makes void is void for the enclave as well."""
+    def go_back(self, reason: NoHolderError) -> int:
+        """An enclave opens its newest state only, so there is no older one to go back to."""
+        raise reason
 
-        def observe(kind: str, body: dict[str, Any]) -> None:
-            self.figures.observe(kind, body)
-            certified.take(kind, body)
-            recorder.observe(kind, body)
-            if kind == "checkpoint_saved":
-                # the log must know of it before older ones are void
-                recorder.log.sync()
-                settle()
+    def tell_costs(self) -> None:
+        """Put what the steps have cost into the summary."""
+        self._facts.update(self.engine.facts())
 
-        return observe
-
-    def _finish_split(self, lead: SplitDriver, recorder: RunRecorder) -> None:
-        figures = self.figures
+    def finish(self) -> None:
+        """Record the digest of the weights, release adapters, and compare transcripts of both ends."""
+        self.tell_costs()
+        context, figures, lead = self._context, self._context.figures, self._lead
         figures.final_weights_digest = lead.weigh()
-        self._release(lead, recorder)
-        statements = lead.compare_transcripts(enclave_of(self.home))
+        self._release()
+        statements = lead.compare_transcripts(enclave_of(context.home))
         if statements:
             text = {name: [one.decode("ascii") for one in both] for name, both in statements.items()}
-            (self.home.path / "transcript.json").write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
-        recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
+            (context.home.path / "transcript.json").write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+        self._recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
-    def _release(self, lead: SplitDriver, recorder: RunRecorder) -> None:
+    def _release(self) -> None:
         """Have the adapters out where the policy lets them go; a refusal is an outcome, no failure."""
-        summary = self.figures.split or {}
-        if split_of(self.config).release is None:
+        run, summary = self._context.run, self._facts
+        if split_of(run).release is None:
             summary["released"] = False
             return
         try:
-            permitted, tensors = lead.release(self.config.train.steps)
+            permitted, tensors = self._lead.release(run.train.steps)
         except ReleaseRefusedError as exc:
             summary["released"] = False
-            recorder.observe("release_refused", {"reason": exc.reason, "detail": exc.detail[:500]})
+            self._recorder.observe("release_refused", {"reason": exc.reason, "detail": exc.detail[:500]})
             return
-        path = self.home.path / ADAPTERS
+        path = self._context.home.path / ADAPTERS
         path.touch(mode=0o600)
         save_file(tensors, path)
         summary["released"] = True
-        recorder.observe("released", dict(permitted))
+        self._recorder.observe("released", dict(permitted))
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        figures = self._context.figures
+        if figures.split is None:
+            figures.split = {}
+        return figures.split
+
+
+def _labelled(context: SessionContext, source: ModelSource) -> LabelledTexts | None:
+    """Prepare the task's texts, shared out; None where text is learned."""
+    run, wanted = context.run, context.run.data.labelled
+    if wanted is None:
+        return None
+    context.console.print(f"preparing {wanted.task}", markup=False)
+    seed = run.train.seed
+    texts = prepare_labelled(run.data, split_of(run).client_names, seed, source.tokenizer_path)
+    check_vocabulary(texts.vocab_size, source)
+    context.figures.texts = describe_texts(texts, wanted.task, seed)
+    return texts
+
+
+def _tier(split: SplitConfig) -> str | None:
+    return None if split.mode == "plaintext" else split.tier
+
+
+def _settling(note: Observe, recorder: RunRecorder, engine: SplitEngine) -> Observe:
+    """What a checkpoint that is safe on the disk makes void is void for the enclave as well."""
+
+    def observe(kind: str, body: dict[str, Any]) -> None:
+        note(kind, body)
+        if kind == "checkpoint_saved":
+            # the log must know of it before older ones are void
+            recorder.log.sync()
+            engine.kept()
+
+    return observe
 
 
 def _check(run: RunConfig, source: ModelSource) -> None:

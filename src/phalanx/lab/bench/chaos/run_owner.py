@@ -12,6 +12,7 @@ from phalanx.pipeline import LocalWorkers, die_with_parent
 from phalanx.train import RunConfig
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import OpenWorkers
+from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.process import deterministic, interruptible
 
@@ -45,7 +46,7 @@ def main(spec_file: Path) -> int:
     try:
         with deterministic(spec.run.train.threads), interruptible():
             home = RunDirectory(Path(spec.directory), spec.run, resume=False)
-            session = Session(spec.run, home, console, open_workers=_workers(spec))
+            session = Session(spec.run, home, console, PipelineFactory(_workers(spec)))
             return 0 if session.run(resume=False)["status"] == "completed" else 1
     except PhalanxError as exc:
         console.print(f"{type(exc).__name__}: {exc}")

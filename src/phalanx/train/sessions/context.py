@@ -1,0 +1,168 @@
+"""One session of a run: its log, what earlier sessions have decided, its figures, and what is left on the disk."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from phalanx.checkpoint import Checkpoint, Shard
+from phalanx.config import digest
+from phalanx.data import Corpus, prepare, unigram_perplexity
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.models import ModelSource
+from phalanx.pipeline import OWNER, Observe
+from phalanx.security.audit import AuditLog
+from phalanx.train.config import RunConfig
+from phalanx.train.records.audit_trail import retire_key
+from phalanx.train.records.history import RunHistory
+from phalanx.train.records.record import RunningTotals, RunRecorder
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.records.summary import Figures
+from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.sessions.continue_from import adopted_state
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Where a session begins, if not at its run's newest checkpoint.
+
+    Attributes:
+        from_step: The step of an older checkpoint of this run; None for its newest one.
+        origin: Another run's checkpoint, for a new run that goes on there.
+    """
+
+    from_step: int | None = None
+    origin: Checkpoint | None = None
+
+
+@dataclass(frozen=True)
+class SessionContext:
+    """What every engine's part of a session works on.
+
+    Attributes:
+        run: The run file.
+        home: The run directory.
+        console: The terminal of the session.
+        log: The audit log, open.
+        history: What the log says of earlier sessions.
+        beginning: Where the run goes on.
+        resume: Whether the run directory was there before.
+        figures: What the summary will say.
+        totals: Running figures over all sessions.
+    """
+
+    run: RunConfig
+    home: RunDirectory
+    console: Console
+    log: AuditLog
+    history: RunHistory
+    beginning: StartingPoint
+    resume: bool
+    figures: Figures
+    totals: RunningTotals
+
+    @property
+    def asks_workers(self) -> bool:
+        """Whether workers may know lines that the log lacks: until they have spoken, nothing is written."""
+        return self.resume and bool(self.run.pipeline.remote_workers)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a state that the session goes on from."""
+        return self.history.head is not None or self.beginning.origin is not None
+
+    def begin(self) -> None:
+        """Remove what speaks of an older log: its summary, and a key that it tells."""
+        self.home.remove_summary()
+        retire_key(self.home, self.history)
+
+    def tell(self, kind: str, body: dict[str, Any]) -> None:
+        """Write an event before there is a recorder."""
+        self.log.append(kind, body)
+        self.history.certified.take(kind, body)
+
+    def corpus(self, source: ModelSource) -> Corpus:
+        """Prepare the text of the run.
+
+        Raises:
+            ConfigError: The model has no embedding for some token.
+            DataError: The text cannot be had.
+        """
+        run = self.run
+        self.console.print("preparing text")
+        corpus = prepare(run.data, self.home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
+        check_vocabulary(corpus.vocab_size, source)
+        self.figures.unigram_perplexity = unigram_perplexity(corpus)
+        return corpus
+
+    def adopt(self, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]) -> None:
+        """Write the first checkpoint of a run that goes on where another one is.
+
+        Args:
+            savepoint: Writes it.
+            cut: Yields the other run's tensors as this run has its stages.
+
+        Raises:
+            CheckpointError: An earlier attempt was interrupted, or the other checkpoint does not fit.
+        """
+        origin = self.beginning.origin
+        if origin is None:
+            if self.history.adopted and self.history.certified.newest is None:
+                raise CheckpointError(f"{self.home.path}: --from was interrupted; begin again in another directory")
+            return
+        state = adopted_state(origin, self.run, self.home.run_id)
+        # first the log: a crash from here on must not pass for a run that begins from nothing
+        self.log.append("adopted", state["origin"])
+        self.log.sync()
+        saved = savepoint.write(origin.step, cut(origin), state)
+        self.tell("checkpoint_saved", saved.body())
+
+    def accept_older(self, savepoint: Savepoint) -> None:
+        """Go back to an older checkpoint, because the user said so.
+
+        Raises:
+            CheckpointError: There is none of that step.
+        """
+        step = self.beginning.from_step
+        if step is None:
+            return
+        savepoint.accept_older(step)
+        self.tell("older_accepted", {"step": step})
+
+    def opening(self, recorder: RunRecorder, start: int, facts: dict[str, Any]) -> None:
+        """Write the first event of the session, with what its engine adds."""
+        shared = {
+            "config_digest": digest(self.run),
+            "step": start,
+            "owner": OWNER,
+            "owner_key": self.home.owner.public.public_key.hex(),
+        }
+        recorder.observe("run_started" if self.history.head is None else "run_resumed", {**shared, **facts})
+
+    def observer(self, recorder: RunRecorder) -> Observe:
+        """Return what counts an event, believes it of checkpoints, and records it."""
+
+        def observe(kind: str, body: dict[str, Any]) -> None:
+            self.figures.observe(kind, body)
+            self.history.certified.take(kind, body)
+            recorder.observe(kind, body)
+
+        return observe
+
+    def _say(self, phase: str, documents: int) -> None:
+        if documents:
+            self.console.print(f"  {phase}: {documents} documents", style="dim")
+
+
+def check_vocabulary(vocab_size: int, source: ModelSource) -> None:
+    """Return where a model has an embedding for every token.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    if vocab_size > source.vocab_size:
+        raise ConfigError(
+            f"data.tokenizer has {vocab_size} tokens, the model {source.vocab_size}; "
+            "raise vocab_size in model.architecture or lower it in data.tokenizer"
+        )

@@ -1,0 +1,108 @@
+"""What a session asks of an engine: to be prepared, to find its state, to run, and to be finished."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from phalanx.checkpoint import Checkpoint
+from phalanx.data.loader import HeldOut
+from phalanx.engine import Engine
+from phalanx.errors import NoHolderError
+from phalanx.models import ModelSource
+from phalanx.telemetry import MetricsFile
+from phalanx.train.loop import Loader
+from phalanx.train.records.record import RunRecorder
+from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.saving.saver import PlainSaver
+from phalanx.train.sessions.context import SessionContext
+from phalanx.train.sessions.hooks import TrainedModel
+
+
+@dataclass(frozen=True)
+class RunMaterial:
+    """What is trained on what.
+
+    Attributes:
+        source: The model.
+        corpus: Held-out rows.
+        loader: Training batches.
+    """
+
+    source: ModelSource
+    corpus: HeldOut
+    loader: Loader
+
+
+@dataclass(frozen=True)
+class EngineStart:
+    """Where and with which records an engine begins.
+
+    Attributes:
+        start: The next step.
+        checkpoint: The state of that step; None for a run that begins from nothing.
+        savepoint: Reads and writes checkpoints.
+        metrics: One line a step.
+        recorder: Takes events.
+    """
+
+    start: int
+    checkpoint: Checkpoint | None
+    savepoint: Savepoint
+    metrics: MetricsFile
+    recorder: RunRecorder
+
+
+class RunningEngine(Protocol):
+    """An engine at work, with what measures, saves and ends it."""
+
+    @property
+    def engine(self) -> Engine:
+        """Runs steps."""
+        ...
+
+    @property
+    def trained(self) -> TrainedModel:
+        """Measures the model."""
+        ...
+
+    @property
+    def saver(self) -> PlainSaver:
+        """Saves the model."""
+        ...
+
+    def finish(self) -> None:
+        """Record the end of a run whose last step is applied: the weights' digest, and the engine's own figures."""
+        ...
+
+    def go_back(self, reason: NoHolderError) -> int:
+        """Begin again from the last checkpoint; return the next step.
+
+        Raises:
+            NoHolderError: The given one: this engine cannot.
+        """
+        ...
+
+
+class EngineSetup(Protocol):
+    """One engine of one session, before it runs."""
+
+    @property
+    def material(self) -> RunMaterial:
+        """What is trained on what."""
+        ...
+
+    def recover(self, savepoint: Savepoint) -> None:
+        """Make the state that the run goes on from its newest checkpoint."""
+        ...
+
+    def open(self, opening: EngineStart) -> AbstractContextManager[RunningEngine]:
+        """Record where the session begins, and have the engine ready at that step."""
+        ...
+
+
+class EngineFactory(Protocol):
+    """What makes one kind of engine: pipeline, domain or split."""
+
+    def prepare(self, context: SessionContext) -> AbstractContextManager[EngineSetup]:
+        """Open model and text; what has been started is ended with the context."""
+        ...

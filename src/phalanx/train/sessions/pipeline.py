@@ -1,0 +1,282 @@
+"""A session's verified pipeline: an owner, its workers, a journal, and the way back to a checkpoint."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from phalanx.config import digest
+from phalanx.data import BatchLoader
+from phalanx.errors import CheckpointError, NoHolderError
+from phalanx.models import open_model, weights_digest
+from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, StepPlan
+from phalanx.train.records.audit_trail import rules, step_noter
+from phalanx.train.records.history import UNDOINGS
+from phalanx.train.records.journal import Journal, collect, discard, newer_entry
+from phalanx.train.records.record import RunRecorder, announcing
+from phalanx.train.saving.checkpoint_rollback import Fallback
+from phalanx.train.saving.savepoint import Savepoint
+from phalanx.train.saving.saver import Saver
+from phalanx.train.sessions.cluster import JoinedWorkers, OpenWorkers, engaged, gathered, session_draw, session_name
+from phalanx.train.sessions.context import SessionContext
+from phalanx.train.sessions.continue_from import cut_anew
+from phalanx.train.sessions.factory import EngineStart, RunMaterial
+from phalanx.train.sessions.hooks import StagesInTurn
+from phalanx.train.setup.guard_outlook import preset_in_words
+from phalanx.train.setup.layout import estimate_stages, make_plan
+from phalanx.train.setup.stage_source import StageLibrary
+
+
+class PipelineFactory:
+    """Makes the verified pipeline of a run file.
+
+    Args:
+        open_workers: Starts local workers; another than the default is for drills only.
+    """
+
+    def __init__(self, open_workers: OpenWorkers = LocalWorkers) -> None:
+        self._open_workers = open_workers
+
+    @contextlib.contextmanager
+    def prepare(self, context: SessionContext) -> Iterator["PipelineSetup"]:
+        """Open model and text; workers join when they are first needed, and are sent home at the end."""
+        run = context.run
+        _recall(context)
+        source = open_model(run.model, context.home.cache / "models", run.train.seed)
+        corpus = context.corpus(source)
+        plan = make_plan(run, source)
+        loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+        with contextlib.ExitStack() as stack:
+            yield PipelineSetup(context, plan, RunMaterial(source, corpus, loader), self._open_workers, stack)
+
+
+class PipelineSetup:
+    """The pipeline of one session, before its first step.
+
+    Args:
+        context: The session.
+        plan: The run, as every party sees it.
+        material: Model, text and batches.
+        open_workers: Starts local workers.
+        stack: Sends the workers home.
+    """
+
+    def __init__(
+        self,
+        context: SessionContext,
+        plan: StepPlan,
+        material: RunMaterial,
+        open_workers: OpenWorkers,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self.material = material
+        self._context = context
+        self._plan = plan
+        self._open_workers = open_workers
+        self._stack = stack
+        self._name = session_name(context.home)
+        settings, convicted = context.run.pipeline, context.history.convicted
+        self._workers = [name for name in settings.workers if name not in convicted]
+        self._late = [name for name in settings.late_workers if name not in convicted]
+
+    @functools.cached_property
+    def _crowd(self) -> JoinedWorkers:
+        """The workers: started, or awaited, at the first use."""
+        context = self._context
+        with announcing(context.log, context.console) as say:
+            return self._stack.enter_context(
+                gathered(
+                    context.run,
+                    context.home,
+                    self._plan,
+                    say,
+                    session=self._name,
+                    names=self._workers,
+                    late=self._late,
+                    open_workers=self._open_workers,
+                    log=context.log,
+                )
+            )
+
+    def recover(self, savepoint: Savepoint) -> None:
+        """Have the state that the run goes on from as its newest checkpoint.
+
+        Raises:
+            CheckpointError: There is none where there should be one.
+            CutLogError: A worker knows lines that the log lacks.
+        """
+        context = self._context
+        library = StageLibrary(self.material.source, self._plan, None)
+        if context.asks_workers:
+            _ = self._crowd
+            context.begin()
+        context.adopt(savepoint, lambda origin: cut_anew(origin, library))
+        context.accept_older(savepoint)
+        self._recover_journal(savepoint, library)
+
+    def _recover_journal(self, savepoint: Savepoint, library: StageLibrary) -> None:
+        """Where the last session died in the middle of a run: make its last verified step the newest checkpoint."""
+        context, home = self._context, self._context.home
+        try:
+            known = context.beginning.from_step is None
+            entry = newer_entry(home, digest(context.run), context.history, context.log) if known else None
+            if entry is not None:
+                # as with any checkpoint: the log must not be behind it
+                context.tell("checkpoint", {"step": entry.step})
+                context.log.sync()
+                fetch = self._crowd.fetch_kept if context.run.pipeline.remote_workers else None
+                saved = savepoint.write(entry.step, collect(home.journal, entry, library, fetch), entry.state)
+                context.tell("checkpoint_saved", saved.body())
+                context.console.print(f"journal: the run goes on where it died, at step {entry.step}")
+        except CheckpointError as exc:
+            context.console.print(f"journal: {exc}; the run goes on from its last checkpoint")
+        discard(home.journal)
+
+    @contextlib.contextmanager
+    def open(self, opening: EngineStart) -> Iterator["RunningPipeline"]:
+        """Give every party its role and wait until all copies are where they should be."""
+        context, source, plan = self._context, self.material.source, self._plan
+        run, home, recorder = context.run, context.home, opening.recorder
+        draw = session_draw(home, run)
+        self._note_opening(recorder, opening.start, draw)
+        library = StageLibrary(source, plan, opening.checkpoint)
+        journal = _journal(context, recorder)
+        events = PipelineEvents(context.observer(recorder), opening.savepoint, journal)
+        with contextlib.ExitStack() as stack:
+            engine = stack.enter_context(
+                engaged(
+                    self._crowd,
+                    run,
+                    home,
+                    plan,
+                    library,
+                    events.observe,
+                    draw=draw,
+                    late=self._late,
+                    journal=journal,
+                    note_checks=context.figures.checks.applied,
+                    note_step=step_noter(context.log),
+                )
+            )
+            known = library.digests() if run.guard.enabled else {}
+            settings = run.pipeline
+            engine.start(opening.start, known, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
+            saver = events.saver = Saver(engine, opening.savepoint, events.observe, journal)
+            stack.callback(saver.close)
+            fallback = Fallback(source, plan, opening.savepoint, saver, opening.metrics, events.observe)
+            yield RunningPipeline(engine, saver, fallback, context, recorder)
+            if journal is not None:
+                journal.remove()
+
+    def _note_opening(self, recorder: RunRecorder, start: int, draw: AuditDraw) -> None:
+        context, guard = self._context, self._context.run.guard
+        context.console.print(
+            f"guard: {guard.mode}" + (f", preset: {preset_in_words(guard)}" if guard.mode == "phalanx" else "")
+        )
+        facts = self._facts(draw)
+        context.opening(recorder, start, facts)
+        if guard.enabled:
+            context.history.committed.add(facts["audit_key_commitment"])
+        if context.history.head is not None and guard.enabled:
+            context.console.print("audits: a new nonce is in force, nobody can know them from an earlier session")
+
+    def _facts(self, draw: AuditDraw) -> dict[str, Any]:
+        """What the first event of the session says beside what every engine's does."""
+        run = self._context.run
+        stages = [
+            {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
+            for row in estimate_stages(run, self.material.source, self._workers)
+        ]
+        return {
+            "session": self._name,
+            "stages": stages,
+            "audit_key_commitment": draw.commitment if run.guard.enabled else None,
+            "audit_nonce": draw.nonce.hex() if run.guard.enabled else None,
+            **rules(run, self._context.home, (*run.pipeline.workers, *run.pipeline.late_workers)),
+        }
+
+
+class PipelineEvents:
+    """Tells journal and saver what a rollback has made void, before the event is counted and recorded.
+
+    Attributes:
+        saver: Waited for before checkpoints of undone steps are removed; None before there is one.
+    """
+
+    def __init__(self, observe: Observe, savepoint: Savepoint, journal: Journal | None) -> None:
+        self.saver: Saver | None = None
+        self._observe = observe
+        self._savepoint = savepoint
+        self._journal = journal
+
+    def observe(self, kind: str, body: dict[str, Any]) -> None:
+        """Take one event of the engine."""
+        if kind in UNDOINGS and self._journal is not None:
+            self._journal.forget()
+        if kind == "rolled_back":
+            # what came after holds what is being undone, and may be on its way to the disk right now
+            if self.saver is not None:
+                self.saver.wait()
+            self._savepoint.forget_after(body["to"])
+        self._observe(kind, body)
+
+
+class RunningPipeline:
+    """A pipeline at work.
+
+    Attributes:
+        engine: Runs verified steps.
+        trained: Its stages, measured by the owner.
+        saver: Saves it.
+    """
+
+    def __init__(
+        self,
+        engine: PipelineEngine,
+        saver: Saver,
+        fallback: Fallback,
+        context: SessionContext,
+        recorder: RunRecorder,
+    ) -> None:
+        self.engine = engine
+        self.trained = StagesInTurn(engine)
+        self.saver = saver
+        self._fallback = fallback
+        self._context = context
+        self._recorder = recorder
+
+    def go_back(self, reason: NoHolderError) -> int:
+        """Begin again from the last checkpoint with the parties that are left; see `Fallback.go_back`."""
+        return self._fallback.go_back(self.engine, reason)
+
+    def finish(self) -> None:
+        """Record the digest of the weights, each party's costs, and which steps are in doubt."""
+        figures = self._context.figures
+        parameters = (
+            (name, tensor.detach())
+            for copy in self.engine.copies("weights")
+            for name, tensor in copy.module.all_parameters().items()
+        )
+        figures.final_weights_digest = weights_digest(parameters)
+        figures.usage = self.engine.usage
+        for doubt in figures.checks.doubts():
+            self._recorder.observe("in_doubt", doubt.to_json())
+        self._recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
+
+
+def _recall(context: SessionContext) -> None:
+    """Count what earlier sessions decided, whichever checkpoint this one goes on from."""
+    for kind, body in context.history.decisions:
+        context.figures.observe(kind, body)
+    for name in sorted(context.history.convicted & set(context.run.pipeline.workers)):
+        context.console.print(f"{name} was evicted earlier and stays out")
+
+
+def _journal(context: SessionContext, recorder: RunRecorder) -> Journal | None:
+    if not context.run.journals:
+        return None
+
+    def give_up(reason: str) -> None:
+        recorder.observe("journal_failed", {"reason": reason})
+
+    return Journal(context.home.journal, context.home.owner, lambda: context.log.head, give_up)
