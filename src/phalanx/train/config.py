@@ -230,7 +230,7 @@ class RunConfig(StrictModel):
         if self.checkpoint.journal and not self._can_journal:
             raise ValueError(
                 'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '
-                "and with remote_workers a guard: without one nobody knows what they should have kept; leave it out"
+                "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
             )
         if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps:
             raise ValueError(
@@ -265,7 +265,7 @@ class RunConfig(StrictModel):
     def journals(self) -> bool:
         """Whether the owner keeps a journal and local processes their states; remote ones where their files say so."""
         wanted = self.checkpoint.journal
-        # whoever has remote workers knows whether their files name a directory
+        # an operator with remote workers knows whether their files name a directory
         return (self._can_journal and not self.pipeline.remote_workers) if wanted is None else wanted
 
     @property
@@ -276,7 +276,7 @@ class RunConfig(StrictModel):
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names of all who may ever work beside the owner; the ranks of a domain have none."""
+        """Names of all parties that may ever work beside the owner; the ranks of a domain have none."""
         if self.split is not None:
             return (ENCLAVE, *self.split.client_names, *self.split.masked_workers)
         return () if self.parallel is not None else (*self.pipeline.workers, *self.pipeline.late_workers)

@@ -82,7 +82,7 @@ def plays_rank(run: RunConfig) -> bool:
     """Whether this process was started to be a rank other than 0, which leaves the run directory alone.
 
     Raises:
-        ConfigError: Whoever started it gave it a place that is none.
+        ConfigError: Its environment gives it a place that is none.
     """
     place = find_place(os.environ) if run.parallel is not None else None
     return place is not None and not place.is_lead

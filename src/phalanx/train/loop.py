@@ -40,7 +40,7 @@ class Hooks(Protocol):
         ...
 
     def skipped(self, step: int, number: int, reason: FailedBatchError) -> None:
-        """Record that a batch was given up, the so-manyth of its step, from 1; the next one takes its place."""
+        """Record that a batch was given up, with its number in the step, from 1; the next one takes its place."""
         ...
 
     def validate(self, num_steps: int) -> Validation | None:

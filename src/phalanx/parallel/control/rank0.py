@@ -67,8 +67,8 @@ class Controller:
 
     Args:
         member: Rank 0's own part.
-        ranks: Children that play the other ranks; None where somebody else started them.
-        saving: Brings copies of the state here while training goes on; None where nobody asked for that.
+        ranks: Children that are the other ranks; None where an engine started them.
+        saving: Brings copies of the state here while training goes on; None without such saving.
     """
 
     def __init__(self, member: RankWork, ranks: LocalRanks | None, saving: RankSaver | None = None) -> None:
@@ -105,7 +105,7 @@ class Controller:
             return self._member.step(step, ids, labels)
 
     def evaluate(self, ids: Tensor, labels: Tensor) -> tuple[float, int]:
-        """Summed loss and number of targets of a batch whose rows are a multiple of dp.
+        """Summed loss and number of targets of a batch with a multiple of dp rows.
 
         Raises:
             PeerLostError: A rank has ended.
@@ -222,7 +222,7 @@ def _follow(member: RankWork, saving: RankSaver | None) -> None:
 
 
 def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
-    """What to raise for an error of torch's that says that somebody is gone; None for other errors."""
+    """Return what to raise for an error of torch's that says that a rank is gone; None for other errors."""
     words = str(exc)
     # gloo says so in an error of the most general kind
     if not (isinstance(exc, dist.DistError) or _GLOO in words):

@@ -22,7 +22,7 @@ def compress_gradients(copies: DistributedDataParallel, how: Compression, group:
     """Let copies exchange their gradients in another form.
 
     Args:
-        copies: Whose gradients.
+        copies: The copies.
         how: "fp16" and "bf16" halve what travels; "powersgd" sends two thin matrices of rank 4 for each matrix, from
             the tenth step on, and keeps what that loses for the next step. "none" changes nothing.
         group: The copies.

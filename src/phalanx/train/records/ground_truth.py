@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 class GroundTruth:
-    """Reads the attackers' own log as it grows."""
+    """A reader of the attackers' own log, as it grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,5 +27,5 @@ class GroundTruth:
                 self._offset += len(line)
 
     def attacked_steps(self) -> set[int]:
-        """Steps in which anybody lied."""
+        """Steps in which an attacker lied."""
         return {step for _, step in self.attacked}

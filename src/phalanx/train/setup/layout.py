@@ -70,7 +70,7 @@ def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """One stage in the table: what it is, who has it, what it needs.
+    """One stage in the table: its layers, its parties and its needs.
 
     Attributes:
         index: The stage.
@@ -78,8 +78,8 @@ class StageEstimate:
         parameters: Numbers held.
         trainable: Numbers trained.
         size_bytes: Parameters in fp32.
-        holder: Who serves it first.
-        shadow: Who covers it first, None for the owner's own.
+        holder: The party that serves it first.
+        shadow: The party that shadows it first, None for the owner's own.
         memory_bytes: Expected peak at the holder; `footprints` says what is counted.
         shadow_bytes: The same at the shadow.
     """
