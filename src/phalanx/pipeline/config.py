@@ -1,4 +1,4 @@
-"""What a run file says about stages and guards, and what a worker file says about one worker."""
+"""The configuration of stages and guards in a run file, and of one worker in its own file."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ MOST_STAGES = 64
 
 
 class PipelineConfig(StrictModel):
-    """How the model is cut and in which order its microbatches run."""
+    """The cut of the model into stages, their workers, and the order in which microbatches run."""
 
     stages: int = Field(default=4, ge=1, le=MOST_STAGES)
     schedule: Annotated[str, one_of(verifiable_schedules)] = "1f1b"
@@ -121,7 +121,7 @@ _BASELINES: dict[object, dict[str, object]] = {
 
 
 class GuardConfig(StrictModel):
-    """What is checked, how often, and how a shadow stays fresh."""
+    """The guard: what is checked, how often, and how a shadow stays fresh."""
 
     mode: Literal["phalanx", "paper", "statistics", "off"] = "phalanx"
     """`paper`: every message is recomputed by a copy that is kept in lock-step (Lu et al. 2023); `statistics`: moving

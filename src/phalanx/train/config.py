@@ -26,7 +26,7 @@ WHOLE_MODEL_OBJECTIVE = "causal_lm"
 
 
 class TrainConfig(StrictModel):
-    """How long, on what, and from which seed."""
+    """The length of the training, its batches, its objective and its seed."""
 
     steps: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=2**32)

@@ -1,4 +1,4 @@
-"""How the laboratory starts attackers on this machine: the production worker, with an attack of a plan in its place."""
+"""The start of attackers on this machine: the laboratory's worker in the place of the production one."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ _PLAN_FILE = "attack.toml"
 
 
 class AttackPlan(StrictModel):
-    """Which parties of a run lie, and how; the file of ``python -m phalanx.lab.attacks.worker``."""
+    """The parties of a run that lie, and how; the file of ``python -m phalanx.lab.attacks.worker``."""
 
     attackers: dict[str, AttackConfig]
     """By name; a party that is not here cannot be started with this file."""
