@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pydantic import Field
+
 from phalanx.config import StrictModel, dump_toml
 from phalanx.lab.attacks.table import check_attack
 from phalanx.pipeline import AttackConfig, LocalWorkers
@@ -17,6 +19,8 @@ class AttackPlan(StrictModel):
 
     attackers: dict[str, AttackConfig]
     """By name; a party that is not here cannot be started with this file."""
+    ranks: dict[str, int] = Field(default_factory=dict)
+    """Of parties of several ranks, which one does the lying; left out, rank 0, which speaks for its party."""
     log: str | None = None
     """Where attackers write the truth about what they did."""
 
