@@ -34,7 +34,7 @@ class PipelineConfig(StrictModel):
     """How often a remote worker that was lost or has left may come back in one session of the owner, as a newcomer with
     the same certificate; a convicted one never does."""
     layout: PartyLayout | None = None
-    """The processes of each local worker, and how they share its stages; left out, one. For remote ones, see their files."""
+    """The processes of each local worker, and how they share its stages; left out, one. Remote ones have a file."""
     layouts: dict[str, PartyLayout] | None = None
     """Layouts of single local workers, by name, in the place of `layout`."""
     rebalance_every: int = Field(default=20, ge=0)

@@ -74,8 +74,8 @@ class Referee:
     digest that it signed, and a party that brings other bytes than those of its own digest is guilty of "transfer".
 
     Guarantees:
-        With the alarm at 2 tau and the referee at tau, an accusation within honest rounding convicts
-        no party of a lie, and of two parties that differ by more at least one is off.
+        With the alarm at 2 tau and the referee at tau, an accusation within honest rounding convicts no party of a
+        lie, and of two parties that differ by more at least one is off.
 
     Source: referee with a committed accuser, `verified pipeline` design section 4; after the refereed
     delegation of computation of Canetti, Riva and Rothblum 2011.
@@ -103,8 +103,7 @@ class Referee:
             copy: The stage, if the referee has it already; else the accuser is asked for its weights.
 
         Returns:
-            The verdict, None when both are within tolerance, and what it was reached from; nothing, where an input is
-            missing that the holder never signed for.
+            The verdict, and its tensors; None within tolerance, or where an input lacks that the holder never showed.
         """
         copy = copy or await self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
         if copy is None:
