@@ -274,8 +274,8 @@ MUTANTS = (
     Mutant(
         "L2 weights of a third party",
         "pipeline/worker/third_party_audit.py",
-        "if visit.copy.weights_digest() != visit.state.weights:",
-        "if visit.copy.weights_digest() == '':",
+        "if fetched.copy.weights_digest() != fetched.state.weights:",
+        "if fetched.copy.weights_digest() == '':",
         PIPELINE + "verify/test_third_party_audits.py::test_other_weights_than_the_agreed_ones_are_not_used",
     ),
     Mutant(
