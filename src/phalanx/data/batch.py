@@ -1,4 +1,4 @@
-"""What one step trains on."""
+"""The batch of one step."""
 
 from dataclasses import dataclass
 

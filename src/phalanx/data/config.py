@@ -1,4 +1,4 @@
-"""What a run says about its data; frozen, and free of torch and tokenizers."""
+"""The configuration of a run's data; frozen, and free of torch and tokenizers."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self

@@ -1,4 +1,4 @@
-"""What a run says about its optimizer; frozen, and free of torch."""
+"""The configuration of a run's optimizer; frozen, and free of torch."""
 
 from typing import Annotated, Self
 

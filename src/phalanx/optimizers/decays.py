@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Decay:
-    """How a learning rate goes down from its peak.
+    """The way in which a learning rate goes down from its peak.
 
     Attributes:
         share: Of the way from the least rate to the peak, at a progress from 0 to 1; None: the rate stays at its peak.

@@ -26,7 +26,7 @@ WHOLE_MODEL_OBJECTIVE = "causal_lm"
 
 
 class TrainConfig(StrictModel):
-    """How long, on what, and from which seed."""
+    """The length of the training, its batches, its objective and its seed."""
 
     steps: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -216,6 +216,12 @@ class RunConfig(StrictModel):
                 f"guard.third_party_audit_rate needs {_THIRD_PARTY} workers, the run has {workers}: one "
                 "that neither holds nor shadows the stage; add stages or pipeline.spares, or raise owner_audit_rate"
             )
+        shared = [name for name in self.pipeline.workers if self.pipeline.layout_of(name).world > 1]
+        if shared and self.guard.enabled and self.guard.classes == "one":
+            raise ValueError(
+                f"pipeline.layout gives {shared[0]} several ranks, which add up in another order than the owner; set "
+                'guard.classes = "mixed"'
+            )
         if self.guard.shadow == "replica" and self.train.microbatches < 2:
             raise ValueError(
                 f'guard.shadow = "replica" shares microbatches between two copies, but train.microbatches = '
@@ -282,7 +288,8 @@ class RunConfig(StrictModel):
             processes = 2 + len(self.split.masked_workers)
             return {"processes": processes, "stages": 2, "clients": self.split.clients}
         if self.parallel is None:
-            return {"processes": 1 + len(self.pipeline.workers), "stages": self.pipeline.stages}
+            ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
+            return {"processes": 1 + ranks, "stages": self.pipeline.stages}
         return self.parallel.figures
 
     @property

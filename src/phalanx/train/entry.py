@@ -1,4 +1,4 @@
-"""What a run file asks for: a verified pipeline, the ranks of one domain, or clients and an enclave."""
+"""The entry to training: a verified pipeline, the ranks of one domain, or clients and an enclave, by the run file."""
 
 import os
 from pathlib import Path

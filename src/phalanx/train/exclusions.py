@@ -1,4 +1,4 @@
-"""Which sections of a run file exclude each other, and why: what was written is kept or refused, never dropped."""
+"""The sections of a run file that exclude each other, and why: what was written is kept or refused, never dropped."""
 
 from collections.abc import Collection
 

@@ -21,7 +21,7 @@ _GLOO, _LONG = "gloo", 300
 
 
 class RankCommand(enum.IntEnum):
-    """What all ranks do next."""
+    """A command of rank 0: what all ranks do next."""
 
     STEP = 1
     EVALUATE = 2
@@ -32,7 +32,7 @@ class RankCommand(enum.IntEnum):
 
 
 class RankWork(Protocol):
-    """What each rank does when rank 0 says so; `Member` is one, and what they mean is said there."""
+    """The work of each rank when rank 0 says so; `Member` is one, and what the calls mean is said there."""
 
     timer: PhaseTimer
 

@@ -1,4 +1,4 @@
-"""How gradients travel between copies: DDP's communication hooks."""
+"""The compression of gradients between copies: DDP's communication hooks."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""How tensor parallel ranks share the blocks of a family, by the names of transformers' modules."""
+"""Plans by which tensor parallel ranks share the blocks of a family, by the names of transformers' modules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

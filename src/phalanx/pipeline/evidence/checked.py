@@ -26,7 +26,7 @@ ON_DISPLAY = ("message", "input")
 
 @dataclass(frozen=True)
 class Pins:
-    """What a reader of evidence knows from elsewhere.
+    """The facts that a reader of evidence knows from elsewhere.
 
     Attributes:
         authority: PEM of the authority's certificate; None believes the one in the file.
@@ -96,7 +96,7 @@ class CheckedEvidence:
         return digest_hex(tensor_buffers(tensor.contiguous()))
 
 
-def open_hearing(path: Path, pins: Pins) -> CheckedEvidence:
+def open_evidence(path: Path, pins: Pins) -> CheckedEvidence:
     """Read evidence and check what does not depend on the verdict.
 
     Args:

@@ -57,7 +57,7 @@ class LabelledRows:
 
 @dataclass(frozen=True)
 class ClientTexts:
-    """What one client has, as a loader draws it."""
+    """The texts of one client, as a loader draws them."""
 
     rows: LabelledRows
 

@@ -1,4 +1,4 @@
-"""What the attackers of a drill say that they did: the yardstick of a guard, never its input."""
+"""The ground truth of a drill, as its attackers log it: the yardstick of a guard, never its input."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the signed audit log knows of a run's earlier sessions; a resumed run believes nothing else about parties."""
+"""The history of a run, from its signed audit log; a resumed run believes nothing else about parties."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

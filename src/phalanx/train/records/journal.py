@@ -1,4 +1,4 @@
-"""Where a run is, step by step: a killed owner goes on at the step where it died, not at its last checkpoint."""
+"""The journal of a run, step by step: a killed owner goes on at the step where it died, not at its last checkpoint."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ _FILE = "journal.json"
 
 
 class StateFilePlace(StrictModel):
-    """Where the state of one stage is.
+    """The place of one stage's state.
 
     Attributes:
         party: The party that held it: its process has kept the state.

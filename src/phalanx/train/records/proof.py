@@ -1,4 +1,4 @@
-"""What a run's audit log proves: which steps were audited as their draws demand, and what cannot be shown."""
+"""The proof of a run by its audit log: which steps were audited as their draws demand, and what cannot be shown."""
 
 import hashlib
 import json

@@ -18,7 +18,7 @@ from phalanx.train.records.trust import trust_figures
 
 @dataclass
 class Figures:
-    """What the session found out, beside the totals of its steps."""
+    """The figures of a session, beside the totals of its steps."""
 
     status: str = "failed"
     wall_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What of a run rests on the word of unchecked parties: figures, and sentences for the console."""
+"""The trust in a run: figures and sentences about what rests on the word of unchecked parties."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

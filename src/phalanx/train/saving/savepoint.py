@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds beside the tensors, written and read in one place."""
+"""The savepoint of a run: what a checkpoint holds beside the tensors, written and read in one place."""
 
 import time
 from collections.abc import Iterable

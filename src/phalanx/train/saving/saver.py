@@ -1,4 +1,4 @@
-"""When a checkpoint is taken and written: at once, or beside the training; what fails is said, and training goes on."""
+"""The saver of checkpoints, at once or beside the training; what fails is said, and training goes on."""
 
 import os
 import sys

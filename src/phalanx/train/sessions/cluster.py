@@ -214,6 +214,7 @@ def _worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) ->
         owner=owner,
         threads=run.train.threads,
         device=run.train.device,
+        parallel=run.pipeline.layout_of(name),
         journal=str(home.journal.resolve()) if run.journals else None,
         # the port of the run file is the owner's
         transport=run.pipeline.transport.model_copy(update={"port": 0}),

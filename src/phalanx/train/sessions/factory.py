@@ -35,7 +35,7 @@ class RunMaterial:
 
 @dataclass(frozen=True)
 class EngineStart:
-    """Where and with which records an engine begins.
+    """The point and the records with which an engine begins.
 
     Attributes:
         start: The next step.
